@@ -1,0 +1,84 @@
+"""Runs of Segments: what a Batcher asks an executor to do, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from livescale.types import FinishReason, LayerSpan, RequestId, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """A request as an instance gets it.
+
+    `prompt_ids` may be any sequence of ints (the simulator passes a `range`). `generated_ids` are
+    tokens that an earlier attempt already emitted: they are computed again as prompt, and the
+    index of the next token goes on from them.
+    """
+
+    request: RequestId
+    attempt: int
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    generated_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive positions of one request inside a Run.
+
+    Positions `[first_position, first_position + token_count)` are computed; `token_ids` are their
+    input ids; position p of the request lives in KV block `block_table[p // block_tokens]`.
+    `samples` is True when the logits of the last position decide the next token.
+    """
+
+    request: RequestId
+    attempt: int
+    first_position: int
+    token_ids: Sequence[int]
+    block_table: tuple[int, ...]
+    samples: bool
+    sampling: SamplingParams
+
+    @property
+    def token_count(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that the segment's last position attends to, itself included."""
+        return self.first_position + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What an executor does next: a list of Segments over one LayerSpan.
+
+    Hidden rows, where a span starts or ends inside the model, lie in segment order, one row per
+    position: shape (token_count, hidden size).
+    """
+
+    id: int
+    span: LayerSpan
+    segments: tuple[Segment, ...]
+
+    @property
+    def token_count(self) -> int:
+        return sum(segment.token_count for segment in self.segments)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of segments that compute more than one position or do not sample."""
+        return sum(s.token_count for s in self.segments if s.token_count > 1 or not s.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """One generated token: the `index`-th of its request (0 is the first generated token)."""
+
+    request: RequestId
+    attempt: int
+    index: int
+    token_id: int
+    finish_reason: FinishReason | None

@@ -1,0 +1,1 @@
+"""Pure multicast planning: sources and targets in, ScalePlans out."""

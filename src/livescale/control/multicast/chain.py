@@ -1,0 +1,45 @@
+"""Serial forwarding chains (BlitzScale §5.1): the multicast strategy of the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from livescale.topology import Device, hop_bytes_per_s
+from livescale.types import Chain, WorkerRef
+
+
+def plan_chains(
+    sources: Sequence[WorkerRef],
+    targets: Sequence[WorkerRef],
+    devices: Mapping[WorkerRef, Device],
+) -> tuple[Chain, ...]:
+    """Chains that bring a model from some of `sources` to all `targets`.
+
+    Sources come in order of preference. As many chains as both lists allow, so that several
+    sources share the work; targets are dealt out in falling order of their downlink (a slow node
+    must not delay the nodes behind it, Fig. 14), then by id. Raises ValueError without a source.
+    """
+    if not sources:
+        raise ValueError("a chain needs a source")
+    ordered = sorted(targets, key=lambda t: (-_rate(devices[t].downlink_bytes_per_s), t))
+    count = min(len(sources), len(ordered))
+    return tuple(Chain(sources[k], tuple(ordered[k::count])) for k in range(count))
+
+
+def predict_chain_ns(
+    chain: Chain, size_bytes: int, chunk_bytes: int, devices: Mapping[WorkerRef, Device]
+) -> int | None:
+    """Time until the last target has everything: (chunks + n - 1) / chunks of one copy's time.
+
+    None when no link of the chain has a known rate.
+    """
+    rates = [hop_bytes_per_s(devices[a], devices[b]) for a, b in chain.hops()]
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return None
+    bytes_on_the_way = size_bytes + (len(chain.targets) - 1) * min(chunk_bytes, size_bytes)
+    return bytes_on_the_way * 1_000_000_000 // min(known)
+
+
+def _rate(rate: int | None) -> int:
+    return rate if rate is not None else 1 << 62

@@ -1,0 +1,111 @@
+"""Policies: a load snapshot in, wanted instances out. They suggest; the controller decides.
+
+BoundsPolicy follows BlitzScale §5.3 with its loads measured twice: the paper's windowed token
+rate and KV in use, and the authors' code's seconds of queued prefill work per instance, each
+against an upper and a lower bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from livescale.control.config import Bounds
+
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """Load of one (model, role) now.
+
+    `instances` counts capacity that serves or is still loading. `window_tokens` are prompt tokens
+    that arrived within `window_ns`; `queued_prefill_tokens` wait in the router and on instances.
+    Rates and KV blocks are per instance; None means not known yet.
+    """
+
+    instances: int
+    window_tokens: int
+    window_ns: int
+    queued_prefill_tokens: int
+    kv_blocks_used: int
+    prefill_tokens_per_s: int | None
+    kv_blocks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """How many instances the load needs at the upper (`at_least`) and lower bounds (`at_most`)."""
+
+    at_least: int
+    at_most: int
+    reason: str
+    values: dict[str, int]
+
+
+class BoundsPolicy:
+    """Instances such that every load lies between its bounds."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+
+    def suggest(self, load: LoadSnapshot) -> Suggestion:
+        """The largest need over the three loads; `reason` names the load that asks for most."""
+        needs = [
+            (name, *self._need(used, upper, lower))
+            for name, used, upper, lower in self._loads(load)
+        ]
+        reason, at_least, _ = max(
+            needs, key=lambda need: (need[1], need[2]), default=("idle", 0, 0)
+        )
+        at_most = max((need[2] for need in needs), default=0)
+        values = {
+            "instances": load.instances,
+            "window_tokens": load.window_tokens,
+            "queued_prefill_tokens": load.queued_prefill_tokens,
+            "kv_blocks_used": load.kv_blocks_used,
+            "prefill_tokens_per_s": load.prefill_tokens_per_s or 0,
+            "kv_blocks": load.kv_blocks or 0,
+            "at_least": at_least,
+            "at_most": at_most,
+        }
+        return Suggestion(at_least, at_most, reason, values)
+
+    def _loads(self, load: LoadSnapshot) -> list[tuple[str, int, int, int]]:
+        """(name, amount in use, amount of one instance at the upper, at the lower bound).
+
+        All amounts of one row share a unit: token-nanoseconds, or blocks per mille.
+        """
+        bounds = self._bounds
+        rows = []
+        if load.prefill_tokens_per_s:
+            per_window = load.prefill_tokens_per_s * load.window_ns
+            rows.append(
+                (
+                    "token_rate",
+                    load.window_tokens * _NS_PER_S * 1000,
+                    per_window * bounds.token_rate_upper_permille,
+                    per_window * bounds.token_rate_lower_permille,
+                )
+            )
+            rows.append(
+                (
+                    "prefill_backlog",
+                    load.queued_prefill_tokens * _NS_PER_S,
+                    load.prefill_tokens_per_s * bounds.backlog_upper_ns,
+                    load.prefill_tokens_per_s * bounds.backlog_lower_ns,
+                )
+            )
+        if load.kv_blocks:
+            rows.append(
+                (
+                    "kv_in_use",
+                    load.kv_blocks_used * 1000,
+                    load.kv_blocks * bounds.kv_upper_permille,
+                    load.kv_blocks * bounds.kv_lower_permille,
+                )
+            )
+        return rows
+
+    @staticmethod
+    def _need(used: int, upper: int, lower: int) -> tuple[int, int]:
+        return -(-used // upper), -(-used // lower)

@@ -1,0 +1,1 @@
+"""Messages as values: controller events and commands, and what travels on the sockets."""

@@ -1,0 +1,173 @@
+"""Events: everything the controller is ever told. Sizes and ids only, never prompts or tensors.
+
+Each command of `messages.commands` that does something ends in exactly one *terminal* event:
+
+| command | terminal event |
+| --- | --- |
+| StartLoad | LoadCompleted or LoadFailed |
+| StartSend | SendEnded |
+| Release | Released |
+| Dispatch | RequestEnded |
+
+If the one who should report dies, the world reports in its place. The others are news.
+"""
+
+from __future__ import annotations
+
+from livescale.topology import Device
+from livescale.types import InstanceId, Outcome, PlanId, RequestId, Value, WorkerRef
+
+
+class Event(Value, frozen=True, tag=True):
+    """Base of all events."""
+
+
+class InstanceReport(Value, frozen=True):
+    """What a worker already holds when it joins (a restarted controller starts from these)."""
+
+    instance: InstanceId
+    model: str
+    attempt: int
+    watermark: int
+    is_loaded: bool
+
+
+class WorkerJoined(Event, frozen=True):
+    """A warm worker is ready for orders; `report` is set when it serves or loads already."""
+
+    worker: WorkerRef
+    device: Device
+    report: InstanceReport | None = None
+
+
+class WorkerLost(Event, frozen=True):
+    """The worker's process or its connection is gone. Nothing more comes from this incarnation."""
+
+    worker: WorkerRef
+    reason: str
+
+
+class RequestArrived(Event, frozen=True):
+    """A request was accepted by a gateway.
+
+    After a controller restart the gateway announces its unfinished requests again, with the
+    `attempt` that is under way and the worker that runs it (None: still waiting).
+    """
+
+    request: RequestId
+    model: str
+    prompt_tokens: int
+    output_tokens_max: int
+    attempt: int = 0
+    worker: WorkerRef | None = None
+
+
+class RequestCancelled(Event, frozen=True):
+    """The client went away. If the request is dispatched, its RequestEnded still follows."""
+
+    request: RequestId
+
+
+class RequestEnded(Event, frozen=True):
+    """Terminal for Dispatch. `output_tokens` counts the tokens of this attempt."""
+
+    request: RequestId
+    attempt: int
+    outcome: Outcome
+    output_tokens: int = 0
+
+
+class InstanceReported(Event, frozen=True):
+    """Load of one instance, sent when it changed.
+
+    `started` lists (request, attempt) pairs admitted to the running batch since the last report;
+    `queued_prefill_tokens` counts prompt tokens not yet computed on the instance;
+    `emitted_tokens` counts all tokens the instance ever emitted.
+    """
+
+    instance: InstanceId
+    attempt: int
+    started: tuple[tuple[RequestId, int], ...]
+    running: int
+    queued_prefill_tokens: int
+    kv_blocks_used: int
+    kv_blocks: int
+    emitted_tokens: int
+
+
+class LoadStarted(Event, frozen=True):
+    """The first byte of parameters arrived at the instance (progress)."""
+
+    instance: InstanceId
+    attempt: int
+
+
+class LayerArrived(Event, frozen=True):
+    """The watermark moved: layers 0…watermark-1 are complete and verified (progress)."""
+
+    instance: InstanceId
+    attempt: int
+    watermark: int
+
+
+class LoadCompleted(Event, frozen=True):
+    """Terminal for StartLoad: every layer is there and verified; the instance can serve."""
+
+    instance: InstanceId
+    attempt: int
+    received_bytes: int
+
+
+class LoadFailed(Event, frozen=True):
+    """Terminal for StartLoad: the worker is empty again."""
+
+    instance: InstanceId
+    attempt: int
+    reason: str
+
+
+class SendEnded(Event, frozen=True):
+    """Terminal for StartSend. `error` is None when all bytes were handed to the network."""
+
+    plan: PlanId
+    source: WorkerRef
+    sent_bytes: int
+    error: str | None = None
+
+
+class Released(Event, frozen=True):
+    """Terminal for Release: the worker is warm and empty again."""
+
+    instance: InstanceId
+    attempt: int
+
+
+class CapacityMeasured(Event, frozen=True):
+    """Warm-up measurement of one (device kind, model): rates enter decisions only as events."""
+
+    kind: str
+    model: str
+    prefill_tokens_per_s: int
+    kv_blocks: int
+
+
+class Tick(Event, frozen=True):
+    """The time asked for with WakeAt has come."""
+
+
+AnyEvent = (
+    WorkerJoined
+    | WorkerLost
+    | RequestArrived
+    | RequestCancelled
+    | RequestEnded
+    | InstanceReported
+    | LoadStarted
+    | LayerArrived
+    | LoadCompleted
+    | LoadFailed
+    | SendEnded
+    | Released
+    | CapacityMeasured
+    | Tick
+)

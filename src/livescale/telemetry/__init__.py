@@ -1,0 +1,1 @@
+"""What happened, written down: run records, scale events, timelines. No decisions."""

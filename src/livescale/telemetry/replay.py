@@ -1,0 +1,59 @@
+"""Replay: feed a run record to a fresh controller and demand the same commands, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from livescale.control.controller import Controller
+from livescale.telemetry.record import AnyLine, RunLine, StepLine
+
+
+class ReplayError(Exception):
+    """The controller answered otherwise than the record says, or the record cannot be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What was replayed: controller lives, steps, events and commands compared."""
+
+    lives: int
+    steps: int
+    events: int
+    commands: int
+
+
+def replay(lines: Iterable[AnyLine]) -> ReplayResult:
+    """Replay every controller life of a record. ReplayError at the first difference."""
+    controller: Controller | None = None
+    lives = steps = events = commands = 0
+    for line in lines:
+        if isinstance(line, RunLine):
+            controller = Controller(line.config)
+            lives += 1
+        elif isinstance(line, StepLine):
+            if controller is None:
+                raise ReplayError("the record has a step before its first run line")
+            _replay_step(controller, line, steps)
+            steps += 1
+            events += len(line.events)
+            commands += len(line.commands)
+    if controller is None:
+        raise ReplayError("the record has no run line: there is nothing to replay")
+    return ReplayResult(lives, steps, events, commands)
+
+
+def _replay_step(controller: Controller, line: StepLine, number: int) -> None:
+    given = controller.step(line.now_ns, line.events)
+    if msgspec.json.encode(given) == msgspec.json.encode(line.commands):
+        return
+    for index in range(max(len(given), len(line.commands))):
+        got = given[index] if index < len(given) else None
+        recorded = line.commands[index] if index < len(line.commands) else None
+        if got != recorded:
+            raise ReplayError(
+                f"step {number} at {line.now_ns} ns, command {index}:"
+                f" recorded {recorded}, replayed {got}"
+            )

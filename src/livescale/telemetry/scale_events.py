@@ -1,0 +1,160 @@
+"""Scale events pieced together from a controller's steps: decided, planned, loaded, used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from livescale.messages.commands import (
+    AnyCommand,
+    Drain,
+    PlanMade,
+    Release,
+    Resume,
+    ScaleDecided,
+    StartLoad,
+)
+from livescale.messages.events import (
+    AnyEvent,
+    InstanceReported,
+    LayerArrived,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    Released,
+    WorkerLost,
+)
+from livescale.telemetry.record import LoadPhases, ScaleLine
+from livescale.types import InstanceId
+
+
+class ScaleTracker:
+    """Watches steps; `finished` scale events are handed out as ScaleLines in order of completion.
+
+    A scale-up is finished when each of its instances has served a token, failed, was lost or was
+    released unused; a scale-down when its instances were released, resumed or lost.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[ScaleLine] = []
+        #: instances of open events that are still awaited, per event
+        self._awaited: list[dict[InstanceId, None]] = []
+
+    def observe(
+        self,
+        now_ns: int,
+        events: Sequence[AnyEvent],
+        commands: Sequence[AnyCommand],
+        done_ns: int,
+    ) -> list[ScaleLine]:
+        """Take in one step; returns the scale events that it finished."""
+        for event in events:
+            self._absorb(now_ns, event)
+        for command in commands:
+            self._start(now_ns, done_ns, command)
+        return self._take_finished()
+
+    def flush(self) -> list[ScaleLine]:
+        """The events that never finished, with the phases known so far."""
+        lines, self._open, self._awaited = self._open, [], []
+        return lines
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _start(self, now_ns: int, done_ns: int, command: AnyCommand) -> None:
+        if isinstance(command, ScaleDecided):
+            line = ScaleLine(
+                command.model,
+                command.from_instances,
+                command.to_instances,
+                command.reason,
+                command.values,
+                decided_ns=now_ns,
+                planned_ns=done_ns,
+            )
+            self._open.append(line)
+            self._awaited.append({})
+        elif isinstance(command, PlanMade):
+            plan = command.plan
+            self._replace(
+                len(self._open) - 1,
+                plan=plan.plan,
+                bytes_per_target=plan.bytes_per_target,
+                chains=tuple(str(chain) for chain in plan.chains),
+                predicted_ns=plan.predicted_ns,
+            )
+        elif isinstance(command, StartLoad):
+            phases = LoadPhases(command.instance, command.worker, str(command.upstream))
+            self._replace(len(self._open) - 1, loads=(*self._open[-1].loads, phases))
+            self._awaited[-1][command.instance] = None
+        elif isinstance(command, Drain):
+            self._awaited[-1][command.instance] = None
+        elif isinstance(command, Resume):
+            self._forget(command.instance)
+        elif isinstance(command, Release):
+            self._forget_unused(command.instance)
+
+    def _absorb(self, now_ns: int, event: AnyEvent) -> None:
+        if isinstance(event, LoadStarted):
+            self._phase(event.instance, first_byte_ns=now_ns)
+        elif isinstance(event, LayerArrived):
+            self._phase(event.instance, first_layer_ns=now_ns)
+        elif isinstance(event, LoadCompleted):
+            self._phase(event.instance, first_layer_ns=now_ns, loaded_ns=now_ns)
+        elif isinstance(event, LoadFailed):
+            self._phase(event.instance, failed=event.reason)
+            self._forget(event.instance)
+        elif isinstance(event, InstanceReported) and event.emitted_tokens:
+            if self._phase(event.instance, first_token_ns=now_ns):
+                self._forget(event.instance)
+        elif isinstance(event, Released):
+            self._released(now_ns, event.instance)
+        elif isinstance(event, WorkerLost):
+            self._lost(event)
+
+    def _phase(self, instance: InstanceId, **values: int | str) -> bool:
+        """Set phases that are not known yet on the load of this instance."""
+        for index, line in enumerate(self._open):
+            for place, load in enumerate(line.loads):
+                if load.instance == instance:
+                    new = {k: v for k, v in values.items() if getattr(load, k) is None}
+                    loads = list(line.loads)
+                    loads[place] = msgspec.structs.replace(load, **new)
+                    self._replace(index, loads=tuple(loads))
+                    return True
+        return False
+
+    def _released(self, now_ns: int, instance: InstanceId) -> None:
+        for index, awaited in enumerate(self._awaited):
+            if instance in awaited and not self._open[index].loads:
+                released = {**self._open[index].released_ns, instance: now_ns}
+                self._replace(index, released_ns=released)
+                del awaited[instance]
+
+    def _lost(self, event: WorkerLost) -> None:
+        for line in self._open:
+            for load in line.loads:
+                if load.worker == event.worker:
+                    self._phase(load.instance, failed=f"worker lost: {event.reason}")
+                    self._forget(load.instance)
+
+    def _forget(self, instance: InstanceId) -> None:
+        for awaited in self._awaited:
+            awaited.pop(instance, None)
+
+    def _forget_unused(self, instance: InstanceId) -> None:
+        """A scale-up whose instance is released before its first token is finished."""
+        for line, awaited in zip(self._open, self._awaited, strict=True):
+            if line.loads:
+                awaited.pop(instance, None)
+
+    def _take_finished(self) -> list[ScaleLine]:
+        finished = [line for line, left in zip(self._open, self._awaited, strict=True) if not left]
+        kept = [(li, aw) for li, aw in zip(self._open, self._awaited, strict=True) if aw]
+        self._open = [line for line, _ in kept]
+        self._awaited = [awaited for _, awaited in kept]
+        return finished
+
+    def _replace(self, index: int, **values: object) -> None:
+        self._open[index] = msgspec.structs.replace(self._open[index], **values)

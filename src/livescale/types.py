@@ -1,0 +1,244 @@
+"""The words of LiveScale as values: models, layers, instances, requests, chains.
+
+Ground floor: frozen values and their own arithmetic live here. No I/O, no clocks, no decisions.
+Amounts are integers with their unit in the name (`_ns`, `_bytes`, `_tokens`).
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import itertools
+
+import msgspec
+
+RequestId = str
+InstanceId = int
+PlanId = int
+
+LAYOUT_VERSION = 1
+"""Changes whenever the bytes of an arena are laid out differently for the same model."""
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of every plain value: immutable, comparable, encodable, strict when decoded."""
+
+
+class LayerSpan(Value, frozen=True):
+    """The layers `[start, stop)`: 0 is the embedding, 1…L the decoder layers, L+1 the head."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop:
+            raise ValueError(f"LayerSpan [{self.start}, {self.stop}) is empty or negative")
+
+    def __contains__(self, layer: int) -> bool:
+        return self.start <= layer < self.stop
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.stop})"
+
+
+class TensorEntry(Value, frozen=True):
+    """One tensor of a layer as its module uses it.
+
+    `name` is relative to the layer's module (`self_attn.q_proj.weight`), `offset_bytes` is
+    relative to the start of the layer.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+    size_bytes: int
+
+
+class LayerEntry(Value, frozen=True):
+    """One layer's bytes: where they lie in the arena, what they hold and what they hash to.
+
+    `checksum` is xxh3-64 (cheap, verified on every hop); `content_hash` is SHA-256 (identity of
+    the bytes, for sharing copies between fine-tunes).
+    """
+
+    layer: int
+    offset_bytes: int
+    size_bytes: int
+    tensors: tuple[TensorEntry, ...]
+    checksum: str
+    content_hash: str
+
+
+class Manifest(Value, frozen=True):
+    """Everything a worker needs to know about a model's bytes without opening its directory."""
+
+    model: str
+    config_json: str
+    dtype: str
+    layers: tuple[LayerEntry, ...]
+    tp_size: int = 1
+    tp_rank: int = 0
+    layout_version: int = LAYOUT_VERSION
+
+    @property
+    def id(self) -> str:
+        """Hash of config, dtype, TP size and rank, and layout version (16 hex digits)."""
+        parts = (self.config_json, self.dtype, self.tp_size, self.tp_rank, self.layout_version)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of arena that the model occupies, alignment included."""
+        last = self.layers[-1]
+        return last.offset_bytes + last.size_bytes
+
+    @property
+    def span(self) -> LayerSpan:
+        """The span of all layers."""
+        return LayerSpan(0, len(self.layers))
+
+
+class ModelSpec(Value, frozen=True):
+    """What the control plane knows of a model: sizes only, never bytes."""
+
+    name: str
+    layer_bytes: tuple[int, ...]
+    kv_bytes_per_token: int
+    model_tokens_max: int
+
+    @property
+    def layers(self) -> int:
+        """Number of layers, embedding and head included."""
+        return len(self.layer_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.layer_bytes)
+
+
+class WorkerRef(Value, frozen=True, order=True):
+    """A worker in one of its lives: a restarted worker has the next incarnation."""
+
+    worker: int
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"w{self.worker}.{self.incarnation}"
+
+
+class Role(enum.StrEnum):
+    """What part of a request's life an instance serves."""
+
+    UNIFIED = "unified"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class InstanceState(enum.StrEnum):
+    """Life of an instance; the allowed moves are the table in `control/fleet.py`."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    LIVE = "live"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    LOST = "lost"
+
+
+class Outcome(enum.StrEnum):
+    """How one attempt at a request ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    WORKER_LOST = "worker_lost"
+
+
+class FinishReason(enum.StrEnum):
+    """Why generation stopped, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class SamplingParams(Value, frozen=True):
+    """How tokens are chosen and when generation ends. Step 1 decodes greedily.
+
+    `output_tokens_max` counts generated tokens; `stop_token_ids` includes the model's EOS ids
+    unless `ignore_eos`.
+    """
+
+    output_tokens_max: int
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+class FromStorage(Value, frozen=True, tag="storage"):
+    """Read the layers from the model's directory (the only holder that is always there)."""
+
+    def __str__(self) -> str:
+        return "storage"
+
+
+class FromWorker(Value, frozen=True, tag="worker"):
+    """Receive the layers from another worker's arena."""
+
+    worker: WorkerRef
+
+    def __str__(self) -> str:
+        return str(self.worker)
+
+
+Upstream = FromStorage | FromWorker
+
+
+class Chain(Value, frozen=True):
+    """A source and its targets in forwarding order; each target forwards while it receives.
+
+    BlitzScale §5.1: a serial forwarding chain takes (chunks + n - 1) / chunks of the time of one
+    copy, so its duration is nearly independent of the number n of targets.
+    """
+
+    source: WorkerRef
+    targets: tuple[WorkerRef, ...]
+
+    def __post_init__(self) -> None:
+        nodes = (self.source, *self.targets)
+        if not self.targets:
+            raise ValueError("a chain needs at least one target")
+        if len({node.worker for node in nodes}) != len(nodes):
+            raise ValueError(f"a worker appears twice in the chain {self}")
+
+    def hops(self) -> tuple[tuple[WorkerRef, WorkerRef], ...]:
+        """(sender, receiver) pairs in forwarding order."""
+        nodes = (self.source, *self.targets)
+        return tuple(itertools.pairwise(nodes))
+
+    def __str__(self) -> str:
+        return " -> ".join(str(node) for node in (self.source, *self.targets))
+
+
+class ScalePlan(Value, frozen=True):
+    """What one scaling decision does: which chains bring which model where, and how long.
+
+    `from_storage` lists workers that must read the model's directory because no copy is in the
+    cluster's memory. `predicted_ns` is None when a link's rate is not known.
+    """
+
+    plan: PlanId
+    model: str
+    chains: tuple[Chain, ...]
+    from_storage: tuple[WorkerRef, ...]
+    bytes_per_target: int
+    predicted_ns: int | None
+
+    @property
+    def receivers(self) -> int:
+        return len(self.from_storage) + sum(len(chain.targets) for chain in self.chains)
+
+    def __str__(self) -> str:
+        parts = [str(chain) for chain in self.chains]
+        parts += [f"storage -> {worker}" for worker in self.from_storage]
+        return f"plan {self.plan}: {self.model} along " + "; ".join(parts)
