@@ -1,0 +1,100 @@
+"""What the gateway needs from the rest of LiveScale: a Backend that turns ids into tokens.
+
+Only protocols, the values that cross them and their errors live here. No HTTP, no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from livescale.types import FinishReason, RequestId, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as clients see it.
+
+    `model_tokens_max` bounds prompt and generated tokens together; `directory` holds the
+    tokenizer files (tokenizer.json, tokenizer_config.json, chat_template.jinja).
+    """
+
+    name: str
+    model_tokens_max: int
+    created_s: int
+    eos_token_ids: tuple[int, ...]
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A checked request: the prompt is not empty and fits the model with all its output.
+
+    `request` is unique among all requests of this gateway; `client_request_id` is what the client
+    sent as X-Request-Id, for logs only (nothing keeps clients from sending the same twice).
+    """
+
+    request: RequestId
+    model: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    client_request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """The `index`-th generated token (0 is the first); the last one carries `finish_reason`."""
+
+    index: int
+    token_id: int
+    finish_reason: FinishReason | None = None
+
+
+class QueueFull(Exception):
+    """The pool holds as many requests as it may; the client should come back later."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"too many requests are waiting, retry after {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(Exception):
+    """The pool cannot take requests now; the message says why."""
+
+
+class GenerationFailed(Exception):
+    """An accepted request ended without all its tokens; the message is for the client."""
+
+
+class TokenStream(Protocol):
+    """The tokens of one accepted request.
+
+    Iteration yields TokenChunks with consecutive indices and ends after the one that carries
+    `finish_reason`; it raises GenerationFailed when the request cannot be finished.
+    """
+
+    def __aiter__(self) -> AsyncIterator[TokenChunk]: ...
+
+    def cancel(self) -> None:
+        """Free everything the request holds, at once. Idempotent; harmless after the end."""
+
+
+class Backend(Protocol):
+    """The rest of LiveScale, as the gateway sees it. All methods return at once."""
+
+    def models(self) -> tuple[ModelCard, ...]:
+        """The models on offer; asked once, when the application is created."""
+
+    def is_ready(self) -> bool:
+        """True when requests are accepted (the answer of /health)."""
+
+    def submit(self, request: GenerateRequest) -> TokenStream:
+        """Accept the request. Raises QueueFull or Unavailable."""
+
+    def gauges(self) -> dict[str, int]:
+        """Current amounts for /metrics, by metric name without prefix.
+
+        A name may carry labels as Prometheus writes them: `instances{model="m"}`.
+        """

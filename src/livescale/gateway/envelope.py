@@ -1,0 +1,76 @@
+"""What every HTTP request gets, whatever its path: ids, and an answer in OpenAI's shape.
+
+Endpoints live in `app.py`. This wraps them as an ASGI middleware.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from livescale.gateway.errors import internal_error, stopping
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "x-request-id"
+
+_SANE_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
+
+
+class Envelope:
+    """Gives each request an id and an arrival time, echoes X-Request-Id, answers for bugs.
+
+    Sets in `scope["state"]`: `request` (unique: prefix and number), `client_request_id` (str or
+    None) and `arrived_s` (time.monotonic).
+    """
+
+    def __init__(self, app: ASGIApp, request_prefix: str) -> None:
+        self._app = app
+        self._prefix = request_prefix
+        self._numbers = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = f"{self._prefix}-{next(self._numbers)}"
+        client_request_id = sane_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        state = scope.setdefault("state", {})
+        state["request"] = request
+        state["client_request_id"] = client_request_id
+        state["arrived_s"] = time.monotonic()
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = client_request_id or request
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return  # nobody is left to answer
+        except asyncio.CancelledError:
+            # The server stops (see `server.serve`) and the client still waits.
+            if has_started:
+                raise
+            await stopping().response()(scope, receive, send_with_id)
+        except Exception:
+            log.exception("request %s (%s %s) failed", request, scope["method"], scope["path"])
+            if has_started:
+                raise
+            await internal_error().response()(scope, receive, send_with_id)
+
+
+def sane_request_id(value: str | None) -> str | None:
+    """The client's id if it is 1 to 128 printable ASCII characters, else None."""
+    return value if value is not None and _SANE_REQUEST_ID.fullmatch(value) else None

@@ -1,0 +1,131 @@
+"""Errors for clients, in OpenAI's shape. What is wrong is decided elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+QUOTED_CHARS_MAX = 200
+"""Longest piece of a client's input that an error message repeats."""
+
+
+class _Detail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class _Body(msgspec.Struct):
+    error: _Detail
+
+
+class ApiError(Exception):
+    """An answer other than success: HTTP status and OpenAI's error fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = _Detail(message, type, param, code)
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The JSON body `{"error": {...}}`."""
+        return msgspec.json.encode(_Body(self.detail))
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+    def __repr__(self) -> str:
+        return f"<ApiError {self.status} {self.detail.message}>"
+
+
+def quoted(text: str) -> str:
+    """The text in quotes, cut to a length that fits a message."""
+    cut = text if len(text) <= QUOTED_CHARS_MAX else text[:QUOTED_CHARS_MAX] + "…"
+    return f"'{cut}'"
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request cannot be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def context_length_exceeded(message: str, param: str) -> ApiError:
+    """400: the model's limit is smaller than what is asked; the message has both numbers."""
+    return invalid(message, param, code="context_length_exceeded")
+
+
+def model_not_found(name: str, available: Iterable[str]) -> ApiError:
+    """404: no such model; the message lists those that are served."""
+    listed = ", ".join(f"'{model}'" for model in available) or "none"
+    message = f"The model {quoted(name)} does not exist. Available models: {listed}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def body_too_large(body_bytes_max: int) -> ApiError:
+    """413: the request body is larger than the bound."""
+    message = f"The request body exceeds {body_bytes_max} bytes"
+    return ApiError(413, message, code="request_too_large")
+
+
+def queue_full(message: str, retry_after_s: float) -> ApiError:
+    """503 with Retry-After: the pool takes no more requests for now."""
+    # The header counts whole seconds; 0 would invite clients to spin.
+    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    return ApiError(503, message, type="server_error", code="queue_full", headers=headers)
+
+
+def unavailable(message: str, code: str = "unavailable") -> ApiError:
+    """503: nothing is wrong with the request, but it cannot be served now."""
+    return ApiError(503, message, type="server_error", code=code)
+
+
+def generation_failed(message: str) -> ApiError:
+    """The request was accepted and could not be finished (503 if no token has left yet)."""
+    return unavailable(message, code="generation_failed")
+
+
+def stopping() -> ApiError:
+    """The server stops and the request did not finish in the time that was left."""
+    return unavailable("The server is stopping", code="server_stopping")
+
+
+def internal_error() -> ApiError:
+    """500: a bug. The log has the story, the client gets no internals."""
+    message = "The server had an internal error"
+    return ApiError(500, message, type="server_error", code="internal_error")
+
+
+async def answer_api_error(_request: Request, error: Exception) -> Response:
+    """Starlette handler for ApiError."""
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette handler for its own 404 and 405, so that they have OpenAI's shape too."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {quoted(request.url.path)}"
+    messages = {404: f"There is no {where}", 405: f"{where} is not allowed"}
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    return ApiError(
+        error.status_code,
+        messages.get(error.status_code, error.detail),
+        code=codes.get(error.status_code),
+        headers=error.headers,
+    ).response()

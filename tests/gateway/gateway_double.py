@@ -1,0 +1,204 @@
+"""A Backend whose answers a test writes down, a tiny model directory, and a server around both.
+
+The double stands at the gateway's own seam (`livescale.gateway.backend`); everything in front of
+it is real: HTTP over loopback, tokenization, templates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+from starlette.applications import Starlette
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from livescale.gateway.app import create_app
+from livescale.gateway.backend import GenerateRequest, ModelCard, TokenChunk
+from livescale.gateway.server import serve
+from livescale.types import FinishReason
+
+WAIT_S = 20.0
+MODEL_TOKENS_MAX = 200
+TEXT = "the quick brown fox 🦊 jumps over the lazy dog – naïve café 日本語 👩‍👩‍👧"
+SENTENCES = [
+    "the quick brown fox jumps over the lazy dog",
+    "a user asks and an assistant answers",
+    "many models share one pool of workers",
+]
+TEMPLATE = """{{ bos_token }}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}{{ raise_exception('tools cannot speak here') }}{% endif %}
+<|{{ message.role }}|>{{ message.content }}
+{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+def build_model_directory(directory: Path) -> Path:
+    """A byte-level tokenizer (any text survives it), its configuration and a chat template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    tokenizer.enable_truncation(8)  # left over from training: the gateway must not cut prompts
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    bos = {"__type": "AddedToken", "content": "<s>", "special": True}
+    config = {"bos_token": bos, "eos_token": "</s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@dataclass
+class Script:
+    """What the backend does with a request: refuse it, or emit tokens and then end some way.
+
+    After the tokens: None ends as an engine does (EOS), an Exception is raised, an Event is
+    waited for before EOS comes.
+    """
+
+    token_ids: list[int]
+    then: Exception | asyncio.Event | None = None
+    refusal: Exception | None = None
+
+
+@dataclass
+class ScriptedStream:
+    request: GenerateRequest
+    script: Script
+    eos: int
+    #: set from the server's thread, waited for in the test's
+    waiting: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    is_finished: bool = False
+
+    async def __aiter__(self) -> AsyncIterator[TokenChunk]:
+        sampling = self.request.sampling
+        token_ids = [*self.script.token_ids]
+        for index, token_id in enumerate(token_ids):
+            is_last = index + 1 == sampling.output_tokens_max
+            self.is_finished = is_last
+            yield TokenChunk(index, token_id, FinishReason.LENGTH if is_last else None)
+            if is_last:
+                return
+            await asyncio.sleep(0)  # lets other requests run between two tokens, as in life
+        if isinstance(self.script.then, Exception):
+            raise self.script.then
+        self.waiting.set()
+        if isinstance(self.script.then, asyncio.Event):
+            await self.script.then.wait()
+        self.is_finished = True
+        yield TokenChunk(len(token_ids), self.eos, FinishReason.STOP)
+
+    def cancel(self) -> None:
+        if not self.is_finished:
+            self.cancelled.set()
+
+
+class ScriptedBackend:
+    """Follows `script` for each request and keeps the streams it handed out."""
+
+    def __init__(self, cards: tuple[ModelCard, ...], token_ids: list[int]) -> None:
+        self._cards = cards
+        self._token_ids = token_ids
+        self._lock = threading.Condition()
+        self.streams: list[ScriptedStream] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.script = Script(self._token_ids)
+        self.is_up = True
+        self.streams.clear()
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return self._cards
+
+    def is_ready(self) -> bool:
+        return self.is_up
+
+    def submit(self, request: GenerateRequest) -> ScriptedStream:
+        if self.script.refusal is not None:
+            raise self.script.refusal
+        stream = ScriptedStream(request, self.script, self._cards[0].eos_token_ids[0])
+        with self._lock:
+            self.streams.append(stream)
+            self._lock.notify_all()
+        return stream
+
+    def gauges(self) -> dict[str, int]:
+        return {"requests_running": 3, 'instances{model="tiny"}': 2, 'instances{model="b"}': 1}
+
+    def wait_for_stream(self, count: int = 1) -> ScriptedStream:
+        """The `count`-th stream, once it has been asked for."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: len(self.streams) >= count, WAIT_S)
+            return self.streams[count - 1]
+
+
+class LocalServer:
+    """`serve` in a thread of its own, on an ephemeral loopback port."""
+
+    def __init__(self, app: Starlette, drain_s: float) -> None:
+        self._app = app
+        self._drain_s = drain_s
+        self._sock = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._ready = threading.Event()
+        self.thread = threading.Thread(target=lambda: uvloop.run(self._main()), daemon=True)
+        self.thread.start()
+        assert self._ready.wait(WAIT_S)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._ready.set()
+        await serve(self._app, self._sock, self._stop, self._drain_s)
+
+    def call(self, function: object, *args: object) -> None:
+        """Run a function in the server's loop."""
+        self._loop.call_soon_threadsafe(function, *args)  # type: ignore[arg-type]
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def join(self) -> None:
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive(), "the server did not stop"
+
+
+@contextlib.contextmanager
+def running(backend: ScriptedBackend, drain_s: float = 0.2) -> Iterator[LocalServer]:
+    app = create_app(backend, request_prefix="gw", body_bytes_max=100_000)
+    server = LocalServer(app, drain_s)
+    try:
+        yield server
+    finally:
+        if server.thread.is_alive():
+            server.stop()
+            server.join()
+
+
+def sse_data(text: str) -> list[str]:
+    """The data of each event; every event is exactly one data line and an empty one."""
+    assert text.endswith("\n\n"), text
+    events = text[:-2].split("\n\n")
+    assert all(event.startswith("data: ") and "\n" not in event for event in events), text
+    return [event.removeprefix("data: ") for event in events]

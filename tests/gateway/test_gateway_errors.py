@@ -1,0 +1,293 @@
+"""Everything that can be wrong with a request or with its generation, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from gateway_double import MODEL_TOKENS_MAX, LocalServer, ScriptedBackend, sse_data
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from livescale.gateway.backend import GenerationFailed, QueueFull, Unavailable
+from livescale.gateway.parameters import HARMLESS
+
+PROMPT = {"model": "tiny", "prompt": "x"}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, str | None]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({}, "model", "required"),
+        ([], None, "object"),
+        ({"model": 5, "prompt": "x"}, "model", "str"),
+        ({"model": "tiny"}, "prompt", "prompt"),
+        ({**PROMPT, "prompt": None}, "prompt", "null"),
+        ({**PROMPT, "prompt": 5}, "prompt", "int"),
+        ({**PROMPT, "prompt": ""}, "prompt", "empty"),
+        ({**PROMPT, "prompt": []}, "prompt", "empty"),
+        ({**PROMPT, "prompt": [[]]}, "prompt", "empty"),
+        ({**PROMPT, "prompt": [""]}, "prompt", "empty"),
+        ({**PROMPT, "prompt": ["a", "b"]}, "prompt", "got 2"),
+        ({**PROMPT, "prompt": [5, True]}, "prompt[1]", "bool"),
+        ({**PROMPT, "prompt": [5, -1]}, "prompt", "-1"),
+        ({**PROMPT, "prompt": [5, 320]}, "prompt", "320"),
+        ({**PROMPT, "prompt": [2**70]}, "prompt", "vocabulary"),
+        ({**PROMPT, "max_tokens": 0}, "max_tokens", ">= 1"),
+        ({**PROMPT, "max_tokens": "5"}, "max_tokens", "int"),
+        ({**PROMPT, "stream": "yes"}, "stream", "bool"),
+        ({**PROMPT, "temperature": 0.7}, "temperature", "greedy"),
+        ({**PROMPT, "temperature": "0"}, "temperature", "greedy"),
+        ({**PROMPT, "top_p": 0.9}, "top_p", "greedy"),
+        ({**PROMPT, "n": 2}, "n", "n="),
+        ({**PROMPT, "n": True}, "n", "n="),
+        ({**PROMPT, "best_of": 2}, "best_of", "best_of"),
+        ({**PROMPT, "stop": ["\n"]}, "stop", "stop"),
+        ({**PROMPT, "stop": "x"}, "stop", "stop"),
+        ({**PROMPT, "logprobs": 0}, "logprobs", "logprobs"),
+        ({**PROMPT, "logprobs": True}, "logprobs", "logprobs"),
+        ({**PROMPT, "echo": True}, "echo", "echo"),
+        ({**PROMPT, "logit_bias": {"5": 1}}, "logit_bias", "logit_bias"),
+        ({**PROMPT, "frequency_penalty": 0.1}, "frequency_penalty", "penalty"),
+        ({**PROMPT, "response_format": {"type": "json_object"}}, "response_format", "json"),
+        ({**PROMPT, "tools": [{"type": "function"}]}, "tools", "tools"),
+    ],
+)
+def test_invalid_completion(
+    body: object, param: str | None, says: str, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    error = error_of(http.post("/v1/completions", json=body), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert says in str(error["message"])
+    assert not backend.streams
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "says"),
+    [
+        ([], "messages", "empty"),
+        ("hi", "messages", "array"),
+        ([{"content": "x"}], "messages[0].role", "role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role", "robot"),
+        ([{"role": "user", "content": 5}], "messages[0].content", "content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content", "text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content", "text"),
+        ([{"role": "tool", "content": "x"}], "messages", "tools cannot speak here"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls", "Tool calls"),
+    ],
+)
+def test_invalid_chat(messages: object, param: str, says: str, http: httpx.Client) -> None:
+    body = {"model": "tiny", "messages": messages}
+    error = error_of(http.post("/v1/chat/completions", json=body), 400)
+    assert error["param"] == param
+    assert says in str(error["message"])
+
+
+def test_chat_without_a_template(http: httpx.Client) -> None:
+    response = http.post("/v1/chat/completions", json={**CHAT, "model": "org/plain"})
+    assert "/v1/completions" in str(error_of(response, 400)["message"])
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"not json", b'{"a": "\xff"}', b"[" * 50_000, b'{"a": 1e999}', b"\x00"]
+)
+def test_invalid_json(raw: bytes, http: httpx.Client) -> None:
+    error_of(http.post("/v1/completions", content=raw), 400)
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens"),
+    [(MODEL_TOKENS_MAX, None), (MODEL_TOKENS_MAX + 50, 1), (150, 51), (1, 2**40)],
+)
+def test_context_length(prompt_tokens: int, max_tokens: int | None, http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": [5] * prompt_tokens, "max_tokens": max_tokens}
+    error = error_of(http.post("/v1/completions", json=body), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert str(prompt_tokens) in str(error["message"])
+    assert str(MODEL_TOKENS_MAX) in str(error["message"])
+
+
+def test_the_limit_itself_fits(http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": [5] * 150, "max_tokens": 50}
+    assert http.post("/v1/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
+def test_unknown_model(endpoint: str, http: httpx.Client) -> None:
+    body = {**PROMPT, **CHAT, "model": "x" * 5000}
+    error = error_of(http.post(f"/v1/{endpoint}", json=body), 404)
+    assert error["code"] == "model_not_found"
+    assert error["param"] == "model"
+    assert "'tiny', 'org/plain'" in str(error["message"])
+    assert len(str(error["message"])) < 500
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/", "/v1/embeddings", "/metrics/x"])
+def test_unknown_path(path: str, http: httpx.Client) -> None:
+    assert error_of(http.get(path), 404)["code"] == "not_found"
+
+
+def test_wrong_method(http: httpx.Client) -> None:
+    response = http.get("/v1/completions")
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+
+
+def test_body_too_large(http: httpx.Client, backend: ScriptedBackend) -> None:
+    error = error_of(http.post("/v1/completions", json={**PROMPT, "prompt": "x" * 100_001}), 413)
+    assert "100000" in str(error["message"])
+
+    def chunks() -> Iterator[bytes]:  # no content-length
+        for _ in range(30):
+            yield b" " * 10_000
+
+    error_of(http.post("/v1/completions", content=chunks()), 413)
+    assert http.post("/v1/completions", json=PROMPT).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_queue_full(stream: bool, http: httpx.Client, backend: ScriptedBackend) -> None:
+    backend.script.refusal = QueueFull(1.2)
+    response = http.post("/v1/completions", json={**PROMPT, "stream": stream})
+    assert error_of(response, 503)["code"] == "queue_full"
+    assert response.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unavailable(stream: bool, http: httpx.Client, backend: ScriptedBackend) -> None:
+    backend.script.refusal = Unavailable("no instance of tiny can be started")
+    error = error_of(http.post("/v1/chat/completions", json={**CHAT, "stream": stream}), 503)
+    assert error["message"] == "no instance of tiny can be started"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failure_before_the_first_token(
+    stream: bool, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    backend.script.token_ids = []
+    backend.script.then = GenerationFailed("three workers were lost")
+    error = error_of(http.post("/v1/completions", json={**PROMPT, "stream": stream}), 503)
+    assert error["message"] == "three workers were lost"
+    assert backend.streams[0].cancelled.is_set()
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [(GenerationFailed("the last worker was lost"), "worker"), (KeyError("k"), "internal error")],
+)
+def test_failure_in_mid_stream(
+    failure: Exception, says: str, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    backend.script.token_ids = backend.script.token_ids[:3]
+    backend.script.then = failure
+    response = http.post("/v1/completions", json={**PROMPT, "stream": True})
+    assert response.status_code == 200
+    events = [json.loads(data) for data in sse_data(response.text)]
+    assert len(events) == 4
+    assert says in events[-1]["error"]["message"]
+    assert backend.streams[0].cancelled.is_set()
+    backend.reset()
+    assert http.post("/v1/completions", json=PROMPT).status_code == 200
+
+
+def test_a_bug_is_a_500_without_internals(http: httpx.Client, backend: ScriptedBackend) -> None:
+    backend.script.then = KeyError("secret")
+    backend.script.token_ids = []
+    for stream in (False, True):
+        response = http.post("/v1/completions", json={**PROMPT, "stream": stream})
+        assert "secret" not in str(error_of(response, 500))
+        assert "x-request-id" in response.headers
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda children: (
+        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4)
+    ),
+    max_leaves=12,
+)
+valid = st.fixed_dictionaries(
+    {
+        "model": st.just("tiny"),
+        "prompt": st.text(min_size=1, max_size=30)
+        | st.lists(st.integers(0, 319), min_size=1, max_size=60),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "role": st.sampled_from(["user", "assistant", "system", "developer"]),
+                    "content": st.text(max_size=20),
+                }
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    },
+    optional={
+        "max_tokens": st.integers(1, 100),
+        "stream": st.booleans(),
+        "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}),
+        "return_token_ids": st.booleans(),
+        "ignore_eos": st.booleans(),
+    },
+)
+wild_messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "tool"]) | json_values},
+        optional={"content": json_values, "name": json_values, "tool_calls": json_values},
+    )
+    | json_values,
+    max_size=3,
+)
+overrides = st.dictionaries(
+    st.sampled_from(
+        sorted(["model", "prompt", "max_tokens", "stream", "stream_options", *HARMLESS])
+    ),
+    json_values,
+    max_size=2,
+) | st.fixed_dictionaries({"messages": wild_messages})
+bodies = st.builds(lambda body, wild: {**body, **wild}, valid, overrides)
+
+
+@given(
+    endpoint=st.sampled_from(["completions", "chat/completions"]),
+    body=bodies | json_values,
+)
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_body_gives_a_5xx(
+    endpoint: str, body: object, http: httpx.Client, shared_server: LocalServer
+) -> None:
+    response = http.post(f"/v1/{endpoint}", json=body)
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        error_of(response, response.status_code)
+    elif response.headers["content-type"].startswith("text/event-stream"):
+        assert sse_data(response.text)[-1] == "[DONE]"
+    else:
+        assert response.json()["usage"]["completion_tokens"] >= 1
+
+
+@given(raw=st.binary(max_size=200))
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_bytes_give_a_5xx(raw: bytes, http: httpx.Client) -> None:
+    error_of(http.post("/v1/completions", content=raw), 400)

@@ -1,0 +1,175 @@
+"""Text to ids and back: what is streamed is exactly what the tokenizer would decode at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from gateway_double import TEXT, build_model_directory
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from livescale.gateway.errors import ApiError
+from livescale.gateway.schema import ContentPart, Message
+from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TokenDecoder
+
+unicode_text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
+relaxed = settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def decode_stepwise(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    decoder = TokenDecoder(tokenizer)
+    return [*(decoder.push(token_id) for token_id in ids), decoder.flush()]
+
+
+@given(text=unicode_text)
+@relaxed
+def test_pieces_join_to_the_text(text: str, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert "".join(decode_stepwise(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 319), max_size=30))
+@relaxed
+def test_any_tokens_join_to_what_the_tokenizer_decodes(
+    ids: list[int], tokenizer: Tokenizer
+) -> None:
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    assert "".join(decode_stepwise(tokenizer, ids)) == whole
+
+
+def test_no_piece_ends_inside_a_character(tokenizer: Tokenizer, text_ids: list[int]) -> None:
+    pieces = decode_stepwise(tokenizer, text_ids)
+    assert "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert pieces[-1] == ""
+
+
+def test_an_incomplete_character_is_flushed_as_replacement(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a🦊", add_special_tokens=False).ids[:-1]
+    assert decode_stepwise(tokenizer, ids)[-1] == "\ufffd"
+
+
+@pytest.fixture(scope="module")
+def byte_fallback_tokenizer() -> Tokenizer:
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "a": 257}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+@given(text=unicode_text)
+@relaxed
+def test_byte_fallback_pieces_join_to_the_text(
+    text: str, byte_fallback_tokenizer: Tokenizer
+) -> None:
+    ids = byte_fallback_tokenizer.encode(text).ids
+    assert "".join(decode_stepwise(byte_fallback_tokenizer, ids)) == text
+
+
+@given(ids=st.lists(st.integers(0, 257), max_size=30))
+@relaxed
+def test_broken_bytes_do_not_stop_a_byte_fallback_stream(
+    ids: list[int], byte_fallback_tokenizer: Tokenizer
+) -> None:
+    decode_stepwise(byte_fallback_tokenizer, ids)
+
+
+def test_long_text_gives_the_same_ids_off_the_loop(
+    model_directory: Path, tokenizer: Tokenizer
+) -> None:
+    codec = TextCodec.load(model_directory)
+    long = "the quick brown fox " * OFF_LOOP_CHARS
+    assert list(asyncio.run(codec.encode(long))) == tokenizer.encode(long).ids
+    chat = asyncio.run(codec.encode_chat([Message("user", long)]))
+    rendered = f"<s><|user|>{long}<|assistant|>"
+    assert list(chat) == tokenizer.encode(rendered, add_special_tokens=False).ids
+
+
+def test_chat_is_rendered_with_special_tokens_once(
+    model_directory: Path, tokenizer: Tokenizer
+) -> None:
+    codec = TextCodec.load(model_directory)
+    messages = [
+        Message("developer", "be brief"),
+        Message("user", [ContentPart("text", "one"), ContentPart("text", "two")]),
+        Message("assistant", None),
+    ]
+    ids = asyncio.run(codec.encode_chat(messages))
+    text = tokenizer.decode(list(ids), skip_special_tokens=False)
+    assert text == "<s><|system|>be brief<|user|>one\ntwo<|assistant|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content }}{% generation %}x{% endgeneration %}",
+        [{"name": "default", "template": "{{ messages[0]['content'] }}x"}],
+        "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}x",
+    ],
+)
+def test_template_dialects(tmp_path: Path, template: object) -> None:
+    directory = build_model_directory(tmp_path)
+    (directory / "chat_template.jinja").unlink()
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    codec = TextCodec.load(directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    assert tokenizer.decode(list(asyncio.run(codec.encode_chat([Message("user", "hi")])))) == "hix"
+
+
+def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
+    directory = build_model_directory(tmp_path)
+    (directory / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    codec = TextCodec.load(directory)
+    with pytest.raises(ApiError, match="unsafe"):
+        asyncio.run(codec.encode_chat([Message("user", "hi")]))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    directory = build_model_directory(tmp_path)
+    (directory / name).write_text("{")
+    with pytest.raises(ValueError, match=name):
+        TextCodec.load(directory)
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
+        TextCodec.load(tmp_path)
+
+
+def test_the_vocabulary_is_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    directory = build_model_directory(tmp_path)
+    assert TextCodec.load(directory).vocabulary == tokenizer.get_vocab_size()
+    (directory / "config.json").write_text(json.dumps({"vocab_size": 4096}))
+    assert TextCodec.load(directory).vocabulary == 4096
+
+
+@pytest.fixture(scope="module")
+def reference(model_directory: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(str(model_directory))
+
+
+@given(
+    contents=st.lists(
+        st.tuples(st.sampled_from(["system", "user", "assistant"]), unicode_text), min_size=1
+    )
+)
+@relaxed
+def test_ids_are_those_of_transformers(
+    contents: list[tuple[str, str]], model_directory: Path, reference: PreTrainedTokenizerFast
+) -> None:
+    codec = TextCodec.load(model_directory)
+    chat = [{"role": role, "content": text} for role, text in contents]
+    expected = reference.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    messages = [Message(role, text) for role, text in contents]  # type: ignore[arg-type]
+    assert list(asyncio.run(codec.encode_chat(messages))) == expected
+    for _, text in contents:
+        expected = reference(text, truncation=False)["input_ids"]
+        assert list(asyncio.run(codec.encode(text))) == expected
