@@ -48,7 +48,9 @@ class ControllerConfig(Value, frozen=True):
 
     `epoch` counts the controller's lives, so that ids of an earlier life are never reused.
     `workers_expected` ends the settling time early: placement waits until that many workers
-    have joined or `settle_ns` have passed since the first event.
+    have joined or `settle_ns` have passed since the first event. A failed load is ordered again
+    after `load_retry_ns`; a request whose gateway lost its worker is not sent to that worker
+    again for `avoid_ns`.
     """
 
     models: tuple[ModelPolicy, ...]
@@ -58,4 +60,5 @@ class ControllerConfig(Value, frozen=True):
     dispatched_ahead_max: int = 8
     request_attempts_max: int = 2
     load_retry_ns: int = 1_000_000_000
+    avoid_ns: int = 1_000_000_000
     bounds: Bounds = Bounds()

@@ -52,6 +52,8 @@ class Controller:
         self.stale_events = 0
         self._settled_at_ns: int | None = None
         self._wake_at_ns: int | None = None
+        #: the latest end of any request's avoidance of a worker
+        self._avoid_until_ns = 0
         self._now_ns = 0
         self._commands: list[AnyCommand] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -143,6 +145,11 @@ class Controller:
         if record is None or record.attempt != event.attempt or record.worker is None:
             self._stale()
         elif event.outcome is Outcome.WORKER_LOST:
+            # The gateway often sees it first: until WorkerLost is here the worker still looks
+            # alive, and the request must not be sent to it again.
+            record.avoided = record.worker
+            record.avoided_until_ns = self._now_ns + self.config.avoid_ns
+            self._avoid_until_ns = max(self._avoid_until_ns, record.avoided_until_ns)
             self._attempt_failed(record, f"worker {record.worker} was lost")
         else:
             self.router.end(record)
@@ -257,7 +264,7 @@ class Controller:
             for instance in self.fleet.of_model(state.spec.name)
             if instance.state is InstanceState.SERVING
         ]
-        for assignment in self.router.assign(state.spec.name, serving):
+        for assignment in self.router.assign(self._now_ns, state.spec.name, serving):
             record = assignment.request
             self._commands.append(
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)
@@ -269,6 +276,7 @@ class Controller:
         if not self._is_settled():
             assert self._settled_at_ns is not None
             deadlines.append(self._settled_at_ns)
+        deadlines.append(self._avoid_until_ns)
         for state in self.models.values():
             deadlines.append(state.blocked_until_ns)
             deadlines.append(state.autoscaler.deadline_ns() or 0)

@@ -27,6 +27,9 @@ class RequestRecord:
     worker: WorkerRef | None = None
     is_started: bool = False
     is_cancelled: bool = False
+    #: a worker that the gateway could not reach, and until when it is left alone
+    avoided: WorkerRef | None = None
+    avoided_until_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Router:
     # -- what to do -------------------------------------------------------------------------
 
     def assign(
-        self, model: str, instances: Iterable[tuple[InstanceId, WorkerRef]]
+        self, now_ns: int, model: str, instances: Iterable[tuple[InstanceId, WorkerRef]]
     ) -> list[Assignment]:
         """Hand waiting requests to instances with room, least outstanding work first."""
         queue = self._waiting.get(model)
@@ -108,10 +111,17 @@ class Router:
             ahead, tokens = self._outstanding(worker)
             room.append([tokens, instance, self._ahead_max - ahead])
             workers[instance] = worker
-        assignments = []
-        while queue and (open_rows := [row for row in room if row[2] > 0]):
-            record = next(iter(queue.values()))
-            row = min(open_rows)
+        assignments: list[Assignment] = []
+        if not any(row[2] > 0 for row in room):
+            return assignments
+        for record in list(queue.values()):
+            shunned = record.avoided if now_ns < record.avoided_until_ns else None
+            rows = [row for row in room if row[2] > 0 and workers[row[1]] != shunned]
+            if not rows:
+                if shunned is None:
+                    break
+                continue
+            row = min(rows)
             row[0] += record.prompt_tokens
             row[2] -= 1
             record.attempt += 1

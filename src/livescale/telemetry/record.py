@@ -136,6 +136,20 @@ def write_record(path: Path, lines: Iterable[AnyLine]) -> None:
             file.write(encode_line(line))
 
 
+def append_to_record(path: Path) -> IO[bytes]:
+    """Open a record for a further life of the controller.
+
+    An unfinished last line (the life before was killed) is cut off first. Close the file.
+    """
+    with path.open("ab+") as file:
+        file.seek(0)
+        end = 0
+        for line in file:
+            end += len(line) if line.endswith(b"\n") else 0
+        file.truncate(end)
+    return path.open("ab")
+
+
 class RecordWriter:
     """Appends lines to an open file."""
 

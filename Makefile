@@ -1,0 +1,39 @@
+# Every target sets up what it needs; a second call is quick.
+VENV   := .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.livescale-ready
+
+.PHONY: help setup demo test check format clean
+
+help:  ## what there is to do
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## a virtual environment with the command livescale
+
+# torch goes first: where no NVIDIA GPU is found its CPU build is installed, so that nothing that
+# follows draws in gigabytes of CUDA libraries.
+$(STAMP): pyproject.toml scripts/install-torch
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
+	sh scripts/install-torch $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)  ## watch a pool scale 1 -> 3 -> 1 under a bursty trace
+	$(BIN)/livescale demo
+
+test: $(STAMP)  ## all tests (under 12 minutes on 2 cores)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## formatting, lint, types
+	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests
+	$(BIN)/mypy
+
+format: $(STAMP)  ## format and mend what can be mended
+	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests
+
+clean:  ## remove everything that was made
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache models runs

@@ -1,0 +1,70 @@
+"""`livescale COMMAND …`: finds the command, turns expected errors into one clear line.
+
+A command's module is imported only when it runs, so that `livescale --help` needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from dataclasses import dataclass
+
+from livescale import __version__
+from livescale.cli.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    name: str
+    help: str
+
+    @property
+    def module(self) -> str:
+        return f"livescale.cli.{self.name}"
+
+
+COMMANDS = (
+    _Command("serve", "serve models behind an OpenAI-compatible API"),
+    _Command("demo", "watch a pool scale 1 -> 3 -> 1 under a bursty trace"),
+    _Command("models", "make models for tests and demos"),
+    _Command("simulate", "run a trace in virtual time"),
+    _Command("replay", "feed a run record to a fresh controller and compare"),
+)
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser; only `command`'s own module is imported (None: no command's)."""
+    parser = argparse.ArgumentParser(
+        prog="livescale",
+        description="Serve many language models on one pool and scale them in a moment.",
+    )
+    parser.add_argument("--version", action="version", version=f"livescale {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for known in COMMANDS:
+        sub = commands.add_parser(known.name, help=known.help, description=known.help)
+        if known.name == command:
+            importlib.import_module(known.module).add_arguments(sub)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; 0 when all went well, 1 for an error that was explained, 2 for usage."""
+    arguments = sys.argv[1:] if argv is None else argv
+    names = [command.name for command in COMMANDS]
+    chosen = next((word for word in arguments if word in names), None)
+    parsed = build_parser(chosen).parse_args(arguments)
+    module = importlib.import_module(f"livescale.cli.{parsed.command}")
+    try:
+        code: int = module.run(parsed)
+    except UserError as error:
+        print(f"livescale {parsed.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"livescale {parsed.command}: interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

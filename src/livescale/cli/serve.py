@@ -1,0 +1,67 @@
+"""`livescale serve MODEL… | -c pool.yaml`: run a pool until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+from livescale.cli.errors import UserError
+from livescale.config import ConfigError, PoolConfig, add_flags, given_flags, load_config
+from livescale.engine.errors import ModelError
+from livescale.runtime.supervisor import Pool, PoolFailed, describe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="directory of a model")
+    parser.add_argument("-c", "--config", type=Path, help="configuration file (YAML)")
+    add_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; the first drains, the second ends everything at once."""
+    try:
+        config = load_config(arguments.config, arguments.models, os.environ, given_flags(arguments))
+        logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
+        return asyncio.run(_serve(config))
+    except (ConfigError, ModelError, PoolFailed) as error:
+        raise UserError(str(error)) from error
+
+
+async def _serve(config: PoolConfig) -> int:
+    started = time.monotonic()
+    pool = Pool(config)
+    for line in describe(pool.models):
+        print(line)
+    print(f"starting {config.workers} workers …", flush=True)
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted.set)
+    async with pool:
+        waits = [asyncio.create_task(w) for w in (interrupted.wait(), _until_failure(pool))]
+        ready = asyncio.create_task(pool.ready())
+        await asyncio.wait({ready, waits[0]}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            ready.result()
+            print(f"ready after {time.monotonic() - started:.1f} s: {pool.base_url}/v1")
+            print("Ctrl-C drains and stops.", flush=True)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        print("draining (Ctrl-C again ends at once) …", flush=True)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, lambda: asyncio.ensure_future(pool.kill()))
+        await pool.stop()
+        if waits[1].done():
+            waits[1].result()
+        waits[1].cancel()
+    print("stopped")
+    return 0
+
+
+async def _until_failure(pool: Pool) -> None:
+    await pool.or_failure(asyncio.Event().wait())

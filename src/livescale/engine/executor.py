@@ -1,0 +1,230 @@
+"""Executors run what a Batcher decided: a Run over a span of layers.
+
+The layer loop, the KV pool's cut and greedy sampling live here. What runs next, and when a layer
+is complete, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from livescale.batching.run import Run, Segment
+from livescale.engine.attention import KVCache, page
+from livescale.engine.errors import ModelError
+from livescale.engine.layers import Layers, RunState
+from livescale.engine.model_files import kv_bytes_per_token
+from livescale.types import LayerSpan, Manifest, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What came of a Run: hidden rows (token_count, hidden) of a span that ends inside the model,
+    else one token per sampling segment, in segment order."""
+
+    hidden: torch.Tensor | None
+    token_ids: list[int]
+
+
+class Executor(Protocol):
+    """Second of an instance's three verbs."""
+
+    def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
+        """Execute `run.span`. A span that starts inside the model takes `hidden` rows
+        (token_count, hidden)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Assigned:
+    """The model under execution: its modules, their bytes and its cut of the KV pool."""
+
+    manifest: Manifest
+    layers: Layers
+    arena: torch.Tensor
+    cache: KVCache
+
+
+class TorchExecutor:
+    """Runs one assigned model out of an arena, layer by layer, with a paged KV cache.
+
+    One thread runs it. The KV pool is allocated and touched once, here, and recut for each model.
+    """
+
+    def __init__(self, kv_bytes: int, block_tokens: int, device: str = "cpu") -> None:
+        if device != "cpu":
+            raise ValueError(f"TorchExecutor runs on device 'cpu' only, not on {device!r}")
+        if kv_bytes < 1 or block_tokens < 1:
+            raise ValueError(f"a KV pool of {kv_bytes} bytes, {block_tokens} tokens a block")
+        self.kv_bytes = kv_bytes
+        self.block_tokens = block_tokens
+        self._device = torch.device(device)
+        # Filled, not only zero-allocated: the first touch of a page is slow and is paid here.
+        self._pool = torch.empty(kv_bytes, dtype=torch.uint8, device=self._device).fill_(0)
+        self._assigned: _Assigned | None = None
+
+    # -- a model comes and goes -------------------------------------------------------------
+
+    def assign(self, manifest: Manifest, arena: memoryview) -> None:
+        """Take the model over: its layers exist, but none is materialized.
+
+        `arena` starts at the model's offset 0, is writable and outlives the assignment. Raises
+        ModelError when the model cannot run here, or does not fit (with both sizes).
+        """
+        self.release()
+        if manifest.tp_size > 1:
+            raise ModelError(
+                f"{manifest.model}: tensor parallelism (tp_size {manifest.tp_size}) is not"
+                " supported by TorchExecutor"
+            )
+        if arena.nbytes < manifest.size_bytes:
+            raise ModelError(
+                f"{manifest.model} needs {manifest.size_bytes} bytes of arena,"
+                f" there are {arena.nbytes}"
+            )
+        layers = Layers(manifest, self._device)
+        cache = self._cut_pool(manifest, layers)
+        content = torch.frombuffer(arena, dtype=torch.uint8)
+        self._assigned = _Assigned(manifest, layers, content, cache)
+
+    def materialize(self, layer: int) -> None:
+        """Make the layer's parameters views of the arena's bytes, which are complete by now.
+
+        Raises ModelError naming layer and tensor when manifest and module disagree.
+        """
+        assigned = self._model
+        assigned.layers.bind(assigned.manifest.layers[layer], assigned.arena)
+
+    def release(self) -> None:
+        """Drop the modules and their views. The arena's bytes stay as they are."""
+        self._assigned = None
+
+    # -- what can be asked ------------------------------------------------------------------
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks that the pool has for the assigned model."""
+        return self._model.cache.blocks
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the assigned model's hidden rows."""
+        return self._model.layers.config.hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the assigned model's parameters, hidden rows and KV."""
+        return self._model.layers.dtype
+
+    def parameters(self, layer: int) -> dict[str, torch.Tensor]:
+        """The layer's parameters by the manifest's names (meta tensors until materialized)."""
+        return self._model.layers.parameters(layer)
+
+    def __repr__(self) -> str:
+        if self._assigned is None:
+            return f"<TorchExecutor {self._device}, no model>"
+        layers = self._assigned.layers
+        ready = len(layers) - len(layers.unbound(range(len(layers))))
+        return (
+            f"<TorchExecutor {self._device}, {self._assigned.manifest.model}"
+            f" {ready}/{len(layers)} layers, {self._assigned.cache.blocks} KV blocks>"
+        )
+
+    # -- running ----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
+        """Execute `run.span` (see `Executor`). Greedy: the highest logit, of equal ones the
+        lowest id."""
+        layers, span = self._model.layers, run.span
+        assert span.stop <= len(layers), f"span {span} of {len(layers)} layers"
+        missing = layers.unbound(range(span.start, span.stop))
+        assert not missing, f"{self!r}: layer {missing[0]} is not materialized"
+        state = self._state(run)
+        rows = self._input(run, hidden)
+        for layer in layers[span.start : span.stop]:
+            rows = layer(rows, state)
+        if span.stop < len(layers):
+            return RunResult(rows[0], [])
+        # argmax gives the first of several maxima.
+        return RunResult(None, rows.argmax(dim=-1).tolist())
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    @property
+    def _model(self) -> _Assigned:
+        assert self._assigned is not None, f"{self!r}"
+        return self._assigned
+
+    def _cut_pool(self, manifest: Manifest, layers: Layers) -> KVCache:
+        config = layers.config
+        block_bytes = self.block_tokens * kv_bytes_per_token(manifest, config)
+        if block_bytes > self.kv_bytes:
+            raise ModelError(
+                f"{manifest.model} needs {block_bytes} bytes for one KV block of"
+                f" {self.block_tokens} tokens, the pool has {self.kv_bytes}"
+            )
+        return KVCache(
+            self._pool,
+            layers.dtype,
+            layers=config.decoder_layers,
+            blocks=self.kv_bytes // block_bytes,
+            block_tokens=self.block_tokens,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+        )
+
+    def _state(self, run: Run) -> RunState:
+        batch = page(run, self._model.cache)
+        sample_rows = []
+        stop = 0
+        for segment in run.segments:
+            stop += segment.token_count
+            if segment.samples:
+                sample_rows.append(stop - 1)
+        return RunState(
+            batch=batch,
+            rope=self._model.layers.rope(batch.positions),
+            sample_rows=torch.tensor(sample_rows, dtype=torch.long, device=self._device),
+        )
+
+    def _input(self, run: Run, hidden: torch.Tensor | None) -> torch.Tensor:
+        if run.span.start == 0:
+            assert hidden is None, "a span from layer 0 starts with token ids"
+            token_ids = [i for segment in run.segments for i in segment.token_ids]
+            return torch.tensor([token_ids], device=self._device)
+        assert hidden is not None, f"span {run.span} needs hidden rows"
+        assert hidden.shape == (run.token_count, self.hidden_size), f"{tuple(hidden.shape)}"
+        return hidden.unsqueeze(0)
+
+
+def measure_prefill_tokens_per_s(executor: TorchExecutor, span: LayerSpan, tokens: int) -> int:
+    """Tokens per second of a prefill of `tokens` tokens over `span`, measured after two warm-ups.
+
+    It writes the first KV blocks of the pool, so the instance must not serve yet. A pool that
+    holds fewer tokens shortens the prefill.
+    """
+    tokens = min(tokens, executor.kv_blocks * executor.block_tokens)
+    blocks = -(-tokens // executor.block_tokens)
+    segment = Segment(
+        request="warm-up",
+        attempt=0,
+        first_position=0,
+        token_ids=(0,) * tokens,
+        block_table=tuple(range(blocks)),
+        samples=True,
+        sampling=SamplingParams(output_tokens_max=1),
+    )
+    run = Run(0, span, (segment,))
+    hidden = None
+    if span.start > 0:
+        hidden = torch.zeros(tokens, executor.hidden_size, dtype=executor.dtype)
+    for _ in range(2):
+        executor.run(run, hidden)
+    started_ns = time.perf_counter_ns()
+    executor.run(run, hidden)
+    elapsed_ns = time.perf_counter_ns() - started_ns
+    return tokens * 1_000_000_000 // max(elapsed_ns, 1)

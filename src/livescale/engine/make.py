@@ -1,0 +1,186 @@
+"""Makes small complete models: seeded random weights, configuration and tokenizer.
+
+They have the shape of Llama and real file formats, so that everything that serves a downloaded
+model serves them. What they say means nothing. No network, no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from livescale.engine.checkpoint import INDEX_FILE
+from livescale.engine.errors import ModelError
+from livescale.engine.make_tokenizer import BEGIN_ID, END_ID, write_tokenizer
+
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Sizes of a made model (weights are fp32)."""
+
+    decoder_layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    vocab_size: int
+    model_tokens_max: int = 4096
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+
+PRESETS: dict[str, Preset] = {
+    "tiny": Preset(4, 128, 256, 4, 2, 1024),  # 3.4 MB
+    "small": Preset(6, 256, 704, 8, 2, 2048),  # 21 MB
+    "medium": Preset(8, 512, 1280, 8, 2, 4096),  # 101 MB
+}
+
+
+def make_model(
+    directory: Path,
+    preset: str,
+    seed: int = 0,
+    *,
+    tied: bool = False,
+    shard_bytes_max: int | None = None,
+) -> None:
+    """Write a complete Hugging Face directory; equal arguments give equal bytes.
+
+    `tied` leaves the head to the embedding. A shard of weights holds at most `shard_bytes_max`
+    bytes (or one larger tensor); by default half the model. The directory appears all at once.
+    Raises ModelError for an unknown preset and when `directory` exists and is not empty.
+    """
+    if preset not in PRESETS:
+        raise ModelError(f"unknown preset {preset!r}, there are {', '.join(PRESETS)}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ModelError(f"{directory} exists already and is not an empty directory")
+    sizes = PRESETS[preset]
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        unfinished.chmod(0o755)  # mkdtemp makes it private
+        _write_json(unfinished / "config.json", _config(sizes, tied))
+        _write_json(unfinished / "generation_config.json", _generation_config())
+        _write_weights(unfinished, sizes, seed, tied, shard_bytes_max)
+        write_tokenizer(unfinished, sizes.vocab_size, seed, sizes.model_tokens_max)
+        unfinished.rename(directory)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+# -- helpers, in the order used -----------------------------------------------------------------
+
+
+def _config(sizes: Preset, tied: bool) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": BEGIN_ID,
+        "dtype": "float32",
+        "eos_token_id": END_ID,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": sizes.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": sizes.intermediate_size,
+        "max_position_embeddings": sizes.model_tokens_max,
+        "mlp_bias": False,
+        "model_type": "llama",
+        "num_attention_heads": sizes.heads,
+        "num_hidden_layers": sizes.decoder_layers,
+        "num_key_value_heads": sizes.kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "tie_word_embeddings": tied,
+        "use_cache": True,
+        "vocab_size": sizes.vocab_size,
+    }
+
+
+def _generation_config() -> dict[str, object]:
+    return {"bos_token_id": BEGIN_ID, "do_sample": False, "eos_token_id": END_ID}
+
+
+def _write_json(path: Path, value: dict[str, object]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+
+
+def _write_weights(
+    directory: Path, sizes: Preset, seed: int, tied: bool, shard_bytes_max: int | None
+) -> None:
+    shapes = dict(_shapes(sizes, tied))
+    total_bytes = sum(_size_bytes(shape) for shape in shapes.values())
+    shards = _shards(shapes, shard_bytes_max or -(-total_bytes // 2))
+    weight_map: dict[str, str] = {}
+    tensor_index = 0
+    for number, names in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        weights = {}
+        for name in names:
+            # A stream of its own per tensor: no tensor depends on how the others are cut.
+            stream = np.random.Generator(np.random.PCG64([seed, tensor_index]))
+            weights[name] = _weights(shapes[name], stream)
+            weight_map[name] = file
+            tensor_index += 1
+        save_file(weights, str(directory / file), metadata={"format": "pt"})
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    _write_json(directory / INDEX_FILE, index)
+
+
+def _shapes(sizes: Preset, tied: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    kv = sizes.kv_heads * sizes.head_dim
+    yield "model.embed_tokens.weight", (sizes.vocab_size, hidden)
+    for layer in range(sizes.decoder_layers):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.self_attn.q_proj.weight", (hidden, hidden)
+        yield f"{prefix}.self_attn.k_proj.weight", (kv, hidden)
+        yield f"{prefix}.self_attn.v_proj.weight", (kv, hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, hidden)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
+    yield "model.norm.weight", (hidden,)
+    if not tied:
+        yield "lm_head.weight", (sizes.vocab_size, hidden)
+
+
+def _size_bytes(shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _FP32_BYTES
+
+
+def _shards(shapes: dict[str, tuple[int, ...]], shard_bytes_max: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    held_bytes = 0
+    for name, shape in shapes.items():
+        if shards[-1] and held_bytes + _size_bytes(shape) > shard_bytes_max:
+            shards.append([])
+            held_bytes = 0
+        shards[-1].append(name)
+        held_bytes += _size_bytes(shape)
+    return shards
+
+
+def _weights(shape: tuple[int, ...], stream: np.random.Generator) -> np.ndarray:
+    """Norms lie around 1. A matrix keeps the scale of its input, so that neither attention nor
+    logits are flat: greedy tokens then depend on the whole context, which tests rely on."""
+    values = stream.standard_normal(shape, dtype=np.float32)
+    if len(shape) == 1:
+        return np.float32(1.0) + np.float32(0.1) * values
+    return values * np.float32(1 / math.sqrt(shape[1]))

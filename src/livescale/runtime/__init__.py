@@ -1,0 +1,1 @@
+"""The real world: processes, sockets, clocks. Decisions live in `control` and `batching`."""

@@ -1,0 +1,38 @@
+"""Entry point of every child process: `python -m livescale.runtime.child KIND LOG_LEVEL`.
+
+The kinds import only what they need: the gateway has no torch, the controller neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+import msgspec
+
+from livescale.runtime.boot import Status, report
+
+_KINDS = {
+    "controller": "livescale.runtime.controller_process",
+    "gateway": "livescale.runtime.gateway_process",
+    "worker": "livescale.runtime.worker_process",
+}
+
+
+def main() -> None:
+    kind, level = sys.argv[1:]
+    logging.basicConfig(
+        level=level.upper(), format=f"%(asctime)s {kind}[{os.getpid()}] %(levelname)s %(message)s"
+    )
+    try:
+        importlib.import_module(_KINDS[kind]).main()
+    except (OSError, ValueError, MemoryError, msgspec.MsgspecError) as error:
+        logging.getLogger(__name__).exception("the %s process ends", kind)
+        report(Status(fatal=f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

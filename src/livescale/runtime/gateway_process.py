@@ -1,0 +1,33 @@
+"""The gateway process: the HTTP server on one side, the pool's wires on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+
+from livescale.gateway.app import create_app
+from livescale.gateway.server import serve
+from livescale.runtime.boot import GatewayBoot, Status, read_boot, report
+from livescale.runtime.pool_backend import PoolBackend
+
+
+async def _main(boot: GatewayBoot) -> None:
+    backend = PoolBackend(boot)
+    app = create_app(backend, request_prefix=boot.gateway)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    async def tell_when_settled() -> None:
+        await backend.is_settled.wait()
+        report(Status(is_ready=True))
+
+    tasks = [asyncio.create_task(backend.run()), asyncio.create_task(tell_when_settled())]
+    await serve(app, socket.socket(fileno=boot.listen_fd), stop, boot.drain_timeout_s)
+    for task in tasks:
+        task.cancel()
+
+
+def main() -> None:
+    """Serve until SIGTERM; then let running responses finish within the drain timeout."""
+    asyncio.run(_main(read_boot(GatewayBoot)))

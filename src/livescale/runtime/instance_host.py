@@ -1,0 +1,393 @@
+"""What a worker does with its device: holds at most one instance and runs it.
+
+Everything here happens on one thread, the worker's main thread. Other threads (sockets, transfers)
+hand in work with `post`; results leave through an Outbox. An instance is three verbs:
+`batcher.next_run()` -> `executor.run(run)` -> `batcher.commit(run, token_ids)`.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.run import Emission, SequenceSpec
+from livescale.engine.errors import ModelError
+from livescale.engine.executor import TorchExecutor, measure_prefill_tokens_per_s
+from livescale.engine.model_files import read_layers
+from livescale.messages.commands import Release, StartLoad, StartSend
+from livescale.messages.events import (
+    CapacityMeasured,
+    InstanceReport,
+    InstanceReported,
+    LayerArrived,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    Released,
+    RequestEnded,
+    SendEnded,
+)
+from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.wire import AttemptFailed, Order, Submit, Token, Tokens, WorkerEvent
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.transfer.orders import ReceiveOrder, SendOrder
+from livescale.types import FromWorker, InstanceId, Manifest, Outcome, RequestId
+
+# Long enough that a Run's fixed cost does not count, short enough to be over in a moment.
+_MEASURED_TOKENS = 256
+
+
+class Outbox(Protocol):
+    """Where an instance's words go. Both calls may come from any thread and never block."""
+
+    def to_controller(self, event: WorkerEvent) -> None: ...
+
+    def to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None: ...
+
+
+@dataclass(slots=True)
+class _Assignment:
+    """The model that this worker has been given."""
+
+    order: StartLoad
+    manifest: Manifest
+    batcher: Batcher
+    watermark: int = 0
+    is_loaded: bool = False
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.order.instance
+
+    @property
+    def attempt(self) -> int:
+        return self.order.attempt
+
+
+class InstanceHost:
+    """The worker's device, arena and KV pool, and the instance that uses them (or none)."""
+
+    def __init__(
+        self,
+        boot: WorkerBoot,
+        arena: Arena,
+        executor: TorchExecutor,
+        data_plane: DataPlane,
+        outbox: Outbox,
+    ) -> None:
+        self._boot = boot
+        self._arena = arena
+        self._executor = executor
+        self._data_plane = data_plane
+        self._outbox = outbox
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._assigned: _Assignment | None = None
+        #: which gateway asked for which request
+        self._gateway_of: dict[RequestId, str] = {}
+        self._last_report: InstanceReported | None = None
+        #: read by the socket thread when a controller asks anew; replaced, never changed
+        self.report: InstanceReport | None = None
+        self.capacity: CapacityMeasured | None = None
+
+    # -- from other threads ---------------------------------------------------------------------
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Let the main thread do this between two Runs."""
+        self._inbox.put(work)
+
+    def stop(self) -> None:
+        """End `run` after the Run in flight."""
+        self._inbox.put(None)
+
+    # -- the main loop --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until `stop`. An error of the executor ends the worker: its state is unknown."""
+        while self._take_in():
+            assigned = self._assigned
+            if assigned is None or not assigned.is_loaded:
+                continue
+            run = assigned.batcher.next_run()
+            if run is not None:
+                result = self._executor.run(run)
+                self._send_tokens(assigned.batcher.commit(run, result.token_ids))
+            self._report_load()
+
+    def _take_in(self) -> bool:
+        """Do everything that waits; sleep while there is nothing to run. False to stop."""
+        assigned = self._assigned
+        is_busy = assigned is not None and assigned.is_loaded and assigned.batcher.has_work
+        try:
+            work = self._inbox.get(block=not is_busy)
+            while True:
+                if work is None:
+                    return False
+                work()
+                work = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    # -- orders of the controller (main thread) -------------------------------------------------
+
+    def load(self, order: Order) -> None:
+        """Receive or read the model's layers; ends in LoadCompleted or LoadFailed."""
+        command, manifest = order.command, order.manifest
+        assert isinstance(command, StartLoad)
+        assert manifest is not None
+        assert self._assigned is None, f"{self!r} is given {command.model}"
+        try:
+            self._arena.check_fits(manifest)
+            if isinstance(command.upstream, FromWorker):
+                self._receive(command, manifest)
+            # Bytes may flow already: building the modules overlaps with the first layers.
+            self._executor.assign(manifest, self._arena.view(0, manifest.size_bytes))
+        except (ModelError, ValueError) as error:
+            self._data_plane.abort(command.plan)
+            self._fail_load(command, str(error))
+            return
+        config = BatcherConfig(
+            kv_blocks=self._executor.kv_blocks,
+            block_tokens=self._boot.block_tokens,
+            run_tokens_max=self._boot.run_tokens_max,
+            sequences_max=self._boot.sequences_max,
+        )
+        self._assigned = _Assignment(command, manifest, Batcher(config, manifest.span))
+        self._update_report()
+        if order.directory is not None:
+            self._read(command, manifest, Path(order.directory))
+
+    def _receive(self, command: StartLoad, manifest: Manifest) -> None:
+        assert isinstance(command.upstream, FromWorker)
+        self._data_plane.receive(
+            ReceiveOrder(command.plan, manifest, command.upstream.worker, command.forward_to),
+            _Receiving(self, command),
+        )
+
+    def _read(self, command: StartLoad, manifest: Manifest, directory: Path) -> None:
+        self._outbox.to_controller(LoadStarted(command.instance, command.attempt))
+        try:
+            for layer in read_layers(directory, manifest, self._arena.view(0, manifest.size_bytes)):
+                self.layer_arrived(command, layer)
+        except ModelError as error:
+            self.load_failed(command, str(error))
+        else:
+            self.load_completed(command, manifest.size_bytes)
+
+    def _is_current(self, command: StartLoad) -> bool:
+        return self._assigned is not None and self._assigned.order == command
+
+    def layer_arrived(self, command: StartLoad, layer: int) -> None:
+        """A layer is complete and verified in the arena: give it to its module."""
+        if not self._is_current(command):
+            return
+        assigned = self._assigned
+        assert assigned is not None
+        assert layer == assigned.watermark, f"layer {layer} after {assigned.watermark} layers"
+        self._executor.materialize(layer)
+        assigned.watermark = layer + 1
+        self._update_report()
+        self._outbox.to_controller(
+            LayerArrived(command.instance, command.attempt, assigned.watermark)
+        )
+
+    def load_started(self, command: StartLoad) -> None:
+        """The first byte is in the arena."""
+        if self._is_current(command):
+            self._outbox.to_controller(LoadStarted(command.instance, command.attempt))
+
+    def load_completed(self, command: StartLoad, received_bytes: int) -> None:
+        """All layers are there: measure if asked, then serve."""
+        if not self._is_current(command):
+            return
+        assigned = self._assigned
+        assert assigned is not None
+        assert assigned.watermark == len(assigned.manifest.layers)
+        if command.measure_capacity:
+            self._measure(assigned)
+        assigned.is_loaded = True
+        self._update_report()
+        self._outbox.to_controller(LoadCompleted(command.instance, command.attempt, received_bytes))
+
+    def load_failed(self, command: StartLoad, reason: str) -> None:
+        """Drop what arrived: nobody writes into the arena for this load any more."""
+        if self._is_current(command):
+            self._clear()
+            self._fail_load(command, reason)
+
+    def _fail_load(self, command: StartLoad, reason: str) -> None:
+        self._outbox.to_controller(LoadFailed(command.instance, command.attempt, reason))
+
+    def _measure(self, assigned: _Assignment) -> None:
+        tokens = min(_MEASURED_TOKENS, self._boot.run_tokens_max)
+        self.capacity = CapacityMeasured(
+            kind=self._boot.device.kind,
+            model=assigned.manifest.model,
+            prefill_tokens_per_s=measure_prefill_tokens_per_s(
+                self._executor, assigned.manifest.span, tokens
+            ),
+            kv_blocks=self._executor.kv_blocks,
+        )
+        self._outbox.to_controller(self.capacity)
+
+    def send(self, order: Order) -> None:
+        """Send the whole model to another worker; ends in SendEnded."""
+        command = order.command
+        assert isinstance(command, StartSend)
+        assigned = self._assigned
+        if assigned is None or not assigned.is_loaded or assigned.manifest.model != command.model:
+            self._outbox.to_controller(
+                SendEnded(command.plan, command.source, 0, f"{self!r} does not hold it")
+            )
+            return
+        self._data_plane.send(
+            SendOrder(command.plan, assigned.manifest, command.target),
+            _Sending(self._outbox, command),
+        )
+
+    def release(self, order: Order) -> None:
+        """Forget the model; ends in Released."""
+        command = order.command
+        assert isinstance(command, Release)
+        assert self._assigned is not None
+        assert not self._assigned.batcher.has_work, f"{self!r} is released with requests"
+        self._clear()
+        self._outbox.to_controller(Released(command.instance, command.attempt))
+
+    def _clear(self) -> None:
+        self._executor.release()
+        self._assigned = None
+        self._last_report = None
+        self._update_report()
+
+    # -- requests of the gateways (main thread) -------------------------------------------------
+
+    def submit(self, gateway: str, message: Submit) -> None:
+        """Queue an attempt on the instance, or say why not."""
+        assigned = self._assigned
+        spec = SequenceSpec(
+            message.request,
+            message.attempt,
+            message.prompt_ids,
+            message.sampling,
+            message.generated_ids,
+        )
+        try:
+            if assigned is None or assigned.instance != message.instance:
+                raise ValueError(f"instance {message.instance} is not on {self!r}")
+            assigned.batcher.add(spec)
+        except ValueError as error:
+            failed = AttemptFailed(message.request, message.attempt, str(error))
+            self._outbox.to_gateway(gateway, failed)
+            self._outbox.to_controller(
+                RequestEnded(message.request, message.attempt, Outcome.FAILED)
+            )
+        else:
+            self._gateway_of[message.request] = gateway
+
+    def cancel(self, request: RequestId, attempt: int) -> None:
+        """Free the attempt's KV at once."""
+        assigned = self._assigned
+        if assigned is not None and assigned.batcher.cancel(request, attempt):
+            self._gateway_of.pop(request, None)
+            self._outbox.to_controller(RequestEnded(request, attempt, Outcome.CANCELLED))
+
+    def gateway_gone(self, gateway: str) -> None:
+        """Nobody reads what this gateway asked for."""
+        if self._assigned is None:
+            return
+        for request, attempt in self._assigned.batcher.requests():
+            if self._gateway_of.get(request) == gateway:
+                self.cancel(request, attempt)
+
+    def _send_tokens(self, emissions: list[Emission]) -> None:
+        by_gateway: dict[str, list[Token]] = {}
+        for e in emissions:
+            gateway = self._gateway_of[e.request]
+            token = Token(e.request, e.attempt, e.index, e.token_id, e.finish_reason)
+            by_gateway.setdefault(gateway, []).append(token)
+        for gateway, tokens in by_gateway.items():
+            self._outbox.to_gateway(gateway, Tokens(tuple(tokens)))
+        for e in emissions:
+            if e.finish_reason is not None:
+                del self._gateway_of[e.request]
+                self._outbox.to_controller(
+                    RequestEnded(e.request, e.attempt, Outcome.FINISHED, e.index + 1)
+                )
+
+    # -- reports --------------------------------------------------------------------------------
+
+    def _update_report(self) -> None:
+        a = self._assigned
+        self.report = None
+        if a is not None:
+            self.report = InstanceReport(
+                a.instance, a.manifest.model, a.attempt, a.watermark, a.is_loaded
+            )
+
+    def _report_load(self) -> None:
+        """Tell the controller when the load changed."""
+        assigned = self._assigned
+        assert assigned is not None
+        batcher = assigned.batcher
+        report = InstanceReported(
+            instance=assigned.instance,
+            attempt=assigned.attempt,
+            started=batcher.take_started(),
+            running=batcher.running,
+            queued_prefill_tokens=batcher.queued_prefill_tokens,
+            kv_blocks_used=batcher.pool.used,
+            kv_blocks=batcher.pool.blocks,
+            emitted_tokens=batcher.emitted_tokens,
+        )
+        if report != self._last_report:
+            self._last_report = report
+            self._outbox.to_controller(report)
+
+    def report_again(self) -> None:
+        """A new controller knows nothing: the next report goes out even if nothing changed."""
+        self._last_report = None
+
+    def __repr__(self) -> str:
+        holds = self._assigned.order.model if self._assigned else "nothing"
+        return f"<InstanceHost {self._boot.worker} holds {holds}>"
+
+
+class _Receiving:
+    """ReceiveListener: hands every piece of news to the main thread, in order."""
+
+    def __init__(self, host: InstanceHost, command: StartLoad) -> None:
+        self._host = host
+        self._command = command
+
+    def first_byte(self) -> None:
+        self._host.post(partial(self._host.load_started, self._command))
+
+    def layer_arrived(self, layer: int) -> None:
+        self._host.post(partial(self._host.layer_arrived, self._command, layer))
+
+    def completed(self, received_bytes: int) -> None:
+        self._host.post(partial(self._host.load_completed, self._command, received_bytes))
+
+    def failed(self, reason: str) -> None:
+        self._host.post(partial(self._host.load_failed, self._command, reason))
+
+    def forward_ended(self, sent_bytes: int, error: str | None) -> None:
+        """Nothing to tell: the next target reports its own load."""
+
+
+class _Sending:
+    """SendListener: the end of a send is the controller's business alone."""
+
+    def __init__(self, outbox: Outbox, command: StartSend) -> None:
+        self._outbox = outbox
+        self._command = command
+
+    def ended(self, sent_bytes: int, error: str | None) -> None:
+        command = self._command
+        self._outbox.to_controller(SendEnded(command.plan, command.source, sent_bytes, error))

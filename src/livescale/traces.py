@@ -1,0 +1,294 @@
+"""Request traces as values: read, write, cut, scale and generate lists of TraceRow.
+
+Ground floor: formats and arithmetic live here. Replaying a trace (sending its requests) does not,
+and neither does the environment: callers pass the data directory.
+
+The file format is CSV, plain or gzipped, with a header that names at least `arrival_s` (decimal
+seconds from the window's start, ascending, ties allowed), `input_tokens` and `output_tokens`.
+Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import gzip
+import io
+import math
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from livescale.types import Value
+
+_NS_PER_S = 1_000_000_000
+_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+_SUFFIXES = ("", ".csv", ".csv.gz")
+
+
+class TraceError(ValueError):
+    """A trace cannot be found or read; the message names the file and, where known, the line."""
+
+
+class TraceRow(Value, frozen=True):
+    """One request of a trace: when it arrives after the trace's start, and its lengths."""
+
+    arrival_ns: int
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """A trace in a few numbers; `duration_ns` runs from time 0 to the last arrival.
+
+    `second_requests_max` is the most requests in any second [t, t + 1 s), wherever it starts.
+    Means are None for an empty trace, the rate also for one that ends at time 0.
+    """
+
+    requests: int
+    duration_ns: int
+    requests_per_s_mean: float | None
+    second_requests_max: int
+    input_tokens_mean: float | None
+    output_tokens_mean: float | None
+
+
+def find_trace(name: str, data_dir: Path | None) -> Path:
+    """The file of a trace given as a path or as a name under `data_dir`/traces.
+
+    A path that exists wins. Raises TraceError that lists the names that are there.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    if data_dir is None:
+        raise TraceError(
+            f"trace '{name}' is not a file, and no data directory is known to look it up in"
+            " (set LIVESCALE_DATA to the directory that holds traces/)"
+        )
+    folder = data_dir / "traces"
+    for suffix in _SUFFIXES:
+        if (folder / f"{name}{suffix}").is_file():
+            return folder / f"{name}{suffix}"
+    present = sorted({path.name.split(".csv")[0] for path in folder.glob("*.csv*")})
+    listed = ", ".join(present) or "none"
+    raise TraceError(f"trace '{name}' is neither a file nor in {folder} (there: {listed})")
+
+
+def read_trace(path: Path) -> list[TraceRow]:
+    """All rows of a .csv or .csv.gz file. Raises TraceError naming file and line."""
+    reader = csv.reader(io.StringIO(_read_text(path), newline=""))
+    rows: list[TraceRow] = []
+    try:
+        columns = _columns(path, next(reader, []))
+        for cells in reader:
+            if cells:  # a blank line is not a row
+                rows.append(_row(cells, columns, rows[-1].arrival_ns if rows else 0))
+    except (ValueError, csv.Error) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{path}, line {reader.line_num}: {error}") from None
+    return rows
+
+
+def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
+    """Write the rows so that `read_trace` gives them back; gzipped if the name ends in .gz.
+
+    The same rows give the same bytes.
+    """
+    lines = [",".join(_COLUMNS)]
+    for row in rows:
+        seconds, rest_ns = divmod(row.arrival_ns, _NS_PER_S)
+        lines.append(f"{seconds}.{rest_ns:09d},{row.input_tokens},{row.output_tokens}")
+    content = ("\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+
+
+def upscale(rows: Sequence[TraceRow], factor: float, seed: int) -> list[TraceRow]:
+    """More (or fewer) requests with the temporal pattern preserved: TraceUpscaler's rule.
+
+    Each arrival is emitted floor(factor) times and once more with probability factor -
+    floor(factor), always at its own timestamp: time is never squeezed. The k-th emitted arrival
+    takes the token counts of the k-th source row, starting over when the source is exhausted.
+    Sajal et al., TraceUpscaler, EuroSys 2024. Raises ValueError for a negative factor.
+    """
+    if not (math.isfinite(factor) and factor >= 0):
+        raise ValueError(f"a trace cannot be scaled by {factor}")
+    copies = math.floor(factor)
+    rest = factor - copies
+    rng = random.Random(seed)
+    scaled: list[TraceRow] = []
+    for arrival in rows:
+        for _ in range(copies + (rng.random() < rest)):
+            payload = rows[len(scaled) % len(rows)]
+            scaled.append(TraceRow(arrival.arrival_ns, payload.input_tokens, payload.output_tokens))
+    return scaled
+
+
+def window(rows: Sequence[TraceRow], start_ns: int, stop_ns: int) -> list[TraceRow]:
+    """The rows that arrive in [start_ns, stop_ns), with arrivals counted from `start_ns`."""
+    return [
+        TraceRow(row.arrival_ns - start_ns, row.input_tokens, row.output_tokens)
+        for row in rows
+        if start_ns <= row.arrival_ns < stop_ns
+    ]
+
+
+def divide_lengths(rows: Sequence[TraceRow], divisor: int) -> list[TraceRow]:
+    """The same arrivals with lengths divided, rounded up: no request becomes empty."""
+    if divisor < 1:
+        raise ValueError(f"lengths cannot be divided by {divisor}")
+    return [
+        TraceRow(
+            row.arrival_ns,
+            max(1, -(-row.input_tokens // divisor)),
+            max(1, -(-row.output_tokens // divisor)),
+        )
+        for row in rows
+    ]
+
+
+def clip(rows: Sequence[TraceRow], input_max: int, output_max: int) -> tuple[list[TraceRow], int]:
+    """The rows with lengths of at most the limits, and how many rows had to be shortened."""
+    clipped = [
+        TraceRow(
+            row.arrival_ns, min(row.input_tokens, input_max), min(row.output_tokens, output_max)
+        )
+        for row in rows
+    ]
+    return clipped, sum(new != old for new, old in zip(clipped, rows, strict=True))
+
+
+def summary(rows: Sequence[TraceRow]) -> TraceSummary:
+    """Size, duration, rates and mean lengths of a trace."""
+    if not rows:
+        return TraceSummary(0, 0, None, 0, None, None)
+    arrivals = [row.arrival_ns for row in rows]
+    duration_ns = arrivals[-1]
+    count = len(rows)
+    second_max = max(
+        bisect.bisect_left(arrivals, arrival + _NS_PER_S) - first
+        for first, arrival in enumerate(arrivals)
+    )
+    return TraceSummary(
+        requests=count,
+        duration_ns=duration_ns,
+        requests_per_s_mean=count * _NS_PER_S / duration_ns if duration_ns else None,
+        second_requests_max=second_max,
+        input_tokens_mean=sum(row.input_tokens for row in rows) / count,
+        output_tokens_mean=sum(row.output_tokens for row in rows) / count,
+    )
+
+
+_BURST_SHAPE = (
+    (5, 0.35),  # the rise
+    (7, 0.80),
+    (9, 1.00),  # the peak
+    (11, 0.45),
+    (28, 0.09),  # a mild tail
+)
+"""(end in seconds, rate in parts of the peak): azurecode_0855_5min's first minute, smoothed."""
+
+_QUIET_RATE = 0.01
+"""Rate behind the tail, in parts of the peak."""
+
+
+def burst_trace(
+    seed: int,
+    duration_ns: int = 60 * _NS_PER_S,
+    *,
+    peak_per_s: float = 67.0,
+    input_tokens_p50: int = 1500,
+    input_tokens_max: int = 7437,
+    output_tokens_p50: int = 13,
+    output_tokens_max: int = 928,
+) -> list[TraceRow]:
+    """A generated trace with one sharp burst, a mild tail, then almost nothing.
+
+    Arrivals are Poisson with a rate that follows the first minute of the public window
+    azurecode_0855_5min; a shorter duration cuts the shape, it does not squeeze it. Lengths are
+    log-normal with the medians given, the spread of that window (means of about 2,000 and 26
+    tokens) and the given largest values.
+    """
+    rng = random.Random(seed)
+    return [
+        TraceRow(
+            arrival_ns,
+            _length(rng, input_tokens_p50, 0.85, input_tokens_max),
+            _length(rng, output_tokens_p50, 1.18, output_tokens_max),
+        )
+        for arrival_ns in _burst_arrivals(rng, duration_ns, peak_per_s)
+    ]
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _read_text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except OSError as error:  # gzip.BadGzipFile is one
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    except (EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: {error}") from None
+
+
+def _columns(path: Path, header: list[str]) -> tuple[int, int, int]:
+    missing = [name for name in _COLUMNS if name not in header]
+    if missing:
+        raise TraceError(f"{path}, line 1: the header lacks {', '.join(missing)}")
+    arrival, inputs, outputs = (header.index(name) for name in _COLUMNS)
+    return arrival, inputs, outputs
+
+
+def _row(cells: list[str], columns: tuple[int, int, int], after_ns: int) -> TraceRow:
+    """The row in these cells. Raises ValueError that says what is wrong with it."""
+    if len(cells) <= max(columns):
+        raise ValueError(f"{len(cells)} fields, at least {max(columns) + 1} expected")
+    arrival, inputs, outputs = (cells[column] for column in columns)
+    arrival_ns = _arrival_ns(arrival)
+    if arrival_ns < after_ns:
+        raise ValueError(f"arrival_s {arrival} comes after a later arrival")
+    return TraceRow(arrival_ns, _tokens("input_tokens", inputs), _tokens("output_tokens", outputs))
+
+
+def _arrival_ns(text: str) -> int:
+    try:
+        arrival_ns = int((Decimal(text) * _NS_PER_S).to_integral_value())
+    except (InvalidOperation, OverflowError, ValueError):
+        raise ValueError(f"arrival_s '{text}' is not a number of seconds") from None
+    if arrival_ns < 0:
+        raise ValueError(f"arrival_s {text} is negative")
+    return arrival_ns
+
+
+def _tokens(column: str, text: str) -> int:
+    try:
+        tokens = int(text)
+    except ValueError:
+        raise ValueError(f"{column} '{text}' is not a whole number") from None
+    if tokens < 1:
+        raise ValueError(f"{column} {text} is below 1")
+    return tokens
+
+
+def _burst_arrivals(rng: random.Random, duration_ns: int, peak_per_s: float) -> Iterator[int]:
+    """Arrivals of a Poisson process whose rate is constant over each piece of the shape."""
+    start_ns = 0
+    for stop_s, part in (*_BURST_SHAPE, (math.inf, _QUIET_RATE)):
+        stop_ns = min(duration_ns, stop_s * _NS_PER_S)
+        at_ns = float(start_ns)
+        # A Poisson process has no memory: each piece can start afresh.
+        while (at_ns := at_ns + rng.expovariate(peak_per_s * part) * _NS_PER_S) < stop_ns:
+            yield int(at_ns)
+        start_ns = int(stop_ns)
+        if start_ns >= duration_ns:
+            return
+
+
+def _length(rng: random.Random, median: int, sigma: float, largest: int) -> int:
+    return min(max(1, round(rng.lognormvariate(math.log(median), sigma))), largest)

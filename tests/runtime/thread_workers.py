@@ -1,0 +1,105 @@
+"""Workers without processes: InstanceHosts on threads, joined by real sockets."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from livescale.engine.executor import TorchExecutor
+from livescale.messages.commands import StartLoad
+from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.instance_host import InstanceHost
+from livescale.runtime.wire import (
+    Address,
+    AttemptFailed,
+    Order,
+    Submit,
+    Tokens,
+    WorkerEvent,
+)
+from livescale.topology import Device
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.types import FromStorage, Manifest, Upstream, WorkerRef
+
+WAIT_S = 60.0
+
+
+class ThreadWorker:
+    """One worker on a thread; everything it says lands in `said`."""
+
+    def __init__(self, number: int, arena_bytes: int, **data_plane: object) -> None:
+        self.ref = WorkerRef(number)
+        self.said: queue.Queue[object] = queue.Queue()
+        boot = WorkerBoot(
+            secret="",
+            worker=self.ref,
+            device=Device("cpu", "localhost", "leaf0", arena_bytes, 1 << 22),
+            controller=Address("127.0.0.1", 0),
+            threads=1,
+            block_tokens=16,
+            chunk_bytes=64 << 10,
+            run_tokens_max=64,
+            sequences_max=8,
+        )
+        self.arena = Arena(arena_bytes)
+        self.data_plane = DataPlane(
+            self.ref, self.arena, chunk_bytes=boot.chunk_bytes, **data_plane
+        )
+        executor = TorchExecutor(boot.device.kv_bytes, boot.block_tokens)
+        self.host = InstanceHost(boot, self.arena, executor, self.data_plane, self)
+        self._thread = threading.Thread(target=self.host.run, daemon=True)
+        self._thread.start()
+
+    def to_controller(self, event: WorkerEvent) -> None:
+        self.said.put(event)
+
+    def to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None:
+        self.said.put(message)
+
+    def load(
+        self,
+        instance: int,
+        manifest: Manifest,
+        upstream: Upstream,
+        forward_to: WorkerRef | None = None,
+        directory: str | None = None,
+        plan: int = 1,
+    ) -> None:
+        command = StartLoad(
+            instance=instance,
+            attempt=0,
+            worker=self.ref,
+            model=manifest.model,
+            plan=plan,
+            upstream=upstream,
+            forward_to=forward_to,
+            measure_capacity=isinstance(upstream, FromStorage),
+        )
+        self.host.post(partial(self.host.load, Order(command, manifest, directory)))
+
+    def submit(self, message: Submit) -> None:
+        self.host.post(partial(self.host.submit, "g0", message))
+
+    def heard(self, wanted: Callable[[object], bool]) -> list[object]:
+        """Everything said up to and including the first word that is wanted."""
+        words = []
+        while True:
+            word = self.said.get(timeout=WAIT_S)
+            words.append(word)
+            if wanted(word):
+                return words
+
+    def close(self) -> None:
+        self.host.stop()
+        self._thread.join(WAIT_S)
+        self.data_plane.close()
+
+
+def connect_all(workers: list[ThreadWorker]) -> None:
+    for a in workers:
+        for b in workers:
+            if a is not b:
+                a.data_plane.connect(b.ref, b.data_plane.address)
