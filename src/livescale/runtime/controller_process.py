@@ -215,7 +215,7 @@ class ControllerProcess:
                 wire.close()
                 break
             self._push(message)
-        _log.warning("worker %s is gone: %s", hello.worker, wire.error)
+        _log.info("worker %s is gone: %s", hello.worker, wire.error)
         del self._workers[hello.worker], self._peers[hello.worker]
         self._lost[hello.worker] = None
         self._push(WorkerLost(hello.worker, wire.error or "connection closed"))
@@ -240,7 +240,7 @@ class ControllerProcess:
                 wire.error = f"a gateway sent {type(message).__name__}"
                 wire.close()
                 break
-        _log.warning("gateway %s is gone: %s", name, wire.error)
+        _log.info("gateway %s is gone: %s", name, wire.error)
         if self._gateways.get(name) is wire:
             del self._gateways[name]
             for request in [r for r, g in self._gateway_of.items() if g == name]:

@@ -92,7 +92,7 @@ class Peer(Value, frozen=True):
 
 
 class Peers(Value, frozen=True, tag=True):
-    """All living workers: open connections to those that are new, close those that are gone."""
+    """The living workers that the controller knows: open connections to those that are new."""
 
     peers: tuple[Peer, ...]
 

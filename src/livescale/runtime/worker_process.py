@@ -152,13 +152,14 @@ class WorkerSockets:
             self.host.post(partial(self.host.release, order))
 
     def _meet(self, message: Peers) -> None:
-        """Open a connection to every new worker before anything is sent over it."""
-        others = {p.worker: p.data_address for p in message.peers if p.worker != self._boot.worker}
-        for worker in self._data_plane.connected():
-            if worker not in others:
-                self._data_plane.disconnect(worker)
-        for worker, address in others.items():
-            self._connect(worker, address)
+        """Open a connection to every new worker before anything is sent over it.
+
+        Nothing is closed here: a restarted controller learns of the workers one by one, and a
+        dead worker's connection breaks by itself.
+        """
+        for peer in message.peers:
+            if peer.worker != self._boot.worker:
+                self._connect(peer.worker, peer.data_address)
 
     def _connect(self, worker: WorkerRef, address: Address) -> None:
         try:

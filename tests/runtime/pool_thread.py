@@ -1,0 +1,70 @@
+"""A whole pool, with all its processes, for a test: started and stopped on a thread's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from livescale.config import load_config
+from livescale.runtime.supervisor import Pool
+
+Result = TypeVar("Result")
+START_S = 120.0
+STOP_S = 60.0
+
+
+class LocalPool:
+    """A pool with its own event loop; `with` it starts, and at the end it drains."""
+
+    def __init__(self, model: Path, scratch: Path, model_settings: str = "", **flags: object):
+        file = scratch / "pool.yaml"
+        file.write_text(f"models:\n  - path: {model}\n    name: tiny\n{model_settings}")
+        self.record = scratch / "record.jsonl"
+        settings = {"port": 0, "record": str(self.record), "arena_bytes": "8MiB", "kv_bytes": "8MiB"}
+        config = load_config(file, [], {}, settings | flags)
+        self.pool = Pool(config)
+        self.url = self.pool.base_url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> LocalPool:
+        self._thread.start()
+        self.call(self.pool.__aenter__(), START_S)
+        self.call(self.pool.ready(), START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call(self.pool.stop(), STOP_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_S)
+
+    def call(self, work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def gauge(self, name: str) -> int:
+        """Sum of a gauge's samples in /metrics."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        rows = [line for line in text.splitlines() if line.startswith(f"livescale_{name}")]
+        return sum(int(float(row.rsplit(" ", 1)[1])) for row in rows)
+
+    def serving(self) -> int:
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        rows = [r for r in text.splitlines() if "instances{" in r and 'state="serving"' in r]
+        return sum(int(float(row.rsplit(" ", 1)[1])) for row in rows)
+
+
+def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Ask again and again, for as long as a slow machine may need; the wait has no other effect."""
+    deadline = threading.Event()
+    timer = threading.Timer(timeout_s, deadline.set)
+    timer.start()
+    try:
+        while not is_true():
+            assert not deadline.wait(0.02), f"never came true: {what}"
+    finally:
+        timer.cancel()
