@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 import yaml
 
+from livescale.slo import SloError, parse_slo
 from livescale.types import Value
 
 _ENVIRONMENT_PREFIX = "LIVESCALE_"
@@ -415,6 +416,10 @@ def _check(config: PoolConfig) -> None:
     _at_most(config, "chunk_bytes", "arena_bytes")
     # Each running request computes at least one token per run, or its decoding would starve.
     _at_most(config, "sequences_max", "run_tokens_max")
+    try:
+        parse_slo(config.slo)
+    except SloError as error:
+        raise ConfigError(f"slo: {error}") from None
     _check_models(config)
 
 

@@ -1,4 +1,4 @@
-"""A whole pool, with all its processes, for a test: started and stopped on a thread's event loop."""
+"""A whole pool, with all its processes, for a test: it lives on a thread's event loop."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class LocalPool:
         file = scratch / "pool.yaml"
         file.write_text(f"models:\n  - path: {model}\n    name: tiny\n{model_settings}")
         self.record = scratch / "record.jsonl"
-        settings = {"port": 0, "record": str(self.record), "arena_bytes": "8MiB", "kv_bytes": "8MiB"}
-        config = load_config(file, [], {}, settings | flags)
+        settings = {"port": 0, "record": str(self.record)}
+        sizes = {"arena_bytes": "8MiB", "kv_bytes": "8MiB"}
+        config = load_config(file, [], {}, settings | sizes | flags)
         self.pool = Pool(config)
         self.url = self.pool.base_url
         self._loop = asyncio.new_event_loop()

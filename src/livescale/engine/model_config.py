@@ -19,7 +19,7 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
+class ModelShape:
     """Sizes of a decoder-only model. `is_tied`: the head computes with the embedding's weights."""
 
     architecture: str
@@ -33,7 +33,7 @@ class ModelConfig:
     is_tied: bool
 
 
-def parse_config(text: str, where: str) -> ModelConfig:
+def parse_config(text: str, where: str) -> ModelShape:
     """The sizes in a config.json; `where` names it in errors.
 
     Raises ModelError when it is not JSON, lacks a field, or describes a model that cannot run.
@@ -48,7 +48,7 @@ def parse_config(text: str, where: str) -> ModelConfig:
     kv_heads = _positive(fields, "num_key_value_heads", where, heads)
     if heads % kv_heads:
         raise ModelError(f"{where}: {heads} attention heads do not share {kv_heads} KV heads")
-    return ModelConfig(
+    return ModelShape(
         architecture=architecture,
         decoder_layers=_positive(fields, "num_hidden_layers", where),
         hidden_size=hidden_size,

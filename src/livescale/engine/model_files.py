@@ -22,7 +22,7 @@ from livescale.engine.checkpoint import (
     stored_tensors,
 )
 from livescale.engine.errors import ModelError
-from livescale.engine.model_config import ModelConfig, parse_config, parse_object
+from livescale.engine.model_config import ModelShape, parse_config, parse_object
 from livescale.types import LayerEntry, Manifest, ModelSpec, TensorEntry
 
 TENSOR_ALIGN_BYTES = 64  # a cache line, and enough for every vector load
@@ -37,9 +37,9 @@ _DECODER_TENSOR = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)")
 #: Not parameters: old checkpoints carry the rope table, which the modules compute.
 _IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
-#: Tensors of a decoder layer in the order of use; q, k, v and gate, up are neighbours, so that
-#: each group can be run as one matrix. Others follow by name.
-_DECODER_ORDER = (
+#: Tensors of a layer in the order of use; q, k, v and gate, up are neighbours, so that each group
+#: can be run as one matrix. Others follow by name.
+_ORDER = (
     "input_layernorm.weight",
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
@@ -56,6 +56,8 @@ _DECODER_ORDER = (
     "mlp.up_proj.bias",
     "mlp.down_proj.weight",
     "mlp.down_proj.bias",
+    FINAL_NORM,
+    LM_HEAD,
 )
 
 
@@ -121,7 +123,7 @@ def model_spec(manifest: Manifest) -> ModelSpec:
     )
 
 
-def kv_bytes_per_token(manifest: Manifest, config: ModelConfig) -> int:
+def kv_bytes_per_token(manifest: Manifest, config: ModelShape) -> int:
     """Bytes of keys and values that one position takes in all decoder layers together."""
     per_layer = 2 * config.kv_heads * config.head_dim * ITEM_BYTES[manifest.dtype]
     return config.decoder_layers * per_layer
@@ -166,13 +168,13 @@ def _config_text(directory: Path) -> str:
     return read_text(path)
 
 
-def _plan_layers(directory: Path, config: ModelConfig) -> list[_LayerPlan]:
+def _plan_layers(directory: Path, config: ModelShape) -> list[_LayerPlan]:
     layers = _group_by_layer(directory, config)
     _check_decoder_layers(directory, layers[1:-1])
     return [_plan(tensors) for tensors in layers]
 
 
-def _group_by_layer(directory: Path, config: ModelConfig) -> list[dict[str, StoredTensor]]:
+def _group_by_layer(directory: Path, config: ModelShape) -> list[dict[str, StoredTensor]]:
     """Tensors of layers 0…L+1 by their names inside the layer's module."""
     head = config.decoder_layers + 1
     layers: list[dict[str, StoredTensor]] = [{} for _ in range(head + 1)]
@@ -198,9 +200,7 @@ def _group_by_layer(directory: Path, config: ModelConfig) -> list[dict[str, Stor
     return layers
 
 
-def _check_ends(
-    directory: Path, config: ModelConfig, layers: list[dict[str, StoredTensor]]
-) -> None:
+def _check_ends(directory: Path, config: ModelShape, layers: list[dict[str, StoredTensor]]) -> None:
     """Embedding, final norm and head are there, in the sizes of the configuration."""
     table = (config.vocab_size, config.hidden_size)
     required = [
@@ -239,8 +239,8 @@ def _check_decoder_layers(directory: Path, decoders: list[dict[str, StoredTensor
 
 
 def _plan(tensors: Mapping[str, StoredTensor]) -> _LayerPlan:
-    order = {name: rank for rank, name in enumerate(_DECODER_ORDER)}
-    names = sorted(tensors, key=lambda name: (order.get(name, len(order)), name))
+    ranks = {name: rank for rank, name in enumerate(_ORDER)}
+    names = sorted(tensors, key=lambda name: (ranks.get(name, len(ranks)), name))
     entries = []
     offset_bytes = 0
     for name in names:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 TOLERANCE_STDS = 1e-5
 """Distance from the maximal logit, in standard deviations, that counts as a tie."""
@@ -42,6 +43,7 @@ class GreedyOracle:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         auto: Any = AutoModelForCausalLM
         self._model = auto.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
         self._model.eval()

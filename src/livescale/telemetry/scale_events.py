@@ -23,10 +23,11 @@ from livescale.messages.events import (
     LoadFailed,
     LoadStarted,
     Released,
+    WorkerJoined,
     WorkerLost,
 )
 from livescale.telemetry.record import LoadPhases, ScaleLine
-from livescale.types import InstanceId
+from livescale.types import InstanceId, WorkerRef
 
 
 class ScaleTracker:
@@ -40,6 +41,8 @@ class ScaleTracker:
         self._open: list[ScaleLine] = []
         #: instances of open events that are still awaited, per event
         self._awaited: list[dict[InstanceId, None]] = []
+        #: where living instances are: a Drain does not say it
+        self._worker_of: dict[InstanceId, WorkerRef] = {}
 
     def observe(
         self,
@@ -88,15 +91,19 @@ class ScaleTracker:
             phases = LoadPhases(command.instance, command.worker, str(command.upstream))
             self._replace(len(self._open) - 1, loads=(*self._open[-1].loads, phases))
             self._awaited[-1][command.instance] = None
+            self._worker_of[command.instance] = command.worker
         elif isinstance(command, Drain):
             self._awaited[-1][command.instance] = None
         elif isinstance(command, Resume):
-            self._forget(command.instance)
+            self._forget(command.instance, is_up=False)
         elif isinstance(command, Release):
-            self._forget_unused(command.instance)
+            # A scale-up whose instance is released before its first token is finished.
+            self._forget(command.instance, is_up=True)
 
     def _absorb(self, now_ns: int, event: AnyEvent) -> None:
-        if isinstance(event, LoadStarted):
+        if isinstance(event, WorkerJoined):
+            self._joined(event)
+        elif isinstance(event, LoadStarted):
             self._phase(event.instance, first_byte_ns=now_ns)
         elif isinstance(event, LayerArrived):
             self._phase(event.instance, first_layer_ns=now_ns)
@@ -104,14 +111,21 @@ class ScaleTracker:
             self._phase(event.instance, first_layer_ns=now_ns, loaded_ns=now_ns)
         elif isinstance(event, LoadFailed):
             self._phase(event.instance, failed=event.reason)
-            self._forget(event.instance)
+            self._gone(event.instance)
         elif isinstance(event, InstanceReported) and event.emitted_tokens:
             if self._phase(event.instance, first_token_ns=now_ns):
-                self._forget(event.instance)
+                self._forget(event.instance, is_up=True)
         elif isinstance(event, Released):
             self._released(now_ns, event.instance)
         elif isinstance(event, WorkerLost):
-            self._lost(event)
+            self._lost(event.worker, event.reason)
+
+    def _joined(self, event: WorkerJoined) -> None:
+        for worker in list(self._worker_of.values()):
+            if worker.worker == event.worker.worker and worker < event.worker:
+                self._lost(worker, f"{event.worker} took its place")
+        if event.report is not None:
+            self._worker_of[event.report.instance] = event.worker
 
     def _phase(self, instance: InstanceId, **values: int | str) -> bool:
         """Set phases that are not known yet on the load of this instance."""
@@ -131,22 +145,24 @@ class ScaleTracker:
                 released = {**self._open[index].released_ns, instance: now_ns}
                 self._replace(index, released_ns=released)
                 del awaited[instance]
+        self._gone(instance)
 
-    def _lost(self, event: WorkerLost) -> None:
-        for line in self._open:
-            for load in line.loads:
-                if load.worker == event.worker:
-                    self._phase(load.instance, failed=f"worker lost: {event.reason}")
-                    self._forget(load.instance)
+    def _lost(self, worker: WorkerRef, reason: str) -> None:
+        for instance in [i for i, held_by in self._worker_of.items() if held_by == worker]:
+            if any(instance in awaited for awaited in self._awaited):
+                self._phase(instance, failed=f"worker lost: {reason}")
+            self._gone(instance)
 
-    def _forget(self, instance: InstanceId) -> None:
-        for awaited in self._awaited:
-            awaited.pop(instance, None)
+    def _gone(self, instance: InstanceId) -> None:
+        """Nobody waits any more for an instance that is no more."""
+        self._worker_of.pop(instance, None)
+        self._forget(instance, is_up=True)
+        self._forget(instance, is_up=False)
 
-    def _forget_unused(self, instance: InstanceId) -> None:
-        """A scale-up whose instance is released before its first token is finished."""
+    def _forget(self, instance: InstanceId, *, is_up: bool) -> None:
+        """Scale-ups, or scale-downs, do not wait for the instance any more."""
         for line, awaited in zip(self._open, self._awaited, strict=True):
-            if line.loads:
+            if bool(line.loads) == is_up:
                 awaited.pop(instance, None)
 
     def _take_finished(self) -> list[ScaleLine]:

@@ -1,0 +1,1 @@
+"""Clients of an OpenAI-compatible server: they talk HTTP and know nothing of the pool behind it."""

@@ -1,0 +1,1 @@
+"""Figures from measured requests, and plain text to show them."""

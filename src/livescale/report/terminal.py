@@ -1,0 +1,108 @@
+"""Plain text for a terminal: aligned tables, durations and step charts in ASCII, no colours.
+
+Functions return lines or strings and print nothing. Which figures are shown is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+WIDTH_CHARS = 90
+"""Width that charts fill unless told otherwise."""
+
+_NS_PER_S = 1_000_000_000
+_LABEL_CHARS = 6
+_CHART_ROWS_MAX = 16
+_ABSENT = "-"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The rows in aligned columns under a ruled header; numbers and absent values to the right.
+
+    None is shown as "-", floats with three significant digits. All rows are as long as the header.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    columns = range(len(header))
+    widths = [max(len(line[c]) for line in [list(header), *cells]) for c in columns]
+    is_right = [
+        all(value is None or isinstance(value, int | float) for value in column)
+        for column in ([row[c] for row in rows] for c in columns)
+    ]
+
+    def line(texts: Sequence[str]) -> str:
+        fitted = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(texts, widths, is_right, strict=True)
+        )
+        return "  ".join(fitted).rstrip()
+
+    return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, cells)])
+
+
+def seconds(value_s: float | None) -> str:
+    """A duration as a person reads it: "12.3 ms", "1.23 s"; "-" if there is none."""
+    if value_s is None:
+        return _ABSENT
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(value_s) * factor >= 1:
+            return f"{_digits(value_s * factor)} {unit}"
+    return "0 s" if value_s == 0 else f"{_digits(value_s * 1e6)} us"
+
+
+def step_chart(
+    title: str,
+    steps: Sequence[tuple[int, int]],
+    until_ns: int,
+    width_chars: int = WIDTH_CHARS,
+) -> str:
+    """A count over time, one line per level, "#" where the count reaches it.
+
+    `steps` are (time, count from then on) in ascending time; before the first the count is 0. The
+    chart shows [0, until_ns). A column shows the largest count of its time, so that no short peak
+    is lost; levels are thinned out when there are too many for the screen.
+    """
+    columns = max(1, width_chars - _LABEL_CHARS - 3)
+    heights = _column_heights(steps, until_ns, columns)
+    highest = max(heights)
+    stride = max(1, -(-highest // _CHART_ROWS_MAX))
+    lines = [title]
+    for level in range(-(-highest // stride) * stride, 0, -stride):
+        bar = "".join("#" if height > level - stride else " " for height in heights)
+        lines.append(f"{level:>{_LABEL_CHARS}} | {bar}".rstrip())
+    margin = " " * (_LABEL_CHARS + 1)
+    lines.append(f"{margin}+{'-' * (columns + 1)}")
+    end = seconds(until_ns / _NS_PER_S)
+    lines.append(f"{margin}  0 s{end:>{max(0, columns - 3)}}")
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return _ABSENT
+    return _digits(value) if isinstance(value, float) else str(value)
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, never in exponent form above 0.001."""
+    magnitude = abs(value)
+    if magnitude >= 100 or value == 0:
+        return f"{value:.0f}"
+    if magnitude < 0.001:
+        return f"{value:.2e}"
+    decimals = 1 if magnitude >= 10 else 2 if magnitude >= 1 else 3
+    return f"{value:.{decimals}f}"
+
+
+def _column_heights(steps: Sequence[tuple[int, int]], until_ns: int, columns: int) -> list[int]:
+    """The largest count within each of `columns` equal parts of [0, until_ns)."""
+    times = [at_ns for at_ns, _ in steps]
+    heights = []
+    for column in range(columns):
+        start_ns = until_ns * column // columns
+        stop_ns = until_ns * (column + 1) // columns
+        first = bisect.bisect_right(times, start_ns) - 1  # the step that holds at the start
+        last = bisect.bisect_left(times, stop_ns)
+        counts = [count for _, count in steps[max(first, 0) : max(last, first + 1)]]
+        heights.append(max(counts, default=0))
+    return heights

@@ -1,0 +1,39 @@
+"""Models that are made once for all engine tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_instance import load
+from transformers import AutoModelForCausalLM
+
+from livescale.engine.executor import TorchExecutor
+from livescale.engine.make import make_model
+from livescale.engine.oracle import GreedyOracle
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with `tiny`, `tied` (sharded, fp32) and `bf16` (a single file)."""
+    root = tmp_path_factory.mktemp("models")
+    make_model(root / "tiny", "tiny", seed=7)
+    make_model(root / "tied", "tiny", seed=8, tied=True)
+    AutoModelForCausalLM.from_pretrained(root / "tiny", dtype=torch.bfloat16).save_pretrained(
+        root / "bf16"
+    )
+    return root
+
+
+@pytest.fixture(scope="session")
+def oracles(models: Path) -> dict[str, GreedyOracle]:
+    return {name: GreedyOracle(models / name) for name in ("tiny", "tied")}
+
+
+@pytest.fixture(scope="session")
+def executors(models: Path) -> dict[str, TorchExecutor]:
+    """Complete executors. Their pools keep what earlier tests wrote, as in a serving instance."""
+    return {name: load(models / name, kv_bytes=4 << 20)[0] for name in ("tiny", "tied")}

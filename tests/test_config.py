@@ -1,0 +1,271 @@
+"""Configuration: precedence, strictness, and messages that name what and where."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from livescale.config import (
+    MODEL_SETTINGS,
+    SETTINGS,
+    ConfigError,
+    ModelConfig,
+    PoolConfig,
+    add_flags,
+    given_flags,
+    load_config,
+    settings_table_markdown,
+)
+
+BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+def loaded(
+    text: str | None = None,
+    tmp_path: Path | None = None,
+    models: tuple[str, ...] = ("/models/tiny",),
+    environ: dict[str, str] | None = None,
+    **flags: object,
+) -> PoolConfig:
+    path = None
+    if text is not None:
+        assert tmp_path is not None
+        path = tmp_path / "pool.yaml"
+        path.write_text(text)
+    return load_config(path, list(models), environ or {}, flags)
+
+
+def message(*arguments: object, **options: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        loaded(*arguments, **options)  # type: ignore[arg-type]
+    return str(raised.value)
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+
+def test_every_field_but_models_is_a_setting_with_help() -> None:
+    assert [s.name for s in SETTINGS] == [
+        f.name for f in msgspec.structs.fields(PoolConfig) if f.name != "models"
+    ]
+    assert [s.name for s in MODEL_SETTINGS] == [f.name for f in msgspec.structs.fields(ModelConfig)]
+    assert all(s.about.help and s.type in ("int", "str") for s in SETTINGS + MODEL_SETTINGS)
+
+
+def test_defaults_pass_their_own_checks() -> None:
+    config = loaded()
+    for setting in SETTINGS:
+        assert getattr(config, setting.name) == setting.default
+        assert (setting.default is None) <= setting.is_optional
+    assert loaded(**{s.name: s.default for s in SETTINGS}) == config
+
+
+def test_documentation_names_every_setting() -> None:
+    table = settings_table_markdown()
+    for setting in SETTINGS:
+        assert f"| `{setting.name}` | `{setting.variable}` |" in table
+    for setting in MODEL_SETTINGS:
+        assert f"| `{setting.name}` |" in table
+    widths = {line.count("|") for line in table.splitlines() if line}
+    assert widths == {7, 6}
+    assert "1GiB" in table
+    assert "256MiB" in table
+
+
+# -- precedence -----------------------------------------------------------------------------------
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    text = "port: 1\nworkers: 5\nsettle_ms: 6"
+    environ = {"LIVESCALE_PORT": "2", "LIVESCALE_WORKERS": "7", "PATH": "x", "LIVESCALE_DATA": "y"}
+    config = loaded(text, tmp_path, environ=environ, port="3")
+    assert (config.port, config.workers, config.settle_ms, config.block_tokens) == (3, 7, 6, 16)
+
+
+def test_models_of_the_command_line_join_those_of_the_file(tmp_path: Path) -> None:
+    text = (
+        "models:\n  - path: a\n    name: first\n    max_replicas: 2\n  - sub/b/\n  - path: /abs/c\n"
+    )
+    config = loaded(text, tmp_path, models=("rel/d",), workers=4)
+    assert [(m.name, m.path) for m in config.models] == [
+        ("first", str(tmp_path / "a")),
+        ("b", str(tmp_path / "sub/b")),
+        ("c", "/abs/c"),
+        ("d", "rel/d"),
+    ]
+    assert [m.max_replicas for m in config.models] == [2, None, None, None]
+
+
+def test_none_can_be_said_everywhere(tmp_path: Path) -> None:
+    text = "uplink_bytes_per_s: 1MB\ndownlink_bytes_per_s: 1MB\nrecord: r.jsonl"
+    config = loaded(text, tmp_path, environ={"LIVESCALE_UPLINK_BYTES_PER_S": "none"}, record="None")
+    assert config.uplink_bytes_per_s is None
+    assert config.downlink_bytes_per_s == 1_000_000
+    assert config.record is None
+    assert loaded("uplink_bytes_per_s: null", tmp_path).uplink_bytes_per_s is None
+
+
+def test_flags_are_made_from_the_table() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model_path", nargs="*")
+    add_flags(parser)
+    arguments = parser.parse_args(["m", "--arena-bytes", "512MiB", "--port", "9", "--record", "r"])
+    assert given_flags(arguments) == {"arena_bytes": "512MiB", "port": "9", "record": "r"}
+    config = loaded(**given_flags(arguments))
+    assert (config.arena_bytes, config.port, config.record) == (512 << 20, 9, "r")
+    shown = parser.format_help()
+    assert all(setting.flag in shown for setting in SETTINGS)
+
+
+def test_config_survives_encoding() -> None:
+    config = loaded()
+    assert msgspec.json.decode(msgspec.json.encode(config), type=PoolConfig) == config
+
+
+# -- amounts of bytes -----------------------------------------------------------------------------
+
+
+@given(st.integers(1, 1023), st.sampled_from(["K", "M", "G"]))
+def test_binary_and_decimal_units(number: int, prefix: str) -> None:
+    power = "KMG".index(prefix) + 1
+    environ = {"LIVESCALE_UPLINK_BYTES_PER_S": f"{number}{prefix}iB"}
+    assert loaded(environ=environ).uplink_bytes_per_s == number * 1024**power
+    assert loaded(uplink_bytes_per_s=f"{number + 2} {prefix}B/s").uplink_bytes_per_s == (
+        (number + 2) * 1000**power
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("1.5GiB", 3 << 29), ("2000000", 2_000_000), ("2000000B", 2_000_000), ("1536k", 1_536_000)],
+)
+def test_amounts_in_a_file(tmp_path: Path, text: str, amount: int) -> None:
+    assert loaded(f"arena_bytes: {text}", tmp_path).arena_bytes == amount
+
+
+@pytest.mark.parametrize("text", ["1Gbit", "lots", "-1MiB", "1 000", "'1MiB '' '", "1e9"])
+def test_other_amounts_are_refused(tmp_path: Path, text: str) -> None:
+    assert "arena_bytes" in message(f"arena_bytes: {text}", tmp_path)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 1", ["unknown setting 'prot'", "nearest known: 'port'"]),
+        ("model: []", ["unknown setting 'model'", "'models'"]),
+        ("1: 2", ["unknown setting '1'"]),
+        ("port: http", ["port must be a whole number, not 'http'"]),
+        ("port: '80'", ["port must be a whole number, not '80'"]),
+        ("port: 1.5", ["port must be a whole number, not 1.5"]),
+        ("port: yes", ["port must be a whole number, not yes or no"]),
+        ("port: null", ["port must be a whole number, not nothing"]),
+        ("port: [1]", ["port must be a whole number, not a list"]),
+        ("port: 65536", ["port is 65536, above the largest value 65535"]),
+        ("workers: 0", ["workers is 0, below the least value 1"]),
+        ("host: 5", ["host must be text, not 5"]),
+        ("host: ''", ["host is empty"]),
+        ("log_level: loud", ["log_level is 'loud', not one of debug, info, warning, error"]),
+        ("arena_bytes: 1.0000001KiB", ["not a whole number of bytes"]),
+        ("port: 1\nport: 2", ["line 2, column 1: 'port' stands twice"]),
+        ("port: [1", ["line 1"]),
+        ("a: b: c", ["line 1, column 5"]),
+        ("- port", ["the file must be a mapping of keys to values, not a list"]),
+        ("port: 2024-13-45", ["month must be in 1..12"]),
+        ("models: tiny", ["models must be a list, not 'tiny'"]),
+        ("models: [5]", ["models[0] must be a mapping", "not 5"]),
+        ("models: [{name: a}]", ["models[0]: path is missing"]),
+        ("models: [{path: a, min_replica: 1}]", ["models[0].", "'min_replica'", "'min_replicas'"]),
+        ("models: [{path: a, min_replicas: 0}]", ["models[0].min_replicas is 0, below"]),
+        ("models: [{path: a, kv_blocks: x}]", ["models[0].kv_blocks must be a whole number"]),
+    ],
+)
+def test_mistakes_in_a_file_are_named_with_the_file(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    problem = message(text, tmp_path)
+    assert problem.startswith(str(tmp_path / "pool.yaml"))
+    for word in words:
+        assert word in problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            {"token_rate_lower_percent": 91},
+            "token_rate_lower_percent is 91, above token_rate_upper_percent 90",
+        ),
+        ({"prefill_queue_upper_ms": "499"}, "prefill_queue_lower_ms is 500, above"),
+        ({"kv_upper_percent": 74}, "kv_lower_percent is 75, above kv_upper_percent 74"),
+        ({"chunk_bytes": "2MiB", "arena_bytes": "1MiB"}, "chunk_bytes is 2097152, above arena"),
+        ({"chunk_bytes": "17MiB"}, "chunk_bytes is 17825792 bytes, above the largest value"),
+        ({"sequences_max": 513}, "sequences_max is 513, above run_tokens_max 512"),
+        ({"port": "many"}, "port must be a whole number, not 'many'"),
+        ({"port": ""}, "port must be a whole number, not ''"),
+        ({"record": ""}, "record is empty"),
+        ({"workerz": 1}, "unknown setting 'workerz' (nearest known: 'workers')"),
+    ],
+)
+def test_contradictions_and_bad_flags_are_named(flags: dict[str, object], words: str) -> None:
+    assert words in message(**flags)
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ("[{path: a, max_replicas: 4}]", "a: max_replicas is 4, above workers 3"),
+        ("[{path: a, min_replicas: 4}]", "a: min_replicas is 4, above workers 3"),
+        (
+            "[{path: a, min_replicas: 3, max_replicas: 2}]",
+            "a: min_replicas is 3, above max_replicas 2",
+        ),
+        ("[x/a, y/a]", "'a' names both"),
+        ("[a, b, c, d]", "min_replicas add up to 4, above workers 3"),
+        ("[]", "models: none given"),
+        ("[/]", "models: '/' gives no name"),
+    ],
+)
+def test_contradictions_of_models_are_named(tmp_path: Path, models: str, words: str) -> None:
+    assert words in message(f"models: {models}", tmp_path, models=())
+
+
+def test_unknown_and_wrong_variables_are_named() -> None:
+    unknown = message(environ={"LIVESCALE_PROT": "1"})
+    assert "unknown variable 'LIVESCALE_PROT' (nearest known: 'LIVESCALE_PORT')" in unknown
+    assert "environment: port must be" in message(environ={"LIVESCALE_PORT": "x"})
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        load_config(tmp_path / "nowhere.yaml", ["a"], {}, {})
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(tmp_path, ["a"], {}, {})
+    (tmp_path / "latin.yaml").write_bytes(b"host: \xff")
+    with pytest.raises(ConfigError, match=r"latin\.yaml: is not UTF-8"):
+        load_config(tmp_path / "latin.yaml", ["a"], {}, {})
+
+
+def test_anchors_and_merges_are_understood(tmp_path: Path) -> None:
+    text = "models:\n  - &one {path: a, max_replicas: 2}\n  - {<<: *one, path: b}\n"
+    config = loaded(text, tmp_path, models=())
+    assert [(m.name, m.max_replicas) for m in config.models] == [("a", 2), ("b", 2)]
+
+
+@given(st.text(max_size=40))
+def test_no_text_escapes_as_another_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(text, encoding="utf-8", errors="ignore")
+    try:
+        load_config(path, ["a"], {}, {})
+    except ConfigError as error:
+        assert "any.yaml" in str(error)  # noqa: PT017 (both ways out are allowed)

@@ -1,0 +1,149 @@
+"""The house keeps its shape: imports point down, pure floors stay pure, words stay in use."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "livescale"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+#: what each floor may import of livescale, besides itself
+GROUND = {"types", "config", "topology", "messages", "traces", "slo"}
+FLOORS = {
+    **dict.fromkeys(GROUND, GROUND),
+    "batching": GROUND,
+    "control": GROUND,
+    "telemetry": GROUND | {"control"},
+    "transfer": GROUND,
+    "engine": GROUND | {"batching"},
+    "gateway": GROUND,
+    "client": GROUND,
+    "report": GROUND | {"telemetry"},
+    "sim": GROUND | {"batching", "control", "telemetry"},
+    "runtime": GROUND | {"batching", "control", "telemetry", "transfer", "engine", "gateway"},
+    "cli": GROUND
+    | {"batching", "control", "telemetry", "transfer", "engine", "gateway"}
+    | {"client", "report", "sim", "runtime"},
+}
+
+#: all that the pure floors may use of other packages: values, containers, arithmetic
+PURE_MODULES = {
+    "__future__",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "heapq",
+    "itertools",
+    "math",
+    "msgspec",
+    "typing",
+}
+#: torch and transformers live in the engine alone (the worker sets torch's threads)
+HEAVY = {"torch", "transformers"}
+HEAVY_HOMES = {"engine", "runtime/worker_process.py"}
+
+BANNED = {
+    r"class \w*(Manager|Helper|Replica)\b": "say what it does",
+    r"\b(TODO|FIXME|XXX)\b": "do it, or write an issue",
+    r"\bpickle\b": "msgspec: nothing from the network is unpickled",
+    r"0\.0\.0\.0": "127.0.0.1",
+}
+
+
+def floor(path: Path) -> str:
+    parts = path.relative_to(SOURCE).parts
+    return parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> list[tuple[str, int]]:
+    """Full names of everything a file imports, wherever in the file, with the line."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names.append((node.module or "", node.lineno))
+            names += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    own = floor(path)
+    if own == "__init__":
+        return
+    for name, line in imported(path):
+        parts = name.split(".")
+        if parts[0] != "livescale" or len(parts) < 2 or parts[1] == "__version__":
+            continue
+        assert parts[1] == own or parts[1] in FLOORS[own], f"{path}:{line}: {own} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_pure_floors_use_pure_modules(path: Path) -> None:
+    if floor(path) not in ("control", "batching"):
+        return
+    for name, line in imported(path):
+        package = name.split(".")[0]
+        assert package in PURE_MODULES | {"livescale"}, f"{path}:{line}: {name} is not pure"
+
+
+def test_heavy_libraries_stay_in_the_engine() -> None:
+    for path in FILES:
+        where = str(path.relative_to(SOURCE))
+        if floor(path) in HEAVY_HOMES or where in HEAVY_HOMES:
+            continue
+        heavy = [name for name, _ in imported(path) if name.split(".")[0] in HEAVY]
+        assert not heavy, f"{where} imports {heavy}"
+
+
+def test_no_import_cycles_between_files() -> None:
+    modules = {module_name(path): path for path in FILES}
+    graph = {
+        name: {imp for imp, _ in imported(path) if imp in modules and imp != name}
+        for name, path in modules.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"import cycle: {' -> '.join((*trail, name))}"
+        if name not in done:
+            for following in sorted(graph[name]):
+                visit(following, (*trail, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_one_class_per_word() -> None:
+    seen: dict[str, Path] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert node.name not in seen, f"{node.name}: {seen[node.name]} and {path}"
+                seen[node.name] = path
+
+
+def test_banned_words() -> None:
+    for path in FILES:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for pattern, instead in BANNED.items():
+                assert not re.search(pattern, line), f"{path}:{number}: {line.strip()}: {instead}"
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    for path in FILES:
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
