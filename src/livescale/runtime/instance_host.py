@@ -142,10 +142,11 @@ class InstanceHost:
         assert manifest is not None
         assert self._assigned is None, f"{self!r} is given {command.model}"
         try:
-            self._arena.check_fits(manifest)
+            # First, so that bytes flow while the modules are built, and so that the next worker in
+            # the chain is told if this one cannot take the model.
             if isinstance(command.upstream, FromWorker):
                 self._receive(command, manifest)
-            # Bytes may flow already: building the modules overlaps with the first layers.
+            self._arena.check_fits(manifest)
             self._executor.assign(manifest, self._arena.view(0, manifest.size_bytes))
         except (ModelError, ValueError) as error:
             self._data_plane.abort(command.plan)

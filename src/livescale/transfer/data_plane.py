@@ -41,7 +41,7 @@ _STRANGERS_MAX = 64
 _ACCEPT_PAUSE_S = 0.1
 
 
-class TransferError(Exception):
+class TransferError(ConnectionError):
     """A connection to a worker could not be made. The message names the worker and the address."""
 
 
@@ -194,7 +194,7 @@ class DataPlane:
         """
         reception = self._book.find(plan)
         if reception is not None:
-            reception.fail_plainly(ABORTED)
+            reception.abort()
         with self._lock:
             flows = [flow for flow in self._flows if flow.plan == plan]
         for flow in flows:
@@ -211,14 +211,16 @@ class DataPlane:
             incoming: list[Inbound | Channel] = [*self._inbound.values(), *self._strangers]
         self._carrier.break_off()
         self._book.close()
+        # First those who wait for news, so that they hear the cause and not its consequences.
+        reason = f"{self.worker} closed its data plane"
+        for reception in self._book.all():
+            reception.fail(reason)
+        for connection in outbound:
+            connection.lose(reason)
+        for source in incoming:
+            source.break_off()
         self._uplink.close()
         self._downlink.close()
-        for connection in outbound:
-            connection.lose(f"{self.worker} closed its data plane")
-        for connection_from in incoming:
-            connection_from.break_off()
-        for reception in self._book.all():
-            reception.fail(f"{self.worker} closed its data plane")
         with self._lock:
             threads = list(self._threads)
         for thread in threads:

@@ -85,17 +85,16 @@ class Inbound:
         self._plan = self.reception = None
 
     def _abort(self, frame: Frame) -> None:
-        text = self._channel.receive(frame.payload_bytes).decode(errors="replace")
-        reason = f"{self.peer} gave up at its layer {frame.layer}: {text}"
+        cause = self._channel.receive(frame.payload_bytes).decode(errors="replace")
         if frame.plan == self._plan:
             if self.reception is not None:
-                self.reception.fail(reason)
+                self.reception.give_up_with_upstream(cause)
             self._plan = self.reception = None
             return
-        waiting = self._book.refuse(self.peer, frame.plan, f"plan {frame.plan}: {reason}")
+        waiting = self._book.refuse(self.peer, frame.plan, f"{self.peer} gave up: {cause}")
         # A stream that began and ended is not touched by a late word about its plan.
         if waiting is not None and not waiting.has_begun:
-            waiting.fail(reason)
+            waiting.give_up_with_upstream(cause)
 
     def _check_plan(self, frame: Frame) -> None:
         if frame.plan != self._plan:

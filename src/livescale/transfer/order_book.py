@@ -6,7 +6,6 @@ book matches them by (upstream, plan) and remembers streams that must be thrown 
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 
@@ -23,8 +22,7 @@ class OrderBook:
         self._changed = threading.Condition()
         self._receptions: dict[PlanId, Reception] = {}
         # Streams without a reception: (upstream, plan) -> why, oldest first.
-        self._refused: collections.OrderedDict[tuple[WorkerRef, PlanId], str]
-        self._refused = collections.OrderedDict()
+        self._refused: dict[tuple[WorkerRef, PlanId], str] = {}
         self._is_closed = False
 
     def place(self, reception: Reception) -> str | None:
@@ -108,7 +106,7 @@ class OrderBook:
     def _remember(self, upstream: WorkerRef, plan: PlanId, reason: str) -> None:
         self._refused[(upstream, plan)] = reason
         if len(self._refused) > _REFUSALS_MAX:
-            self._refused.popitem(last=False)
+            del self._refused[next(iter(self._refused))]
         self._changed.notify_all()
 
     def __repr__(self) -> str:

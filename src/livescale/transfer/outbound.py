@@ -14,7 +14,6 @@ from livescale.transfer.carrier import Channel
 from livescale.transfer.frames import REASON_BYTES_MAX, Frame, FrameKind
 from livescale.types import Manifest, PlanId, WorkerRef
 
-
 _QUEUED_FLOWS_MAX = 256
 
 
@@ -134,9 +133,10 @@ class Outbound:
             self._queue.clear()
             self._changed.notify_all()
         self._channel.break_off()
+        # Who hears that a flow ended finds the list of connections up to date.
+        self._tell_lost(self)
         for flow in flows:
             flow.end(self._story(flow, reason))
-        self._tell_lost(self)
 
     def _watch(self) -> None:
         self._channel.wait_closed()

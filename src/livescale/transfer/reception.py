@@ -15,7 +15,7 @@ import xxhash
 from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import Channel, WritePermit
 from livescale.transfer.frames import Frame, FrameError, check_chunk
-from livescale.transfer.orders import ChunkObserver, ReceiveListener, ReceiveOrder
+from livescale.transfer.orders import ABORTED, ChunkObserver, ReceiveListener, ReceiveOrder
 from livescale.transfer.outbound import Flow
 
 
@@ -100,14 +100,19 @@ class Reception:
 
     def fail(self, reason: str) -> None:
         """The plan failed here: the reason is told with plan, layer and peer. Idempotent."""
-        order = self.order
-        self.fail_plainly(
-            f"plan {order.plan}: receiving from {order.upstream} failed "
-            f"at layer {self.layer}: {reason}"
-        )
+        story = self._story(reason)
+        self._end_early(story, told_onward=story)
 
-    def fail_plainly(self, reason: str) -> None:
-        """The plan failed here and the listener was told exactly `reason`. Idempotent."""
+    def give_up_with_upstream(self, cause: str) -> None:
+        """The upstream gave the plan up. `cause` goes on unchanged, however long the chain."""
+        upstream = self.order.upstream
+        self._end_early(self._story(f"{upstream} gave up: {cause}"), told_onward=cause)
+
+    def abort(self) -> None:
+        """The worker itself wants no more of it. Idempotent."""
+        self._end_early(ABORTED, told_onward=ABORTED)
+
+    def _end_early(self, reason: str, told_onward: str) -> None:
         with self._telling:
             if self._is_over:
                 return
@@ -117,7 +122,14 @@ class Reception:
             self._tell_over(self)
             self._listener.failed(reason)
         if self._flow is not None:
-            self._flow.end(reason)
+            self._flow.end(told_onward)
+
+    def _story(self, reason: str) -> str:
+        order = self.order
+        return (
+            f"plan {order.plan}: receiving from {order.upstream} failed "
+            f"at layer {self.layer}: {reason}"
+        )
 
     def _pass_whole_layers(self) -> None:
         """The layer stands at the first one with bytes missing; those before it are verified."""

@@ -1,0 +1,136 @@
+"""Bad input ends in one clear line that names what and where, before any process is started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from livescale.engine.model_files import read_manifest
+
+
+def livescale(*words: object, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "livescale.cli.main", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**{k: v for k, v in os.environ.items() if k != "LIVESCALE_DATA"}, **(environ or {})},
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model, tmp_path / "tiny"))
+
+
+def test_unknown_key_names_the_nearest(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text(f"arena_byte: 1GiB\nmodels: [{model}]\n")
+    code, _, error = livescale("serve", "-c", file)
+    assert code == 1
+    assert str(file) in error
+    assert "arena_byte" in error
+    assert "'arena_bytes'" in error
+
+
+def test_a_directory_without_weights(model: Path) -> None:
+    for file in model.glob("*.safetensors*"):
+        file.unlink()
+    code, _, error = livescale("serve", model)
+    assert code == 1
+    assert str(model) in error
+    assert "safetensors" in error
+
+
+def test_a_truncated_file_with_both_sizes(model: Path) -> None:
+    victim = sorted(model.glob("*.safetensors"))[-1]
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-100])
+    code, _, error = livescale("serve", model)
+    assert code == 1
+    assert victim.name in error
+    assert str(len(content)) in error
+    assert str(len(content) - 100) in error
+
+
+def test_a_model_larger_than_the_arena_with_both_sizes(model: Path) -> None:
+    code, _, error = livescale("serve", model, "--arena-bytes", "2MiB", "--port", 0)
+    assert code == 1
+    assert str(read_manifest(model, "tiny").size_bytes) in error
+    assert str(2 << 20) in error
+    assert "arena_bytes" in error
+
+
+def test_a_port_in_use(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, error = livescale("serve", model, "--port", port)
+    assert code == 1
+    assert f"port {port}" in error
+    assert "in use" in error
+
+
+def test_a_missing_model_and_no_model() -> None:
+    code, _, error = livescale("serve", "/nowhere/model")
+    assert code == 1
+    assert "/nowhere/model" in error
+    assert livescale("serve")[0] == 1
+
+
+def test_an_unsupported_architecture_by_name(model: Path) -> None:
+    config = model / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "OddForCausalLM"))
+    code, _, error = livescale("serve", model)
+    assert code == 1
+    assert "OddForCausalLM" in error
+    assert "LlamaForCausalLM" in error
+
+
+def test_a_wrong_environment_variable(model: Path) -> None:
+    code, _, error = livescale("serve", model, environ={"LIVESCALE_WORKER": "2"})
+    assert code == 1
+    assert "LIVESCALE_WORKER" in error
+    assert "LIVESCALE_WORKERS" in error
+
+
+def test_an_slo_that_cannot_be_read(model: Path) -> None:
+    code, _, error = livescale("serve", model, "--slo", "fast")
+    assert code == 1
+    assert "slo" in error
+    assert "fast" in error
+
+
+def test_a_record_that_cannot_be_written_or_read(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, error = livescale("serve", model, "--port", 0, "--record", tmp_path / "file" / "r")
+    assert code == 1
+    assert "record" in error
+    code, _, error = livescale("replay", tmp_path / "none.jsonl")
+    assert code == 1
+    assert "none.jsonl" in error
+    (tmp_path / "file").write_text("not a record\n")
+    code, _, error = livescale("replay", tmp_path / "file")
+    assert code == 1
+    assert "file:1" in error
+
+
+def test_the_demo_explains_an_unknown_trace(tmp_path: Path) -> None:
+    code, _, error = livescale("demo", "--trace", "no_such_trace")
+    assert code == 1
+    assert "no_such_trace" in error
+    assert "LIVESCALE_DATA" in error
+
+
+def test_models_make_refuses_to_overwrite(model: Path) -> None:
+    code, _, error = livescale("models", "make", model)
+    assert code == 1
+    assert str(model) in error

@@ -1,0 +1,139 @@
+"""`livescale serve` as a person runs it: starts, refuses when full, drains on Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+pytestmark = pytest.mark.pool
+WAIT_S = 120
+
+
+class Serve:
+    """A running `livescale serve`."""
+
+    def __init__(self, *words: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "livescale.cli.main", "serve", *map(str, words)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")},
+            start_new_session=True,
+        )
+        self.url = ""
+        self.printed: list[str] = []
+
+    def wait_until_printed(self, pattern: str) -> re.Match[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"{pattern!r} was never printed: {self.printed}")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+@contextlib.contextmanager
+def serve(*words: object) -> Iterator[Serve]:
+    running = Serve(*words)
+    killer = threading.Timer(WAIT_S, running.process.kill)
+    killer.start()
+    try:
+        running.url = running.wait_until_printed(r"http://[\d.:]+")[0]
+        yield running
+    finally:
+        killer.cancel()
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.wait()
+
+
+def body(max_tokens: int, stream: bool = True) -> dict[str, object]:
+    return {
+        "model": "tiny",
+        "prompt": [5, 6, 7],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": stream,
+        "return_token_ids": True,
+    }
+
+
+def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path) -> None:
+    small = ("--workers", 1, "--sequences-max", 1, "--dispatched-ahead-max", 1)
+    with serve(tiny_model, "--port", 0, *small, "--queue-requests-max", 1) as running:
+        children = running.children()
+        assert len(children) == 3  # controller, gateway, one worker
+        answers: dict[int, list[int]] = {}
+        statuses: list[int] = []
+        started = threading.Barrier(2)
+
+        def stream(number: int, count: int) -> None:
+            tokens = answers.setdefault(number, [])
+            with httpx.stream(
+                "POST", f"{running.url}/v1/completions", json=body(count), timeout=WAIT_S
+            ) as response:
+                statuses.append(response.status_code)
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        if number == 0 and not tokens:
+                            started.wait(WAIT_S)
+                        for choice in json.loads(line[6:])["choices"]:
+                            tokens += choice.get("token_ids") or []
+
+        threads = [threading.Thread(target=stream, args=(0, 1500))]
+        threads[0].start()
+        started.wait(WAIT_S)  # it runs: the instance is full now
+        threads += [threading.Thread(target=stream, args=(n, 5)) for n in (1, 2)]
+        for thread in threads[1:]:
+            thread.start()
+        pause = threading.Event()
+        while "num_requests_waiting 1.0" not in httpx.get(f"{running.url}/metrics").text:
+            assert len(answers[0]) < 1500, "the queue was never full"
+            pause.wait(0.02)
+        refused = httpx.post(f"{running.url}/v1/completions", json=body(1), timeout=WAIT_S)
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert refused.json()["error"]["message"]
+        running.process.send_signal(signal.SIGINT)
+        running.wait_until_printed("draining")
+        for thread in threads:
+            thread.join(WAIT_S)
+        running.wait_until_printed("stopped")
+        assert running.process.wait(WAIT_S) == 0
+        assert statuses == [200] * 3
+        assert [len(answers[n]) for n in range(3)] == [1500, 5, 5]
+        gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        assert not alive
+        assert len(gone) == 3
+
+
+def test_killing_the_supervisor_leaves_no_process(tiny_model: Path) -> None:
+    with serve(tiny_model, "--port", 0, "--workers", 2) as running:
+        children = running.children()
+        assert len(children) == 4
+        running.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        assert not alive
+
+
+def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
+    running = Serve(tiny_model, "--port", 0)
+    running.wait_until_printed("starting")
+    running.process.send_signal(signal.SIGINT)
+    running.wait_until_printed("stopped")
+    assert running.process.wait(WAIT_S) == 0

@@ -1,0 +1,62 @@
+import pytest
+from transfer_world import write_model
+
+from livescale.transfer.arena import Arena, ArenaError
+from livescale.types import LayerEntry, Manifest
+
+
+def _manifest(*spans: tuple[int, int]) -> Manifest:
+    layers = [LayerEntry(i, offset, size, (), "", "") for i, (offset, size) in enumerate(spans)]
+    return Manifest("m", "{}", "float32", tuple(layers))
+
+
+@pytest.mark.parametrize("size_bytes", [1, 4095, 4097, (2 << 20) + 5])
+def test_views_are_writable_and_see_each_other(size_bytes: int) -> None:
+    arena = Arena(size_bytes)
+    arena.view(size_bytes - 1, 1)[0] = 7
+    assert bytes(arena.view(0, size_bytes)) == bytes(size_bytes - 1) + b"\x07"
+    arena.close()
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 2), (0, 101), (100, 1), (50, 51), (0, -1)])
+def test_a_view_outside_the_arena_is_refused_with_both_sizes(offset: int, size: int) -> None:
+    with pytest.raises(ArenaError, match=f"{size} bytes at offset {offset} .* 100 bytes"):
+        Arena(100).view(offset, size)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_both_sizes() -> None:
+    manifest = write_model(Arena(1000), [300, 400])
+    Arena(manifest.size_bytes).check_fits(manifest)
+    with pytest.raises(ArenaError, match=f"needs {manifest.size_bytes} .* has 719"):
+        Arena(719).check_fits(manifest)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        _manifest((0, 10), (9, 10)),
+        _manifest((10, 10), (0, 10)),
+        _manifest((-1, 10)),
+        _manifest((0, -1)),
+    ],
+)
+def test_a_manifest_with_layers_out_of_order_is_refused(manifest: Manifest) -> None:
+    with pytest.raises(ArenaError, match="layer"):
+        Arena(100).check_fits(manifest)
+
+
+def test_a_manifest_without_layers_is_refused() -> None:
+    with pytest.raises(ArenaError, match="no layers"):
+        Arena(100).check_fits(_manifest())
+
+
+def test_a_closed_arena_gives_no_view_and_leaves_old_views_alone() -> None:
+    arena = Arena(100)
+    view = arena.view(0, 100)
+    array = memoryview(view)
+    arena.close()
+    arena.close()
+    with pytest.raises(ArenaError, match="closed"):
+        arena.view(0, 1)
+    array[0] = 1
+    assert view[0] == 1

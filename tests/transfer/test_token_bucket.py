@@ -1,0 +1,88 @@
+import threading
+import time
+
+import pytest
+from transfer_world import WAIT_S
+
+from livescale.transfer.token_bucket import BucketClosedError, TokenBucket
+
+RATE = 40_000_000
+# Large enough that a thread which the machine's other work delays does not lose rate.
+BURST_BYTES = RATE // 20
+
+
+def _elapsed_s(start_ns: int) -> float:
+    return (time.monotonic_ns() - start_ns) / 1e9
+
+
+def test_the_rate_is_met() -> None:
+    bucket = TokenBucket(RATE, BURST_BYTES)
+    bucket.take(BURST_BYTES)
+    start_ns = time.monotonic_ns()
+    for _ in range(160):
+        bucket.take(RATE // 320)
+    assert RATE / 2 / _elapsed_s(start_ns) / RATE == pytest.approx(1, abs=0.1)
+
+
+def test_two_threads_share_the_rate_evenly() -> None:
+    bucket = TokenBucket(RATE, BURST_BYTES)
+    bucket.take(BURST_BYTES)
+    taken = [0, 0]
+    start_ns = time.monotonic_ns()
+
+    def work(index: int) -> None:
+        while time.monotonic_ns() < start_ns + 500_000_000:
+            bucket.take(50_000)
+            taken[index] += 50_000
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sum(taken) / _elapsed_s(start_ns) / RATE == pytest.approx(1, abs=0.1)
+    assert max(taken) < 1.5 * min(taken)
+
+
+def test_an_idle_line_collects_one_burst_and_no_more() -> None:
+    bucket = TokenBucket(1_000_000, burst_bytes=50_000)
+    start_ns = time.monotonic_ns()
+    bucket.take(50_000)
+    bucket.take(100_000)
+    assert time.monotonic_ns() - start_ns >= 100_000_000
+
+
+def test_closing_wakes_who_waits_and_refuses_who_comes() -> None:
+    bucket = TokenBucket(1)
+    refused = threading.Event()
+    waiting = threading.Event()
+
+    def work() -> None:
+        waiting.set()
+        try:
+            bucket.take(1_000_000)
+        except BucketClosedError:
+            refused.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert waiting.wait(WAIT_S)
+    bucket.close()
+    thread.join(WAIT_S)
+    assert refused.is_set()
+    with pytest.raises(BucketClosedError):
+        bucket.take(1)
+
+
+def test_no_limit_does_not_wait_but_closes() -> None:
+    bucket = TokenBucket(None)
+    bucket.take(1 << 60)
+    bucket.close()
+    with pytest.raises(BucketClosedError):
+        bucket.take(1)
+
+
+@pytest.mark.parametrize("rate", [0, -1])
+def test_a_rate_that_carries_nothing_is_refused(rate: int) -> None:
+    with pytest.raises(ValueError, match="carries nothing"):
+        TokenBucket(rate)
