@@ -218,3 +218,33 @@ def test_a_listener_may_abort_the_plan_that_it_is_told_of() -> None:
             ("layer_arrived", 0),
             ("layer_arrived", 1),
         ]
+
+
+def test_a_late_target_gets_what_its_sender_is_still_receiving() -> None:
+    rate = 20_000_000
+    limits = {"uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate}
+    with World(3, 4 * MIB, chunk_bytes=64 * KIB, **limits) as world:
+        manifest = write_model(world.arenas[0], [MIB, MIB])
+        world.link_chain(0, 1, 2)
+        first = world.chain(1, manifest, 0, 1)[1]
+        first.wait("layer_arrived")
+        sender, second = world.chain(2, manifest, 1, 2)
+        first.check_completed(manifest)
+        second.check_completed(manifest)
+        assert sender.wait("ended") == ("ended", total_bytes(manifest), None)
+        assert world.holds(2, manifest)
+        # It did not wait for its sender to have everything.
+        assert world.chunks[2][0][3] < world.chunks[1][-1][3]
+
+
+def test_a_late_target_fails_with_the_chain_it_joined() -> None:
+    with World(3, 4 * MIB, chunk_bytes=64 * KIB, uplink_bytes_per_s=4_000_000) as world:
+        manifest = write_model(world.arenas[0], [MIB, MIB])
+        world.link_chain(0, 1, 2)
+        first = world.chain(1, manifest, 0, 1)[1]
+        first.wait("first_byte")
+        sender, second = world.chain(2, manifest, 1, 2)
+        world.planes[0].close()
+        first.check_failed("plan 1", "w0.0")
+        second.check_failed("plan 2", "w1.0")
+        assert sender.wait("ended")[2] is not None

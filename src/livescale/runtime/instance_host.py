@@ -69,6 +69,11 @@ class _Assignment:
     def attempt(self) -> int:
         return self.order.attempt
 
+    @property
+    def can_send(self) -> bool:
+        """All bytes are here, or come through the data plane, which can pass them on."""
+        return self.is_loaded or isinstance(self.order.upstream, FromWorker)
+
 
 class InstanceHost:
     """The worker's device, arena and KV pool, and the instance that uses them (or none)."""
@@ -237,11 +242,11 @@ class InstanceHost:
         self._outbox.to_controller(self.capacity)
 
     def send(self, order: Order) -> None:
-        """Send the whole model to another worker; ends in SendEnded."""
+        """Send the whole model to another worker, arrived or arriving; ends in SendEnded."""
         command = order.command
         assert isinstance(command, StartSend)
         assigned = self._assigned
-        if assigned is None or not assigned.is_loaded or assigned.manifest.model != command.model:
+        if assigned is None or not assigned.can_send or assigned.manifest.model != command.model:
             self._outbox.to_controller(
                 SendEnded(command.plan, command.source, 0, f"{self!r} does not hold it")
             )

@@ -177,9 +177,18 @@ class DataPlane:
             self._give_upstream_time(reception)
 
     def send(self, order: SendOrder, listener: SendListener) -> None:
-        """All layers, which the arena holds, are sent to `target` after what is queued for it."""
+        """All layers are sent to `target` after what is queued for it.
+
+        The arena holds them, or is receiving them: then each chunk goes on as it arrives, and a
+        target that is added to a chain late lags behind only by what it has missed.
+        """
+        reception = next((r for r in self._book.all() if r.is_receiving(order.manifest)), None)
         total_bytes = sum(entry.size_bytes for entry in order.manifest.layers)
-        flow = self._flow(order, order.target, total_bytes, listener.ended)
+        flow = self._flow(
+            order, order.target, 0 if reception is not None else total_bytes, listener.ended
+        )
+        if reception is not None:
+            reception.forward_also(flow)
         try:
             self._arena.check_fits(order.manifest)
         except ArenaError as error:

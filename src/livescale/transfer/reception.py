@@ -17,6 +17,7 @@ from livescale.transfer.carrier import Channel, WritePermit
 from livescale.transfer.frames import Frame, FrameError, check_chunk
 from livescale.transfer.orders import ABORTED, ChunkObserver, ReceiveListener, ReceiveOrder
 from livescale.transfer.outbound import Flow
+from livescale.types import Manifest
 
 
 class Reception:
@@ -38,10 +39,14 @@ class Reception:
         self.failure: str | None = None
         self._arena = arena
         self._listener = listener
-        self._flow = flow
+        # Whoever is forwarded to gets what has arrived and then every chunk: joining and advancing
+        # exclude each other.
+        self._forwarding = threading.Lock()
+        self._flows = [flow] if flow is not None else []
         self._observer = observer
         self._tell_over = tell_over
         self._permit = WritePermit()
+        self._told_onward: str | None = None
         self._offset_bytes = 0
         self._hasher = xxhash.xxh3_64()
         # Held while the listener is told: news never overlaps and stops with the last word.
@@ -53,6 +58,10 @@ class Reception:
     def is_over(self) -> bool:
         """Completed or failed. (Forwarding may go on.)"""
         return self._is_over
+
+    def is_receiving(self, manifest: Manifest) -> bool:
+        """This very model is on its way."""
+        return not self._is_over and self.order.manifest == manifest
 
     def begin(self) -> None:
         """The stream has begun. Layers without bytes at its start have arrived."""
@@ -83,15 +92,26 @@ class Reception:
             return
         at_ns = time.monotonic_ns()
         self._offset_bytes += written
-        self.received_bytes += written
         # Before hashing: the next worker in the chain gets the chunk as early as possible, and
         # verifies it itself.
-        if self._flow is not None:
-            self._flow.advance(written)
+        with self._forwarding:
+            self.received_bytes += written
+            for flow in self._flows:
+                flow.advance(written)
         self._hasher.update(self._arena.view(place_bytes, written))
         if self._observer is not None:
             self._observer(frame.layer, frame.offset_bytes, written, at_ns)
         self._pass_whole_layers()
+
+    def forward_also(self, flow: Flow) -> None:
+        """The flow sends what has arrived so far and all that follows; it fails with this plan."""
+        with self._forwarding:
+            reason = self._told_onward
+            if reason is None:
+                self._flows.append(flow)
+                flow.advance(self.received_bytes)
+        if reason is not None:
+            flow.end(reason)
 
     def end(self) -> None:
         """The sender says that this was all."""
@@ -121,8 +141,11 @@ class Reception:
             self._permit.revoke()
             self._tell_over(self)
             self._listener.failed(reason)
-        if self._flow is not None:
-            self._flow.end(told_onward)
+        with self._forwarding:
+            self._told_onward = told_onward
+            flows = list(self._flows)
+        for flow in flows:
+            flow.end(told_onward)
 
     def _story(self, reason: str) -> str:
         order = self.order
