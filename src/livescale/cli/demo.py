@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from livescale.cli.demo_report import DemoFigures, print_report
 from livescale.cli.errors import UserError
+from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
 from livescale.client.replayer import (
     ReplayLimits,
     ReplayResult,
@@ -24,23 +24,14 @@ from livescale.client.replayer import (
 from livescale.config import ConfigError, PoolConfig, add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
 from livescale.engine.make import make_model
-from livescale.report.summary import RunSummary, summarize
+from livescale.report.run_report import RunReport
+from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, PoolFailed, describe
 from livescale.slo import parse_slo
-from livescale.telemetry.record import AnyLine, read_record, write_record
+from livescale.telemetry.record import read_record, write_record
 from livescale.telemetry.timeline import with_client_times
-from livescale.traces import (
-    TraceError,
-    TraceRow,
-    burst_trace,
-    divide_lengths,
-    find_trace,
-    read_trace,
-    summary,
-    window,
-)
+from livescale.traces import TraceError
 
-DEFAULT_TRACE = "azurecode_0855_5min"
 _NS_PER_S = 1_000_000_000
 _PRESET = "medium"
 # How long the pool may take to shrink again and a request to come back after the last arrival.
@@ -49,69 +40,65 @@ _DRAIN_S = 120
 _PROGRESS_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """The requests of the demo and where they come from."""
-
-    name: str
-    rows: list[TraceRow]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=Path("models/demo-100mb"), help="directory")
-    parser.add_argument("--trace", help=f"file or name of a trace (default: {DEFAULT_TRACE})")
-    parser.add_argument("--seconds", type=int, default=60, help="how much of the trace")
-    parser.add_argument("--divide-lengths", type=int, default=16, help="of prompts and outputs")
+    add_load_arguments(parser, trace=None, seconds=60, divide_lengths=16)
     parser.add_argument("--load-seconds", type=float, default=1.0, help="time that a load takes")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and generated trace")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     add_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when nothing failed, every token is right and the pool came back to one instance."""
     try:
-        load = _choose_load(arguments)
+        if arguments.load_seconds <= 0:
+            raise UserError("--load-seconds must be positive")
+        load = choose_load(arguments)
         _make_model_once(arguments.model)
         config = _choose_config(arguments, load)
-        figures = asyncio.run(_Demo(arguments, config, load).play())
+        outcome = asyncio.run(_Demo(arguments, config, load).play())
     except (ConfigError, ModelError, PoolFailed, TraceError) as error:
         raise UserError(str(error)) from error
-    print_report(figures)
+    print()
+    print(outcome.text())
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_bytes(
-            msgspec.json.format(msgspec.json.encode(figures.as_json()), indent=2) + b"\n"
+        write_json(arguments.json, outcome.as_json())
+    return 0 if outcome.is_good else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """A run of the demo, judged."""
+
+    report: RunReport
+    tokens: int
+    token_mismatches: int
+    near_ties: int
+    record: str
+
+    @property
+    def is_good(self) -> bool:
+        is_small_again = self.report.instances[-1][1] == 1
+        return self.report.summary.failed == 0 and self.token_mismatches == 0 and is_small_again
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            **self.report.as_json(),
+            "tokens": self.tokens,
+            "token_mismatches": self.token_mismatches,
+            "near_ties": self.near_ties,
+            "record": self.record,
+        }
+
+    def text(self) -> str:
+        return (
+            f"{self.report.text()}\n"
+            f"tokens    {self.tokens} checked against transformers, wrong:"
+            f" {self.token_mismatches} (near ties: {self.near_ties})\n"
+            f"record    {self.record} (check it with: livescale replay {self.record})"
         )
-    return 0 if figures.is_good else 1
 
 
 # -- what is played -------------------------------------------------------------------------------
-
-
-def _choose_load(arguments: argparse.Namespace) -> _Load:
-    if min(arguments.seconds, arguments.divide_lengths) < 1 or arguments.load_seconds <= 0:
-        raise UserError("--seconds, --divide-lengths and --load-seconds must be positive")
-    data = os.environ.get("LIVESCALE_DATA")
-    stop_ns = arguments.seconds * _NS_PER_S
-    if arguments.trace is None and not data:
-        rows = burst_trace(arguments.seed, stop_ns)
-        name = f"generated burst (seed {arguments.seed})"
-        print(f"LIVESCALE_DATA is not set: playing a generated trace shaped like {DEFAULT_TRACE}")
-    else:
-        name = arguments.trace or DEFAULT_TRACE
-        rows = window(read_trace(find_trace(name, Path(data) if data else None)), 0, stop_ns)
-    if not rows:
-        raise UserError(f"trace {name} has no request in its first {arguments.seconds} s")
-    rows = divide_lengths(rows, arguments.divide_lengths)
-    facts = summary(rows)
-    print(
-        f"trace: {name}, first {arguments.seconds} s: {facts.requests} requests, at most"
-        f" {facts.second_requests_max} in a second; prompts of {facts.input_tokens_mean:.0f} and"
-        f" outputs of {facts.output_tokens_mean:.1f} tokens on average"
-        f" (lengths divided by {arguments.divide_lengths}, arrivals untouched)"
-    )
-    return _Load(name, rows)
 
 
 def _make_model_once(directory: Path) -> None:
@@ -120,7 +107,7 @@ def _make_model_once(directory: Path) -> None:
         make_model(directory, _PRESET)
 
 
-def _choose_config(arguments: argparse.Namespace, load: _Load) -> PoolConfig:
+def _choose_config(arguments: argparse.Namespace, load: Load) -> PoolConfig:
     """The demo's settings, where the user did not choose others."""
     size_bytes = sum(file.stat().st_size for file in arguments.model.glob("*.safetensors"))
     rate = max(1 << 20, int(size_bytes / arguments.load_seconds))
@@ -142,7 +129,7 @@ def _choose_config(arguments: argparse.Namespace, load: _Load) -> PoolConfig:
 class _Demo:
     """One run: pool, replay, drain, check."""
 
-    def __init__(self, arguments: argparse.Namespace, config: PoolConfig, load: _Load) -> None:
+    def __init__(self, arguments: argparse.Namespace, config: PoolConfig, load: Load) -> None:
         self._arguments = arguments
         self._config = config
         self._load = load
@@ -150,7 +137,7 @@ class _Demo:
         self._done = 0
         self._failed = 0
 
-    async def play(self) -> DemoFigures:
+    async def play(self) -> _Outcome:
         config = self._config
         pool = Pool(config)
         for line in describe(pool.models):
@@ -169,12 +156,7 @@ class _Demo:
             results = await self._replay(pool, vocabulary)
             await self._until_small(pool)
         print("checking every token against transformers …", flush=True)
-        lines = list(read_record(Path(str(config.record))))
-        timings = [result.timing() for result in results]
-        figures = summarize(timings, parse_slo(config.slo))
-        lines = with_client_times(lines, timings, figures.slo)
-        write_record(Path(str(config.record)), lines)
-        return self._figures(results, lines, figures)
+        return self._judge(results)
 
     async def _replay(self, pool: Pool, vocabulary: int) -> list[ReplayResult]:
         self._started_ns = time.monotonic_ns()
@@ -231,24 +213,24 @@ class _Demo:
                     return
                 await asyncio.sleep(0.1)
 
-    def _figures(
-        self, results: list[ReplayResult], lines: list[AnyLine], run_summary: RunSummary
-    ) -> DemoFigures:
+    def _judge(self, results: list[ReplayResult]) -> _Outcome:
+        """Join the record with what the client saw, and hold every token against the oracle."""
         # Imported here: torch takes a second, and the processes of the pool are gone by now.
         from livescale.engine.oracle import GreedyOracle
 
+        record = Path(str(self._config.record))
+        timings = [result.timing() for result in results]
+        figures = summarize(timings, parse_slo(self._config.slo))
+        lines = with_client_times(read_record(record), timings, figures.slo)
+        write_record(record, lines)
         answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
         checks = GreedyOracle(self._arguments.model).check_many(answered)
-        return DemoFigures(
-            trace=self._load.name,
-            summary=run_summary,
-            lines=lines,
-            started_ns=self._started_ns,
+        return _Outcome(
+            report=RunReport(self._load.name, lines, figures, self._started_ns, self._config.slo),
             tokens=sum(check.tokens for check in checks),
             token_mismatches=sum(len(check.wrong) for check in checks),
             near_ties=sum(check.near_ties for check in checks),
-            slo_rule=self._config.slo,
-            record=str(self._config.record),
+            record=str(record),
         )
 
 

@@ -44,6 +44,8 @@ class Autoscaler:
         """Instances wanted now and why; equal to `instances` when nothing should change."""
         if instances < self.instances_min:
             return self.instances_min, "below_min"
+        if instances > self.instances_max:
+            return instances - 1, "above_max"
         if suggestion.at_least > instances:
             self.below_since_ns = None
             middle = (suggestion.at_least + suggestion.at_most + 1) // 2

@@ -88,9 +88,13 @@ class Controller:
     # -- what happened: workers ---------------------------------------------------------------
 
     def _worker_joined(self, event: WorkerJoined) -> None:
-        if event.worker.worker in self.fleet.workers:
+        before = self.fleet.workers.get(event.worker.worker)
+        if before is not None and event.worker <= before.ref:
             self._stale()
             return
+        if before is not None:
+            # The old connection's end may be seen later than the next incarnation's first word.
+            self._worker_lost(WorkerLost(before.ref, f"{event.worker} took its place"))
         self.fleet.join(event.worker, event.device)
         if event.report is not None and event.report.model in self.models:
             layers = self.models[event.report.model].spec.layers

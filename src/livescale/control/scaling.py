@@ -91,14 +91,19 @@ class Scaling:
             instance = self._fleet.instances[number]
             if instance.state is not InstanceState.DRAINING or instance.is_released:
                 continue
-            is_busy = bool(self._router.on_worker(instance.worker))
-            if not is_busy and self._pool.can_drop(instance.model, instance.worker):
+            if not self._is_busy(instance) and self._pool.can_drop(instance.model, instance.worker):
                 self._pool.drop(instance.model, instance.worker)
                 instance.is_released = True
                 commands.append(Release(instance.id, instance.attempt, instance.worker))
         return commands
 
     # -- helpers, in the order used -----------------------------------------------------------
+
+    def _is_busy(self, instance: Instance) -> bool:
+        """Requests are there. Those of an earlier controller's life may not be announced yet:
+        what the instance itself reports counts too."""
+        is_working = instance.running > 0 or instance.queued_prefill_tokens > 0
+        return is_working or bool(self._router.on_worker(instance.worker))
 
     def _snapshot(
         self, state: ModelState, instances: list[Instance], capacity: int
@@ -170,13 +175,11 @@ class Scaling:
 
     def _plan(self, state: ModelState, targets: list[WorkerRef]) -> ScalePlan:
         devices = {r.ref: r.device for r in self._fleet.workers.values()}
-        holders = self._pool.holders(state.spec.name)
+        sources = self._sources(state)
         chains: tuple[Chain, ...] = ()
         predicted_ns = None
-        if holders:
-            # Sources that send already come last: two sends would share one uplink.
-            idle = [holder for holder in holders if not self._pool.readers(holder)]
-            chains = plan_chains(idle or holders[:1], targets, devices)
+        if sources:
+            chains = plan_chains(sources, targets, devices)
             predictions = [
                 predict_chain_ns(chain, state.spec.size_bytes, _CHUNK_BYTES, devices)
                 for chain in chains
@@ -190,6 +193,18 @@ class Scaling:
             bytes_per_target=state.spec.size_bytes,
             predicted_ns=predicted_ns,
         )
+
+    def _sources(self, state: ModelState) -> list[WorkerRef]:
+        """Who sends: idle holders; else the tails of chains under way, which pass on what they
+        receive; only then a holder that sends already, whose uplink both would share."""
+        holders = self._pool.holders(state.spec.name)
+        if not holders:
+            return []
+        instances = self._fleet.of_model(state.spec.name)
+        loading = [i.worker for i in instances if i.is_loading and i.upstream is not None]
+        idle = [worker for worker in holders if not self._pool.readers(worker)]
+        tails = [worker for worker in loading if not self._pool.readers(worker)]
+        return idle or tails or holders[:1]
 
     def _start_load(
         self,

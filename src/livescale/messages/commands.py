@@ -41,7 +41,7 @@ class StartLoad(Command, frozen=True):
 
 
 class StartSend(Command, frozen=True):
-    """Let `source`, which holds the whole model, send all layers to `target`."""
+    """Let `source`, which holds or is receiving the whole model, send all layers to `target`."""
 
     plan: PlanId
     source: WorkerRef

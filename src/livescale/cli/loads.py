@@ -1,0 +1,92 @@
+"""What commands that play a trace share: which requests, from where, and figures to a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from livescale.cli.errors import UserError
+from livescale.traces import (
+    TraceRow,
+    burst_trace,
+    divide_lengths,
+    find_trace,
+    read_trace,
+    summary,
+    upscale,
+    window,
+)
+
+DEFAULT_TRACE = "azurecode_0855_5min"
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The requests to play and where they come from."""
+
+    name: str
+    rows: list[TraceRow]
+
+
+def add_load_arguments(
+    parser: argparse.ArgumentParser, *, trace: str | None, seconds: int, divide_lengths: int
+) -> None:
+    """The flags of `choose_load`; `trace` is the positional argument's name (None: a flag)."""
+    words = f"file or name of a trace (default: {DEFAULT_TRACE})"
+    if trace is None:
+        parser.add_argument("--trace", help=words)
+    else:
+        parser.add_argument("trace", metavar=trace, nargs="?", help=words)
+    parser.add_argument("--seconds", type=int, default=seconds, help="how much of the trace")
+    parser.add_argument("--factor", type=float, default=1.0, help="times as many requests")
+    parser.add_argument(
+        "--divide-lengths", type=int, default=divide_lengths, help="of prompts and outputs"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+
+
+def choose_load(arguments: argparse.Namespace) -> Load:
+    """The trace's requests as asked for; says on standard output what they are.
+
+    Without a trace and without LIVESCALE_DATA a trace of the same shape is generated. Raises
+    UserError or TraceError.
+    """
+    if min(arguments.seconds, arguments.divide_lengths) < 1 or not 0 < arguments.factor <= 1000:
+        raise UserError("--seconds and --divide-lengths must be at least 1, --factor in (0, 1000]")
+    data = os.environ.get("LIVESCALE_DATA")
+    stop_ns = arguments.seconds * _NS_PER_S
+    if arguments.trace is None and not data:
+        rows = burst_trace(arguments.seed, stop_ns)
+        name = f"generated burst (seed {arguments.seed})"
+        print(f"LIVESCALE_DATA is not set: playing a generated trace shaped like {DEFAULT_TRACE}")
+    else:
+        name = arguments.trace or DEFAULT_TRACE
+        rows = window(read_trace(find_trace(name, Path(data) if data else None)), 0, stop_ns)
+    if arguments.factor != 1:
+        rows = upscale(rows, arguments.factor, arguments.seed)
+    if not rows:
+        raise UserError(f"trace {name} has no request in its first {arguments.seconds} s")
+    rows = divide_lengths(rows, arguments.divide_lengths)
+    facts = summary(rows)
+    print(
+        f"trace: {name}, first {arguments.seconds} s: {facts.requests} requests, at most"
+        f" {facts.second_requests_max} in a second; prompts of {facts.input_tokens_mean:.0f} and"
+        f" outputs of {facts.output_tokens_mean:.1f} tokens on average"
+    )
+    print(f"  lengths divided by {arguments.divide_lengths}, arrivals times {arguments.factor:g}")
+    return Load(name, rows)
+
+
+def write_json(path: Path, figures: dict[str, object]) -> None:
+    """Write one JSON object for machines. Raises UserError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,167 @@
+"""One run, real or simulated, as text: instances over time, scale events, latencies, goodput.
+
+Works on the lines of a run record alone, so that both worlds are shown alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from livescale.report.summary import Latency, RunSummary
+from livescale.report.terminal import seconds, step_chart, table
+from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine
+from livescale.telemetry.timeline import instances_over_time
+
+_NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run's record and summary. Times of `lines` are absolute; the load began at `started_ns`.
+
+    `trace` names the load, `slo_rule` the rule as the user wrote it.
+    """
+
+    trace: str
+    lines: Sequence[AnyLine]
+    summary: RunSummary
+    started_ns: int
+    slo_rule: str
+
+    @property
+    def instances(self) -> list[tuple[int, int]]:
+        """(ns since the load's start, serving instances), beginning at 0."""
+        changes = instances_over_time(self.lines)
+        before = [count for at_ns, count in changes if at_ns <= self.started_ns]
+        after = [(t - self.started_ns, count) for t, count in changes if t > self.started_ns]
+        return [(0, before[-1] if before else 0), *after]
+
+    @property
+    def scale_events(self) -> list[ScaleLine]:
+        """What was decided after the first instance was ordered, in order of decision."""
+        events = [line for line in self.lines if isinstance(line, ScaleLine)]
+        later = [event for event in events if event.from_instances > 0]
+        return sorted(later, key=lambda event: event.decided_ns)
+
+    @property
+    def scale_ups(self) -> list[ScaleLine]:
+        return [e for e in self.scale_events if e.to_instances > e.from_instances]
+
+    @property
+    def largest_scale_up(self) -> ScaleLine | None:
+        """The one with the most instances loaded, the first of equals."""
+        loaded = [e for e in self.scale_ups if any(_is_loaded(load) for load in e.loads)]
+        return max(loaded, key=lambda event: len(event.loads), default=None)
+
+    def as_json(self) -> dict[str, object]:
+        """The figures by name; one that could not be measured is absent.
+
+        `bytes` is what each receiver of the largest scale-up got, `seconds` the time from its
+        decision until its last receiver had everything.
+        """
+        s = self.summary
+        figures: dict[str, object] = {
+            "trace": self.trace,
+            "requests": s.requests,
+            "failed": s.failed,
+            "max_instances": max(count for _, count in self.instances),
+            "final_instances": self.instances[-1][1],
+            "scale_ups": len(self.scale_ups),
+            "scale_downs": len(self.scale_events) - len(self.scale_ups),
+            "goodput_per_s": s.goodput_per_s,
+            "slo": self.slo_rule,
+            "slo_attainment": s.slo_attainment,
+        }
+        for name, latency in (("ttft", s.ttft), ("tbt", s.tbt)):
+            if latency is not None:
+                figures |= {f"{name}_p50_s": latency.p50_s, f"{name}_p99_s": latency.p99_s}
+        largest = self.largest_scale_up
+        if largest is not None:
+            loaded = [load.loaded_ns for load in largest.loads if load.loaded_ns is not None]
+            figures |= {
+                "bytes": largest.bytes_per_target,
+                "seconds": (max(loaded) - largest.decided_ns) / _NS_PER_S,
+                "receivers": len(loaded),
+            }
+        return {name: value for name, value in figures.items() if value is not None}
+
+    def text(self) -> str:
+        """Chart, tables and goodput for a terminal."""
+        steps = self.instances
+        until_ns = max(steps[-1][0], int((self.summary.duration_s or 0) * _NS_PER_S)) + _NS_PER_S
+        parts = [
+            step_chart("instances that serve", steps, until_ns),
+            self._scale_table() if self.scale_events else "the pool was never scaled",
+            _latency_table(self.summary),
+            self._closing_lines(),
+        ]
+        return "\n\n".join(parts)
+
+    def _closing_lines(self) -> str:
+        s, counts = self.summary, [count for _, count in self.instances]
+        lines = [
+            f"goodput   {self._goodput()}",
+            f"requests  {s.requests}, failed: {s.failed}",
+            f"scaling   {counts[0]} -> {max(counts)} -> {counts[-1]} instances",
+        ]
+        return "\n".join(lines)
+
+    def _goodput(self) -> str:
+        s = self.summary
+        if s.slo is None or s.goodput_per_s is None or s.slo_attainment is None:
+            return "- (no request ended well)"
+        tbt = "any" if s.slo.tbt_ns is None else seconds(s.slo.tbt_ns / _NS_PER_S)
+        return (
+            f"{s.goodput_per_s:.2f} requests/s ({100 * s.slo_attainment:.1f} %) within the SLO"
+            f" {self.slo_rule}: TTFT up to {seconds(s.slo.ttft_ns / _NS_PER_S)}, TBT up to {tbt}"
+        )
+
+    def _scale_table(self) -> str:
+        """One row per scale event and instance; phases count from the decision."""
+        rows: list[list[object]] = []
+        for event in self.scale_events:
+            at = seconds((event.decided_ns - self.started_ns) / _NS_PER_S)
+            change = f"{event.from_instances} -> {event.to_instances}"
+            head: list[object] = [at, change, event.reason]
+            for load in event.loads:
+                rows.append([*head, f"{load.upstream} -> {load.worker}", *_phases(event, load)])
+                head = ["", "", ""]
+            for released_ns in event.released_ns.values():
+                freed = seconds((released_ns - event.decided_ns) / _NS_PER_S)
+                rows.append([*head, f"released after {freed}", *[""] * 5])
+            if not event.loads and not event.released_ns:
+                is_up = event.to_instances > event.from_instances
+                story = "a draining one serves on" if is_up else "taken back"
+                rows.append([*head, story, *[""] * 5])
+        header = ["at", "change", "reason", "how", "planned", "1st byte", "1st layer", "loaded"]
+        return table([*header, "1st token"], rows)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _is_loaded(load: LoadPhases) -> bool:
+    return load.loaded_ns is not None
+
+
+def _phases(event: ScaleLine, load: LoadPhases) -> list[str]:
+    times = (
+        event.planned_ns,
+        load.first_byte_ns,
+        load.first_layer_ns,
+        load.loaded_ns,
+        load.first_token_ns,
+    )
+    return [seconds((t - event.decided_ns) / _NS_PER_S if t is not None else None) for t in times]
+
+
+def _latency_table(s: RunSummary) -> str:
+    rows = [[name, *_percentiles(latency)] for name, latency in (("TTFT", s.ttft), ("TBT", s.tbt))]
+    return table(["", "mean", "p50", "p90", "p99"], rows)
+
+
+def _percentiles(latency: Latency | None) -> list[str]:
+    if latency is None:
+        return ["-"] * 4
+    return [seconds(v) for v in (latency.mean_s, latency.p50_s, latency.p90_s, latency.p99_s)]

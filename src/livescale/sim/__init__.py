@@ -1,0 +1,1 @@
+"""The twin world: production controller and Batcher over virtual clock, network and workers."""

@@ -1,0 +1,103 @@
+"""What shapes a simulated world. Values only; the run record of a simulation begins with them."""
+
+from __future__ import annotations
+
+from livescale.batching.batcher import BatcherConfig
+from livescale.control.config import ControllerConfig, ModelPolicy
+from livescale.sim.latency import LinearLatency
+from livescale.sim.network import Network
+from livescale.topology import Device
+from livescale.types import ModelSpec, Value
+
+_GBIT = 125_000_000
+
+
+class FaultConfig(Value, frozen=True):
+    """Faults of a run, drawn from its seed; none happens after `until_ns`.
+
+    A lost worker comes back as its next incarnation after `rejoin_ns`. A controller restart takes
+    `downtime_ns`, and its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of
+    workers `late_permille` are late by up to `late_ns_max` (never out of order), and of 1000
+    requests `cancelled_permille` are cancelled at some time.
+    """
+
+    worker_losses: int = 0
+    rejoin_ns: int = 500_000_000
+    controller_restarts: int = 0
+    downtime_ns: int = 50_000_000
+    reconnect_ns_max: int = 20_000_000
+    late_permille: int = 0
+    late_ns_max: int = 0
+    cancelled_permille: int = 0
+    until_ns: int = 0
+
+
+class SimConfig(Value, frozen=True):
+    """One pool of equal workers. Times are nanoseconds of virtual time.
+
+    `load_timeout_ns` ends a load or a send whose other end never shows up. The run is given up
+    as stuck when it is not over `grace_ns` after the last arrival and the last fault.
+    """
+
+    controller: ControllerConfig
+    device: Device
+    network: Network
+    latency: LinearLatency
+    kv_blocks: int
+    block_tokens: int = 16
+    run_tokens_max: int = 2048
+    sequences_max: int = 256
+    queue_requests_max: int = 10_000
+    step_gap_ns: int = 1_000_000
+    message_delay_ns: int = 200_000
+    load_timeout_ns: int = 2_000_000_000
+    grace_ns: int = 600_000_000_000
+    faults: FaultConfig = FaultConfig()
+
+    @property
+    def workers(self) -> int:
+        return self.controller.workers_expected
+
+    @property
+    def batcher(self) -> BatcherConfig:
+        return BatcherConfig(
+            self.kv_blocks, self.block_tokens, self.run_tokens_max, self.sequences_max
+        )
+
+    def spec(self, model: str) -> ModelSpec:
+        """The sizes of a model of this world."""
+        return next(p.spec for p in self.controller.models if p.spec.name == model)
+
+    @classmethod
+    def default(
+        cls, model: ModelSpec, workers: int = 8, instances_max: int | None = None
+    ) -> SimConfig:
+        """One model on workers like the BlitzScale testbed's: 100 Gbit/s links, 10 Gbit/s SSD.
+
+        15,000 prefill tokens per second and 30,000 KV blocks of 16 tokens per instance are the
+        authors' figures for an 8B model on an A800; a decode step reads 16 GB of weights and
+        131 kB of KV per token of context at about 2 TB/s.
+        """
+        link = 100 * _GBIT
+        policy = ModelPolicy(
+            spec=model,
+            instances_min=1,
+            instances_max=workers if instances_max is None else instances_max,
+            prefill_tokens_per_s=15_000,
+            kv_blocks=30_000,
+        )
+        return cls(
+            controller=ControllerConfig((policy,), workers_expected=workers),
+            device=Device(
+                kind="a800",
+                host="",
+                leaf="leaf-0",
+                arena_bytes=max(40_000_000_000, model.size_bytes),
+                kv_bytes=30_000 * 16 * model.kv_bytes_per_token,
+                uplink_bytes_per_s=link,
+                downlink_bytes_per_s=link,
+            ),
+            network=Network(link, 10 * _GBIT, 1 << 20),
+            latency=LinearLatency(base_ns=8_000_000, per_token_ns=66_667, per_context_token_ns=65),
+            kv_blocks=30_000,
+        )

@@ -1,0 +1,214 @@
+"""The simulated gateway: transcripts, the queue's bound, and who runs what.
+
+The rules are those of a real gateway: each token index is accepted once and from the current
+attempt only; a transcript outlives workers and controllers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from livescale.batching.run import Emission, SequenceSpec
+from livescale.messages.commands import Dispatch, FailRequest
+from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.sim.channel import Channel
+from livescale.sim.checkers import Checkers
+from livescale.sim.clock import Clock
+from livescale.sim.worker import AttemptFailed, Cancel, FromWorkerMessage, Submit
+from livescale.telemetry.record import RequestLine
+from livescale.types import Outcome, RequestId, SamplingParams, WorkerRef
+
+GatewayEvent = RequestArrived | RequestCancelled | RequestEnded
+GatewayOrder = Dispatch | FailRequest
+
+
+class Row(Protocol):
+    """One request of a load, such as a line of a trace."""
+
+    @property
+    def arrival_ns(self) -> int: ...
+
+    @property
+    def input_tokens(self) -> int: ...
+
+    @property
+    def output_tokens(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Transcript:
+    """One request until it is over."""
+
+    request: RequestId
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    queued_ns: int
+    generated: list[int] = field(default_factory=list)
+    token_ns: list[int] = field(default_factory=list)
+    attempt: int = 0
+    #: who runs the current attempt (None: it waits in the router)
+    worker: WorkerRef | None = None
+    last_worker: WorkerRef | None = None
+    dispatched_ns: int | None = None
+    #: announced to a restarted controller, which may have missed how its attempt ended
+    is_announced_again: bool = False
+
+
+class SimGateway:
+    """Accepts requests, sends attempts to workers, gathers tokens, writes RequestLines."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        queue_requests_max: int,
+        checkers: Checkers,
+        say: Callable[[GatewayEvent], None],
+        write: Callable[[RequestLine], None],
+    ) -> None:
+        self._clock = clock
+        self._queue_requests_max = queue_requests_max
+        self._checkers = checkers
+        self._say = say
+        self._write = write
+        self._transcripts: dict[RequestId, _Transcript] = {}
+        self._workers: dict[WorkerRef, Channel[Submit | Cancel]] = {}
+        #: how requests ended, for dispatches that cross their end
+        self._ended: dict[RequestId, Outcome] = {}
+
+    # -- clients --------------------------------------------------------------------------------
+
+    def arrive(self, request: RequestId, model: str, row: Row) -> None:
+        """Accept the request and tell the controller; reject it when the queue is full."""
+        transcript = _Transcript(
+            request, model, row.input_tokens, row.output_tokens, self._clock.now_ns
+        )
+        self._checkers.arrived(request)
+        self._transcripts[request] = transcript
+        waiting = sum(
+            1 for t in self._transcripts.values() if t.worker is None and t.model == model
+        )
+        if waiting > self._queue_requests_max:
+            self._finish(transcript, Outcome.FAILED, f"{waiting - 1} requests wait already")
+        else:
+            self._announce(transcript)
+
+    def cancel(self, request: RequestId) -> None:
+        """The client goes away, if it is still there."""
+        transcript = self._transcripts.get(request)
+        if transcript is None:
+            return
+        if transcript.worker is not None:
+            self._workers[transcript.worker].send(Cancel(request, transcript.attempt))
+        self._say(RequestCancelled(request))
+        self._finish(transcript, Outcome.CANCELLED)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._transcripts
+
+    # -- the controller -------------------------------------------------------------------------
+
+    def joined(self) -> None:
+        """A new controller is there: tell it of every unfinished request."""
+        for transcript in self._transcripts.values():
+            transcript.is_announced_again = True
+            self._announce(transcript)
+
+    def take_order(self, order: GatewayOrder) -> None:
+        transcript = self._transcripts.get(order.request)
+        if isinstance(order, Dispatch):
+            self._dispatch(order, transcript)
+        elif transcript is not None:
+            self._finish(transcript, Outcome.FAILED, order.reason)
+
+    def _announce(self, t: _Transcript) -> None:
+        self._say(
+            RequestArrived(
+                t.request, t.model, t.prompt_tokens, t.output_tokens, t.attempt, t.worker
+            )
+        )
+
+    def _dispatch(self, order: Dispatch, t: _Transcript | None) -> None:
+        """Send the prompt to the worker, or say why there is nothing to send."""
+        if t is None:
+            self._say(RequestEnded(order.request, order.attempt, self._ended[order.request]))
+            return
+        self._checkers.dispatched(order, t.attempt, t.worker)
+        t.attempt = order.attempt
+        channel = self._workers.get(order.worker)
+        if channel is None:
+            t.worker = None
+            self._say(RequestEnded(order.request, order.attempt, Outcome.WORKER_LOST))
+            return
+        t.worker = t.last_worker = order.worker
+        t.dispatched_ns = self._clock.now_ns
+        spec = SequenceSpec(
+            order.request,
+            order.attempt,
+            range(t.prompt_tokens),
+            SamplingParams(t.output_tokens),
+            tuple(t.generated),
+        )
+        channel.send(Submit(order.instance, spec))
+
+    # -- the workers ----------------------------------------------------------------------------
+
+    def meet(self, worker: WorkerRef, channel: Channel[Submit | Cancel]) -> None:
+        """A connection to a worker is open."""
+        self._workers[worker] = channel
+
+    def worker_gone(self, worker: WorkerRef) -> None:
+        """Requests of a lost worker wait again; the controller decides where they go on."""
+        self._workers.pop(worker).cut(self._clock.now_ns)
+        for t in self._transcripts.values():
+            if t.worker == worker:
+                t.worker = None
+                self._say(RequestEnded(t.request, t.attempt, Outcome.WORKER_LOST))
+
+    def take_message(self, message: FromWorkerMessage) -> None:
+        if isinstance(message, AttemptFailed):
+            t = self._transcripts.get(message.request)
+            if t is not None and t.attempt == message.attempt:
+                self._finish(t, Outcome.FAILED, message.reason)
+            return
+        for emission in message:
+            self._take(emission)
+
+    def _take(self, emission: Emission) -> None:
+        """Accept a token if it is of the current attempt."""
+        t = self._transcripts.get(emission.request)
+        if t is None or t.attempt != emission.attempt:
+            return
+        self._checkers.token(emission, len(t.generated), t.prompt_tokens)
+        t.generated.append(emission.token_id)
+        t.token_ns.append(self._clock.now_ns)
+        if emission.finish_reason is not None:
+            self._finish(t, Outcome.FINISHED)
+
+    # -- the end of a request -------------------------------------------------------------------
+
+    def _finish(self, t: _Transcript, outcome: Outcome, error: str | None = None) -> None:
+        del self._transcripts[t.request]
+        self._ended[t.request] = outcome
+        self._checkers.ended(t.request, outcome, len(t.generated), t.output_tokens)
+        if t.is_announced_again and t.worker is not None:
+            self._say(RequestEnded(t.request, t.attempt, outcome, len(t.generated)))
+        self._write(
+            RequestLine(
+                request=t.request,
+                model=t.model,
+                prompt_tokens=t.prompt_tokens,
+                output_tokens_max=t.output_tokens,
+                queued_ns=t.queued_ns,
+                finished_ns=self._clock.now_ns,
+                outcome=outcome,
+                attempts=t.attempt,
+                dispatched_ns=t.dispatched_ns,
+                token_ns=tuple(t.token_ns),
+                worker=t.last_worker,
+                error=error,
+            )
+        )

@@ -1,0 +1,279 @@
+"""A worker of the simulated world: one life of it, with the production Batcher inside.
+
+It does what a real worker process does, in virtual time: loads, serves, reports. Faults happen to
+it from outside; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from livescale.batching.batcher import Batcher
+from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.messages.commands import Release, StartLoad, StartSend
+from livescale.messages.events import (
+    AnyEvent,
+    CapacityMeasured,
+    InstanceReport,
+    InstanceReported,
+    LayerArrived,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    Released,
+    RequestEnded,
+    SendEnded,
+)
+from livescale.sim.checkers import Checkers
+from livescale.sim.clock import Clock
+from livescale.sim.config import SimConfig
+from livescale.sim.transfers import Transfers
+from livescale.topology import Device
+from livescale.types import (
+    FinishReason,
+    FromWorker,
+    InstanceId,
+    LayerSpan,
+    ModelSpec,
+    Outcome,
+    RequestId,
+    Value,
+    WorkerRef,
+)
+
+WorkerOrder = StartLoad | StartSend | Release
+_NS_PER_S = 1_000_000_000
+
+
+class Submit(Value, frozen=True):
+    """Gateway to worker: run this attempt."""
+
+    instance: InstanceId
+    spec: SequenceSpec
+
+
+class Cancel(Value, frozen=True):
+    """Gateway to worker: nobody reads this attempt any more."""
+
+    request: RequestId
+    attempt: int
+
+
+class AttemptFailed(Value, frozen=True):
+    """Worker to gateway: the attempt could not run."""
+
+    request: RequestId
+    attempt: int
+    reason: str
+
+
+FromWorkerMessage = tuple[Emission, ...] | AttemptFailed
+
+
+@dataclass(slots=True)
+class _Assignment:
+    """The model that the worker has been given."""
+
+    order: StartLoad
+    spec: ModelSpec
+    batcher: Batcher
+    watermark: int = 0
+    is_loaded: bool = False
+    is_running: bool = False
+
+
+class SimWorker:
+    """One incarnation of a worker. `say` and `emit` hand messages to controller and gateway."""
+
+    def __init__(
+        self,
+        ref: WorkerRef,
+        device: Device,
+        config: SimConfig,
+        clock: Clock,
+        transfers: Transfers,
+        checkers: Checkers,
+        say: Callable[[AnyEvent], None],
+        emit: Callable[[FromWorkerMessage], None],
+    ) -> None:
+        self.ref = ref
+        self.device = device
+        self._config = config
+        self._clock = clock
+        self._transfers = transfers
+        self._checkers = checkers
+        self._say = say
+        self._emit = emit
+        self._assigned: _Assignment | None = None
+        self._last_report: InstanceReported | None = None
+        self._capacity: CapacityMeasured | None = None
+        self._is_dead = False
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Nothing of this incarnation happens any more."""
+        self._is_dead = True
+        self._transfers.node_gone(self.ref)
+
+    def report(self) -> InstanceReport | None:
+        """What it tells a controller that it joins."""
+        a = self._assigned
+        if a is None:
+            return None
+        order = a.order
+        return InstanceReport(order.instance, order.model, order.attempt, a.watermark, a.is_loaded)
+
+    def joined(self) -> None:
+        """A controller that may know nothing was met: say again what only reports tell."""
+        self._last_report = None
+        if self._capacity is not None:
+            self._say(self._capacity)
+        if self._assigned is not None and self._assigned.is_loaded:
+            self._report_load(self._assigned)
+
+    # -- orders of the controller ---------------------------------------------------------------
+
+    def take_order(self, order: WorkerOrder) -> None:
+        if isinstance(order, StartLoad):
+            self._load(order)
+        elif isinstance(order, StartSend):
+            self._send(order)
+        else:
+            self._release(order)
+
+    def _load(self, order: StartLoad) -> None:
+        self._checkers.assigned(self.ref, self._assigned is not None, order)
+        spec = self._config.spec(order.model)
+        batcher = Batcher(self._config.batcher, LayerSpan(0, spec.layers))
+        self._assigned = _Assignment(order, spec, batcher)
+        self._transfers.receive(order, spec, self)
+
+    def _send(self, order: StartSend) -> None:
+        a = self._assigned
+        # A worker that is receiving the model passes on what arrives.
+        is_holder = a is not None and (a.is_loaded or isinstance(a.order.upstream, FromWorker))
+        if a is None or not is_holder or a.order.model != order.model:
+            self._say(SendEnded(order.plan, self.ref, 0, f"{self!r} does not hold it"))
+        else:
+            self._transfers.send(order, self)
+
+    def _release(self, order: Release) -> None:
+        a = self._assigned
+        held = a.order.instance if a is not None else None
+        requests = a.batcher.requests() if a is not None else ()
+        self._checkers.released(order, held, requests)
+        self._clear()
+        self._say(Released(order.instance, order.attempt))
+
+    def _clear(self) -> None:
+        self._assigned = None
+        self._last_report = None
+        self._transfers.node_gone(self.ref)
+
+    # -- news of the transfers ------------------------------------------------------------------
+
+    def load_started(self, order: StartLoad) -> None:
+        self._say(LoadStarted(order.instance, order.attempt))
+
+    def layer_arrived(self, order: StartLoad, watermark: int) -> None:
+        a = self._assigned
+        assert a is not None
+        assert a.order == order, f"{self!r} gets layers of {order}"
+        a.watermark = watermark
+        self._say(LayerArrived(order.instance, order.attempt, watermark))
+        if watermark == a.spec.layers:
+            if order.measure_capacity:
+                self._measure(a)
+            a.is_loaded = True
+            self._say(LoadCompleted(order.instance, order.attempt, a.spec.size_bytes))
+            self._report_load(a)
+
+    def load_failed(self, order: StartLoad, reason: str) -> None:
+        self._clear()
+        self._say(LoadFailed(order.instance, order.attempt, reason))
+
+    def send_ended(self, order: StartSend, sent_bytes: int, error: str | None) -> None:
+        self._say(SendEnded(order.plan, order.source, sent_bytes, error))
+
+    def _measure(self, assigned: _Assignment) -> None:
+        """The capacity that a long prompt would show."""
+        per_token_ns = max(self._config.latency.per_token_ns, 1)
+        self._capacity = CapacityMeasured(
+            self.device.kind,
+            assigned.spec.name,
+            max(_NS_PER_S // per_token_ns, 1),
+            self._config.kv_blocks,
+        )
+        self._say(self._capacity)
+
+    # -- requests of the gateway ----------------------------------------------------------------
+
+    def submit(self, message: Submit) -> None:
+        """Queue an attempt on the instance, or say why not."""
+        a, spec = self._assigned, message.spec
+        try:
+            if a is None or a.order.instance != message.instance:
+                raise ValueError(f"instance {message.instance} is not on {self!r}")
+            a.batcher.add(spec)
+        except ValueError as error:
+            self._emit(AttemptFailed(spec.request, spec.attempt, str(error)))
+            self._say(RequestEnded(spec.request, spec.attempt, Outcome.FAILED))
+        else:
+            self._continue()
+
+    def cancel(self, message: Cancel) -> None:
+        """Free the attempt's KV at once."""
+        a = self._assigned
+        if a is not None and a.batcher.cancel(message.request, message.attempt):
+            self._say(RequestEnded(message.request, message.attempt, Outcome.CANCELLED))
+            self._continue()
+
+    # -- serving --------------------------------------------------------------------------------
+
+    def _continue(self) -> None:
+        """Start the next Run unless one is in flight, and report what changed."""
+        a = self._assigned
+        if a is None or a.is_running or not a.is_loaded:
+            return
+        run = a.batcher.next_run()
+        if run is not None:
+            self._checkers.runs(self.ref, run, a.watermark)
+            a.is_running = True
+            self._clock.after(self._config.latency.run_ns(run), lambda: self._commit(a, run))
+        self._report_load(a)
+
+    def _commit(self, assigned: _Assignment, run: Run) -> None:
+        if self._is_dead or self._assigned is not assigned:
+            return
+        assigned.is_running = False
+        # The token at a position is the position: whoever computes it again gets the same.
+        token_ids = [s.first_position + s.token_count for s in run.segments if s.samples]
+        emissions = assigned.batcher.commit(run, token_ids)
+        if emissions:
+            self._emit(tuple(emissions))
+        for e in emissions:
+            if e.finish_reason is FinishReason.LENGTH:
+                self._say(RequestEnded(e.request, e.attempt, Outcome.FINISHED, e.index + 1))
+        self._continue()
+
+    def _report_load(self, assigned: _Assignment) -> None:
+        batcher = assigned.batcher
+        report = InstanceReported(
+            instance=assigned.order.instance,
+            attempt=assigned.order.attempt,
+            started=batcher.take_started(),
+            running=batcher.running,
+            queued_prefill_tokens=batcher.queued_prefill_tokens,
+            kv_blocks_used=batcher.pool.used,
+            kv_blocks=batcher.pool.blocks,
+            emitted_tokens=batcher.emitted_tokens,
+        )
+        if report != self._last_report:
+            self._last_report = report
+            self._say(report)
+
+    def __repr__(self) -> str:
+        holds = self._assigned.order.model if self._assigned else "nothing"
+        return f"<SimWorker {self.ref} holds {holds}>"

@@ -1,0 +1,333 @@
+"""The simulated world: it carries out what the controller orders, in virtual time.
+
+The world makes no decisions. It owns the clock, the connections and the lives of controller and
+workers; the run record it writes is of the same kind as a real pool's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import IO
+
+import msgspec
+
+from livescale.control.controller import Controller
+from livescale.messages.commands import (
+    AnyCommand,
+    Dispatch,
+    FailRequest,
+    Release,
+    StartLoad,
+    StartSend,
+    WakeAt,
+)
+from livescale.messages.events import AnyEvent, Tick, WorkerJoined, WorkerLost
+from livescale.sim.channel import Channel
+from livescale.sim.checkers import Checkers, CommandChecker
+from livescale.sim.clock import STEP_PRIORITY, Clock
+from livescale.sim.config import SimConfig
+from livescale.sim.faults import Delays, FaultPlan
+from livescale.sim.gateway import GatewayEvent, GatewayOrder, Row, SimGateway
+from livescale.sim.transfers import Transfers
+from livescale.sim.worker import (
+    Cancel,
+    FromWorkerMessage,
+    SimWorker,
+    Submit,
+    WorkerOrder,
+)
+from livescale.telemetry.record import AnyLine, RecordWriter, RequestLine, ScaleLine
+from livescale.telemetry.scale_events import ScaleTracker
+from livescale.types import InstanceState, RequestId, WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCount:
+    """Living instances of a model from `now_ns` on, as the controller sees them."""
+
+    now_ns: int
+    model: str
+    loading: int
+    serving: int
+    draining: int
+
+
+@dataclass(slots=True)
+class _Life:
+    """One life of the controller and the connections made to it."""
+
+    controller: Controller
+    checker: CommandChecker
+    tracker: ScaleTracker
+    #: of every peer that met this controller; worker orders by worker
+    uplinks: dict[WorkerRef, Channel[AnyEvent]]
+    orders: dict[WorkerRef, Channel[WorkerOrder]]
+    gateway_uplink: Channel[GatewayEvent] | None = None
+    gateway_orders: Channel[GatewayOrder] | None = None
+
+
+class SimWorld:
+    """One run. Schedule requests with `arrive_at`, then `run`."""
+
+    def __init__(
+        self, config: SimConfig, plan: FaultPlan, delays: Delays, record_file: IO[bytes] | None
+    ) -> None:
+        self.config = config
+        self.clock = Clock()
+        self.requests: list[RequestLine] = []
+        self.scales: list[ScaleLine] = []
+        self.instances: list[InstanceCount] = []
+        self.steps = 0
+        self.stale_events = 0
+        self._delays = delays
+        self._record = RecordWriter(record_file) if record_file is not None else None
+        layers = {p.spec.name: p.spec.layers for p in config.controller.models}
+        self._checkers = Checkers(layers)
+        self._transfers = Transfers(self.clock, config.network, config.load_timeout_ns)
+        self._gateway = SimGateway(
+            self.clock,
+            config.queue_requests_max,
+            self._checkers,
+            self._gateway_says,
+            self._write_request,
+        )
+        self._workers: dict[int, SimWorker] = {}
+        #: connections of living workers to the gateway
+        self._emitting: dict[WorkerRef, Channel[FromWorkerMessage]] = {}
+        self._life: _Life | None = None
+        self._lives = 0
+        self._inbox: list[AnyEvent] = []
+        self._has_step_ahead = False
+        self._last_step_ns = -config.step_gap_ns
+        self._horizon_ns = max(config.faults.until_ns, 0)
+        self._begin_life()
+        for number in range(config.workers):
+            self.clock.after(delays.reconnect_ns(), partial(self._start_worker, number, 0))
+        for time_ns, number in plan.worker_losses:
+            self.clock.at(time_ns, partial(self._lose_worker, number))
+        for time_ns in plan.controller_restarts:
+            self.clock.at(time_ns, self._end_life)
+        for time_ns, request in plan.cancellations:
+            self.clock.at(time_ns, partial(self._gateway.cancel, request))
+
+    # -- for whoever drives the world -----------------------------------------------------------
+
+    def arrive_at(self, request: RequestId, model: str, row: Row) -> None:
+        """Let the request come at its time."""
+        self._horizon_ns = max(self._horizon_ns, row.arrival_ns)
+        self.clock.at(row.arrival_ns, lambda: self._gateway.arrive(request, model, row))
+
+    def run(self) -> None:
+        """Run until nothing is left to happen, then demand that everything ended."""
+        limit_ns = self._horizon_ns + self.config.grace_ns
+        while self.clock.now_ns <= limit_ns and self.clock.run_next():
+            pass
+        self._checkers.all_ended()
+        assert self._life is not None
+        self._life.checker.all_answered()
+        assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
+        self._life.controller.validate()
+        self._flush(self._life)
+
+    def __repr__(self) -> str:
+        controller = self._life.controller if self._life is not None else "no controller"
+        return f"<SimWorld {self.clock!r}, {len(self._workers)} workers, {controller!r}>"
+
+    # -- the controller's lives -----------------------------------------------------------------
+
+    def _begin_life(self) -> None:
+        config = msgspec.structs.replace(self.config.controller, epoch=self._lives)
+        self._lives += 1
+        self._life = _Life(Controller(config), CommandChecker(), ScaleTracker(), {}, {})
+        if self._record is not None:
+            self._record.begin("sim", config, {"sim": msgspec.to_builtins(self.config)})
+        self.clock.after(self._delays.reconnect_ns(), partial(self._connect_gateway, self._life))
+        for worker in list(self._workers.values()):
+            delay_ns = self._delays.reconnect_ns()
+            self.clock.after(delay_ns, partial(self._connect_worker, self._life, worker))
+
+    def _end_life(self) -> None:
+        """The controller is killed; what it was told and has not acted on is lost."""
+        life = self._life
+        if life is None:
+            return
+        now_ns = self.clock.now_ns
+        # What it sent last may be lost too. The peers come back only to the next life.
+        lost_after_ns = now_ns - self._delays.loss_window_ns()
+        for channel in (*life.uplinks.values(), life.gateway_uplink):
+            if channel is not None:
+                channel.cut(-1)
+        for orders in (*life.orders.values(), life.gateway_orders):
+            if orders is not None:
+                orders.cut(lost_after_ns)
+        self._life = None
+        self._inbox = []
+        self._flush(life)
+        self.clock.after(self.config.faults.downtime_ns, self._begin_life)
+
+    def _flush(self, life: _Life) -> None:
+        self.stale_events += life.controller.stale_events
+        for line in life.tracker.flush():
+            self._write_scale(line)
+
+    # -- stepping -------------------------------------------------------------------------------
+
+    def _push(self, event: AnyEvent) -> None:
+        """An event reached the controller: it steps when its gap allows."""
+        self._inbox.append(event)
+        if not self._has_step_ahead:
+            self._has_step_ahead = True
+            step_ns = max(self.clock.now_ns, self._last_step_ns + self.config.step_gap_ns)
+            self.clock.at(step_ns, self._step, STEP_PRIORITY)
+
+    def _step(self) -> None:
+        self._has_step_ahead = False
+        life = self._life
+        if life is None or not self._inbox:
+            return
+        events, self._inbox = self._inbox, []
+        now_ns = self._last_step_ns = self.clock.now_ns
+        self.steps += 1
+        commands = life.controller.step(now_ns, events)
+        if self._record is not None:
+            self._record.step(now_ns, events, commands, now_ns)
+        life.checker.observe(events, commands)
+        for line in life.tracker.observe(now_ns, events, commands, now_ns):
+            self._write_scale(line)
+        for command in commands:
+            self._carry_out(life, command)
+        self._count_instances(life.controller)
+
+    def _carry_out(self, life: _Life, command: AnyCommand) -> None:
+        if isinstance(command, StartLoad | Release):
+            life.orders[command.worker].send(command)
+        elif isinstance(command, StartSend):
+            life.orders[command.source].send(command)
+        elif isinstance(command, Dispatch | FailRequest):
+            # The controller knows requests from this gateway only, so it is connected.
+            assert life.gateway_orders is not None
+            life.gateway_orders.send(command)
+        elif isinstance(command, WakeAt):
+            self.clock.at(command.at_ns, partial(self._wake, life))
+
+    def _wake(self, life: _Life) -> None:
+        if self._life is life:
+            self._push(Tick())
+
+    def _count_instances(self, controller: Controller) -> None:
+        for model in controller.models:
+            states = [instance.state for instance in controller.fleet.of_model(model)]
+            loading = sum(1 for i in controller.fleet.of_model(model) if i.is_loading)
+            serving = states.count(InstanceState.SERVING)
+            draining = states.count(InstanceState.DRAINING)
+            last = next((c for c in reversed(self.instances) if c.model == model), None)
+            if last is None or (last.loading, last.serving, last.draining) != (
+                loading,
+                serving,
+                draining,
+            ):
+                now_ns = self.clock.now_ns
+                self.instances.append(InstanceCount(now_ns, model, loading, serving, draining))
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def _deliver_to(self, life: _Life, event: AnyEvent) -> None:
+        if self._life is life:
+            self._push(event)
+
+    def _worker_delay_ns(self) -> int:
+        return self._delays.of_worker_ns(self.clock.now_ns)
+
+    def _connect_gateway(self, life: _Life) -> None:
+        if self._life is not life:
+            return
+        delay = self._delays.plain_ns
+        life.gateway_uplink = Channel(self.clock, delay, partial(self._deliver_to, life))
+        life.gateway_orders = Channel(self.clock, delay, self._gateway.take_order)
+        self._gateway.joined()
+
+    def _connect_worker(self, life: _Life, worker: SimWorker) -> None:
+        if self._life is not life or self._workers.get(worker.ref.worker) is not worker:
+            return
+        uplink: Channel[AnyEvent] = Channel(
+            self.clock, self._worker_delay_ns, partial(self._deliver_to, life)
+        )
+        life.uplinks[worker.ref] = uplink
+        life.orders[worker.ref] = Channel(self.clock, self._delays.plain_ns, worker.take_order)
+        uplink.send(WorkerJoined(worker.ref, worker.device, worker.report()))
+        worker.joined()
+
+    def _gateway_says(self, event: GatewayEvent) -> None:
+        # Without a controller nothing is lost: the next one hears of every transcript.
+        if self._life is not None and self._life.gateway_uplink is not None:
+            self._life.gateway_uplink.send(event)
+
+    def _worker_says(self, ref: WorkerRef, event: AnyEvent) -> None:
+        # The next controller hears in WorkerJoined what is left of it.
+        if self._life is not None and ref in self._life.uplinks:
+            self._life.uplinks[ref].send(event)
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _start_worker(self, number: int, incarnation: int) -> None:
+        ref = WorkerRef(number, incarnation)
+        device = msgspec.structs.replace(self.config.device, host=f"host-{number}")
+        emitting: Channel[FromWorkerMessage] = Channel(
+            self.clock, self._worker_delay_ns, self._gateway.take_message
+        )
+        worker = SimWorker(
+            ref,
+            device,
+            self.config,
+            self.clock,
+            self._transfers,
+            self._checkers,
+            say=partial(self._worker_says, ref),
+            emit=emitting.send,
+        )
+        self._emitting[ref] = emitting
+        self._workers[number] = worker
+        requests: Channel[Submit | Cancel] = Channel(
+            self.clock, self._delays.plain_ns, partial(self._to_worker, worker)
+        )
+        self._gateway.meet(ref, requests)
+        if self._life is not None:
+            self._connect_worker(self._life, worker)
+
+    def _to_worker(self, worker: SimWorker, message: Submit | Cancel) -> None:
+        if isinstance(message, Submit):
+            worker.submit(message)
+        else:
+            worker.cancel(message)
+
+    def _lose_worker(self, number: int) -> None:
+        """The worker dies: the last of what it sent is lost, then both sides see the end."""
+        worker = self._workers.pop(number, None)
+        if worker is None:
+            return
+        ref = worker.ref
+        lost_after_ns = self.clock.now_ns - self._delays.loss_window_ns()
+        worker.die()
+        self._emitting.pop(ref).cut(lost_after_ns, partial(self._gateway.worker_gone, ref))
+        life = self._life
+        if life is not None and ref in life.uplinks:
+            lost = WorkerLost(ref, "killed by a fault")
+            life.uplinks[ref].cut(lost_after_ns, partial(self._deliver_to, life, lost))
+            life.orders[ref].cut(-1)
+        rejoin_ns = self.config.faults.rejoin_ns
+        self.clock.after(rejoin_ns, partial(self._start_worker, number, ref.incarnation + 1))
+
+    # -- the record -----------------------------------------------------------------------------
+
+    def _write_request(self, line: RequestLine) -> None:
+        self.requests.append(line)
+        self._write(line)
+
+    def _write_scale(self, line: ScaleLine) -> None:
+        self.scales.append(line)
+        self._write(line)
+
+    def _write(self, line: AnyLine) -> None:
+        if self._record is not None:
+            self._record.write(line)

@@ -1,0 +1,86 @@
+"""Run records: what is written is read again, and damage is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from livescale.control.config import ControllerConfig, ModelPolicy
+from livescale.messages.commands import StartLoad
+from livescale.messages.events import Tick, WorkerJoined
+from livescale.telemetry.record import (
+    RECORD_VERSION,
+    AnyLine,
+    LoadPhases,
+    RecordError,
+    RecordWriter,
+    RequestLine,
+    RunLine,
+    ScaleLine,
+    StepLine,
+    append_to_record,
+    read_record,
+    write_record,
+)
+from livescale.topology import Device
+from livescale.types import FromWorker, ModelSpec, Outcome, WorkerRef
+
+DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
+CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1, 2, 3), 1, 10), 1, 2),), 2)
+LOAD = StartLoad(1, 0, WorkerRef(1), "m", 2, FromWorker(WorkerRef(0, 3)), None, True)
+LINES: list[AnyLine] = [
+    RunLine(RECORD_VERSION, "sim", CONFIG, {"a": 1}),
+    StepLine(5, (WorkerJoined(WorkerRef(0), DEVICE), Tick()), (LOAD,), 6),
+    RequestLine("r", "m", 3, 4, 1, 9, Outcome.FINISHED, 1, 2, (5, 9), worker=WorkerRef(0)),
+    ScaleLine(
+        "m", 1, 2, "token_rate", {"at_least": 2}, 1, 2, 3, 6, ("w0.0 -> w1.0",), 7,
+        (LoadPhases(1, WorkerRef(1), "w0.0", first_byte_ns=3),), {8: 9},
+    ),
+]  # fmt: skip
+
+
+def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    write_record(path, LINES)
+    assert list(read_record(path)) == LINES
+
+
+def test_a_truncated_last_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    write_record(path, LINES)
+    whole = path.read_bytes()
+    last_begins = whole.rstrip(b"\n").rindex(b"\n") + 1
+    for length in (len(whole) - 1, last_begins + 1, last_begins):
+        path.write_bytes(whole[:length])
+        assert list(read_record(path)) == LINES[:-1]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    write_record(path, LINES)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"kind":"step","now_ns":"soon"}\n' + lines[2])
+    with pytest.raises(RecordError, match=r"record\.jsonl:2: not a line of a run record"):
+        list(read_record(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"none\.jsonl: No such file"):
+        list(read_record(tmp_path / "none.jsonl"))
+
+
+def test_a_further_life_cuts_off_an_unfinished_line(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    write_record(path, LINES)
+    path.write_bytes(path.read_bytes()[:-5])
+    with append_to_record(path) as file:
+        RecordWriter(file).begin("real", CONFIG)
+    assert list(read_record(path)) == [*LINES[:-1], RunLine(RECORD_VERSION, "real", CONFIG)]
+
+
+def test_a_first_life_begins_an_empty_record(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    with append_to_record(path) as file:
+        RecordWriter(file).step(1, [Tick()], [], 2)
+    assert list(read_record(path)) == [StepLine(1, (Tick(),), (), 2)]

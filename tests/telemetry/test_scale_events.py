@@ -1,0 +1,134 @@
+"""ScaleTracker: what becomes one ScaleLine, and when it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from livescale.messages.commands import (
+    AnyCommand,
+    Drain,
+    PlanMade,
+    Release,
+    Resume,
+    ScaleDecided,
+    StartLoad,
+)
+from livescale.messages.events import (
+    AnyEvent,
+    InstanceReported,
+    LayerArrived,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    Released,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.telemetry.record import ScaleLine
+from livescale.telemetry.scale_events import ScaleTracker
+from livescale.topology import Device
+from livescale.types import FromStorage, Role, ScalePlan, WorkerRef
+
+W0, W1 = WorkerRef(0), WorkerRef(1)
+UP = [
+    ScaleDecided("m", Role.UNIFIED, 0, 1, "below_min", {}),
+    PlanMade(ScalePlan(1, "m", (), (W0,), 100, None), (2,)),
+    StartLoad(2, 0, W0, "m", 1, FromStorage(), None, False),
+]
+DOWN = [ScaleDecided("m", Role.UNIFIED, 2, 1, "idle", {}), Drain(2, 0)]
+
+
+def reported(emitted: int) -> InstanceReported:
+    return InstanceReported(2, 0, (), 0, 0, 0, 10, emitted)
+
+
+class Story:
+    """Feeds a tracker, one step per nanosecond."""
+
+    def __init__(self) -> None:
+        self.tracker = ScaleTracker()
+        self.now_ns = 0
+
+    def step(self, *items: AnyEvent | AnyCommand) -> list[ScaleLine]:
+        self.now_ns += 1
+        commands = [i for i in items if isinstance(i, AnyCommand)]
+        events: Sequence[AnyEvent] = [i for i in items if isinstance(i, AnyEvent)]
+        return self.tracker.observe(self.now_ns, events, commands, self.now_ns)
+
+
+def test_a_scale_up_is_finished_by_its_first_token() -> None:
+    story = Story()
+    assert story.step(*UP) == []
+    assert story.step(LoadStarted(2, 0)) == []
+    assert story.step(LayerArrived(2, 0, 1)) == []
+    assert story.step(LayerArrived(2, 0, 2)) == []
+    assert story.step(LoadCompleted(2, 0, 100), reported(0)) == []
+    (line,) = story.step(reported(1))
+    (load,) = line.loads
+    assert (line.decided_ns, load.first_byte_ns, load.first_layer_ns) == (1, 2, 3)
+    assert (load.loaded_ns, load.first_token_ns, load.failed) == (5, 6, None)
+    assert line.plan == 1
+    assert story.tracker.flush() == []
+
+
+def test_a_failed_load_finishes_its_scale_up() -> None:
+    story = Story()
+    story.step(*UP)
+    (line,) = story.step(LoadFailed(2, 0, "no disk"))
+    assert line.loads[0].failed == "no disk"
+
+
+def test_a_lost_worker_finishes_its_scale_up() -> None:
+    story = Story()
+    story.step(*UP)
+    (line,) = story.step(WorkerLost(W0, "gone"))
+    assert line.loads[0].failed == "worker lost: gone"
+
+
+def test_a_release_before_the_first_token_finishes_the_scale_up() -> None:
+    story = Story()
+    story.step(*UP)
+    story.step(LoadCompleted(2, 0, 100))
+    assert story.step(*DOWN) == []
+    (up,) = story.step(Release(2, 0, W0))
+    assert up.loads[0].first_token_ns is None
+    (down,) = story.step(Released(2, 0))
+    assert down.released_ns == {2: 5}
+
+
+def test_a_resumed_instance_finishes_the_scale_down_only() -> None:
+    story = Story()
+    story.step(*UP)
+    story.step(LoadCompleted(2, 0, 100))
+    story.step(*DOWN)
+    finished = story.step(ScaleDecided("m", Role.UNIFIED, 1, 2, "token_rate", {}), Resume(2, 0))
+    assert [line.to_instances for line in finished] == [1, 2]
+    (up,) = story.step(reported(1))
+    assert up.loads[0].first_token_ns == 5
+
+
+def test_a_scale_down_is_finished_when_its_worker_is_lost() -> None:
+    story = Story()
+    story.step(*UP)
+    story.step(LoadCompleted(2, 0, 100), reported(1))
+    story.step(*DOWN)
+    (down,) = story.step(WorkerLost(W0, "gone"))
+    assert down.released_ns == {}
+    assert story.tracker.flush() == []
+
+
+def test_the_next_incarnation_tells_of_a_loss_too() -> None:
+    story = Story()
+    story.step(*UP)
+    device = Device("cpu", "h", "l", 1, 1)
+    (line,) = story.step(WorkerJoined(WorkerRef(0, 1), device))
+    assert line.loads[0].failed == "worker lost: w0.1 took its place"
+
+
+def test_flush_hands_out_what_is_unfinished() -> None:
+    story = Story()
+    story.step(*UP)
+    story.step(LoadStarted(2, 0))
+    (line,) = story.tracker.flush()
+    assert line.loads[0].first_byte_ns == 2
+    assert story.tracker.flush() == []
