@@ -13,7 +13,7 @@ from livescale.sim.clock import Action, Clock
 Message = TypeVar("Message")
 
 
-class Channel(Generic[Message]):
+class SimChannel(Generic[Message]):
     """Delivers what was sent, in order. `delay_ns` is drawn for every message."""
 
     def __init__(

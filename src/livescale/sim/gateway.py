@@ -13,10 +13,10 @@ from typing import Protocol
 from livescale.batching.run import Emission, SequenceSpec
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
-from livescale.sim.channel import Channel
+from livescale.sim.channel import SimChannel
 from livescale.sim.checkers import Checkers
 from livescale.sim.clock import Clock
-from livescale.sim.worker import AttemptFailed, Cancel, FromWorkerMessage, Submit
+from livescale.sim.worker import FromWorkerMessage, SimAttemptFailed, SimCancel, SimSubmit
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, SamplingParams, WorkerRef
 
@@ -74,7 +74,7 @@ class SimGateway:
         self._say = say
         self._write = write
         self._transcripts: dict[RequestId, _Transcript] = {}
-        self._workers: dict[WorkerRef, Channel[Submit | Cancel]] = {}
+        self._workers: dict[WorkerRef, SimChannel[SimSubmit | SimCancel]] = {}
         #: how requests ended, for dispatches that cross their end
         self._ended: dict[RequestId, Outcome] = {}
 
@@ -101,7 +101,7 @@ class SimGateway:
         if transcript is None:
             return
         if transcript.worker is not None:
-            self._workers[transcript.worker].send(Cancel(request, transcript.attempt))
+            self._workers[transcript.worker].send(SimCancel(request, transcript.attempt))
         self._say(RequestCancelled(request))
         self._finish(transcript, Outcome.CANCELLED)
 
@@ -152,11 +152,11 @@ class SimGateway:
             SamplingParams(t.output_tokens),
             tuple(t.generated),
         )
-        channel.send(Submit(order.instance, spec))
+        channel.send(SimSubmit(order.instance, spec))
 
     # -- the workers ----------------------------------------------------------------------------
 
-    def meet(self, worker: WorkerRef, channel: Channel[Submit | Cancel]) -> None:
+    def meet(self, worker: WorkerRef, channel: SimChannel[SimSubmit | SimCancel]) -> None:
         """A connection to a worker is open."""
         self._workers[worker] = channel
 
@@ -169,7 +169,7 @@ class SimGateway:
                 self._say(RequestEnded(t.request, t.attempt, Outcome.WORKER_LOST))
 
     def take_message(self, message: FromWorkerMessage) -> None:
-        if isinstance(message, AttemptFailed):
+        if isinstance(message, SimAttemptFailed):
             t = self._transcripts.get(message.request)
             if t is not None and t.attempt == message.attempt:
                 self._finish(t, Outcome.FAILED, message.reason)

@@ -15,7 +15,7 @@ from livescale.sim.network import Network
 from livescale.types import FromStorage, FromWorker, ModelSpec, PlanId, WorkerRef
 
 
-class LoadListener(Protocol):
+class SimLoadListener(Protocol):
     """Hears of the layers of one worker."""
 
     def load_started(self, order: StartLoad) -> None: ...
@@ -25,7 +25,7 @@ class LoadListener(Protocol):
     def load_failed(self, order: StartLoad, reason: str) -> None: ...
 
 
-class SendListener(Protocol):
+class SimSendListener(Protocol):
     """Hears how a source's send ended."""
 
     def send_ended(self, order: StartSend, sent_bytes: int, error: str | None) -> None: ...
@@ -37,7 +37,7 @@ class _Flow:
 
     order: StartLoad
     spec: ModelSpec
-    listener: LoadListener
+    listener: SimLoadListener
     place: int = 0
     watermark: int = 0
     is_over: bool = False
@@ -46,7 +46,7 @@ class _Flow:
 @dataclass(slots=True)
 class _Send:
     order: StartSend
-    listener: SendListener
+    listener: SimSendListener
 
 
 class Transfers:
@@ -59,7 +59,7 @@ class Transfers:
         self._flows: dict[tuple[PlanId, WorkerRef], _Flow] = {}
         self._sends: dict[tuple[PlanId, WorkerRef], _Send] = {}
 
-    def receive(self, order: StartLoad, spec: ModelSpec, listener: LoadListener) -> None:
+    def receive(self, order: StartLoad, spec: ModelSpec, listener: SimLoadListener) -> None:
         """The worker is ready for the layers; its upstream may not send yet."""
         flow = _Flow(order, spec, listener)
         self._flows[order.plan, order.worker] = flow
@@ -70,7 +70,7 @@ class Transfers:
             self._try_start(order.plan, order.worker)
             self._clock.after(self._timeout_ns, lambda: self._give_up(flow))
 
-    def send(self, order: StartSend, listener: SendListener) -> None:
+    def send(self, order: StartSend, listener: SimSendListener) -> None:
         """The source, which holds the whole model, sends once the target is ready."""
         send = _Send(order, listener)
         self._sends[order.plan, order.target] = send

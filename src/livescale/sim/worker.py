@@ -46,21 +46,21 @@ WorkerOrder = StartLoad | StartSend | Release
 _NS_PER_S = 1_000_000_000
 
 
-class Submit(Value, frozen=True):
+class SimSubmit(Value, frozen=True):
     """Gateway to worker: run this attempt."""
 
     instance: InstanceId
     spec: SequenceSpec
 
 
-class Cancel(Value, frozen=True):
+class SimCancel(Value, frozen=True):
     """Gateway to worker: nobody reads this attempt any more."""
 
     request: RequestId
     attempt: int
 
 
-class AttemptFailed(Value, frozen=True):
+class SimAttemptFailed(Value, frozen=True):
     """Worker to gateway: the attempt could not run."""
 
     request: RequestId
@@ -68,7 +68,7 @@ class AttemptFailed(Value, frozen=True):
     reason: str
 
 
-FromWorkerMessage = tuple[Emission, ...] | AttemptFailed
+FromWorkerMessage = tuple[Emission, ...] | SimAttemptFailed
 
 
 @dataclass(slots=True)
@@ -210,7 +210,7 @@ class SimWorker:
 
     # -- requests of the gateway ----------------------------------------------------------------
 
-    def submit(self, message: Submit) -> None:
+    def submit(self, message: SimSubmit) -> None:
         """Queue an attempt on the instance, or say why not."""
         a, spec = self._assigned, message.spec
         try:
@@ -218,12 +218,12 @@ class SimWorker:
                 raise ValueError(f"instance {message.instance} is not on {self!r}")
             a.batcher.add(spec)
         except ValueError as error:
-            self._emit(AttemptFailed(spec.request, spec.attempt, str(error)))
+            self._emit(SimAttemptFailed(spec.request, spec.attempt, str(error)))
             self._say(RequestEnded(spec.request, spec.attempt, Outcome.FAILED))
         else:
             self._continue()
 
-    def cancel(self, message: Cancel) -> None:
+    def cancel(self, message: SimCancel) -> None:
         """Free the attempt's KV at once."""
         a = self._assigned
         if a is not None and a.batcher.cancel(message.request, message.attempt):

@@ -23,7 +23,7 @@ from livescale.messages.commands import (
     WakeAt,
 )
 from livescale.messages.events import AnyEvent, Tick, WorkerJoined, WorkerLost
-from livescale.sim.channel import Channel
+from livescale.sim.channel import SimChannel
 from livescale.sim.checkers import Checkers, CommandChecker
 from livescale.sim.clock import STEP_PRIORITY, Clock
 from livescale.sim.config import SimConfig
@@ -31,10 +31,10 @@ from livescale.sim.faults import Delays, FaultPlan
 from livescale.sim.gateway import GatewayEvent, GatewayOrder, Row, SimGateway
 from livescale.sim.transfers import Transfers
 from livescale.sim.worker import (
-    Cancel,
     FromWorkerMessage,
+    SimCancel,
+    SimSubmit,
     SimWorker,
-    Submit,
     WorkerOrder,
 )
 from livescale.telemetry.record import AnyLine, RecordWriter, RequestLine, ScaleLine
@@ -61,10 +61,10 @@ class _Life:
     checker: CommandChecker
     tracker: ScaleTracker
     #: of every peer that met this controller; worker orders by worker
-    uplinks: dict[WorkerRef, Channel[AnyEvent]]
-    orders: dict[WorkerRef, Channel[WorkerOrder]]
-    gateway_uplink: Channel[GatewayEvent] | None = None
-    gateway_orders: Channel[GatewayOrder] | None = None
+    uplinks: dict[WorkerRef, SimChannel[AnyEvent]]
+    orders: dict[WorkerRef, SimChannel[WorkerOrder]]
+    gateway_uplink: SimChannel[GatewayEvent] | None = None
+    gateway_orders: SimChannel[GatewayOrder] | None = None
 
 
 class SimWorld:
@@ -94,7 +94,7 @@ class SimWorld:
         )
         self._workers: dict[int, SimWorker] = {}
         #: connections of living workers to the gateway
-        self._emitting: dict[WorkerRef, Channel[FromWorkerMessage]] = {}
+        self._emitting: dict[WorkerRef, SimChannel[FromWorkerMessage]] = {}
         self._life: _Life | None = None
         self._lives = 0
         self._inbox: list[AnyEvent] = []
@@ -243,18 +243,18 @@ class SimWorld:
         if self._life is not life:
             return
         delay = self._delays.plain_ns
-        life.gateway_uplink = Channel(self.clock, delay, partial(self._deliver_to, life))
-        life.gateway_orders = Channel(self.clock, delay, self._gateway.take_order)
+        life.gateway_uplink = SimChannel(self.clock, delay, partial(self._deliver_to, life))
+        life.gateway_orders = SimChannel(self.clock, delay, self._gateway.take_order)
         self._gateway.joined()
 
     def _connect_worker(self, life: _Life, worker: SimWorker) -> None:
         if self._life is not life or self._workers.get(worker.ref.worker) is not worker:
             return
-        uplink: Channel[AnyEvent] = Channel(
+        uplink: SimChannel[AnyEvent] = SimChannel(
             self.clock, self._worker_delay_ns, partial(self._deliver_to, life)
         )
         life.uplinks[worker.ref] = uplink
-        life.orders[worker.ref] = Channel(self.clock, self._delays.plain_ns, worker.take_order)
+        life.orders[worker.ref] = SimChannel(self.clock, self._delays.plain_ns, worker.take_order)
         uplink.send(WorkerJoined(worker.ref, worker.device, worker.report()))
         worker.joined()
 
@@ -273,7 +273,7 @@ class SimWorld:
     def _start_worker(self, number: int, incarnation: int) -> None:
         ref = WorkerRef(number, incarnation)
         device = msgspec.structs.replace(self.config.device, host=f"host-{number}")
-        emitting: Channel[FromWorkerMessage] = Channel(
+        emitting: SimChannel[FromWorkerMessage] = SimChannel(
             self.clock, self._worker_delay_ns, self._gateway.take_message
         )
         worker = SimWorker(
@@ -288,15 +288,15 @@ class SimWorld:
         )
         self._emitting[ref] = emitting
         self._workers[number] = worker
-        requests: Channel[Submit | Cancel] = Channel(
+        requests: SimChannel[SimSubmit | SimCancel] = SimChannel(
             self.clock, self._delays.plain_ns, partial(self._to_worker, worker)
         )
         self._gateway.meet(ref, requests)
         if self._life is not None:
             self._connect_worker(self._life, worker)
 
-    def _to_worker(self, worker: SimWorker, message: Submit | Cancel) -> None:
-        if isinstance(message, Submit):
+    def _to_worker(self, worker: SimWorker, message: SimSubmit | SimCancel) -> None:
+        if isinstance(message, SimSubmit):
             worker.submit(message)
         else:
             worker.cancel(message)
