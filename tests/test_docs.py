@@ -33,8 +33,11 @@ def test_files_and_links_that_are_named_exist(document: Path) -> None:
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
     for path in re.findall(r"`((?:src|tests|docs|benchmarks|scripts)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), f"{document.name} names {path}"
-    for path in re.findall(r"`((?:cli|runtime|sim|gateway|engine|transfer|control|batching)"
-                           r"/[\w/]+\.py)`", text):
+    for path in re.findall(
+        r"`((?:cli|runtime|sim|gateway|engine|transfer|control|batching)"
+        r"/[\w/]+\.py)`",
+        text,
+    ):
         assert (ROOT / "src" / "livescale" / path).exists(), f"{document.name} names {path}"
 
 
