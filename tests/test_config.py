@@ -207,7 +207,7 @@ def test_mistakes_in_a_file_are_named_with_the_file(
         ({"kv_upper_percent": 74}, "kv_lower_percent is 75, above kv_upper_percent 74"),
         ({"chunk_bytes": "2MiB", "arena_bytes": "1MiB"}, "chunk_bytes is 2097152, above arena"),
         ({"chunk_bytes": "17MiB"}, "chunk_bytes is 17825792 bytes, above the largest value"),
-        ({"sequences_max": 513}, "sequences_max is 513, above run_tokens_max 512"),
+        ({"sequences_max": 129}, "sequences_max is 129, above run_tokens_max 128"),
         ({"port": "many"}, "port must be a whole number, not 'many'"),
         ({"port": ""}, "port must be a whole number, not ''"),
         ({"record": ""}, "record is empty"),

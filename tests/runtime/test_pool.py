@@ -15,7 +15,8 @@ import pytest
 from pool_thread import LocalPool, wait_until
 
 from livescale.engine.oracle import GreedyOracle
-from livescale.telemetry.record import RequestLine, RunLine, ScaleLine, read_record
+from livescale.messages.events import InstanceReported
+from livescale.telemetry.record import RequestLine, RunLine, ScaleLine, StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.types import Outcome
 
@@ -161,14 +162,15 @@ def test_killing_the_controller_does_not_touch_streams(
 
 
 def test_a_stream_survives_the_death_of_its_worker(pool: LocalPool, oracle: GreedyOracle) -> None:
-    wait_until(lambda: pool.serving() == 1, "one instance is left")
+    wait_until(lambda: pool.gauge("instances") == 1, "one instance is left")
+    victim = worker_that_serves(pool)
 
     async def stream() -> Answer:
         async with httpx.AsyncClient(timeout=60) as client:
             answer = Answer(prompt(3, 30))
             async for count in answer.stream(pool.url, client, 300):
                 if count == 20:
-                    os.kill(worker_that_serves(pool), signal.SIGKILL)
+                    os.kill(victim, signal.SIGKILL)
             return answer
 
     check(oracle, [run(stream())], 300)
@@ -186,13 +188,14 @@ def max_loads(lines: list[ScaleLine]) -> int:
 
 
 def worker_that_serves(pool: LocalPool) -> int:
-    """The process that computes the only stream: the one with the most CPU time by far."""
-    import psutil
-
-    pids = {name: pid for name, pid in pool.pool.pids().items() if name.startswith("worker")}
-    before = {pid: psutil.Process(pid).cpu_times().user for pid in pids.values()}
-    busiest = max(before, key=lambda pid: before[pid])
-    return busiest
+    """The process of the only instance: the one that answers a request."""
+    known = len(request_lines(pool))
+    answer = {"model": "tiny", "prompt": [5, 6], "max_tokens": 1}
+    assert httpx.post(f"{pool.url}/v1/completions", json=answer, timeout=60).status_code == 200
+    wait_until(lambda: len(request_lines(pool)) > known, "the request is recorded")
+    worker = request_lines(pool)[-1].worker
+    assert worker is not None
+    return pool.pool.pids()[f"worker {worker.worker}"]
 
 
 def request_lines(pool: LocalPool) -> list[RequestLine]:
@@ -209,6 +212,31 @@ def test_a_client_that_leaves_frees_its_request(pool: LocalPool) -> None:
     run(leave_early())
     wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing runs")
     wait_until(lambda: request_lines(pool)[-1].outcome is Outcome.CANCELLED, "it is recorded")
+    wait_until(lambda: kv_blocks_used(pool) == 0, "its KV blocks are free")
+
+
+def kv_blocks_used(pool: LocalPool) -> int:
+    """What the instance that spoke last says of its KV cache."""
+    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    reports = [e for line in steps for e in line.events if isinstance(e, InstanceReported)]
+    return reports[-1].kv_blocks_used
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"model": "tiny", "prompt": [5] * 5000, "max_tokens": 1}, 400, ["5000", "4096"]),
+        ({"model": "huge", "prompt": [5], "max_tokens": 1}, 404, ["huge", "tiny"]),
+        ({"model": "tiny", "prompt": [5], "temperature": 1}, 400, ["temperature"]),
+    ],
+)
+def test_wrong_requests_are_explained(
+    pool: LocalPool, body: dict[str, object], status: int, words: list[str]
+) -> None:
+    answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == status
+    message = answer.json()["error"]["message"]
+    assert all(word in message for word in words), message
 
 
 def test_the_record_replays(pool: LocalPool) -> None:

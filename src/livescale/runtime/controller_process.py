@@ -107,6 +107,9 @@ class ControllerProcess:
         events, self._events = self._events, []
         self._has_events.clear()
         now_ns = time.monotonic_ns()
+        if self._wake_at_ns is not None and self._wake_at_ns <= now_ns:
+            # This step is the promised call: a later WakeAt must not be taken for a worse one.
+            self._wake_at_ns = None
         commands = self._controller.step(now_ns, events)
         for command in commands:
             self._carry_out(command)

@@ -234,6 +234,7 @@ class PoolBackend:
         transcript.attempt = command.attempt
         if command.worker not in self._readers:
             # The controller knows too: it told us of this worker's end before the dispatch.
+            transcript.worker = None
             ended = RequestEnded(command.request, command.attempt, Outcome.WORKER_LOST)
             self._tell_controller(ended)
             return
@@ -315,13 +316,19 @@ class PoolBackend:
             self._finish(transcript, Outcome.FAILED, message.reason)
 
     def _worker_gone(self, worker: WorkerRef) -> None:
-        """Requests of a lost worker wait again; the controller decides where they go on."""
+        """Requests of a lost worker wait again; the controller decides where they go on.
+
+        It may have heard from the worker that a request is finished whose last tokens never came
+        here, and have forgotten it. So the request is announced again; a controller that still
+        knows it ignores that.
+        """
         for transcript in self._transcripts.values():
             if transcript.worker == worker:
                 transcript.worker = None
-                self._tell_controller(
-                    RequestEnded(transcript.asked.request, transcript.attempt, Outcome.WORKER_LOST)
-                )
+                request = transcript.asked.request
+                ended = RequestEnded(request, transcript.attempt, Outcome.WORKER_LOST)
+                self._tell_controller(ended)
+                self._announce(transcript)
 
     # -- the end of a request -------------------------------------------------------------------
 
@@ -329,7 +336,8 @@ class PoolBackend:
         asked = transcript.asked
         del self._transcripts[asked.request]
         transcript.chunks.put_nowait(GenerationFailed(error) if error is not None else None)
-        if transcript.is_announced_again and outcome is Outcome.FINISHED:
+        if transcript.is_announced_again and transcript.worker is not None:
+            # The worker may have told this to the controller's earlier life only.
             ended = RequestEnded(
                 asked.request, transcript.attempt, outcome, len(transcript.generated)
             )

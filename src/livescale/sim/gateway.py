@@ -161,12 +161,17 @@ class SimGateway:
         self._workers[worker] = channel
 
     def worker_gone(self, worker: WorkerRef) -> None:
-        """Requests of a lost worker wait again; the controller decides where they go on."""
+        """Requests of a lost worker wait again; the controller decides where they go on.
+
+        They are announced again, as by a real gateway: the controller may have heard of an end
+        that never came here.
+        """
         self._workers.pop(worker).cut(self._clock.now_ns)
         for t in self._transcripts.values():
             if t.worker == worker:
                 t.worker = None
                 self._say(RequestEnded(t.request, t.attempt, Outcome.WORKER_LOST))
+                self._announce(t)
 
     def take_message(self, message: FromWorkerMessage) -> None:
         if isinstance(message, SimAttemptFailed):

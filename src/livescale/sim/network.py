@@ -31,6 +31,10 @@ class Network(Value, frozen=True):
         """When the first byte arrives at the `place`-th target of a chain, from the start."""
         return _ns(self._lag_bytes(layer_bytes, place), self.link_bytes_per_s)
 
+    def chunk_ns(self, layer_bytes: Sequence[int]) -> int:
+        """How far a target lags behind its sender: the time of one chunk on a link."""
+        return _ns(self._lag_bytes(layer_bytes, 2), self.link_bytes_per_s)
+
     def storage_arrivals_ns(self, layer_bytes: Sequence[int]) -> tuple[int, ...]:
         """When each layer has been read from storage, from the start."""
         totals = itertools.accumulate(layer_bytes)

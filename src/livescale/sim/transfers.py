@@ -33,12 +33,17 @@ class SimSendListener(Protocol):
 
 @dataclass(slots=True)
 class _Flow:
-    """What one target receives. `place` is 0 until the bytes flow, then its place in the chain."""
+    """What one target receives. `place` is 0 until the bytes flow, then its place in the chain.
+
+    Times are absolute: when the first byte and each layer arrive, set when the bytes flow.
+    """
 
     order: StartLoad
     spec: ModelSpec
     listener: SimLoadListener
     place: int = 0
+    first_byte_ns: int = 0
+    arrivals_ns: tuple[int, ...] = ()
     watermark: int = 0
     is_over: bool = False
 
@@ -65,13 +70,13 @@ class Transfers:
         self._flows[order.plan, order.worker] = flow
         if isinstance(order.upstream, FromStorage):
             arrivals = self._network.storage_arrivals_ns(spec.layer_bytes)
-            self._flow(flow, 1, 0, arrivals)
+            self._start(flow, 1, 0, arrivals)
         else:
             self._try_start(order.plan, order.worker)
             self._clock.after(self._timeout_ns, lambda: self._give_up(flow))
 
     def send(self, order: StartSend, listener: SimSendListener) -> None:
-        """The source, which holds the whole model, sends once the target is ready."""
+        """The source sends what it holds, or what it still receives, once the target is ready."""
         send = _Send(order, listener)
         self._sends[order.plan, order.target] = send
         self._try_start(order.plan, order.target)
@@ -99,49 +104,72 @@ class Transfers:
             return
         layer_bytes = flow.spec.layer_bytes
         first_byte_ns = self._network.first_byte_ns(layer_bytes, place)
-        self._flow(flow, place, first_byte_ns, self._network.chain_arrivals_ns(layer_bytes, place))
-        if flow.order.forward_to is not None:
-            self._try_start(plan, flow.order.forward_to)
+        arrivals_ns = self._network.chain_arrivals_ns(layer_bytes, place)
+        self._start(flow, place, first_byte_ns, arrivals_ns)
 
     def _place(self, flow: _Flow) -> int | None:
         """The flow's place in its chain, or None while its sender is not ready."""
         plan, target = flow.order.plan, flow.order.worker
-        assert isinstance(flow.order.upstream, FromWorker)
-        upstream = flow.order.upstream.worker
+        before = self._upstream_flow(flow)
+        if before is not None and not before.place:
+            return None
         send = self._sends.get((plan, target))
-        if send is not None and send.order.source == upstream:
+        if send is not None and FromWorker(send.order.source) == flow.order.upstream:
             return 1
-        before = self._flows.get((plan, upstream))
-        if before is not None and before.place and before.order.forward_to == target:
-            return before.place + 1
-        return None
+        if before is None or (before.order.plan, before.order.forward_to) != (plan, target):
+            return None
+        return before.place + 1
 
-    def _flow(
+    def _upstream_flow(self, flow: _Flow) -> _Flow | None:
+        """What the sender receives or has received itself, if it was not always there."""
+        flows = (
+            f for f in self._flows.values() if FromWorker(f.order.worker) == flow.order.upstream
+        )
+        return next(flows, None)
+
+    def _start(
         self, flow: _Flow, place: int, first_byte_ns: int, arrivals_ns: tuple[int, ...]
     ) -> None:
+        """Let the bytes flow, and those that wait for them further down."""
+        now_ns = self._clock.now_ns
         flow.place = place
-        self._clock.after(first_byte_ns, lambda: self._first_byte(flow))
-        # Arrivals are chained, so that an aborted flow leaves at most one action behind.
-        start_ns = self._clock.now_ns
-        self._next_layer(flow, start_ns, arrivals_ns)
+        flow.first_byte_ns = now_ns + first_byte_ns
+        flow.arrivals_ns = tuple(now_ns + arrival_ns for arrival_ns in arrivals_ns)
+        before = self._upstream_flow(flow)
+        if before is not None:
+            # Whoever joins behind a sender that is still receiving cannot overtake it.
+            lag_ns = self._network.chunk_ns(flow.spec.layer_bytes)
+            flow.first_byte_ns = max(flow.first_byte_ns, before.first_byte_ns + lag_ns)
+            flow.arrivals_ns = tuple(
+                max(own_ns, sender_ns + lag_ns)
+                for own_ns, sender_ns in zip(flow.arrivals_ns, before.arrivals_ns, strict=True)
+            )
+        self._clock.at(flow.first_byte_ns, lambda: self._first_byte(flow))
+        self._next_layer(flow)
+        plan, worker = flow.order.plan, flow.order.worker
+        if flow.order.forward_to is not None:
+            self._try_start(plan, flow.order.forward_to)
+        for other_plan, target in [k for k, s in self._sends.items() if s.order.source == worker]:
+            self._try_start(other_plan, target)
 
     def _first_byte(self, flow: _Flow) -> None:
         if not flow.is_over:
             flow.listener.load_started(flow.order)
 
-    def _next_layer(self, flow: _Flow, start_ns: int, arrivals_ns: tuple[int, ...]) -> None:
-        def arrive() -> None:
-            if flow.is_over:
-                return
-            flow.watermark += 1
-            flow.is_over = flow.watermark == len(arrivals_ns)
-            if flow.is_over:
-                self._end_send((flow.order.plan, flow.order.worker), None)
-            else:
-                self._next_layer(flow, start_ns, arrivals_ns)
-            flow.listener.layer_arrived(flow.order, flow.watermark)
+    def _next_layer(self, flow: _Flow) -> None:
+        # Arrivals are chained, so that an aborted flow leaves at most one action behind.
+        self._clock.at(flow.arrivals_ns[flow.watermark], lambda: self._arrive(flow))
 
-        self._clock.at(start_ns + arrivals_ns[flow.watermark], arrive)
+    def _arrive(self, flow: _Flow) -> None:
+        if flow.is_over:
+            return
+        flow.watermark += 1
+        flow.is_over = flow.watermark == len(flow.arrivals_ns)
+        if flow.is_over:
+            self._end_send((flow.order.plan, flow.order.worker), None)
+        else:
+            self._next_layer(flow)
+        flow.listener.layer_arrived(flow.order, flow.watermark)
 
     def _end_send(self, key: tuple[PlanId, WorkerRef], error: str | None) -> None:
         send = self._sends.pop(key, None)

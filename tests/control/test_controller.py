@@ -1,0 +1,388 @@
+"""The Controller at its seam: these events, therefore these commands."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from stories import (
+    DEVICE,
+    MS,
+    SPEC,
+    W,
+    adopted,
+    arrived,
+    finished,
+    joined,
+    loaded,
+    make_controller,
+    reported,
+    scaled,
+    serving,
+    step,
+)
+
+from livescale.control.config import ControllerConfig, ModelPolicy
+from livescale.control.controller import Controller
+from livescale.control.fleet import InvalidTransition
+from livescale.messages.commands import (
+    Dispatch,
+    Drain,
+    FailRequest,
+    PlanMade,
+    Release,
+    Resume,
+    StartLoad,
+    StartSend,
+    WakeAt,
+)
+from livescale.messages.events import (
+    CapacityMeasured,
+    InstanceReport,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    Released,
+    RequestArrived,
+    RequestCancelled,
+    RequestEnded,
+    SendEnded,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.types import (
+    Chain,
+    FromStorage,
+    FromWorker,
+    InstanceState,
+    Outcome,
+    ScalePlan,
+    WorkerRef,
+)
+
+LOW_NS = 333 * MS
+
+
+def test_the_first_instance_comes_from_storage() -> None:
+    controller = make_controller(workers=2)
+    assert step(controller, 0, *joined(W[0], W[1])) == [
+        scaled(0, 1, "below_min"),
+        PlanMade(ScalePlan(1, "m", (), (W[0],), 60, None), (2,)),
+        StartLoad(2, 0, W[0], "m", 1, FromStorage(), None, False),
+    ]
+    assert step(controller, 1, *loaded(2)) == []
+
+
+def test_nothing_is_placed_before_the_expected_workers_or_the_settling_time() -> None:
+    controller = make_controller(workers=3, settle_ns=100)
+    assert controller.step(0, joined(W[0])) == [WakeAt(100)]
+    assert step(controller, 99, *joined(W[1])) == []
+    assert len(step(controller, 100, Tick())) == 3
+    early = make_controller(workers=2, settle_ns=100)
+    assert step(early, 0, *joined(W[0])) == []
+    assert len(step(early, 1, *joined(W[1]))) == 3
+
+
+def test_from_one_to_three_is_one_plan_with_one_chain() -> None:
+    controller = serving(workers=3, instances=1, instances_max=3)
+    chain = Chain(W[0], (W[1], W[2]))
+    assert step(controller, 1, arrived("r", 2500)) == [
+        scaled(1, 3, "prefill_backlog"),
+        PlanMade(ScalePlan(1, "m", (chain,), (), 60, None), (2, 3)),
+        StartLoad(2, 0, W[1], "m", 1, FromWorker(W[0]), W[2], False),
+        StartLoad(3, 0, W[2], "m", 1, FromWorker(W[1]), None, False),
+        StartSend(1, W[0], W[1], "m"),
+        Dispatch("r", 1, 101, W[0]),
+    ]
+
+
+def test_all_events_of_a_step_are_absorbed_before_anything_is_decided() -> None:
+    together = serving(workers=4, instances=1)
+    commands = step(together, 1, arrived("a", 900), arrived("b", 900), arrived("c", 800))
+    assert sum(isinstance(command, PlanMade) for command in commands) == 1
+    assert sum(isinstance(command, StartLoad) for command in commands) == 3
+
+
+def test_two_sources_make_two_chains() -> None:
+    controller = serving(workers=4, instances=2)
+    commands = step(controller, 1, arrived("r", 2500))
+    (plan,) = [c.plan for c in commands if isinstance(c, PlanMade)]
+    assert plan.chains == (Chain(W[0], (W[2],)), Chain(W[1], (W[3],)))
+
+
+def test_a_source_that_sends_already_is_spared() -> None:
+    controller = serving(workers=5, instances=2, instances_max=5)
+    step(controller, 1, arrived("a", 1500))
+    commands = step(controller, 2, arrived("b", 1500))
+    plans = [c.plan for c in commands if isinstance(c, PlanMade)]
+    assert [chain.source for plan in plans for chain in plan.chains] == [W[1]]
+
+
+def test_scaling_down_drains_then_releases() -> None:
+    controller = serving(workers=2, instances=2)
+    assert step(controller, 1, arrived("a", 200), arrived("b", 200)) == [
+        Dispatch("a", 1, 101, W[0]),
+        Dispatch("b", 1, 102, W[1]),
+    ]
+    assert step(controller, 1 + LOW_NS, finished("a")) == [
+        scaled(2, 1, "idle"),
+        Drain(101, 0),
+        Release(101, 0, W[0]),
+    ]
+    assert step(controller, 2 + LOW_NS, Released(101, 0)) == []
+    assert [i.id for i in controller.fleet.of_model("m")] == [102]
+
+
+def test_a_draining_instance_gets_no_requests_and_keeps_those_it_has() -> None:
+    controller = serving(workers=2, instances=2)
+    step(controller, 1, arrived("a", 200), arrived("b", 200))
+    commands = step(controller, 1 + LOW_NS, Tick())
+    assert commands == [scaled(2, 1, "idle"), Drain(102, 0)]
+    assert step(controller, 2 + LOW_NS, arrived("c", 10)) == [Dispatch("c", 1, 101, W[0])]
+    assert step(controller, 3 + LOW_NS, finished("b")) == [Release(102, 0, W[1])]
+
+
+def test_a_draining_instance_is_resumed_before_anything_is_loaded() -> None:
+    controller = serving(workers=3, instances=2)
+    step(controller, 1, arrived("a", 200), arrived("b", 200))
+    step(controller, 1 + LOW_NS, Tick())
+    assert step(controller, 2 + LOW_NS, arrived("c", 800)) == [
+        scaled(1, 2, "token_rate"),
+        Resume(102, 0),
+        Dispatch("c", 1, 101, W[0]),
+    ]
+    assert controller.fleet.instances[102].state is InstanceState.SERVING
+
+
+def test_a_copy_that_is_read_from_is_released_only_afterwards() -> None:
+    controller = serving(workers=3, instances=2, instances_max=3)
+    step(controller, 1, arrived("a", 1500), arrived("b", 100))
+    step(controller, 2, finished("a"))
+    ((plan, source),) = controller.scaling.sends
+    assert source == W[0]
+    step(controller, 2000 * MS, Tick())
+    low_ns = 2000 * MS + LOW_NS
+    assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(101, 0)]
+    assert step(controller, low_ns + 1, *loaded(2)) == []
+    assert step(controller, low_ns + 2, SendEnded(plan, W[0], 60)) == [Release(101, 0, W[0])]
+
+
+def test_the_last_copy_is_kept_and_resumed() -> None:
+    controller = serving(workers=2, instances=2)
+    step(controller, 1, arrived("a", 200), arrived("b", 200))
+    step(controller, 1 + LOW_NS, Tick())
+    lost = step(controller, 2 + LOW_NS, WorkerLost(W[0], "gone"), finished("b"))
+    assert lost == [
+        scaled(0, 1, "below_min"),
+        Resume(102, 0),
+        Dispatch("a", 2, 102, W[1]),
+    ]
+
+
+def test_a_drained_instance_keeps_the_last_copy_until_there_is_another() -> None:
+    controller = serving(workers=3, instances=2, instances_max=3)
+    step(controller, 1, arrived("a", 100), arrived("b", 100), arrived("c", 1500))
+    step(controller, 2, finished("c"))
+    step(controller, 2000 * MS, Tick())
+    low_ns = 2000 * MS + LOW_NS
+    assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(102, 0)]
+    # An instance still loads, so nothing has to be resumed; but no other copy is complete.
+    assert step(controller, low_ns + 1, WorkerLost(W[0], "gone"), finished("b")) == []
+    assert controller.pool.holders("m") == [W[1]]
+    assert step(controller, low_ns + 2, LoadFailed(2, 0, "its source is gone")) == [
+        scaled(0, 1, "below_min"),
+        Resume(102, 0),
+        Dispatch("a", 2, 102, W[1]),
+    ]
+
+
+def test_the_last_instance_is_never_drained() -> None:
+    controller = serving(workers=2, instances=1)
+    for number in range(1, 5):
+        assert step(controller, number * LOW_NS, Tick()) == []
+
+
+def test_requests_of_a_lost_worker_get_one_more_attempt_and_then_fail() -> None:
+    controller = serving(workers=3, instances=3, instances_max=3)
+    step(controller, 1, arrived("r", 300))
+    assert step(controller, 2, WorkerLost(W[0], "out of memory")) == [Dispatch("r", 2, 102, W[1])]
+    assert step(controller, 3, WorkerLost(W[1], "out of memory")) == [
+        FailRequest("r", "worker w1.0 was lost: out of memory")
+    ]
+    assert controller.router.requests == {}
+
+
+def test_the_gateways_word_of_a_loss_avoids_the_worker_until_the_loss_is_known() -> None:
+    controller = serving(workers=1, instances=1, avoid_ns=50)
+    step(controller, 1, arrived("r"))
+    lost = RequestEnded("r", 1, Outcome.WORKER_LOST)
+    assert [type(c) for c in controller.step(2, [lost])] == [WakeAt]
+    assert step(controller, 3, Tick()) == []
+    assert step(controller, 52, Tick()) == [Dispatch("r", 2, 101, W[0])]
+
+
+def test_a_cancelled_request_is_not_tried_again() -> None:
+    controller = serving(workers=2, instances=2)
+    step(controller, 1, arrived("r"), arrived("never-sent", 1))
+    assert step(controller, 2, RequestCancelled("r"), WorkerLost(W[0], "gone")) == []
+    assert list(controller.router.requests) == ["never-sent"]
+
+
+def test_a_cancelled_waiting_request_is_forgotten() -> None:
+    controller = make_controller(workers=1)
+    step(controller, 0, arrived("r"), RequestCancelled("r"))
+    assert controller.router.requests == {}
+
+
+def test_a_failed_load_is_tried_again_after_its_time() -> None:
+    controller = make_controller(workers=1, load_retry_ns=100)
+    step(controller, 0, *joined(W[0]))
+    assert controller.step(10, [LoadFailed(2, 0, "disk")]) == [WakeAt(110)]
+    assert step(controller, 109, Tick()) == []
+    retried = step(controller, 110, Tick())
+    assert [type(command) for command in retried] == [type(scaled(0, 1, "")), PlanMade, StartLoad]
+
+
+def test_only_one_worker_reads_storage_and_the_others_follow_in_a_chain() -> None:
+    spec = ModelPolicy(SPEC, 3, 3, 1000, 100)
+    controller = Controller(ControllerConfig((spec,), workers_expected=3))
+    commands = step(controller, 0, *joined(*W[:3]))
+    assert [c.worker for c in commands if isinstance(c, StartLoad)] == [W[0]]
+    commands = step(controller, 1, *loaded(2))
+    (plan,) = [c.plan for c in commands if isinstance(c, PlanMade)]
+    assert plan.chains == (Chain(W[0], (W[1], W[2])),)
+
+
+def test_capacity_is_measured_where_it_is_not_configured() -> None:
+    controller = Controller(ControllerConfig((ModelPolicy(SPEC, 1, 2),), workers_expected=2))
+    commands = step(controller, 0, *joined(W[0], W[1]))
+    assert [c.measure_capacity for c in commands if isinstance(c, StartLoad)] == [True]
+    step(controller, 1, arrived("flood", 10**6))
+    commands = step(controller, 2, CapacityMeasured("cpu", "m", 1000, 100), *loaded(2))
+    assert [c.measure_capacity for c in commands if isinstance(c, StartLoad)] == [False]
+
+
+def test_a_restarted_controller_adopts_and_orders_nothing() -> None:
+    controller = make_controller(workers=3, epoch=1)
+    running = RequestArrived("r", "m", 10, 5, attempt=1, worker=W[1])
+    assert step(controller, 0, *adopted(2), running, *joined(W[2])) == []
+    assert [i.id for i in controller.fleet.of_model("m")] == [101, 102]
+    assert [record.id for record in controller.router.on_worker(W[1])] == ["r"]
+    assert step(controller, 1, RequestEnded("r", 1, Outcome.FINISHED, 5)) == []
+    assert controller.stale_events == 0
+
+
+def test_a_restarted_controller_adopts_a_load_under_way() -> None:
+    controller = make_controller(workers=1, epoch=1)
+    report = InstanceReport(101, "m", 0, 1, False)
+    assert step(controller, 0, WorkerJoined(W[0], DEVICE, report), arrived("r")) == []
+    assert step(controller, 1, LoadStarted(101, 0), LoadCompleted(101, 0, 60)) == [
+        Dispatch("r", 1, 101, W[0])
+    ]
+
+
+def test_ids_of_an_earlier_life_are_not_used_again() -> None:
+    controller = make_controller(workers=1, epoch=1)
+    commands = step(controller, 0, *joined(W[0]))
+    assert [c.instance for c in commands if isinstance(c, StartLoad)] == [1_000_002]
+
+
+def test_an_instance_with_requests_that_nobody_announced_yet_is_not_released() -> None:
+    """After a restart the workers may be back long before the gateway."""
+    controller = make_controller(workers=2, epoch=1)
+    step(controller, 0, *adopted(2), reported(101, running=1), reported(102, running=1))
+    commands = step(controller, LOW_NS, Tick())
+    assert commands == [scaled(2, 1, "idle"), Drain(102, 0)]
+    assert step(controller, LOW_NS + 1, Tick()) == []
+    assert step(controller, LOW_NS + 2, reported(102, queued=7)) == []
+    assert step(controller, LOW_NS + 3, reported(102)) == [Release(102, 0, W[1])]
+
+
+def test_the_next_incarnation_ends_the_one_before() -> None:
+    """Its connection may be seen before the end of the old one."""
+    controller = serving(workers=2, instances=2)
+    step(controller, 1, arrived("r"))
+    again = WorkerRef(0, 1)
+    commands = step(controller, 2, *joined(again))
+    assert Dispatch("r", 2, 102, W[1]) in commands
+    assert controller.fleet.is_alive(again)
+    assert not controller.fleet.is_alive(W[0])
+    step(controller, 3, WorkerLost(W[0], "late"), *joined(W[0]))
+    assert controller.fleet.is_alive(again)
+    assert controller.stale_events == 2
+
+
+def test_more_instances_than_allowed_are_shed_one_at_a_time() -> None:
+    controller = serving(workers=4, instances=4, instances_max=2)
+    assert [i.state.name for i in controller.fleet.of_model("m")].count("SERVING") == 3
+    step(controller, 1, Tick())
+    step(controller, 2, Tick())
+    serving_now = [i for i in controller.fleet.of_model("m") if i.state is InstanceState.SERVING]
+    assert len(serving_now) == 2
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        WorkerLost(WorkerRef(9), "?"),
+        WorkerLost(WorkerRef(0, 3), "?"),
+        WorkerJoined(W[0], DEVICE),
+        LoadStarted(77, 0),
+        LoadCompleted(101, 5, 60),
+        LoadFailed(77, 0, "?"),
+        Released(77, 0),
+        SendEnded(5, W[0], 0),
+        RequestCancelled("nobody"),
+        RequestEnded("nobody", 1, Outcome.FINISHED),
+        RequestEnded("r", 7, Outcome.FINISHED),
+        RequestArrived("x", "unknown-model", 1, 1),
+        arrived("r"),
+        CapacityMeasured("cpu", "unknown-model", 1, 1),
+        msgspec.structs.replace(reported(101), attempt=3),
+    ],
+)
+def test_late_news_is_stale_and_changes_nothing(event: object) -> None:
+    controller = serving(workers=1, instances=1)
+    step(controller, 1, arrived("r"))
+    before = repr(controller)
+    assert step(controller, 2, event) == []  # type: ignore[arg-type]
+    assert controller.stale_events == 1
+    assert repr(controller) == before
+
+
+def test_a_request_whose_end_never_reached_its_gateway_is_run_again() -> None:
+    controller = serving(workers=2, instances=2)
+    assert step(controller, 1, arrived("r")) == [Dispatch("r", 1, 101, W[0])]
+    # The worker says that it is finished and dies; its last tokens never came to the gateway.
+    step(controller, 2, finished("r"))
+    step(controller, 3, WorkerLost(W[0], "killed"))
+    again = RequestArrived("r", "m", 10, 5, attempt=1)
+    commands = step(controller, 4, RequestEnded("r", 1, Outcome.WORKER_LOST), again)
+    assert commands == [Dispatch("r", 2, 102, W[1])]
+
+
+def test_a_chain_is_continued_at_its_tail_while_its_source_sends() -> None:
+    controller = serving(workers=3, instances=1)
+    first = step(controller, 1, arrived("a", 950))
+    assert first[-2:] == [StartSend(1, W[0], W[1], "m"), Dispatch("a", 1, 101, W[0])]
+    second = step(controller, 2, arrived("b", 1500))
+    assert StartSend(3, W[1], W[2], "m") in second
+
+
+def test_a_move_that_cannot_be_raises_with_the_story() -> None:
+    controller = serving(workers=1, instances=1)
+    with pytest.raises(InvalidTransition, match=r"<Instance 101 SERVING .* adopted as SERVING"):
+        controller.step(1, [Released(101, 0)])
+
+
+def test_time_does_not_go_back() -> None:
+    controller = make_controller(workers=1)
+    controller.step(5, [])
+    with pytest.raises(AssertionError, match="time went back from 5 to 4"):
+        controller.step(4, [])
+
+
+def test_a_model_that_fits_nowhere_is_not_loaded() -> None:
+    small = msgspec.structs.replace(DEVICE, arena_bytes=59)
+    controller = make_controller(workers=1)
+    assert step(controller, 0, WorkerJoined(W[0], small)) == []

@@ -1,0 +1,160 @@
+"""Bounds and hysteresis, by hand and by property."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from livescale.control.autoscaler import Autoscaler, TokenWindow
+from livescale.control.config import Bounds, ModelPolicy
+from livescale.control.policy import BoundsPolicy, LoadSnapshot, Suggestion
+from livescale.types import ModelSpec
+
+MS = 1_000_000
+
+
+def suggest(window: int = 0, queued: int = 0, kv: int = 0, rate: int | None = 15_000) -> Suggestion:
+    load = LoadSnapshot(1, window, 1000 * MS, queued, kv, rate, 30_000)
+    return BoundsPolicy(Bounds()).suggest(load)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "n_min", "n_max"),
+    [
+        (0, 0, 0),
+        (1, 1, 1),
+        # 15,000 tokens per second: one instance is full at 10,500 tokens, busy from 7,500 on
+        (7_500, 1, 1),
+        (10_500, 1, 2),
+        (10_501, 2, 2),
+        (30_000, 3, 4),
+        (100_000, 10, 14),
+    ],
+)
+def test_backlog_follows_the_authors_formula(waiting: int, n_min: int, n_max: int) -> None:
+    """n_min = ceil(waiting / 0.7 s / rate), n_max = ceil(waiting / 0.5 s / rate)."""
+    suggestion = suggest(queued=waiting)
+    assert (suggestion.at_least, suggestion.at_most) == (n_min, n_max)
+
+
+@given(waiting=st.integers(0, 10**7), rate=st.integers(1, 10**5))
+def test_backlog_is_exact(waiting: int, rate: int) -> None:
+    suggestion = suggest(queued=waiting, rate=rate)
+    assert suggestion.at_least == ceil(Fraction(waiting * 10, 7 * rate))
+    assert suggestion.at_most == ceil(Fraction(waiting * 10, 5 * rate))
+
+
+def test_the_load_that_asks_for_most_gives_the_reason() -> None:
+    assert suggest(window=15_000).reason == "token_rate"
+    assert suggest(queued=16_000, window=15_000).reason == "prefill_backlog"
+    assert suggest(kv=30_000).reason == "kv_in_use"
+    assert (suggest(kv=30_000).at_least, suggest(kv=30_000).at_most) == (2, 2)
+
+
+def test_without_capacity_nothing_is_suggested() -> None:
+    load = LoadSnapshot(1, 10**9, 1000 * MS, 10**9, 10**9, None, None)
+    suggestion = BoundsPolicy(Bounds()).suggest(load)
+    assert (suggestion.at_least, suggestion.at_most, suggestion.reason) == (0, 0, "idle")
+
+
+def suggestion(at_least: int, at_most: int) -> Suggestion:
+    return Suggestion(at_least, at_most, "load", {})
+
+
+def make(instances_min: int = 1, instances_max: int = 16) -> Autoscaler:
+    return Autoscaler(Bounds(), instances_min, instances_max)
+
+
+@pytest.mark.parametrize(
+    ("instances", "at_least", "at_most", "wanted"),
+    [
+        (1, 2, 2, 2),
+        (1, 10, 14, 12),
+        (1, 3, 4, 4),  # (3 + 4 + 1) / 2: the middle is rounded up
+        (9, 10, 14, 12),
+        (10, 10, 14, 10),  # n_min does not exceed n: nothing is added
+        (1, 20, 30, 16),  # never above instances_max
+        (16, 20, 30, 16),
+    ],
+)
+def test_growing_is_immediate_and_to_the_middle(
+    instances: int, at_least: int, at_most: int, wanted: int
+) -> None:
+    """Add (n_min + n_max + 1) / 2 - n where n_min > n; instances that load count."""
+    assert make().wanted(0, instances, suggestion(at_least, at_most))[0] == wanted
+
+
+def test_shrinking_waits_for_the_timeout_and_sheds_one_at_a_time() -> None:
+    scaler, low = make(), suggestion(1, 1)
+    assert scaler.wanted(0, 5, low) == (5, "below_lower_bound")
+    assert scaler.deadline_ns() == 333 * MS
+    assert scaler.wanted(332 * MS, 5, low) == (5, "below_lower_bound")
+    assert scaler.wanted(333 * MS, 5, low) == (4, "idle")
+    assert scaler.wanted(334 * MS, 4, low) == (4, "below_lower_bound")
+    assert scaler.wanted(666 * MS, 4, low) == (3, "idle")
+
+
+def test_load_within_the_bounds_starts_the_timeout_anew() -> None:
+    scaler = make()
+    scaler.wanted(0, 5, suggestion(1, 1))
+    assert scaler.wanted(300 * MS, 5, suggestion(4, 5)) == (5, "within_bounds")
+    assert scaler.deadline_ns() is None
+    assert scaler.wanted(340 * MS, 5, suggestion(1, 1)) == (5, "below_lower_bound")
+
+
+def test_min_is_kept_and_reached_at_once() -> None:
+    scaler = make(instances_min=2)
+    assert scaler.wanted(0, 0, suggestion(0, 0)) == (2, "below_min")
+    assert scaler.wanted(0, 2, suggestion(0, 0)) == (2, "within_bounds")
+    assert scaler.wanted(10**12, 2, suggestion(0, 0)) == (2, "within_bounds")
+
+
+def test_more_than_max_are_shed_one_at_a_time() -> None:
+    """A restarted controller may adopt more than it would start: those that were draining."""
+    scaler = make(instances_max=4)
+    assert scaler.wanted(0, 6, suggestion(9, 9)) == (5, "above_max")
+    assert scaler.wanted(0, 4, suggestion(9, 9)) == (4, "load")
+
+
+@given(
+    instances=st.integers(0, 20),
+    at_least=st.integers(0, 40),
+    spread=st.integers(0, 10),
+    now_ns=st.integers(0, 1000 * MS),
+)
+def test_never_below_what_the_load_needs(
+    instances: int, at_least: int, spread: int, now_ns: int
+) -> None:
+    scaler = make()
+    scaler.below_since_ns = 0
+    wanted, _ = scaler.wanted(now_ns, instances, suggestion(at_least, at_least + spread))
+    assert wanted >= min(at_least, instances, 16) or wanted == instances - 1 >= 16
+    assert wanted >= instances - 1
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 100)), max_size=30),
+    window=st.integers(1, 60),
+)
+def test_a_window_holds_the_tokens_of_its_span(
+    arrivals: list[tuple[int, int]], window: int
+) -> None:
+    tokens = TokenWindow(window)
+    now_ns = 0
+    seen: list[tuple[int, int]] = []
+    for gap, count in arrivals:
+        now_ns += gap
+        tokens.add(now_ns, count)
+        seen.append((now_ns, count))
+        tokens.forget_old(now_ns)
+        assert tokens.tokens == sum(c for at_ns, c in seen if at_ns > now_ns - window)
+
+
+def test_bounds_of_a_model_must_make_sense() -> None:
+    spec = ModelSpec("m", (1,), 1, 1)
+    with pytest.raises(ValueError, match="m: 1 <= min 3 <= max 2 does not hold"):
+        ModelPolicy(spec, 3, 2)

@@ -1,0 +1,132 @@
+"""Router: order, bounds and choice."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from livescale.control.router import RequestRecord, Router
+from livescale.types import WorkerRef
+
+W = [WorkerRef(number) for number in range(4)]
+AHEAD = 2
+AVOID_NS = 5
+
+
+def assigned(router: Router, now_ns: int = 0, count: int = 3) -> list[tuple[str, int]]:
+    instances = [(10 + number, W[number]) for number in range(count)]
+    return [(a.request.id, a.instance) for a in router.assign(now_ns, "m", instances)]
+
+
+def test_least_outstanding_work_first_then_the_lower_id() -> None:
+    router = Router(8)
+    for number, tokens in enumerate([50, 10, 10, 10]):
+        router.arrive(f"r{number}", "m", tokens, 1)
+    assert assigned(router) == [("r0", 10), ("r1", 11), ("r2", 12), ("r3", 11)]
+
+
+def test_an_instance_holds_few_requests_that_it_has_not_started() -> None:
+    router = Router(2)
+    for number in range(5):
+        router.arrive(f"r{number}", "m", 1, 1)
+    assert assigned(router, count=1) == [("r0", 10), ("r1", 10)]
+    assert assigned(router, count=1) == []
+    router.start("r0", 9)
+    assert assigned(router, count=1) == [], "another attempt was started"
+    router.start("r0", 1)
+    assert assigned(router, count=1) == [("r2", 10)]
+
+
+def test_a_retried_request_goes_before_those_that_came_later() -> None:
+    router = Router(1)
+    first = router.arrive("r0", "m", 1, 1)
+    router.arrive("r1", "m", 1, 1)
+    assert assigned(router, count=1) == [("r0", 10)]
+    router.retry(first)
+    assert assigned(router, count=1) == [("r0", 10)]
+    assert first.attempt == 2
+
+
+def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
+    router = Router(8)
+    record = router.arrive("r0", "m", 1, 1)
+    router.arrive("r1", "m", 1, 1)
+    record.avoided, record.avoided_until_ns = W[0], 5
+    assert assigned(router, 4, count=1) == [("r1", 10)], "others are not held up"
+    assert assigned(router, 5, count=1) == [("r0", 10)]
+
+
+class RouterMachine(RuleBasedStateMachine):
+    """Requests come, go, fail; what is waiting or dispatched is never lost or doubled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router(AHEAD)
+        self.now_ns = 0
+        self.records: dict[str, RequestRecord] = {}
+        self.arrivals = 0
+
+    @rule(tokens=st.integers(1, 50))
+    def arrive(self, tokens: int) -> None:
+        self.arrivals += 1
+        request = f"r{self.arrivals}"
+        self.records[request] = self.router.arrive(request, "m", tokens, 1)
+
+    @rule(chosen=st.lists(st.sampled_from([0, 1, 2, 3]), unique=True))
+    def assign(self, chosen: list[int]) -> None:
+        before = [r for r in self.records.values() if r.worker is None]
+        attempts = {r.id: r.attempt for r in before}
+        instances = [(number, W[number]) for number in sorted(chosen)]
+        got = self.router.assign(self.now_ns, "m", instances)
+        orders = [a.request.order for a in got]
+        assert orders == sorted(orders), "first come, first served"
+        for a in got:
+            assert a.request.attempt == attempts[a.request.id] + 1
+            assert a.request.worker == a.worker == W[a.instance]
+        for number in chosen:
+            ahead = [r for r in self.router.on_worker(W[number]) if not r.is_started]
+            has_room = len(ahead) < AHEAD
+            assert len(ahead) <= AHEAD
+            waiting = [r for r in self.records.values() if r.worker is None]
+            # Nobody waits while an instance has room, except who avoids it.
+            assert not has_room or all(r.avoided == W[number] for r in waiting)
+        assert self.router.assign(self.now_ns, "m", instances) == []
+
+    @precondition(lambda self: any(r.worker for r in self.records.values()))
+    @rule(data=st.data(), how=st.sampled_from(["start", "retry", "avoid", "end"]))
+    def progress(self, data: st.DataObject, how: str) -> None:
+        out = sorted(r.id for r in self.records.values() if r.worker is not None)
+        record = self.records[data.draw(st.sampled_from(out))]
+        if how == "start":
+            self.router.start(record.id, record.attempt)
+        elif how == "end":
+            self.router.end(self.records.pop(record.id))
+        else:
+            if how == "avoid":
+                record.avoided, record.avoided_until_ns = record.worker, self.now_ns + AVOID_NS
+            self.router.retry(record)
+
+    @rule(gap_ns=st.integers(0, 2 * AVOID_NS))
+    def wait(self, gap_ns: int) -> None:
+        self.now_ns += gap_ns
+
+    @precondition(lambda self: any(r.worker is None for r in self.records.values()))
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        waiting = sorted(r.id for r in self.records.values() if r.worker is None)
+        self.router.end(self.records.pop(data.draw(st.sampled_from(waiting))))
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.router.validate()
+        assert self.router.requests == self.records
+        waiting = [r for r in self.records.values() if r.worker is None]
+        assert self.router.waiting("m") == len(waiting)
+        assert self.router.waiting_tokens("m") == sum(r.prompt_tokens for r in waiting)
+
+
+TestRouterMachine = RouterMachine.TestCase
+TestRouterMachine.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
+)
