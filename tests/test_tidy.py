@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,13 @@ def test_heavy_libraries_stay_in_the_engine() -> None:
             continue
         heavy = [name for name, _ in imported(path) if name.split(".")[0] in HEAVY]
         assert not heavy, f"{where} imports {heavy}"
+
+
+@pytest.mark.parametrize("process", ["gateway_process", "controller_process"])
+def test_light_processes_load_no_heavy_library(process: str) -> None:
+    code = f"import sys, livescale.runtime.{process}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.split())
 
 
 def test_no_import_cycles_between_files() -> None:

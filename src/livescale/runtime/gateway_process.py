@@ -6,6 +6,8 @@ import asyncio
 import signal
 import socket
 
+import uvloop
+
 from livescale.gateway.app import create_app
 from livescale.gateway.server import serve
 from livescale.runtime.boot import GatewayBoot, Status, read_boot, report
@@ -30,4 +32,4 @@ async def _main(boot: GatewayBoot) -> None:
 
 def main() -> None:
     """Serve until SIGTERM; then let running responses finish within the drain timeout."""
-    asyncio.run(_main(read_boot(GatewayBoot)))
+    uvloop.run(_main(read_boot(GatewayBoot)))
