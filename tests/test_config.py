@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from livescale.config import (
     MODEL_SETTINGS,
     SETTINGS,
-    ConfigError,
     ModelConfig,
     PoolConfig,
     add_flags,
@@ -21,6 +20,7 @@ from livescale.config import (
     load_config,
     settings_table_markdown,
 )
+from livescale.settings import ConfigError
 
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 

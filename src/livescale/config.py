@@ -8,43 +8,31 @@ elsewhere. A YAML file is overridden by LIVESCALE_<NAME> variables, these by fla
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
-import typing
-from collections.abc import Hashable, Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import yaml
 
+from livescale.settings import (
+    ENVIRONMENT_PREFIX,
+    About,
+    ConfigError,
+    as_mapping,
+    kind_of,
+    read_values,
+    read_yaml,
+    settings_of,
+    shown_default,
+    table_cells,
+    unknown,
+)
 from livescale.slo import SloError, parse_slo
 from livescale.types import Value
 
-_ENVIRONMENT_PREFIX = "LIVESCALE_"
 _NOT_SETTINGS = ("LIVESCALE_DATA",)
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
-_UNLIMITED_WORDS = ("none", "null")
-"""How an environment variable or a flag says None."""
-
-
-class ConfigError(ValueError):
-    """A setting is unknown, has a wrong value or contradicts another; the message says where."""
-
-
-class About(Value, frozen=True):
-    """What the table says about a setting besides its name, type and default.
-
-    Integers lie in [lower, upper]; text is one of `choices` if there are any.
-    """
-
-    help: str
-    unit: str = ""
-    lower: int = 0
-    upper: int = 1 << 62
-    choices: tuple[str, ...] = ()
 
 
 class ModelConfig(Value, frozen=True, kw_only=True):
@@ -146,49 +134,8 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     models: tuple[ModelConfig, ...] = ()
 
 
-class Setting(Value, frozen=True):
-    """One row of the table. `default` is meaningless where `is_required`."""
-
-    name: str
-    type: str
-    is_optional: bool
-    is_required: bool
-    default: str | int | None
-    about: About
-
-    @property
-    def is_amount_of_bytes(self) -> bool:
-        return self.about.unit in ("bytes", "bytes/s")
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return _ENVIRONMENT_PREFIX + self.name.upper()
-
-
-def _settings(config: type[msgspec.Struct]) -> tuple[Setting, ...]:
-    """The rows that the fields of a config class are."""
-    hints = typing.get_type_hints(config, include_extras=True)
-    rows = []
-    for field in msgspec.structs.fields(config):
-        if typing.get_origin(hints[field.name]) is not Annotated:
-            continue  # `models` has its own table
-        kind, about = typing.get_args(hints[field.name])
-        members = typing.get_args(kind) or (kind,)
-        is_required = field.default is msgspec.NODEFAULT
-        default = None if is_required else field.default
-        is_optional = type(None) in members
-        rows.append(
-            Setting(field.name, members[0].__name__, is_optional, is_required, default, about)
-        )
-    return tuple(rows)
-
-
-SETTINGS = _settings(PoolConfig)
-MODEL_SETTINGS = _settings(ModelConfig)
+SETTINGS = settings_of(PoolConfig)
+MODEL_SETTINGS = settings_of(ModelConfig)
 
 
 def load_config(
@@ -205,12 +152,12 @@ def load_config(
     values: dict[str, object] = {}
     models: list[ModelConfig] = []
     if path is not None:
-        document = _read_yaml(path)
+        document = read_yaml(path)
         models += _models_of(document.pop("models", None), path)
-        values |= _read_values(document, SETTINGS, f"{path}: ")
+        values |= read_values(document, SETTINGS, f"{path}: ", also=("models",))
     values |= _read_environment(environ)
     given = {name: value for name, value in flags.items() if value is not None}
-    values |= _read_values(given, SETTINGS, "flags: ", is_text=True)
+    values |= read_values(given, SETTINGS, "flags: ", is_text=True)
     for model_path in model_paths:
         models.append(_named(ModelConfig(path=model_path)))
     config = msgspec.convert({**values, "models": tuple(models)}, PoolConfig)
@@ -223,7 +170,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings", "see also LIVESCALE_<NAME> and the config file")
     for setting in SETTINGS:
         unit = f" [{setting.about.unit}]" if setting.about.unit else ""
-        words = f"{setting.about.help}{unit} (default: {_shown(setting)})"
+        words = f"{setting.about.help}{unit} (default: {shown_default(setting)})"
         group.add_argument(
             setting.flag,
             dest=setting.name,
@@ -246,152 +193,26 @@ def settings_table_markdown() -> str:
         "|---|---|---|---|---|---|",
     ]
     for setting in SETTINGS:
-        lines.append(f"| `{setting.name}` | `{setting.variable}` | {_cells(setting)} |")
+        lines.append(f"| `{setting.name}` | `{setting.variable}` | {table_cells(setting)} |")
     lines += ["", "| key of `models:` | type | unit | default | meaning |", "|---|---|---|---|---|"]
     for setting in MODEL_SETTINGS:
-        lines.append(f"| `{setting.name}` | {_cells(setting)} |")
+        lines.append(f"| `{setting.name}` | {table_cells(setting)} |")
     return "\n".join(lines) + "\n"
 
 
-# -- from text and YAML to values -----------------------------------------------------------------
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping; YAML's usual loaders keep the last one."""
-
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, object]:
-        seen: list[object] = []
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                mark = key_node.start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"'{key}' stands twice", mark)
-            seen.append(key)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> dict[object, object]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            document = yaml.load(file, _StrictLoader)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason})") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: {error.problem}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
-        raise ConfigError(f"{path}: {error}") from None
-    if document is None:
-        return {}
-    return _mapping(document, f"{path}: the file")
-
-
-def _mapping(document: object, what: str) -> dict[object, object]:
-    if not isinstance(document, dict):
-        raise ConfigError(f"{what} must be a mapping of keys to values, not {_kind(document)}")
-    return document
-
-
-def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    known = {setting.variable: setting.name for setting in SETTINGS}
-    given = {}
-    for variable in sorted(environ):
-        if not variable.startswith(_ENVIRONMENT_PREFIX) or variable in _NOT_SETTINGS:
-            continue
-        if variable not in known:
-            raise ConfigError(_unknown("environment: unknown variable", variable, known))
-        given[known[variable]] = environ[variable]
-    return _read_values(given, SETTINGS, "environment: ", is_text=True)
-
-
-def _read_values(
-    given: Mapping[typing.Any, object],
-    settings: tuple[Setting, ...],
-    where: str,
-    is_text: bool = False,
-) -> dict[str, object]:
-    """Checked values by name. Raises ConfigError for the first unknown key or bad value."""
-    known = {setting.name: setting for setting in settings}
-    values: dict[str, object] = {}
-    for name, value in given.items():
-        if name not in known:
-            others = [*known, "models"] if settings is SETTINGS else known
-            raise ConfigError(_unknown(f"{where}unknown setting", str(name), others))
-        values[name] = _read_value(known[name], value, f"{where}{name}", is_text)
-    return values
-
-
-def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> object:
-    if is_text and isinstance(value, str):
-        value = _from_text(setting, value)
-    if value is None and setting.is_optional:
-        return None
-    if setting.is_amount_of_bytes and isinstance(value, str):
-        value = _amount_of_bytes(value, where)
-    if setting.type == "int":
-        return _checked_int(setting, value, where)
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} must be text, not {_kind(value)}")
-    if not value and setting.default != "":
-        raise ConfigError(f"{where} is empty")
-    if setting.about.choices and value not in setting.about.choices:
-        raise ConfigError(f"{where} is '{value}', not one of {', '.join(setting.about.choices)}")
-    return value
-
-
-def _from_text(setting: Setting, text: str) -> object:
-    """What a flag's or variable's text stands for: a number if it is one, None for "none"."""
-    if setting.is_optional and text.lower() in _UNLIMITED_WORDS:
-        return None
-    is_number = setting.type == "int" and re.fullmatch(r"[+-]?\d{1,30}", text.strip())
-    return int(text) if is_number else text
-
-
-def _checked_int(setting: Setting, value: object, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{where} must be a whole number, not {_kind(value)}")
-    about = setting.about
-    unit = f" {about.unit}" if about.unit else ""
-    if value < about.lower:
-        raise ConfigError(f"{where} is {value}{unit}, below the least value {about.lower}")
-    if value > about.upper:
-        raise ConfigError(f"{where} is {value}{unit}, above the largest value {about.upper}")
-    return value
-
-
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i?))?(?:B(?:/s)?)?")
-_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-
-
-def _amount_of_bytes(text: str, where: str) -> int:
-    """Bytes in "512MiB", "1.5GB", "65536". Raises ConfigError."""
-    found = _AMOUNT.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"{where} is '{text}': write bytes as 1048576, '1MiB' or '1MB'")
-    base = 1024 if found[3] else 1000
-    amount = Decimal(found[1]) * base ** _POWER[(found[2] or "").upper()]
-    if amount != amount.to_integral_value():
-        raise ConfigError(f"{where} is '{text}', which is not a whole number of bytes")
-    return int(amount)
+# -- helpers, in the order used -------------------------------------------------------------------
 
 
 def _models_of(entries: object, path: Path) -> list[ModelConfig]:
     if entries is None:
         return []
     if not isinstance(entries, list):
-        raise ConfigError(f"{path}: models must be a list, not {_kind(entries)}")
+        raise ConfigError(f"{path}: models must be a list, not {kind_of(entries)}")
     models = []
     for index, entry in enumerate(entries):
         where = f"{path}: models[{index}]"
-        fields = _mapping({"path": entry} if isinstance(entry, str) else entry, where)
-        values = _read_values(fields, MODEL_SETTINGS, f"{where}.")
+        fields = as_mapping({"path": entry} if isinstance(entry, str) else entry, where)
+        values = read_values(fields, MODEL_SETTINGS, f"{where}.")
         if "path" not in values:
             raise ConfigError(f"{where}: path is missing")
         values["path"] = str(path.parent / str(values["path"]))
@@ -404,6 +225,18 @@ def _named(model: ModelConfig) -> ModelConfig:
     if not name:
         raise ConfigError(f"models: '{model.path}' gives no name; set `name`")
     return msgspec.structs.replace(model, name=name)
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    known = {setting.variable: setting.name for setting in SETTINGS}
+    given = {}
+    for variable in sorted(environ):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in _NOT_SETTINGS:
+            continue
+        if variable not in known:
+            raise ConfigError(unknown("environment: unknown variable", variable, known))
+        given[known[variable]] = environ[variable]
+    return read_values(given, SETTINGS, "environment: ", is_text=True)
 
 
 # -- what must hold between settings --------------------------------------------------------------
@@ -454,35 +287,3 @@ def _check_models(config: PoolConfig) -> None:
         raise ConfigError(
             f"models: min_replicas add up to {wanted}, above workers {config.workers}"
         )
-
-
-# -- words ----------------------------------------------------------------------------------------
-
-
-def _unknown(problem: str, name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"{problem} '{name}' (nearest known: '{nearest[0]}')"
-
-
-def _kind(value: object) -> str:
-    names = {dict: "a mapping", list: "a list", bool: "yes or no", type(None): "nothing"}
-    return names.get(type(value)) or f"{value!r}"
-
-
-def _shown(setting: Setting) -> str:
-    """The default as a person writes it."""
-    if setting.is_required:
-        return "required"
-    if setting.default is None:
-        return "none"
-    if isinstance(setting.default, int) and setting.is_amount_of_bytes:
-        for size, word in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
-            if setting.default % size == 0:
-                return f"{setting.default // size}{word}"
-    return str(setting.default)
-
-
-def _cells(setting: Setting) -> str:
-    kind = f"{setting.type} or none" if setting.is_optional else setting.type
-    words = setting.about.help.replace("|", "\\|")
-    return f"{kind} | {setting.about.unit} | {_shown(setting)} | {words}"

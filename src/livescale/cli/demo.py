@@ -21,12 +21,13 @@ from livescale.client.replayer import (
     prompts_from_seed,
     replay,
 )
-from livescale.config import ConfigError, PoolConfig, add_flags, given_flags, load_config
+from livescale.config import PoolConfig, add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
 from livescale.engine.make import make_model
 from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, PoolFailed, describe
+from livescale.settings import ConfigError
 from livescale.slo import parse_slo
 from livescale.telemetry.record import read_record, write_record
 from livescale.telemetry.timeline import with_client_times

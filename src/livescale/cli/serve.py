@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from livescale.cli.errors import UserError
-from livescale.config import ConfigError, PoolConfig, add_flags, given_flags, load_config
+from livescale.config import PoolConfig, add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
 from livescale.runtime.supervisor import Pool, PoolFailed, describe
+from livescale.settings import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from livescale.config import ConfigError, ModelConfig, PoolConfig
+from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
 from livescale.engine.model_files import eos_token_ids, model_spec, read_manifest
 from livescale.runtime.boot import CatalogEntry
+from livescale.settings import ConfigError
 from livescale.topology import Device
 
 

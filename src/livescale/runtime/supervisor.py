@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.config import ConfigError, PoolConfig
+from livescale.config import PoolConfig
 from livescale.runtime.boot import (
     Boot,
     CatalogEntry,
@@ -32,6 +32,7 @@ from livescale.runtime.boot import (
 )
 from livescale.runtime.catalog import controller_config, device, prepare_models
 from livescale.runtime.wire import Address
+from livescale.settings import ConfigError
 from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
