@@ -100,12 +100,17 @@ class Manifest(Value, frozen=True):
 
 
 class ModelSpec(Value, frozen=True):
-    """What the control plane knows of a model: sizes only, never bytes."""
+    """What the control plane knows of a model: sizes only, never bytes.
+
+    `layer_bytes` and `kv_bytes_per_token` are those of one rank: an instance takes `tp_size`
+    workers, one per tensor-parallel rank.
+    """
 
     name: str
     layer_bytes: tuple[int, ...]
     kv_bytes_per_token: int
     model_tokens_max: int
+    tp_size: int = 1
 
     @property
     def layers(self) -> int:

@@ -87,7 +87,7 @@ class AbstractWorld:
         self.repeats: list[AnyEvent] = []
         self.has_gateway = True
         self.controller = Controller(config)
-        self.checker = CommandChecker()
+        self.checker = CommandChecker(self.config.models)
 
     # -- what may happen ------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class AbstractWorld:
         """The controller dies; the next one hears what the workers hold, at once."""
         epoch = self.controller.config.epoch + 1
         self.controller = Controller(msgspec.structs.replace(self.config, epoch=epoch))
-        self.checker = CommandChecker()
+        self.checker = CommandChecker(self.config.models)
         self.wake_ns = None
         self.events = []
         for worker in self.workers.values():

@@ -36,6 +36,7 @@ from livescale.messages.commands import (
     WakeAt,
 )
 from livescale.messages.events import (
+    AnyEvent,
     CapacityMeasured,
     InstanceReport,
     LoadCompleted,
@@ -345,7 +346,7 @@ def test_late_news_is_stale_and_changes_nothing(event: object) -> None:
     controller = serving(workers=1, instances=1)
     step(controller, 1, arrived("r"))
     before = repr(controller)
-    assert step(controller, 2, event) == []  # type: ignore[arg-type]
+    assert step(controller, 2, event) == []
     assert controller.stale_events == 1
     assert repr(controller) == before
 
@@ -386,3 +387,78 @@ def test_a_model_that_fits_nowhere_is_not_loaded() -> None:
     small = msgspec.structs.replace(DEVICE, arena_bytes=59)
     controller = make_controller(workers=1)
     assert step(controller, 0, WorkerJoined(W[0], small)) == []
+
+
+def make_pair_controller(workers: int) -> Controller:
+    """A controller of a model whose instances take two workers each."""
+    spec = msgspec.structs.replace(SPEC, tp_size=2)
+    policy = ModelPolicy(spec, 1, 4, prefill_tokens_per_s=1000, kv_blocks=100)
+    return Controller(ControllerConfig((policy,), workers_expected=workers))
+
+
+def loaded_pair(instance: int) -> list[AnyEvent]:
+    return [msgspec.structs.replace(e, rank=rank) for rank in (0, 1) for e in loaded(instance)]
+
+
+def serving_pair(workers: int) -> Controller:
+    controller = make_pair_controller(workers)
+    step(controller, 0, *joined(*W[:workers]))
+    step(controller, 1, *loaded_pair(2))
+    return controller
+
+
+def test_an_instance_takes_a_worker_per_rank_and_serves_when_all_are_loaded() -> None:
+    controller = make_pair_controller(workers=3)
+    commands = step(controller, 0, *joined(*W[:3]), arrived("r"))
+    assert [(c.worker, c.rank) for c in commands if isinstance(c, StartLoad)] == [
+        (W[0], 0),
+        (W[1], 1),
+    ]
+    assert step(controller, 1, *loaded(2)) == []
+    assert controller.pool.holders("m") == []
+    second = [msgspec.structs.replace(event, rank=1) for event in loaded(2)]
+    assert step(controller, 2, *second) == [Dispatch("r", 1, 2, W[0])]
+
+
+def test_chains_of_a_pair_join_equal_ranks() -> None:
+    controller = serving_pair(workers=6)
+    commands = step(controller, 2, arrived("r", 1500))
+    (plan,) = [c.plan for c in commands if isinstance(c, PlanMade)]
+    assert [str(chain) for chain in plan.chains] == [
+        "w0.0 -> w2.0 -> w4.0",
+        "w1.0 -> w3.0 -> w5.0",
+    ]
+    assert [c for c in commands if isinstance(c, StartSend)] == [
+        StartSend(plan.plan, W[0], W[2], "m"),
+        StartSend(plan.plan, W[1], W[3], "m"),
+    ]
+
+
+def test_one_lost_rank_loses_the_instance_and_frees_the_others() -> None:
+    controller = serving_pair(workers=2)
+    assert step(controller, 2, arrived("r")) == [Dispatch("r", 1, 2, W[0])]
+    assert step(controller, 3, WorkerLost(W[1], "killed")) == [Release(2, 0, W[0], 0)]
+    assert step(controller, 4, Released(2, 0, 0)) == []
+    next_life = WorkerRef(1, 1)
+    commands = step(controller, 5, *joined(next_life))
+    assert [c.worker for c in commands if isinstance(c, StartLoad)] == [W[0], next_life]
+    number = next(c.instance for c in commands if isinstance(c, StartLoad))
+    again = step(controller, 6, *loaded_pair(number))
+    assert again == [Dispatch("r", 2, number, W[0])]
+
+
+def test_a_pair_is_adopted_when_both_ranks_have_joined_whatever_they_said_meanwhile() -> None:
+    controller = make_pair_controller(workers=2)
+    step(controller, 0, WorkerJoined(W[0], DEVICE, InstanceReport(101, "m", 0, 2, False, 0)))
+    step(controller, 1, LoadCompleted(101, 0, 60, 0), arrived("r"))
+    last = WorkerJoined(W[1], DEVICE, InstanceReport(101, "m", 0, 3, True, 1))
+    assert step(controller, 2, last) == [Dispatch("r", 1, 101, W[0])]
+
+
+def test_half_an_instance_is_given_up_when_nobody_can_have_the_other_half() -> None:
+    controller = make_pair_controller(workers=2)
+    half = WorkerJoined(W[0], DEVICE, InstanceReport(101, "m", 0, 3, True, 0))
+    assert step(controller, 0, half) == []
+    assert step(controller, 1, *joined(W[1])) == [Release(101, 0, W[0], 0)]
+    commands = step(controller, 2, Released(101, 0, 0))
+    assert [c.worker for c in commands if isinstance(c, StartLoad)] == [W[0], W[1]]

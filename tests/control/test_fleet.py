@@ -54,7 +54,7 @@ ALLOWED = {
 def make_fleet(state: InstanceState) -> tuple[Fleet, Instance]:
     fleet = Fleet()
     fleet.join(WorkerRef(0), DEVICE)
-    instance = Instance(7, "m", WorkerRef(0), 3, state=state)
+    instance = Instance(7, "m", (WorkerRef(0),), 3, state=state)
     instance.story.append("made for the test")
     fleet.place(instance)
     return fleet, instance
@@ -64,6 +64,7 @@ def make_fleet(state: InstanceState) -> tuple[Fleet, Instance]:
 @pytest.mark.parametrize("state", list(InstanceState))
 def test_every_pair_of_state_and_cause(state: InstanceState, cause: type[Value]) -> None:
     fleet, instance = make_fleet(state)
+    instance.empty_ranks[0] = None
     target = ALLOWED.get((state, cause))
     if target is None:
         with pytest.raises(InvalidTransition) as caught:
@@ -109,9 +110,39 @@ def test_a_reported_instance_is_adopted_as_it_is(is_loaded: bool, state: Instanc
     fleet.join(WorkerRef(0), DEVICE)
     watermark = 3 if is_loaded else 1
     report = InstanceReport(9, "m", 0, watermark, is_loaded)
-    instance = fleet.adopt(report, WorkerRef(0), 3)
+    instance = fleet.adopt(report, WorkerRef(0), 3, tp_size=1)
+    assert instance is not None
     assert (instance.state, instance.watermark) == (state, watermark)
     assert fleet.of_model("m") == [instance]
+    fleet.validate()
+
+
+def test_an_instance_is_adopted_when_all_its_ranks_are_there() -> None:
+    fleet = Fleet()
+    for number in (0, 1, 2):
+        fleet.join(WorkerRef(number), DEVICE)
+    assert fleet.adopt(InstanceReport(9, "m", 0, 3, True, 1), WorkerRef(2), 3, tp_size=2) is None
+    assert [record.ref.worker for record in fleet.spare(1)] == [0, 1]
+    instance = fleet.adopt(InstanceReport(9, "m", 0, 2, False, 0), WorkerRef(0), 3, tp_size=2)
+    assert instance is not None
+    assert instance.workers == (WorkerRef(0), WorkerRef(2))
+    assert (instance.state, instance.watermark) == (S.LOADING, 2)
+    fleet.validate()
+
+
+def test_what_an_ended_instance_left_behind_is_spare_only_when_released() -> None:
+    fleet = Fleet()
+    for number in (0, 1):
+        fleet.join(WorkerRef(number), DEVICE)
+    instance = Instance(7, "m", (WorkerRef(0), WorkerRef(1)), 3, state=S.LOADING)
+    fleet.place(instance)
+    instance.empty_ranks[1] = None
+    fleet.move(instance, LoadFailed)
+    assert [record.ref.worker for record in fleet.spare(1)] == [1]
+    assert list(fleet.remnants) == [(7, 0)]
+    fleet.validate()
+    fleet.free((7, 0))
+    assert [record.ref.worker for record in fleet.spare(1)] == [0, 1]
     fleet.validate()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import msgspec
+
 from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.latency import LinearLatency
@@ -64,7 +66,9 @@ def make_world(seed: int) -> World:
     policies = []
     for number in range(count):
         spec = make_model(f"m{number}", rng.randint(1, 12), rng.randint(1, 8) * MIB)
-        least = rng.randint(1, max(1, workers // count // 2))
+        tp_size = _tp_size(seed, workers // count)
+        spec = msgspec.structs.replace(spec, tp_size=tp_size)
+        least = max(1, rng.randint(1, max(1, workers // count // 2)) // tp_size)
         is_known = rng.random() < 0.5
         policies.append(
             ModelPolicy(
@@ -108,6 +112,12 @@ def make_world(seed: int) -> World:
     )
     rows = {policy.spec.name: _rows(rng, until_ns) for policy in policies}
     return World(rows, config, seed)
+
+
+def _tp_size(seed: int, workers: int) -> int:
+    """In a third of the worlds an instance takes several workers. (Drawn apart, so that worlds
+    that were found before this was drawn stay the same.)"""
+    return min(workers, random.Random(f"ranks {seed}").choice([1, 1, 1, 1, 2, 3]))
 
 
 def _faults(rng: random.Random, until_ns: int) -> FaultConfig:

@@ -33,7 +33,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.types import InstanceId, InstanceState, Outcome
+from livescale.types import InstanceId, InstanceState, Outcome, WorkerRef
 
 # A window's tokens leave it at any time: look again this many times per window while they do.
 _LOOKS_PER_WINDOW = 10
@@ -97,22 +97,25 @@ class Controller:
             self._worker_lost(WorkerLost(before.ref, f"{event.worker} took its place"))
         self.fleet.join(event.worker, event.device)
         if event.report is not None and event.report.model in self.models:
-            layers = self.models[event.report.model].spec.layers
-            instance = self.fleet.adopt(event.report, event.worker, layers)
-            if instance.state is InstanceState.SERVING:
-                self.pool.add(instance.model, instance.worker)
+            spec = self.models[event.report.model].spec
+            instance = self.fleet.adopt(event.report, event.worker, spec.layers, spec.tp_size)
+            if instance is not None and instance.state is InstanceState.SERVING:
+                self.pool.add(instance.model, *instance.workers)
 
     def _worker_lost(self, event: WorkerLost) -> None:
         if not self.fleet.is_alive(event.worker):
             self._stale()
             return
-        for record in self.router.on_worker(event.worker):
-            self._attempt_failed(record, f"worker {event.worker} was lost: {event.reason}")
+        reason = f"worker {event.worker} was lost: {event.reason}"
         number = self.fleet.workers[event.worker.worker].instance
-        if number is not None:
-            instance = self.fleet.instances[number]
-            self._end_read(instance)
+        instance = self.fleet.instances.get(number) if number is not None else None
+        if instance is not None:
+            # One lost rank loses the instance, and with it what its rank 0 was asked.
+            instance.empty_ranks[instance.workers.index(event.worker)] = None
+            self._end_reads(instance)
             self.fleet.move(instance, WorkerLost)
+            self._attempts_failed(instance.worker, reason)
+        self._attempts_failed(event.worker, reason)
         self.pool.lose(event.worker)
         for key in [key for key in self.scaling.sends if key[1] == event.worker]:
             del self.scaling.sends[key]
@@ -158,6 +161,10 @@ class Controller:
         else:
             self.router.end(record)
 
+    def _attempts_failed(self, worker: WorkerRef, reason: str) -> None:
+        for record in self.router.on_worker(worker):
+            self._attempt_failed(record, reason)
+
     def _attempt_failed(self, record: RequestRecord, reason: str) -> None:
         if record.is_cancelled:
             self.router.end(record)
@@ -189,31 +196,42 @@ class Controller:
             instance.kv_blocks = event.kv_blocks
 
     def _load_progressed(self, event: LoadStarted | LayerArrived) -> None:
+        if isinstance(event, LayerArrived) and self.fleet.reported_load(event):
+            return
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
             self.fleet.move(instance, type(event))
             if isinstance(event, LayerArrived):
-                instance.watermark = max(instance.watermark, event.watermark)
+                known = instance.watermarks.get(event.rank, 0)
+                instance.watermarks[event.rank] = max(known, event.watermark)
 
     def _load_completed(self, event: LoadCompleted) -> None:
+        if self.fleet.reported_load(event):
+            return
         instance = self._instance(event.instance, event.attempt)
-        if instance is not None:
-            self._end_read(instance)
-            instance.watermark = instance.layers
+        if instance is None:
+            return
+        instance.watermarks[event.rank] = instance.layers
+        instance.loaded_ranks[event.rank] = None
+        if len(instance.loaded_ranks) == len(instance.workers):
+            self._end_reads(instance)
             self.fleet.move(instance, LoadCompleted)
-            self.pool.add(instance.model, instance.worker)
+            self.pool.add(instance.model, *instance.workers)
 
     def _load_failed(self, event: LoadFailed) -> None:
+        if self.fleet.reported_load(event):
+            return
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
-            self._end_read(instance)
+            instance.empty_ranks[event.rank] = None
+            self._end_reads(instance)
             self.fleet.move(instance, LoadFailed)
             state = self.models[instance.model]
             state.blocked_until_ns = self._now_ns + self.config.load_retry_ns
 
-    def _end_read(self, instance: Instance) -> None:
-        if instance.upstream is not None:
-            self.pool.end_read(f"instance {instance.id}", instance.upstream)
+    def _end_reads(self, instance: Instance) -> None:
+        for upstream in instance.upstreams:
+            self.pool.end_read(f"instance {instance.id}", upstream)
 
     def _send_ended(self, event: SendEnded) -> None:
         if (event.plan, event.source) not in self.scaling.sends:
@@ -223,9 +241,14 @@ class Controller:
         self.pool.end_read(f"send {event.plan}", event.source)
 
     def _released(self, event: Released) -> None:
+        if (event.instance, event.rank) in self.fleet.remnants:
+            self.fleet.free((event.instance, event.rank))
+            return
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
-            self.fleet.move(instance, Released)
+            instance.empty_ranks[event.rank] = None
+            if len(instance.empty_ranks) == len(instance.workers):
+                self.fleet.move(instance, Released)
 
     def _capacity_measured(self, event: CapacityMeasured) -> None:
         state = self.models.get(event.model)
@@ -247,6 +270,9 @@ class Controller:
     # -- what to do ---------------------------------------------------------------------------
 
     def _decide(self) -> None:
+        if len(self.fleet.workers) >= self.config.workers_expected:
+            # Nobody is missing any more who could hold the ranks that were not reported.
+            self.fleet.give_up_incomplete()
         if self._is_settled():
             for state in self.models.values():
                 self._commands += self.scaling.decide(self._now_ns, state)

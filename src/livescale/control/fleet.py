@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from livescale.messages.commands import Drain, Resume
 from livescale.messages.events import (
     InstanceReport,
@@ -67,19 +69,23 @@ class InvalidTransition(Exception):
 
 @dataclass(slots=True)
 class Instance:
-    """A worker that has been given a model, and what it last said of its load."""
+    """Workers, one per rank, that have been given a model, and what was last said of its load."""
 
     id: InstanceId
     model: str
-    worker: WorkerRef
+    workers: tuple[WorkerRef, ...]
     layers: int
     attempt: int = 0
     role: Role = Role.UNIFIED
     state: InstanceState = InstanceState.STARTING
-    #: complete layers 0…watermark-1
-    watermark: int = 0
-    #: who sends to it (None: storage, or adopted)
-    upstream: WorkerRef | None = None
+    #: per rank that said so: complete layers 0…n-1
+    watermarks: dict[int, int] = field(default_factory=dict)
+    #: ranks that have everything
+    loaded_ranks: dict[int, None] = field(default_factory=dict)
+    #: ranks whose workers hold nothing of it any more
+    empty_ranks: dict[int, None] = field(default_factory=dict)
+    #: who sends to each rank (empty: storage, or adopted)
+    upstreams: tuple[WorkerRef, ...] = ()
     #: DRAINING only: Release was ordered, there is no way back
     is_released: bool = False
     #: last InstanceReported
@@ -88,6 +94,16 @@ class Instance:
     kv_blocks_used: int = 0
     kv_blocks: int = 0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
+
+    @property
+    def worker(self) -> WorkerRef:
+        """The worker of rank 0: it gets the instance's requests."""
+        return self.workers[0]
+
+    @property
+    def watermark(self) -> int:
+        """Layers that every rank has."""
+        return min(self.watermarks.get(rank, 0) for rank in range(len(self.workers)))
 
     @property
     def is_loading(self) -> bool:
@@ -100,7 +116,8 @@ class Instance:
 
     def __repr__(self) -> str:
         return (
-            f"<Instance {self.id} {self.state.name} of {self.model} on {self.worker},"
+            f"<Instance {self.id} {self.state.name} of {self.model}"
+            f" on {'+'.join(map(str, self.workers))},"
             f" {self.watermark}/{self.layers} layers, {self.running} requests>"
         )
 
@@ -114,6 +131,15 @@ class WorkerRecord:
     instance: InstanceId | None = None
 
 
+@dataclass(slots=True)
+class Remnant:
+    """A rank of an instance that has ended otherwise: its worker must be released."""
+
+    worker: WorkerRef
+    attempt: int
+    is_released: bool = False
+
+
 class Fleet:
     """All living workers and instances. Stopped and lost instances are forgotten."""
 
@@ -121,6 +147,10 @@ class Fleet:
         #: by worker number: at most one incarnation is alive
         self.workers: dict[int, WorkerRecord] = {}
         self.instances: dict[InstanceId, Instance] = {}
+        #: what ended instances left on living workers, by (instance, rank)
+        self.remnants: dict[tuple[InstanceId, int], Remnant] = {}
+        #: ranks that were reported by workers, until all ranks of the instance are there
+        self._reported: dict[InstanceId, dict[int, tuple[WorkerRef, InstanceReport]]] = {}
 
     def join(self, ref: WorkerRef, device: Device) -> None:
         assert ref.worker not in self.workers, f"{ref} joins, {self.workers[ref.worker]} is alive"
@@ -132,8 +162,18 @@ class Fleet:
 
     def leave(self, ref: WorkerRef) -> None:
         """The worker is gone; its instance was moved to LOST before."""
+        for key in [key for key, remnant in self.remnants.items() if remnant.worker == ref]:
+            self.free(key)
+        for ranks in self._reported.values():
+            for rank in [rank for rank, (worker, _) in ranks.items() if worker == ref]:
+                del ranks[rank]
+                self.workers[ref.worker].instance = None
         record = self.workers.pop(ref.worker)
         assert record.instance is None, f"{ref} leaves with instance {record.instance}"
+
+    def free(self, key: tuple[InstanceId, int]) -> None:
+        """The worker of a remnant is spare again."""
+        self.workers[self.remnants.pop(key).worker.worker].instance = None
 
     def spare(self, arena_bytes: int) -> list[WorkerRecord]:
         """Workers without an instance whose arena holds the model, in id order."""
@@ -141,31 +181,74 @@ class Fleet:
         return [r for r in records if r.instance is None and r.device.arena_bytes >= arena_bytes]
 
     def place(self, instance: Instance) -> None:
-        """Put a new instance onto its worker."""
-        record = self.workers[instance.worker.worker]
-        assert record.ref == instance.worker, f"{instance!r} on {record.ref}"
-        assert record.instance is None, f"{instance!r} on a worker with {record.instance}"
-        record.instance = instance.id
+        """Put a new instance onto its workers."""
+        for worker in instance.workers:
+            record = self.workers[worker.worker]
+            assert record.ref == worker, f"{instance!r} on {record.ref}"
+            assert record.instance is None, f"{instance!r} on a worker with {record.instance}"
+            record.instance = instance.id
         self.instances[instance.id] = instance
 
-    def adopt(self, report: InstanceReport, worker: WorkerRef, layers: int) -> Instance:
-        """Take over an instance that a worker reports from an earlier controller's life."""
-        state = InstanceState.SERVING if report.is_loaded else InstanceState.LOADING
+    def adopt(
+        self, report: InstanceReport, worker: WorkerRef, layers: int, tp_size: int
+    ) -> Instance | None:
+        """Take over a rank that a worker reports from an earlier controller's life.
+
+        Returns the instance when all its ranks are there.
+        """
+        ranks = self._reported.setdefault(report.instance, {})
+        ranks[report.rank] = (worker, report)
+        self.workers[worker.worker].instance = report.instance
+        if len(ranks) < tp_size:
+            return None
+        del self._reported[report.instance]
+        reports = [ranks[rank][1] for rank in range(tp_size)]
+        is_loaded = all(r.is_loaded for r in reports)
+        state = InstanceState.SERVING if is_loaded else InstanceState.LOADING
         instance = Instance(
             report.instance,
             report.model,
-            worker,
+            tuple(ranks[rank][0] for rank in range(tp_size)),
             layers,
             report.attempt,
             state=state,
-            watermark=report.watermark,
+            watermarks={r.rank: layers if r.is_loaded else r.watermark for r in reports},
+            loaded_ranks={r.rank: None for r in reports if r.is_loaded},
         )
         instance.story.append(f"adopted as {state.name}")
-        self.place(instance)
+        self.instances[instance.id] = instance
         return instance
 
+    def reported_load(self, event: LayerArrived | LoadCompleted | LoadFailed) -> bool:
+        """News of a rank whose instance has not come together yet. False if there is none."""
+        ranks = self._reported.get(event.instance, {})
+        if event.rank not in ranks:
+            return False
+        worker, report = ranks[event.rank]
+        if isinstance(event, LoadFailed):
+            del ranks[event.rank]
+            self.workers[worker.worker].instance = None
+            self._give_up(event.instance)
+            return True
+        if isinstance(event, LayerArrived):
+            newer = msgspec.structs.replace(report, watermark=event.watermark)
+        else:
+            newer = msgspec.structs.replace(report, is_loaded=True)
+        ranks[event.rank] = (worker, newer)
+        return True
+
+    def give_up_incomplete(self) -> None:
+        """Ranks whose instance did not come together become remnants."""
+        for number in list(self._reported):
+            self._give_up(number)
+
+    def _give_up(self, number: InstanceId) -> None:
+        for rank, (worker, report) in self._reported.pop(number).items():
+            self.remnants[number, rank] = Remnant(worker, report.attempt)
+
     def move(self, instance: Instance, cause: type[Value]) -> None:
-        """Apply the table. STOPPED and LOST instances leave the fleet."""
+        """Apply the table. STOPPED and LOST instances leave the fleet, and free their workers:
+        those that still hold bytes of it when they are released."""
         target = TRANSITIONS[instance.state].get(cause)
         if target is None:
             raise InvalidTransition(
@@ -175,7 +258,12 @@ class Fleet:
         instance.state = target
         if target in (InstanceState.STOPPED, InstanceState.LOST):
             del self.instances[instance.id]
-            self.workers[instance.worker.worker].instance = None
+            for rank, worker in enumerate(instance.workers):
+                self.remnants[instance.id, rank] = Remnant(
+                    worker, instance.attempt, instance.is_released
+                )
+                if rank in instance.empty_ranks:
+                    self.free((instance.id, rank))
 
     def of_model(self, model: str) -> list[Instance]:
         """Living instances of the model in id order."""
@@ -185,8 +273,11 @@ class Fleet:
 
     def validate(self) -> None:
         """Workers and instances name each other. Raises AssertionError."""
-        held = {r.instance: r.ref for r in self.workers.values() if r.instance is not None}
-        assert held == {i.id: i.worker for i in self.instances.values()}, (held, self.instances)
+        held = {r.ref: r.instance for r in self.workers.values() if r.instance is not None}
+        named = {worker: i.id for i in self.instances.values() for worker in i.workers}
+        named |= {remnant.worker: number for (number, _), remnant in self.remnants.items()}
+        named |= {w: n for n, ranks in self._reported.items() for w, _ in ranks.values()}
+        assert held == named, (held, named)
         for instance in self.instances.values():
             assert instance.state not in (InstanceState.STOPPED, InstanceState.LOST), instance
             assert 0 <= instance.watermark <= instance.layers, instance

@@ -17,16 +17,17 @@ class ParameterPool:
     """Holders of complete copies, and the transfers that read from them."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, dict[WorkerRef, None]] = {}
+        #: per model, the workers of each copy by its first one (one worker per rank)
+        self._holders: dict[str, dict[WorkerRef, tuple[WorkerRef, ...]]] = {}
         #: (reader, source) pairs: a copy that somebody reads from is not dropped
         self._reads: dict[tuple[str, WorkerRef], None] = {}
 
-    def add(self, model: str, holder: WorkerRef) -> None:
-        """`holder` has all layers of the model, verified."""
-        self._holders.setdefault(model, {})[holder] = None
+    def add(self, model: str, *workers: WorkerRef) -> None:
+        """`workers`, in the order of their ranks, have all layers of the model, verified."""
+        self._holders.setdefault(model, {})[workers[0]] = workers
 
     def holders(self, model: str) -> list[WorkerRef]:
-        """Complete copies, in worker order."""
+        """Complete copies, each named by the worker of its rank 0, in worker order."""
         return sorted(self._holders.get(model, {}))
 
     def begin_read(self, reader: str, source: WorkerRef) -> None:
@@ -40,8 +41,10 @@ class ParameterPool:
         return sum(1 for _, worker in self._reads if worker == source)
 
     def can_drop(self, model: str, holder: WorkerRef) -> bool:
-        holders = self._holders.get(model, {})
-        return holder in holders and len(holders) > 1 and not self.readers(holder)
+        copies = self._holders.get(model, {})
+        if holder not in copies or len(copies) < 2:
+            return False
+        return not any(self.readers(worker) for worker in copies[holder])
 
     def drop(self, model: str, holder: WorkerRef) -> None:
         """Forget a copy on purpose. Raises LastCopyError when `can_drop` is False."""
@@ -54,8 +57,9 @@ class ParameterPool:
 
     def lose(self, worker: WorkerRef) -> None:
         """The worker is gone with everything it held and sent."""
-        for holders in self._holders.values():
-            holders.pop(worker, None)
+        for copies in self._holders.values():
+            for holder in [h for h, workers in copies.items() if worker in workers]:
+                del copies[holder]
         for key in [key for key in self._reads if key[1] == worker]:
             del self._reads[key]
 

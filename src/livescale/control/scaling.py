@@ -85,8 +85,13 @@ class Scaling:
         return []
 
     def release_empty(self) -> list[AnyCommand]:
-        """Give back the workers of drained instances whose copy nobody reads."""
+        """Give back the workers of drained instances whose copy nobody reads, and those that an
+        ended instance left behind."""
         commands: list[AnyCommand] = []
+        for (number, rank), remnant in self._fleet.remnants.items():
+            if not remnant.is_released:
+                remnant.is_released = True
+                commands.append(Release(number, remnant.attempt, remnant.worker, rank))
         for number in sorted(self._fleet.instances):
             instance = self._fleet.instances[number]
             if instance.state is not InstanceState.DRAINING or instance.is_released:
@@ -94,7 +99,10 @@ class Scaling:
             if not self._is_busy(instance) and self._pool.can_drop(instance.model, instance.worker):
                 self._pool.drop(instance.model, instance.worker)
                 instance.is_released = True
-                commands.append(Release(instance.id, instance.attempt, instance.worker))
+                commands += [
+                    Release(instance.id, instance.attempt, worker, rank)
+                    for rank, worker in enumerate(instance.workers)
+                ]
         return commands
 
     # -- helpers, in the order used -----------------------------------------------------------
@@ -145,35 +153,45 @@ class Scaling:
             self._fleet.move(instance, Resume)
         return commands + (self._load(state, targets) if targets else [])
 
-    def _targets(self, now_ns: int, state: ModelState, count: int) -> list[WorkerRef]:
-        """Workers to load now. Without a copy in memory one of them reads storage first."""
+    def _targets(self, now_ns: int, state: ModelState, count: int) -> list[tuple[WorkerRef, ...]]:
+        """Workers of each instance to load now, by rank.
+
+        Without a copy in memory one instance reads storage first.
+        """
         if count < 1 or now_ns < state.blocked_until_ns:
             return []
-        spare = [record.ref for record in self._fleet.spare(state.spec.size_bytes)][:count]
+        size = state.spec.tp_size
+        spare = [record.ref for record in self._fleet.spare(state.spec.size_bytes)]
+        groups = [tuple(spare[i : i + size]) for i in range(0, len(spare) - size + 1, size)][:count]
         if self._pool.holders(state.spec.name):
-            return spare
+            return groups
         is_on_its_way = any(i.is_loading for i in self._fleet.of_model(state.spec.name))
-        return [] if is_on_its_way else spare[:1]
+        return [] if is_on_its_way else groups[:1]
 
-    def _load(self, state: ModelState, targets: list[WorkerRef]) -> list[AnyCommand]:
+    def _load(self, state: ModelState, targets: list[tuple[WorkerRef, ...]]) -> list[AnyCommand]:
         """Plan the transfer; order every target to receive, then every source to send."""
         plan = self._plan(state, targets)
         hops = [hop for chain in plan.chains for hop in chain.hops()]
         upstream_of: dict[WorkerRef, Upstream] = {t: FromWorker(s) for s, t in hops}
         upstream_of.update({target: FromStorage() for target in plan.from_storage})
         forward_to = {s: t for chain in plan.chains for s, t in chain.hops()[1:]}
-        starts = [
-            self._start_load(state, plan.plan, target, upstream_of[target], forward_to.get(target))
-            for target in targets
-        ]
+        starts: list[StartLoad] = []
+        instances = []
+        for workers in targets:
+            instance = self._new_instance(state, workers, upstream_of)
+            instances.append(instance.id)
+            starts += [
+                self._start_load(state, instance, rank, plan.plan, upstream_of, forward_to)
+                for rank in range(len(workers))
+            ]
         sends = []
         for chain in plan.chains:
             self.sends[plan.plan, chain.source] = None
             self._pool.begin_read(f"send {plan.plan}", chain.source)
             sends.append(StartSend(plan.plan, chain.source, chain.targets[0], state.spec.name))
-        return [PlanMade(plan, tuple(start.instance for start in starts)), *starts, *sends]
+        return [PlanMade(plan, tuple(instances)), *starts, *sends]
 
-    def _plan(self, state: ModelState, targets: list[WorkerRef]) -> ScalePlan:
+    def _plan(self, state: ModelState, targets: list[tuple[WorkerRef, ...]]) -> ScalePlan:
         devices = {r.ref: r.device for r in self._fleet.workers.values()}
         sources = self._sources(state)
         chains: tuple[Chain, ...] = ()
@@ -189,36 +207,49 @@ class Scaling:
             plan=self._next_id(),
             model=state.spec.name,
             chains=chains,
-            from_storage=() if chains else tuple(targets),
+            from_storage=() if chains else tuple(w for workers in targets for w in workers),
             bytes_per_target=state.spec.size_bytes,
             predicted_ns=predicted_ns,
         )
 
-    def _sources(self, state: ModelState) -> list[WorkerRef]:
+    def _sources(self, state: ModelState) -> list[tuple[WorkerRef, ...]]:
         """Who sends: idle holders; else the tails of chains under way, which pass on what they
         receive; only then a holder that sends already, whose uplink both would share."""
-        holders = self._pool.holders(state.spec.name)
-        if not holders:
-            return []
         instances = self._fleet.of_model(state.spec.name)
-        loading = [i.worker for i in instances if i.is_loading and i.upstream is not None]
-        idle = [worker for worker in holders if not self._pool.readers(worker)]
-        tails = [worker for worker in loading if not self._pool.readers(worker)]
-        return idle or tails or holders[:1]
+        leaders = self._pool.holders(state.spec.name)
+        holders = [i.workers for i in instances if i.worker in leaders]
+        loading = [i.workers for i in instances if i.is_loading and i.upstreams]
+        idle = [workers for workers in holders if self._is_idle(workers)]
+        tails = [workers for workers in loading if self._is_idle(workers)]
+        return sorted(idle or tails or holders[:1]) if holders else []
+
+    def _is_idle(self, workers: tuple[WorkerRef, ...]) -> bool:
+        return not any(self._pool.readers(worker) for worker in workers)
+
+    def _new_instance(
+        self,
+        state: ModelState,
+        workers: tuple[WorkerRef, ...],
+        upstream_of: dict[WorkerRef, Upstream],
+    ) -> Instance:
+        instance = Instance(self._next_id(), state.spec.name, workers, state.spec.layers)
+        upstreams = [upstream_of[worker] for worker in workers]
+        instance.upstreams = tuple(u.worker for u in upstreams if isinstance(u, FromWorker))
+        for upstream in instance.upstreams:
+            self._pool.begin_read(f"instance {instance.id}", upstream)
+        self._fleet.place(instance)
+        return instance
 
     def _start_load(
         self,
         state: ModelState,
+        instance: Instance,
+        rank: int,
         plan: PlanId,
-        worker: WorkerRef,
-        upstream: Upstream,
-        forward_to: WorkerRef | None,
+        upstream_of: dict[WorkerRef, Upstream],
+        forward_to: dict[WorkerRef, WorkerRef],
     ) -> StartLoad:
-        instance = Instance(self._next_id(), state.spec.name, worker, state.spec.layers)
-        if isinstance(upstream, FromWorker):
-            instance.upstream = upstream.worker
-            self._pool.begin_read(f"instance {instance.id}", upstream.worker)
-        self._fleet.place(instance)
+        worker = instance.workers[rank]
         is_measured = state.prefill_tokens_per_s is not None and state.kv_blocks is not None
         return StartLoad(
             instance=instance.id,
@@ -226,9 +257,10 @@ class Scaling:
             worker=worker,
             model=state.spec.name,
             plan=plan,
-            upstream=upstream,
-            forward_to=forward_to,
+            upstream=upstream_of[worker],
+            forward_to=forward_to.get(worker),
             measure_capacity=not is_measured,
+            rank=rank,
         )
 
     def _shrink(self, instances: list[Instance], notice: ScaleDecided) -> list[AnyCommand]:

@@ -38,6 +38,7 @@ class StartLoad(Command, frozen=True):
     upstream: Upstream
     forward_to: WorkerRef | None
     measure_capacity: bool
+    rank: int = 0
 
 
 class StartSend(Command, frozen=True):
@@ -50,15 +51,19 @@ class StartSend(Command, frozen=True):
 
 
 class Release(Command, frozen=True):
-    """Take the model from the instance's worker, which stays warm."""
+    """Take the model from one of the instance's workers, which stays warm.
+
+    A load that is under way there ends in LoadFailed first.
+    """
 
     instance: InstanceId
     attempt: int
     worker: WorkerRef
+    rank: int = 0
 
 
 class Dispatch(Command, frozen=True):
-    """Run the request on the instance. The gateway sends the prompt to the worker."""
+    """Run the request on the instance. The gateway sends the prompt to its rank 0, `worker`."""
 
     request: RequestId
     attempt: int

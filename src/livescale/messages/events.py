@@ -9,7 +9,8 @@ Each command of `messages.commands` that does something ends in exactly one *ter
 | Release | Released |
 | Dispatch | RequestEnded |
 
-If the one who should report dies, the world reports in its place. The others are news.
+StartLoad and Release go to one worker, which is one tensor-parallel `rank` of its instance. If
+the one who should report dies, the world reports in its place. The others are news.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class InstanceReport(Value, frozen=True):
     attempt: int
     watermark: int
     is_loaded: bool
+    rank: int = 0
 
 
 class WorkerJoined(Event, frozen=True):
@@ -100,22 +102,28 @@ class LoadStarted(Event, frozen=True):
 
     instance: InstanceId
     attempt: int
+    rank: int = 0
 
 
 class LayerArrived(Event, frozen=True):
-    """The watermark moved: layers 0…watermark-1 are complete and verified (progress)."""
+    """A rank's watermark moved: its layers 0…watermark-1 are complete and verified (progress)."""
 
     instance: InstanceId
     attempt: int
     watermark: int
+    rank: int = 0
 
 
 class LoadCompleted(Event, frozen=True):
-    """Terminal for StartLoad: every layer is there and verified; the instance can serve."""
+    """Terminal for StartLoad: every layer is there and verified.
+
+    The instance can serve when all its ranks have said so.
+    """
 
     instance: InstanceId
     attempt: int
     received_bytes: int
+    rank: int = 0
 
 
 class LoadFailed(Event, frozen=True):
@@ -124,6 +132,7 @@ class LoadFailed(Event, frozen=True):
     instance: InstanceId
     attempt: int
     reason: str
+    rank: int = 0
 
 
 class SendEnded(Event, frozen=True):
@@ -140,6 +149,7 @@ class Released(Event, frozen=True):
 
     instance: InstanceId
     attempt: int
+    rank: int = 0
 
 
 class CapacityMeasured(Event, frozen=True):

@@ -176,7 +176,7 @@ class InstanceHost:
         )
 
     def _read(self, command: StartLoad, manifest: Manifest, directory: Path) -> None:
-        self._outbox.to_controller(LoadStarted(command.instance, command.attempt))
+        self._outbox.to_controller(LoadStarted(command.instance, command.attempt, command.rank))
         try:
             for layer in read_layers(directory, manifest, self._arena.view(0, manifest.size_bytes)):
                 self.layer_arrived(command, layer)
@@ -199,13 +199,13 @@ class InstanceHost:
         assigned.watermark = layer + 1
         self._update_report()
         self._outbox.to_controller(
-            LayerArrived(command.instance, command.attempt, assigned.watermark)
+            LayerArrived(command.instance, command.attempt, assigned.watermark, command.rank)
         )
 
     def load_started(self, command: StartLoad) -> None:
         """The first byte is in the arena."""
         if self._is_current(command):
-            self._outbox.to_controller(LoadStarted(command.instance, command.attempt))
+            self._outbox.to_controller(LoadStarted(command.instance, command.attempt, command.rank))
 
     def load_completed(self, command: StartLoad, received_bytes: int) -> None:
         """All layers are there: measure if asked, then serve."""
@@ -218,7 +218,9 @@ class InstanceHost:
             self._measure(assigned)
         assigned.is_loaded = True
         self._update_report()
-        self._outbox.to_controller(LoadCompleted(command.instance, command.attempt, received_bytes))
+        self._outbox.to_controller(
+            LoadCompleted(command.instance, command.attempt, received_bytes, command.rank)
+        )
 
     def load_failed(self, command: StartLoad, reason: str) -> None:
         """Drop what arrived: nobody writes into the arena for this load any more."""
@@ -227,7 +229,9 @@ class InstanceHost:
             self._fail_load(command, reason)
 
     def _fail_load(self, command: StartLoad, reason: str) -> None:
-        self._outbox.to_controller(LoadFailed(command.instance, command.attempt, reason))
+        self._outbox.to_controller(
+            LoadFailed(command.instance, command.attempt, reason, command.rank)
+        )
 
     def _measure(self, assigned: _Assignment) -> None:
         tokens = min(_MEASURED_TOKENS, self._boot.run_tokens_max)
@@ -257,13 +261,22 @@ class InstanceHost:
         )
 
     def release(self, order: Order) -> None:
-        """Forget the model; ends in Released."""
+        """Forget the model; ends in Released. A load under way ends in LoadFailed first.
+
+        There may be nothing to forget: the load failed while the order was on its way.
+        """
         command = order.command
         assert isinstance(command, Release)
-        assert self._assigned is not None
-        assert not self._assigned.batcher.has_work, f"{self!r} is released with requests"
-        self._clear()
-        self._outbox.to_controller(Released(command.instance, command.attempt))
+        assigned = self._assigned
+        if assigned is not None and assigned.instance == command.instance:
+            assert not assigned.batcher.has_work, f"{self!r} is released with requests"
+            if assigned.is_loaded:
+                self._clear()
+            else:
+                # Nobody writes into the arena any more when this returns.
+                self._data_plane.abort(assigned.order.plan)
+                self.load_failed(assigned.order, "released")
+        self._outbox.to_controller(Released(command.instance, command.attempt, command.rank))
 
     def _clear(self) -> None:
         self._executor.release()
@@ -333,7 +346,7 @@ class InstanceHost:
         self.report = None
         if a is not None:
             self.report = InstanceReport(
-                a.instance, a.manifest.model, a.attempt, a.watermark, a.is_loaded
+                a.instance, a.manifest.model, a.attempt, a.watermark, a.is_loaded, a.order.rank
             )
 
     def _report_load(self) -> None:

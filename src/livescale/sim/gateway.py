@@ -16,7 +16,13 @@ from livescale.messages.events import RequestArrived, RequestCancelled, RequestE
 from livescale.sim.channel import SimChannel
 from livescale.sim.checkers import Checkers
 from livescale.sim.clock import Clock
-from livescale.sim.worker import FromWorkerMessage, SimAttemptFailed, SimCancel, SimSubmit
+from livescale.sim.worker import (
+    FromWorkerMessage,
+    SimAttemptFailed,
+    SimAttemptLost,
+    SimCancel,
+    SimSubmit,
+)
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, SamplingParams, WorkerRef
 
@@ -169,15 +175,23 @@ class SimGateway:
         self._workers.pop(worker).cut(self._clock.now_ns)
         for t in self._transcripts.values():
             if t.worker == worker:
-                t.worker = None
-                self._say(RequestEnded(t.request, t.attempt, Outcome.WORKER_LOST))
-                self._announce(t)
+                self._wait_again(t)
+
+    def _wait_again(self, t: _Transcript) -> None:
+        t.worker = None
+        self._say(RequestEnded(t.request, t.attempt, Outcome.WORKER_LOST))
+        self._announce(t)
 
     def take_message(self, message: FromWorkerMessage) -> None:
         if isinstance(message, SimAttemptFailed):
             t = self._transcripts.get(message.request)
             if t is not None and t.attempt == message.attempt:
                 self._finish(t, Outcome.FAILED, message.reason)
+            return
+        if isinstance(message, SimAttemptLost):
+            t = self._transcripts.get(message.request)
+            if t is not None and t.attempt == message.attempt and t.worker is not None:
+                self._wait_again(t)
             return
         for emission in message:
             self._take(emission)

@@ -68,7 +68,14 @@ class SimAttemptFailed(Value, frozen=True):
     reason: str
 
 
-FromWorkerMessage = tuple[Emission, ...] | SimAttemptFailed
+class SimAttemptLost(Value, frozen=True):
+    """Worker to gateway: the instance lost another rank, and the attempt with it."""
+
+    request: RequestId
+    attempt: int
+
+
+FromWorkerMessage = tuple[Emission, ...] | SimAttemptFailed | SimAttemptLost
 
 
 @dataclass(slots=True)
@@ -123,7 +130,9 @@ class SimWorker:
         if a is None:
             return None
         order = a.order
-        return InstanceReport(order.instance, order.model, order.attempt, a.watermark, a.is_loaded)
+        return InstanceReport(
+            order.instance, order.model, order.attempt, a.watermark, a.is_loaded, order.rank
+        )
 
     def joined(self) -> None:
         """A controller that may know nothing was met: say again what only reports tell."""
@@ -164,8 +173,14 @@ class SimWorker:
         held = a.order.instance if a is not None else None
         requests = a.batcher.requests() if a is not None else ()
         self._checkers.released(order, held, requests)
+        if a is not None and not a.is_loaded:
+            self._say(LoadFailed(order.instance, order.attempt, "released", order.rank))
         self._clear()
-        self._say(Released(order.instance, order.attempt))
+        # Only when another rank was lost: the attempts are under way elsewhere by now.
+        for request, attempt in requests:
+            self._emit(SimAttemptLost(request, attempt))
+            self._say(RequestEnded(request, attempt, Outcome.WORKER_LOST))
+        self._say(Released(order.instance, order.attempt, order.rank))
 
     def _clear(self) -> None:
         self._assigned = None
@@ -175,24 +190,24 @@ class SimWorker:
     # -- news of the transfers ------------------------------------------------------------------
 
     def load_started(self, order: StartLoad) -> None:
-        self._say(LoadStarted(order.instance, order.attempt))
+        self._say(LoadStarted(order.instance, order.attempt, order.rank))
 
     def layer_arrived(self, order: StartLoad, watermark: int) -> None:
         a = self._assigned
         assert a is not None
         assert a.order == order, f"{self!r} gets layers of {order}"
         a.watermark = watermark
-        self._say(LayerArrived(order.instance, order.attempt, watermark))
+        self._say(LayerArrived(order.instance, order.attempt, watermark, order.rank))
         if watermark == a.spec.layers:
             if order.measure_capacity:
                 self._measure(a)
             a.is_loaded = True
-            self._say(LoadCompleted(order.instance, order.attempt, a.spec.size_bytes))
+            self._say(LoadCompleted(order.instance, order.attempt, a.spec.size_bytes, order.rank))
             self._report_load(a)
 
     def load_failed(self, order: StartLoad, reason: str) -> None:
         self._clear()
-        self._say(LoadFailed(order.instance, order.attempt, reason))
+        self._say(LoadFailed(order.instance, order.attempt, reason, order.rank))
 
     def send_ended(self, order: StartSend, sent_bytes: int, error: str | None) -> None:
         self._say(SendEnded(order.plan, order.source, sent_bytes, error))

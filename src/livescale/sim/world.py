@@ -82,8 +82,7 @@ class SimWorld:
         self.stale_events = 0
         self._delays = delays
         self._record = RecordWriter(record_file) if record_file is not None else None
-        layers = {p.spec.name: p.spec.layers for p in config.controller.models}
-        self._checkers = Checkers(layers)
+        self._checkers = Checkers(config.controller.models)
         self._transfers = Transfers(self.clock, config.network, config.load_timeout_ns)
         self._gateway = SimGateway(
             self.clock,
@@ -139,7 +138,9 @@ class SimWorld:
     def _begin_life(self) -> None:
         config = msgspec.structs.replace(self.config.controller, epoch=self._lives)
         self._lives += 1
-        self._life = _Life(Controller(config), CommandChecker(), ScaleTracker(), {}, {})
+        self._life = _Life(
+            Controller(config), CommandChecker(config.models), ScaleTracker(), {}, {}
+        )
         if self._record is not None:
             self._record.begin("sim", config, {"sim": msgspec.to_builtins(self.config)})
         self.clock.after(self._delays.reconnect_ns(), partial(self._connect_gateway, self._life))

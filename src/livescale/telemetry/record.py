@@ -73,11 +73,12 @@ class RequestLine(Line, frozen=True, tag="request"):
 
 
 class LoadPhases(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One new instance's way from the order to its first token."""
+    """One rank of a new instance on its way from the order to the instance's first token."""
 
     instance: InstanceId
     worker: WorkerRef
     upstream: str
+    rank: int = 0
     first_byte_ns: int | None = None
     first_layer_ns: int | None = None
     loaded_ns: int | None = None

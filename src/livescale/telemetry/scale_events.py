@@ -41,8 +41,8 @@ class ScaleTracker:
         self._open: list[ScaleLine] = []
         #: instances of open events that are still awaited, per event
         self._awaited: list[dict[InstanceId, None]] = []
-        #: where living instances are: a Drain does not say it
-        self._worker_of: dict[InstanceId, WorkerRef] = {}
+        #: where the ranks of living instances are: a Drain does not say it
+        self._worker_of: dict[tuple[InstanceId, int], WorkerRef] = {}
 
     def observe(
         self,
@@ -88,10 +88,12 @@ class ScaleTracker:
                 predicted_ns=plan.predicted_ns,
             )
         elif isinstance(command, StartLoad):
-            phases = LoadPhases(command.instance, command.worker, str(command.upstream))
+            phases = LoadPhases(
+                command.instance, command.worker, str(command.upstream), command.rank
+            )
             self._replace(len(self._open) - 1, loads=(*self._open[-1].loads, phases))
             self._awaited[-1][command.instance] = None
-            self._worker_of[command.instance] = command.worker
+            self._worker_of[command.instance, command.rank] = command.worker
         elif isinstance(command, Drain):
             self._awaited[-1][command.instance] = None
         elif isinstance(command, Resume):
@@ -104,19 +106,19 @@ class ScaleTracker:
         if isinstance(event, WorkerJoined):
             self._joined(event)
         elif isinstance(event, LoadStarted):
-            self._phase(event.instance, first_byte_ns=now_ns)
+            self._phase(event.instance, event.rank, first_byte_ns=now_ns)
         elif isinstance(event, LayerArrived):
-            self._phase(event.instance, first_layer_ns=now_ns)
+            self._phase(event.instance, event.rank, first_layer_ns=now_ns)
         elif isinstance(event, LoadCompleted):
-            self._phase(event.instance, first_layer_ns=now_ns, loaded_ns=now_ns)
+            self._phase(event.instance, event.rank, first_layer_ns=now_ns, loaded_ns=now_ns)
         elif isinstance(event, LoadFailed):
-            self._phase(event.instance, failed=event.reason)
+            self._phase(event.instance, event.rank, failed=event.reason)
             self._gone(event.instance)
         elif isinstance(event, InstanceReported) and event.emitted_tokens:
-            if self._phase(event.instance, first_token_ns=now_ns):
+            if self._phase(event.instance, None, first_token_ns=now_ns):
                 self._forget(event.instance, is_up=True)
         elif isinstance(event, Released):
-            self._released(now_ns, event.instance)
+            self._released(now_ns, event)
         elif isinstance(event, WorkerLost):
             self._lost(event.worker, event.reason)
 
@@ -125,21 +127,26 @@ class ScaleTracker:
             if worker.worker == event.worker.worker and worker < event.worker:
                 self._lost(worker, f"{event.worker} took its place")
         if event.report is not None:
-            self._worker_of[event.report.instance] = event.worker
+            self._worker_of[event.report.instance, event.report.rank] = event.worker
 
-    def _phase(self, instance: InstanceId, **values: int | str) -> bool:
-        """Set phases that are not known yet on the load of this instance."""
+    def _phase(self, instance: InstanceId, rank: int | None, **values: int | str) -> bool:
+        """Set phases that are not known yet on the load of a rank (None: of all ranks)."""
+        is_known = False
         for index, line in enumerate(self._open):
             for place, load in enumerate(line.loads):
-                if load.instance == instance:
+                if load.instance == instance and rank in (None, load.rank):
                     new = {k: v for k, v in values.items() if getattr(load, k) is None}
-                    loads = list(line.loads)
+                    loads = list(self._open[index].loads)
                     loads[place] = msgspec.structs.replace(load, **new)
                     self._replace(index, loads=tuple(loads))
-                    return True
-        return False
+                    is_known = True
+        return is_known
 
-    def _released(self, now_ns: int, instance: InstanceId) -> None:
+    def _released(self, now_ns: int, event: Released) -> None:
+        instance = event.instance
+        self._worker_of.pop((instance, event.rank), None)
+        if any(number == instance for number, _ in self._worker_of):
+            return  # other ranks are still to come
         for index, awaited in enumerate(self._awaited):
             if instance in awaited and not self._open[index].loads:
                 released = {**self._open[index].released_ns, instance: now_ns}
@@ -148,14 +155,15 @@ class ScaleTracker:
         self._gone(instance)
 
     def _lost(self, worker: WorkerRef, reason: str) -> None:
-        for instance in [i for i, held_by in self._worker_of.items() if held_by == worker]:
+        for instance, _ in [key for key, there in self._worker_of.items() if there == worker]:
             if any(instance in awaited for awaited in self._awaited):
-                self._phase(instance, failed=f"worker lost: {reason}")
+                self._phase(instance, None, failed=f"worker lost: {reason}")
             self._gone(instance)
 
     def _gone(self, instance: InstanceId) -> None:
         """Nobody waits any more for an instance that is no more."""
-        self._worker_of.pop(instance, None)
+        for key in [key for key in self._worker_of if key[0] == instance]:
+            del self._worker_of[key]
         self._forget(instance, is_up=True)
         self._forget(instance, is_up=False)
 

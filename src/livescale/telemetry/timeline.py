@@ -15,7 +15,8 @@ from livescale.types import InstanceId, RequestId, WorkerRef
 
 def instances_over_time(lines: Iterable[AnyLine]) -> list[tuple[int, int]]:
     """(now_ns, instances that serve from then on), one entry per change."""
-    worker_of: dict[InstanceId, WorkerRef] = {}
+    instance_on: dict[WorkerRef, InstanceId] = {}
+    loading_ranks: dict[InstanceId, dict[int, None]] = {}
     serving: dict[InstanceId, None] = {}
     changes: list[tuple[int, int]] = []
     for line in lines:
@@ -26,18 +27,25 @@ def instances_over_time(lines: Iterable[AnyLine]) -> list[tuple[int, int]]:
             continue
         for message in (*line.events, *line.commands):
             if isinstance(message, StartLoad):
-                worker_of[message.instance] = message.worker
-            elif isinstance(message, (LoadCompleted, Resume)):
+                instance_on[message.worker] = message.instance
+                loading_ranks.setdefault(message.instance, {})[message.rank] = None
+            elif isinstance(message, LoadCompleted):
+                ranks = loading_ranks.get(message.instance, {})
+                ranks.pop(message.rank, None)
+                if not ranks:
+                    serving[message.instance] = None
+            elif isinstance(message, Resume):
                 serving[message.instance] = None
             elif isinstance(message, WorkerJoined) and message.report is not None:
-                worker_of[message.report.instance] = message.worker
+                instance_on[message.worker] = message.report.instance
                 if message.report.is_loaded:
                     serving[message.report.instance] = None
             elif isinstance(message, Drain):
                 serving.pop(message.instance, None)
             elif isinstance(message, WorkerLost):
-                for instance in [i for i in serving if worker_of.get(i) == message.worker]:
-                    del serving[instance]
+                lost = instance_on.pop(message.worker, None)
+                if lost is not None:
+                    serving.pop(lost, None)
         if not changes or changes[-1][1] != len(serving):
             changes.append((line.now_ns, len(serving)))
     return changes

@@ -9,21 +9,31 @@ from livescale.types import Chain, WorkerRef
 
 
 def plan_chains(
-    sources: Sequence[WorkerRef],
-    targets: Sequence[WorkerRef],
+    sources: Sequence[tuple[WorkerRef, ...]],
+    targets: Sequence[tuple[WorkerRef, ...]],
     devices: Mapping[WorkerRef, Device],
 ) -> tuple[Chain, ...]:
     """Chains that bring a model from some of `sources` to all `targets`.
 
-    Sources come in order of preference. As many chains as both lists allow, so that several
-    sources share the work; targets are dealt out in falling order of their downlink (a slow node
-    must not delay the nodes behind it, Fig. 14), then by id. Raises ValueError without a source.
+    Both are lists of instances: the workers of each by tensor-parallel rank. Chains join equal
+    ranks, so every group of targets gets one chain per rank. Sources come in order of preference.
+    As many groups as both lists allow, so that several sources share the work; targets are dealt
+    out in falling order of their slowest downlink (a slow node must not delay the nodes behind
+    it), then by id. Raises ValueError without a source.
     """
     if not sources:
         raise ValueError("a chain needs a source")
-    ordered = sorted(targets, key=lambda t: (-_rate(devices[t].downlink_bytes_per_s), t))
+
+    def rate(workers: tuple[WorkerRef, ...]) -> int:
+        return min(_rate(devices[worker].downlink_bytes_per_s) for worker in workers)
+
+    ordered = sorted(targets, key=lambda workers: (-rate(workers), workers))
     count = min(len(sources), len(ordered))
-    return tuple(Chain(sources[k], tuple(ordered[k::count])) for k in range(count))
+    return tuple(
+        Chain(sources[k][rank], tuple(workers[rank] for workers in ordered[k::count]))
+        for k in range(count)
+        for rank in range(len(sources[k]))
+    )
 
 
 def predict_chain_ns(
