@@ -31,7 +31,7 @@ from livescale.settings import ConfigError
 from livescale.slo import parse_slo
 from livescale.telemetry.record import read_record, write_record
 from livescale.telemetry.timeline import with_client_times
-from livescale.traces import TraceError
+from livescale.traces import TraceError, clip
 
 _NS_PER_S = 1_000_000_000
 _PRESET = "medium"
@@ -39,6 +39,8 @@ _PRESET = "medium"
 _SHRINK_S = 30.0
 _DRAIN_S = 120
 _PROGRESS_S = 5.0
+# Where lengths must be clipped, this part of the model's limit is for the output.
+_OUTPUT_PART = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,6 +153,7 @@ class _Demo:
             )
         print(f"pool: {config.workers} CPU workers, starting …", flush=True)
         vocabulary = msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"]
+        self._clip(pool.models[0].request_tokens_max)
         async with pool:
             await pool.ready()
             print(f"ready: {pool.base_url}/v1; replaying {self._arguments.seconds} s", flush=True)
@@ -158,6 +161,14 @@ class _Demo:
             await self._until_small(pool)
         print("checking every token against transformers …", flush=True)
         return self._judge(results)
+
+    def _clip(self, request_tokens_max: int) -> None:
+        """Shorten requests that the model cannot take, and say how many."""
+        output_max = request_tokens_max // _OUTPUT_PART
+        rows, clipped = clip(self._load.rows, request_tokens_max - output_max, output_max)
+        if clipped:
+            print(f"{clipped} requests were longer than the model's limit and are clipped to it")
+            self._load = Load(self._load.name, rows)
 
     async def _replay(self, pool: Pool, vocabulary: int) -> list[ReplayResult]:
         self._started_ns = time.monotonic_ns()

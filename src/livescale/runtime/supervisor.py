@@ -37,10 +37,11 @@ from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
-# A process that dies so often so soon after it was ready will not get better by itself.
-_SHORT_LIVES_MAX = 3
-_SHORT_LIFE_S = 2.0
-_RESTART_PAUSE_S = 0.1
+# A process that dies so often before it is ready will not get better by itself.
+_FAILED_STARTS_MAX = 3
+# One that was ready is always replaced, but the sooner it dies again and again, the later.
+_SHORT_LIFE_S = 10.0
+_RESTART_PAUSE_S = (0.1, 5.0)
 # After SIGTERM; the gateway gets its drain timeout on top.
 _STOP_TIMEOUT_S = 5.0
 _STATUS_BYTES_MAX = 1 << 20
@@ -61,6 +62,7 @@ class _Child:
         self.process: asyncio.subprocess.Process | None = None
         self._boot = boot
         self._fds = fds
+        self._failed_starts = 0
         self._short_lives = 0
         self._fatal: str | None = None
 
@@ -96,19 +98,25 @@ class _Child:
                     ready_at = time.monotonic()
                     self.is_ready.set()
         await self.process.wait()
+        self._failed_starts = self._failed_starts + 1 if ready_at is None else 0
         is_short = ready_at is None or time.monotonic() - ready_at < _SHORT_LIFE_S
         self._short_lives = self._short_lives + 1 if is_short else 0
         self.is_ready.clear()
 
     def give_up_reason(self) -> str | None:
         """Why starting the process again makes no sense (None: it does)."""
-        if self._short_lives < _SHORT_LIVES_MAX:
+        if self._failed_starts < _FAILED_STARTS_MAX:
             return None
         assert self.process is not None
         return (
-            f"{self.name} died {self._short_lives} times in a row soon after its start"
+            f"{self.name} died {self._failed_starts} times in a row before it was ready"
             f" (exit status {self.process.returncode}): {self._fatal or 'see its log'}"
         )
+
+    def pause_s(self) -> float:
+        """How long to wait before the next life: twice as long after each short one."""
+        least, most = _RESTART_PAUSE_S
+        return float(min(least * 2 ** max(self._short_lives - 1, 0), most))
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:
@@ -215,7 +223,7 @@ class Pool:
                 if not self._failure.done():
                     self._failure.set_exception(PoolFailed(reason))
                 return
-            await asyncio.sleep(_RESTART_PAUSE_S)
+            await asyncio.sleep(child.pause_s())
             if self._is_stopping:
                 return
             await child.start(self.config)
