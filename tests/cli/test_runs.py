@@ -1,0 +1,81 @@
+"""`demo` and `simulate` from the command line to the figures they write, on small loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from livescale.telemetry.record import RequestLine, read_record
+from livescale.telemetry.replay import replay
+from livescale.traces import TraceRow, write_trace
+
+KEYS = {
+    *("trace", "requests", "failed", "max_instances", "final_instances", "scale_ups"),
+    *("ttft_p50_s", "ttft_p99_s", "tbt_p50_s", "tbt_p99_s"),
+}
+
+
+def livescale(*words: object) -> str:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "livescale.cli.main", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environ,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def make_trace(path: Path, requests: int, tokens: int) -> Path:
+    """A burst in the first second and one request after three."""
+    rows = [TraceRow(n * 1_000_000_000 // requests, tokens, 6) for n in range(requests)]
+    write_trace(path, [*rows, TraceRow(3_000_000_000, tokens, 6)])
+    return path
+
+
+def test_simulate_writes_figures_and_a_record_that_replays(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "burst.csv", 100, 2000)
+    record, figures = tmp_path / "run.jsonl", tmp_path / "run.json"
+    printed = livescale("simulate", trace, "--record", record, "--json", figures)
+    found = json.loads(figures.read_text())
+    assert found.keys() >= KEYS | {"bytes", "seconds", "receivers"}
+    assert (found["requests"], found["failed"], found["final_instances"]) == (101, 0, 1)
+    assert found["max_instances"] > 1
+    assert "scaling   1 -> " in printed
+    assert replay(read_record(record)).steps > 0
+
+
+@pytest.mark.pool
+def test_the_demo_checks_every_token_and_joins_the_clients_times(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    trace = make_trace(tmp_path / "burst.csv", 30, 40)
+    record, figures = tmp_path / "run.jsonl", tmp_path / "run.json"
+    livescale(
+        *("demo", "--model", tiny_model, "--trace", trace, "--divide-lengths", 1),
+        *("--seconds", 4, "--record", record, "--json", figures, "--slo", "ttft=60s,tbt=60s"),
+    )
+    found = json.loads(figures.read_text())
+    assert found.keys() >= KEYS | {"token_mismatches", "near_ties"}
+    assert (found["requests"], found["failed"], found["token_mismatches"]) == (31, 0, 0)
+    assert found["tokens"] == 31 * 6
+    assert found["slo_attainment"] == 1
+    requests = [line for line in read_record(record) if isinstance(line, RequestLine)]
+    assert len(requests) == 31
+    for line in requests:
+        assert line.scheduled_ns is not None
+        assert line.sent_ns is not None
+        assert line.dispatched_ns is not None
+        times = (line.scheduled_ns, line.sent_ns, line.queued_ns, line.dispatched_ns)
+        assert list(times) == sorted(times)
+        assert len(line.token_ns) == 6
+        assert line.slo_met is True
+    assert replay(read_record(record)).steps > 0
