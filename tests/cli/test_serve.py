@@ -19,6 +19,8 @@ import pytest
 
 pytestmark = pytest.mark.pool
 WAIT_S = 120
+# Tokens of a stream that is still running when everything else has happened.
+LONG = 4000
 
 
 class Serve:
@@ -95,16 +97,18 @@ def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path
                         for choice in json.loads(line[6:])["choices"]:
                             tokens += choice.get("token_ids") or []
 
-        threads = [threading.Thread(target=stream, args=(0, 1500))]
+        def wait_for_gauge(row: str) -> None:
+            while f"livescale_{row}\n" not in httpx.get(f"{running.url}/metrics").text:
+                assert len(answers[0]) < LONG, f"never came true: {row}"
+
+        threads = [threading.Thread(target=stream, args=(0, LONG))]
         threads[0].start()
         started.wait(WAIT_S)  # it runs: the instance is full now
-        threads += [threading.Thread(target=stream, args=(n, 5)) for n in (1, 2)]
-        for thread in threads[1:]:
-            thread.start()
-        pause = threading.Event()
-        while "num_requests_waiting 1.0" not in httpx.get(f"{running.url}/metrics").text:
-            assert len(answers[0]) < 1500, "the queue was never full"
-            pause.wait(0.02)
+        # One after the other: the second would be refused while the first is not dispatched.
+        for number, row in ((1, "num_requests_running 2.0"), (2, "num_requests_waiting 1.0")):
+            threads.append(threading.Thread(target=stream, args=(number, 5)))
+            threads[-1].start()
+            wait_for_gauge(row)
         refused = httpx.post(f"{running.url}/v1/completions", json=body(1), timeout=WAIT_S)
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) >= 1
@@ -116,7 +120,7 @@ def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path
         running.wait_until_printed("stopped")
         assert running.process.wait(WAIT_S) == 0
         assert statuses == [200] * 3
-        assert [len(answers[n]) for n in range(3)] == [1500, 5, 5]
+        assert [len(answers[n]) for n in range(3)] == [LONG, 5, 5]
         gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
         assert not alive
         assert len(gone) == 3
