@@ -43,6 +43,7 @@ class LocalPool:
         self.call(self.pool.stop(), STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(STOP_S)
+        self._loop.close()
 
     def call(self, work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)

@@ -98,6 +98,8 @@ class _Child:
                     ready_at = time.monotonic()
                     self.is_ready.set()
         await self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         self._failed_starts = self._failed_starts + 1 if ready_at is None else 0
         is_short = ready_at is None or time.monotonic() - ready_at < _SHORT_LIFE_S
         self._short_lives = self._short_lives + 1 if is_short else 0
