@@ -141,3 +141,32 @@ def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
     running.process.send_signal(signal.SIGINT)
     running.wait_until_printed("stopped")
     assert running.process.wait(WAIT_S) == 0
+
+
+def test_a_second_ctrl_c_ends_everything_at_once(tiny_model: Path) -> None:
+    with serve(tiny_model, "--port", 0, "--workers", 1) as running:
+        children = running.children()
+        first_token = threading.Event()
+        ended = threading.Event()
+
+        def stream() -> None:
+            with (
+                contextlib.suppress(httpx.HTTPError),
+                httpx.stream(
+                    "POST", f"{running.url}/v1/completions", json=body(LONG), timeout=WAIT_S
+                ) as response,
+            ):
+                for _ in response.iter_lines():
+                    first_token.set()
+            ended.set()
+
+        threading.Thread(target=stream).start()
+        assert first_token.wait(WAIT_S)
+        running.process.send_signal(signal.SIGINT)
+        running.wait_until_printed("draining")
+        running.process.send_signal(signal.SIGINT)
+        running.wait_until_printed("stopped")
+        assert running.process.wait(WAIT_S) == 0
+        assert ended.wait(WAIT_S)
+        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        assert not alive
