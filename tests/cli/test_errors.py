@@ -70,6 +70,29 @@ def test_a_model_larger_than_the_arena_with_both_sizes(model: Path) -> None:
     assert "arena_bytes" in error
 
 
+def test_more_memory_than_the_machine_has(model: Path) -> None:
+    code, _, error = livescale("serve", model, "--arena-bytes", "1TiB", "--port", 0)
+    assert code == 1
+    assert str(1 << 40) in error
+    assert "the machine has" in error
+
+
+def test_a_model_without_a_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    code, _, error = livescale("serve", model, "--port", 0)
+    assert code == 1
+    assert "tokenizer.json" in error
+
+
+@pytest.mark.pool
+def test_a_process_that_cannot_start_is_named_without_a_traceback(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{}")
+    code, _, error = livescale("serve", model, "--port", 0, "--workers", 1)
+    assert code == 1
+    assert "gateway" in error
+    assert "tokenizer.json" in error
+
+
 def test_a_port_in_use(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -54,11 +54,6 @@ class LocalPool:
         rows = [line for line in text.splitlines() if line.startswith(f"livescale_{name}")]
         return sum(int(float(row.rsplit(" ", 1)[1])) for row in rows)
 
-    def serving(self) -> int:
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
-        rows = [r for r in text.splitlines() if "instances{" in r and 'state="serving"' in r]
-        return sum(int(float(row.rsplit(" ", 1)[1])) for row in rows)
-
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Ask again and again, for as long as a slow machine may need; the wait has no other effect."""

@@ -139,6 +139,21 @@ def test_a_load_that_cannot_be_read_leaves_the_worker_empty_and_usable(
     load_source(workers[0], manifest, model)
 
 
+@pytest.mark.parametrize("workers", [(1, {})], indirect=True)
+def test_a_file_that_changed_since_its_manifest_is_not_served(
+    workers: list[ThreadWorker], model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    victim = sorted(model.glob("*.safetensors"))[-1]
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)
+    workers[0].load(1, manifest, FromStorage(), directory=str(model))
+    words = workers[0].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadFailed)
+    assert "another checksum" in words[-1].reason
+
+
 @pytest.mark.parametrize("workers", [(2, {"uplink_bytes_per_s": 2_000_000})], indirect=True)
 def test_a_source_that_dies_fails_the_load_with_a_reason(
     workers: list[ThreadWorker], model: Path

@@ -44,25 +44,17 @@ async def _serve(config: PoolConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted.set)
     async with pool:
-        waits = [asyncio.create_task(w) for w in (interrupted.wait(), _until_failure(pool))]
+        stop = asyncio.create_task(interrupted.wait())
         ready = asyncio.create_task(pool.ready())
-        await asyncio.wait({ready, waits[0]}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
             print(f"ready after {time.monotonic() - started:.1f} s: {pool.base_url}/v1")
             print("Ctrl-C drains and stops.", flush=True)
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await pool.or_failure(stop)
         ready.cancel()
         print("draining (Ctrl-C again ends at once) …", flush=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, lambda: asyncio.ensure_future(pool.kill()))
-        await pool.stop()
-        if waits[1].done():
-            waits[1].result()
-        waits[1].cancel()
     print("stopped")
     return 0
-
-
-async def _until_failure(pool: Pool) -> None:
-    await pool.or_failure(asyncio.Event().wait())

@@ -95,8 +95,7 @@ def read_layers(directory: Path, manifest: Manifest, destination: memoryview) ->
     """Copy the model's layers to `destination`, which starts at the model's offset 0.
 
     Yields each layer's index, in order, when its bytes (padding zeros included) are complete.
-    Checksums are the caller's business. Raises ModelError when a file ends early or does not
-    hold what the manifest says.
+    Raises ModelError when a file ends early or a layer's bytes are not those of the manifest.
     """
     assert len(destination) >= manifest.size_bytes, f"{len(destination)} < {manifest.size_bytes}"
     config = parse_config(manifest.config_json, f"config of {manifest.model}")
@@ -108,7 +107,10 @@ def read_layers(directory: Path, manifest: Manifest, destination: memoryview) ->
                     f"{directory} changed: layer {entry.layer} differs from its manifest"
                 )
             stop = entry.offset_bytes + entry.size_bytes
-            _fill(destination[entry.offset_bytes : stop], plan, reader)
+            content = destination[entry.offset_bytes : stop]
+            _fill(content, plan, reader)
+            if xxhash.xxh3_64_hexdigest(content) != entry.checksum:
+                raise ModelError(f"{directory} changed: layer {entry.layer} has another checksum")
             yield entry.layer
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
+
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
+from livescale.engine.errors import ModelError
 from livescale.engine.model_files import eos_token_ids, model_spec, read_manifest
 from livescale.runtime.boot import CatalogEntry
 from livescale.settings import ConfigError
@@ -21,6 +24,7 @@ def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
     Raises ModelError for a broken directory, ConfigError (with both sizes) for a model that does
     not fit a worker.
     """
+    _check_memory(config)
     return tuple(_prepare(config, model) for model in config.models)
 
 
@@ -73,10 +77,23 @@ def device(config: PoolConfig) -> Device:
     )
 
 
+def _check_memory(config: PoolConfig) -> None:
+    """Workers touch all their memory at once: too much of it would bring the machine down."""
+    needed = config.workers * (config.arena_bytes + config.kv_bytes)
+    total = psutil.virtual_memory().total
+    if needed > total:
+        raise ConfigError(
+            f"{config.workers} workers with arena_bytes {config.arena_bytes} and kv_bytes"
+            f" {config.kv_bytes} need {needed} bytes, the machine has {total}"
+        )
+
+
 def _prepare(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
     directory = Path(model.path).resolve()
     name = model.name or directory.name
     manifest = read_manifest(directory, name)
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelError(f"{directory} has no tokenizer.json: requests could not be read")
     spec = model_spec(manifest)
     if manifest.size_bytes > config.arena_bytes:
         raise ConfigError(

@@ -29,7 +29,8 @@ def main() -> None:
     try:
         importlib.import_module(_KINDS[kind]).main()
     except (OSError, ValueError, MemoryError, msgspec.MsgspecError) as error:
-        logging.getLogger(__name__).exception("the %s process ends", kind)
+        # Expected: the supervisor tells the user. The traceback is for developers.
+        logging.getLogger(__name__).debug("the %s process ends", kind, exc_info=error)
         report(Status(fatal=f"{type(error).__name__}: {error}"))
         sys.exit(1)
 

@@ -201,8 +201,8 @@ class Pool:
         await self._end(others, _STOP_TIMEOUT_S)
         self._control.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._failure is not None:
-            self._failure.cancel()
+        if self._failure is not None and not self._failure.cancel():
+            self._failure.exception()  # whoever waited was told; asyncio must not tell again
 
     async def kill(self) -> None:
         """End every process at once."""
