@@ -169,15 +169,50 @@ class FinishReason(enum.StrEnum):
 
 
 class SamplingParams(Value, frozen=True):
-    """How tokens are chosen and when generation ends. Step 1 decodes greedily.
+    """How tokens are chosen and when generation ends.
 
-    `output_tokens_max` counts generated tokens; `stop_token_ids` includes the model's EOS ids
-    unless `ignore_eos`.
+    `output_tokens_max` counts generated tokens; before `output_tokens_min` of them no stop token is
+    chosen. `stop_token_ids` includes the model's EOS ids unless `ignore_eos`. A `temperature` of 0
+    is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 cut nothing. The frequency and presence penalties
+    look at generated tokens, the repetition penalty at the prompt, too. The noise of a choice is a
+    function of `seed` and the token's position only. `logit_bias` lists (token id, bias).
+    `logprobs` is how many likely tokens are reported beside each chosen one (None: no logprobs).
     """
 
     output_tokens_max: int
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    output_tokens_min: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+class SamplingDefaults(Value, frozen=True):
+    """What a model's authors recommend (generation_config.json) where a request says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+class TokenLogprobs(Value, frozen=True, array_like=True):
+    """Natural logarithms of the probabilities that the model gave, before anything changed them.
+
+    `chosen` is the chosen token's; `top` lists (token id, logprob), the most likely first.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class FromStorage(Value, frozen=True, tag="storage"):

@@ -111,6 +111,9 @@ class ScriptedStream:
         if not self.is_finished:
             self.cancelled.set()
 
+    def stop(self) -> None:
+        self.is_finished = True
+
 
 class ScriptedBackend:
     """Follows `script` for each request and keeps the streams it handed out."""

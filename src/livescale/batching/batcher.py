@@ -260,6 +260,8 @@ class Batcher:
             block_table=sequence.block_table,
             samples=stop == sequence.known_tokens,
             sampling=sequence.spec.sampling,
+            prompt_ids=sequence.spec.prompt_ids,
+            generated_ids=sequence.generated,
         )
 
     def _emit(self, sequence: _Sequence, token_id: int) -> Emission:

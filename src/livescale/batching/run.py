@@ -30,7 +30,9 @@ class Segment:
 
     Positions `[first_position, first_position + token_count)` are computed; `token_ids` are their
     input ids; position p of the request lives in KV block `block_table[p // block_tokens]`.
-    `samples` is True when the logits of the last position decide the next token.
+    `samples` is True when the logits of the last position decide the next token; `prompt_ids` and
+    `generated_ids` are then all tokens known so far (they may be the Batcher's own lists, which
+    grow when the Run is committed).
     """
 
     request: RequestId
@@ -40,6 +42,8 @@ class Segment:
     block_table: tuple[int, ...]
     samples: bool
     sampling: SamplingParams
+    prompt_ids: Sequence[int] = ()
+    generated_ids: Sequence[int] = ()
 
     @property
     def token_count(self) -> int:

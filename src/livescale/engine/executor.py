@@ -7,7 +7,8 @@ is complete, is decided elsewhere.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -17,16 +18,19 @@ from livescale.engine.attention import KVCache, page
 from livescale.engine.errors import ModelError
 from livescale.engine.layers import Layers, RunState
 from livescale.engine.model_files import kv_bytes_per_token
-from livescale.types import LayerSpan, Manifest, SamplingParams
+from livescale.engine.sampling import choose_tokens
+from livescale.types import LayerSpan, Manifest, RequestId, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """What came of a Run: hidden rows (token_count, hidden) of a span that ends inside the model,
-    else one token per sampling segment, in segment order."""
+    else one token per sampling segment, in segment order, and the logprobs of those requests that
+    want them."""
 
     hidden: torch.Tensor | None
     token_ids: list[int]
+    logprobs: Mapping[RequestId, TokenLogprobs] = field(default_factory=dict)
 
 
 class Executor(Protocol):
@@ -137,8 +141,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
-        """Execute `run.span` (see `Executor`). Greedy: the highest logit, of equal ones the
-        lowest id."""
+        """Execute `run.span` (see `Executor`)."""
         layers, span = self._model.layers, run.span
         assert span.stop <= len(layers), f"span {span} of {len(layers)} layers"
         missing = layers.unbound(range(span.start, span.stop))
@@ -149,8 +152,8 @@ class TorchExecutor:
             rows = layer(rows, state)
         if span.stop < len(layers):
             return RunResult(rows[0], [])
-        # argmax gives the first of several maxima.
-        return RunResult(None, rows.argmax(dim=-1).tolist())
+        sampling = [segment for segment in run.segments if segment.samples]
+        return RunResult(None, *choose_tokens(rows, sampling))
 
     # -- helpers, in the order used ---------------------------------------------------------
 

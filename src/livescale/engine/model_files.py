@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import xxhash
 
 from livescale.engine.checkpoint import (
@@ -23,7 +24,7 @@ from livescale.engine.checkpoint import (
 )
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import ModelShape, parse_config, parse_object
-from livescale.types import LayerEntry, Manifest, ModelSpec, TensorEntry
+from livescale.types import LayerEntry, Manifest, ModelSpec, SamplingDefaults, TensorEntry
 
 TENSOR_ALIGN_BYTES = 64  # a cache line, and enough for every vector load
 LAYER_ALIGN_BYTES = 4096  # a page: a layer can be registered, mapped and dropped on its own
@@ -147,6 +148,26 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
             raise ModelError(f"{path}: eos_token_id must be token ids, not {value!r}")
         return tuple(ids)
     return ()
+
+
+def sampling_defaults(directory: Path) -> SamplingDefaults:
+    """How the model's authors sample: from generation_config.json, where there is one.
+
+    Raises ModelError naming the file and the value that is no number.
+    """
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return SamplingDefaults()
+    fields = parse_object(read_text(path), str(path))
+    given = {
+        name: fields[name]
+        for name in SamplingDefaults.__struct_fields__
+        if fields.get(name) is not None
+    }
+    try:
+        return msgspec.convert(given, SamplingDefaults)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{path}: {error}") from error
 
 
 # -- helpers, in the order used -----------------------------------------------------------------

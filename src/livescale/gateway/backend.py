@@ -6,11 +6,17 @@ Only protocols, the values that cross them and their errors live here. No HTTP, 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from livescale.types import FinishReason, RequestId, SamplingParams
+from livescale.types import (
+    FinishReason,
+    RequestId,
+    SamplingDefaults,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class ModelCard:
     created_s: int
     eos_token_ids: tuple[int, ...]
     directory: Path
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class TokenChunk:
     index: int
     token_id: int
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 class QueueFull(Exception):
@@ -79,6 +87,9 @@ class TokenStream(Protocol):
 
     def cancel(self) -> None:
         """Free everything the request holds, at once. Idempotent; harmless after the end."""
+
+    def stop(self) -> None:
+        """Like `cancel`, but the request counts as finished: its text is complete."""
 
 
 class Backend(Protocol):

@@ -16,7 +16,7 @@ import msgspec
 from livescale.control.config import ControllerConfig
 from livescale.runtime.wire import Address
 from livescale.topology import Device
-from livescale.types import Manifest, ModelSpec, Value, WorkerRef
+from livescale.types import Manifest, ModelSpec, SamplingDefaults, Value, WorkerRef
 
 
 class CatalogEntry(Value, frozen=True):
@@ -27,6 +27,7 @@ class CatalogEntry(Value, frozen=True):
     directory: str
     eos_token_ids: tuple[int, ...]
     request_tokens_max: int
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
 class ControllerBoot(Value, frozen=True, tag=True):

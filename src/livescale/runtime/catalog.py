@@ -12,7 +12,12 @@ import psutil
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
 from livescale.engine.errors import ModelError
-from livescale.engine.model_files import eos_token_ids, model_spec, read_manifest
+from livescale.engine.model_files import (
+    eos_token_ids,
+    model_spec,
+    read_manifest,
+    sampling_defaults,
+)
 from livescale.runtime.boot import CatalogEntry
 from livescale.settings import ConfigError
 from livescale.topology import Device
@@ -114,4 +119,5 @@ def _prepare(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
         eos_token_ids=eos_token_ids(directory),
         # The last generated token needs no KV, all others do.
         request_tokens_max=min(spec.model_tokens_max, kv_tokens + 1),
+        sampling_defaults=sampling_defaults(directory),
     )

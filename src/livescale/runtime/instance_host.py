@@ -8,7 +8,7 @@ hand in work with `post`; results leave through an Outbox. An instance is three 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from livescale.runtime.wire import AttemptFailed, Order, Submit, Token, Tokens, 
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import ReceiveOrder, SendOrder
-from livescale.types import FromWorker, InstanceId, Manifest, Outcome, RequestId
+from livescale.types import FromWorker, InstanceId, Manifest, Outcome, RequestId, TokenLogprobs
 
 # Long enough that a Run's fixed cost does not count, short enough to be over in a moment.
 _MEASURED_TOKENS = 256
@@ -121,7 +121,8 @@ class InstanceHost:
             run = assigned.batcher.next_run()
             if run is not None:
                 result = self._executor.run(run)
-                self._send_tokens(assigned.batcher.commit(run, result.token_ids))
+                emissions = assigned.batcher.commit(run, result.token_ids)
+                self._send_tokens(emissions, result.logprobs)
             self._report_load()
 
     def _take_in(self) -> bool:
@@ -324,11 +325,16 @@ class InstanceHost:
             if self._gateway_of.get(request) == gateway:
                 self.cancel(request, attempt)
 
-    def _send_tokens(self, emissions: list[Emission]) -> None:
+    def _send_tokens(
+        self, emissions: list[Emission], logprobs: Mapping[RequestId, TokenLogprobs]
+    ) -> None:
         by_gateway: dict[str, list[Token]] = {}
         for e in emissions:
             gateway = self._gateway_of[e.request]
-            token = Token(e.request, e.attempt, e.index, e.token_id, e.finish_reason)
+            token = Token(
+                *(e.request, e.attempt, e.index, e.token_id, e.finish_reason),
+                logprobs.get(e.request),
+            )
             by_gateway.setdefault(gateway, []).append(token)
         for gateway, tokens in by_gateway.items():
             self._outbox.to_gateway(gateway, Tokens(tuple(tokens)))

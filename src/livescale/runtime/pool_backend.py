@@ -85,7 +85,10 @@ class _Stream:
             yield chunk
 
     def cancel(self) -> None:
-        self._backend.cancel(self._transcript)
+        self._backend.cancel(self._transcript, Outcome.CANCELLED)
+
+    def stop(self) -> None:
+        self._backend.cancel(self._transcript, Outcome.FINISHED)
 
 
 class PoolBackend:
@@ -101,6 +104,7 @@ class PoolBackend:
                 created_s=created_s,
                 eos_token_ids=entry.eos_token_ids,
                 directory=Path(entry.directory),
+                sampling_defaults=entry.sampling_defaults,
             )
             for entry in boot.models
         )
@@ -156,8 +160,8 @@ class PoolBackend:
                 gauges[f'instances{{model="{model}",state="{state}"}}'] = count
         return gauges
 
-    def cancel(self, transcript: _Transcript) -> None:
-        """The client went away: free the request everywhere."""
+    def cancel(self, transcript: _Transcript, outcome: Outcome) -> None:
+        """Nobody wants more tokens: free the request everywhere and record it as `outcome`."""
         request = transcript.asked.request
         if self._transcripts.get(request) is not transcript:
             return
@@ -165,7 +169,7 @@ class PoolBackend:
         if wire is not None:
             wire.send(Cancel(request, transcript.attempt))
         self._tell_controller(RequestCancelled(request))
-        self._finish(transcript, Outcome.CANCELLED)
+        self._finish(transcript, outcome)
 
     # -- the controller -------------------------------------------------------------------------
 
@@ -306,7 +310,9 @@ class PoolBackend:
             return
         transcript.generated.append(token.token_id)
         transcript.token_ns.append(time.monotonic_ns())
-        transcript.chunks.put_nowait(TokenChunk(token.index, token.token_id, token.finish_reason))
+        transcript.chunks.put_nowait(
+            TokenChunk(token.index, token.token_id, token.finish_reason, token.logprobs)
+        )
         if token.finish_reason is not None:
             self._finish(transcript, Outcome.FINISHED)
 

@@ -38,6 +38,7 @@ from livescale.types import (
     Manifest,
     RequestId,
     SamplingParams,
+    TokenLogprobs,
     Value,
     WorkerRef,
 )
@@ -153,6 +154,7 @@ class Token(Value, frozen=True, array_like=True):
     index: int
     token_id: int
     finish_reason: FinishReason | None
+    logprobs: TokenLogprobs | None = None
 
 
 class Tokens(Value, frozen=True, tag=True):
