@@ -42,13 +42,13 @@ def test_decodes_go_first_and_prompts_fill_the_budget_in_chunks() -> None:
     batcher.add(spec("b", prompt=12))
     batcher.add(spec("c", prompt=2))
     run = batcher.next_run()
-    assert shape(run) == [("a", 3, 1, True), ("b", 0, 7, False)]
+    assert shape(run) == [("a", 3, 1, True), ("b", 0, 5, False), ("c", 0, 2, True)]
     assert run is not None
     assert run.segments[0].token_ids == (7,)
     assert run.prefill_tokens == 7
-    batcher.commit(run, [8])
+    batcher.commit(run, [8, 9])
     run = batcher.next_run()
-    assert shape(run) == [("a", 4, 1, True), ("b", 7, 5, True), ("c", 0, 2, True)]
+    assert shape(run) == [("a", 4, 1, True), ("c", 2, 1, True), ("b", 5, 6, False)]
 
 
 def test_a_request_ends_on_a_stop_token_or_its_length() -> None:
@@ -162,7 +162,16 @@ def test_limits_that_starve_are_refused(
         BatcherConfig(8, 4, run_tokens_max, sequences_max)
 
 
+@pytest.mark.parametrize(
+    ("percent", "growth", "message"),
+    [(0, 0, "0 is not in 1…100"), (101, 0, "101 is not in"), (50, -1, "-1 is negative")],
+)
+def test_shares_that_starve_are_refused(percent: int, growth: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BatcherConfig(8, 4, 8, 4, oldest_prompt_percent=percent, growth_tokens=growth)
+
+
 def test_nothing_to_do_is_no_run() -> None:
     batcher = make_batcher()
     assert batcher.next_run() is None
-    assert repr(batcher) == "<Batcher 0 running, 0 waiting, <BlockPool 0/64 blocks, 0 requests>>"
+    assert repr(batcher) == "<Batcher 0 running, 0 waiting, <BlockPool 0/64 blocks, 0 cached>>"

@@ -1,8 +1,11 @@
-"""Batcher in every order of calls: what must hold after each of them."""
+"""Batcher in every order of calls: what must hold after each of them.
+
+The machine keeps its own simple account of every request; KVDouble keeps one of the KV cache.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,9 +16,10 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from kv_double import KVDouble
 
 from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Run, SequenceSpec
+from livescale.batching.run import Emission, Run, SequenceSpec
 from livescale.types import FinishReason, LayerSpan, SamplingParams
 
 _STOP_ID = 0
@@ -29,24 +33,15 @@ class Expected:
     spec: SequenceSpec
     order: int
     tokens: list[int]
+    #: positions computed by the last committed Run that it was part of
     computed: int = 0
     is_admitted: bool = False
     is_cancelled: bool = False
-    block_table: tuple[int, ...] = field(default=())
 
     @property
-    def known_ids(self) -> list[int]:
-        return [*self.spec.prompt_ids, *self.tokens]
-
-    @property
-    def blocks(self) -> int:
-        """KV blocks it holds: for its prompt and all tokens but the last, from admission on."""
-        tokens = len(self.spec.prompt_ids) + self.spec.sampling.output_tokens_max - 1
-        return -(-tokens // _BLOCK_TOKENS) if self.is_admitted else 0
-
-    @property
-    def is_decoding(self) -> bool:
-        return len(self.tokens) > len(self.spec.generated_ids)
+    def prefill_left(self) -> int:
+        prefill = len(self.spec.prompt_ids) + len(self.spec.generated_ids)
+        return max(prefill - self.computed, 0)
 
 
 class BatcherMachine(RuleBasedStateMachine):
@@ -56,12 +51,30 @@ class BatcherMachine(RuleBasedStateMachine):
         kv_blocks=st.integers(1, 12),
         sequences_max=st.integers(1, 4),
         spare_tokens=st.integers(0, 8),
+        oldest_prompt_percent=st.integers(1, 100),
+        growth_tokens=st.integers(0, 8),
+        is_shared=st.booleans(),
     )
-    def begin(self, kv_blocks: int, sequences_max: int, spare_tokens: int) -> None:
+    def begin(
+        self,
+        kv_blocks: int,
+        sequences_max: int,
+        spare_tokens: int,
+        oldest_prompt_percent: int,
+        growth_tokens: int,
+        is_shared: bool,
+    ) -> None:
         config = BatcherConfig(
-            kv_blocks, _BLOCK_TOKENS, sequences_max + spare_tokens, sequences_max
+            kv_blocks,
+            _BLOCK_TOKENS,
+            sequences_max + spare_tokens,
+            sequences_max,
+            oldest_prompt_percent,
+            growth_tokens,
         )
         self.batcher = Batcher(config, LayerSpan(0, 3))
+        self.executor = KVDouble.of(self.batcher)
+        self.is_shared = is_shared
         self.here: dict[str, Expected] = {}
         self.added = 0
         self.admitted: list[int] = []
@@ -72,18 +85,27 @@ class BatcherMachine(RuleBasedStateMachine):
 
     @rule(
         prompt_tokens=st.integers(1, 20),
-        generated=st.lists(st.integers(1, 9), max_size=4),
+        end=st.integers(0, 2),
+        generated=st.lists(st.integers(1, 2), max_size=4),
         more=st.integers(1, 6),
         stops=st.booleans(),
         attempt=st.integers(1, 3),
     )
     def add(
-        self, prompt_tokens: int, generated: list[int], more: int, stops: bool, attempt: int
+        self,
+        prompt_tokens: int,
+        end: int,
+        generated: list[int],
+        more: int,
+        stops: bool,
+        attempt: int,
     ) -> None:
         self.added += 1
         request = f"r{self.added}"
         sampling = SamplingParams(len(generated) + more, (_STOP_ID,) if stops else ())
-        spec = SequenceSpec(request, attempt, range(prompt_tokens), sampling, tuple(generated))
+        prompt = [*range(prompt_tokens - 1), end]
+        salt = "" if self.is_shared else request
+        spec = SequenceSpec(request, attempt, prompt, sampling, tuple(generated), salt)
         needed = prompt_tokens + sampling.output_tokens_max - 1
         try:
             self.batcher.add(spec)
@@ -91,6 +113,7 @@ class BatcherMachine(RuleBasedStateMachine):
             assert needed > self.batcher.tokens_held_max()
         else:
             assert needed <= self.batcher.tokens_held_max()
+            self.executor.expect(spec)
             self.here[request] = Expected(spec, self.added, list(generated))
 
     @precondition(lambda self: self.run is None)
@@ -107,32 +130,8 @@ class BatcherMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         assert self.run is not None
-        run, self.run = self.run, None
-        sampling = [s for s in run.segments if s.samples]
-        tokens = data.draw(
-            st.lists(st.integers(0, 9), min_size=len(sampling), max_size=len(sampling))
-        )
-        token_of = {s.request: t for s, t in zip(sampling, tokens, strict=True)}
-        emissions = {e.request: e for e in self.batcher.commit(run, tokens)}
-        for segment in run.segments:
-            expected = self.here[segment.request]
-            expected.computed += segment.token_count
-            emission = emissions.pop(segment.request, None)
-            if expected.is_cancelled:
-                assert emission is None, "nobody hears of a cancelled request"
-                del self.here[segment.request]
-            elif segment.samples:
-                assert emission is not None
-                token = token_of[segment.request]
-                assert emission.index == len(expected.tokens), "indices are contiguous"
-                assert (emission.token_id, emission.attempt) == (token, expected.spec.attempt)
-                expected.tokens.append(token)
-                self.emitted += 1
-                reason = self._reason(expected, token)
-                assert emission.finish_reason == reason
-                if reason is not None:
-                    del self.here[segment.request]
-        assert not emissions
+        sampling = len(self.executor.run(self.run))
+        self._commit(data.draw(st.lists(st.integers(0, 9), min_size=sampling, max_size=sampling)))
 
     @precondition(lambda self: self.here)
     @rule(data=st.data())
@@ -146,9 +145,9 @@ class BatcherMachine(RuleBasedStateMachine):
         is_in_flight = self.run is not None and any(s.request == request for s in self.run.segments)
         if is_in_flight:
             expected.is_cancelled = True
-            assert self.batcher.pool.used == used
+            assert self.batcher.pool.used == used, "the Run still writes its blocks"
         else:
-            assert self.batcher.pool.used == used - expected.blocks
+            assert self.batcher.pool.used <= used
             del self.here[request]
 
     # -- what must hold -------------------------------------------------------------------------
@@ -158,39 +157,33 @@ class BatcherMachine(RuleBasedStateMachine):
         batcher = self.batcher
         batcher.validate()
         here = [e for e in self.here.values() if not e.is_cancelled]
-        pairs = sorted((e.spec.request, e.spec.attempt) for e in here)
-        assert sorted(batcher.requests()) == pairs
+        pairs = [(e.spec.request, e.spec.attempt) for e in here]
+        assert list(batcher.requests()) == pairs, "in order of arrival, whoever was preempted"
         assert batcher.running + batcher.waiting == len(self.here)
         assert batcher.has_work == bool(self.here)
         assert batcher.emitted_tokens == self.emitted
-        queued = sum(
-            max(len(e.spec.prompt_ids) + len(e.spec.generated_ids) - e.computed, 0)
-            for e in self.here.values()
-        )
-        assert batcher.queued_prefill_tokens == queued
-        tables = [block for e in self.here.values() for block in e.block_table]
-        assert len(set(tables)) == len(tables), "no block belongs to two requests"
-        assert batcher.pool.used == sum(e.blocks for e in self.here.values())
+        if batcher.preemptions == batcher.reused_tokens == 0:
+            queued = sum(e.prefill_left for e in self.here.values())
+            assert batcher.queued_prefill_tokens == queued
+        if not self.is_shared and batcher.preemptions == 0:
+            assert batcher.reused_tokens == 0, "there is nothing that begins alike"
 
     def teardown(self) -> None:
         """Without further requests everything here ends, and nothing is left."""
         if not hasattr(self, "batcher"):
             return
         rounds = 0
+        positions = sum(
+            len(e.spec.prompt_ids) + e.spec.sampling.output_tokens_max for e in self.here.values()
+        )
         while self.here:
             if self.run is None:
-                self.run = self.batcher.next_run()
-                self._take_started()
-                assert self.run is not None, "whatever is here can run"
-            run, self.run = self.run, None
-            for e in self.batcher.commit(run, [1] * sum(s.samples for s in run.segments)):
-                if e.finish_reason is not None:
-                    del self.here[e.request]
-            for request in [r for r, e in self.here.items() if e.is_cancelled]:
-                del self.here[request]
-            self.batcher.validate()
+                self.next_run()
+            assert self.run is not None
+            self._commit(self.executor.run(self.run))
+            self.accounts_agree()
             rounds += 1
-            assert rounds < 10_000
+            assert rounds <= positions, "every Run brings the oldest request nearer to its end"
         assert self.batcher.pool.used == 0
         assert not self.batcher.has_work
 
@@ -200,7 +193,7 @@ class BatcherMachine(RuleBasedStateMachine):
         for request, attempt in self.batcher.take_started():
             expected = self.here[request]
             assert attempt == expected.spec.attempt
-            assert not expected.is_admitted
+            assert not expected.is_admitted, "a request starts once"
             expected.is_admitted = True
             self.admitted.append(expected.order)
         assert self.admitted == sorted(self.admitted), "first come, first served"
@@ -211,30 +204,48 @@ class BatcherMachine(RuleBasedStateMachine):
         assert run.span == self.batcher.span
         requests = [segment.request for segment in run.segments]
         assert len(set(requests)) == len(requests)
-        decoding = [r for r, e in self.here.items() if e.is_admitted and e.is_decoding]
-        assert set(decoding) <= set(requests), "every running decode gets its token"
-        left_out = [r for r, e in self.here.items() if e.is_admitted and r not in requests]
-        assert not left_out or run.token_count == limit, "the budget is used"
+        assert next(iter(self.here)) in requests, "the oldest moves on"
+        if len(requests) < self.batcher.running and not self.is_shared:
+            assert run.token_count == limit, "the budget is used"
         for segment in run.segments:
             expected = self.here[segment.request]
             assert expected.is_admitted
-            assert segment.first_position == expected.computed, "positions come once, in order"
-            stop = segment.first_position + segment.token_count
-            known = expected.known_ids
-            assert list(segment.token_ids) == known[segment.first_position : stop]
-            assert segment.samples == (stop == len(known))
-            assert stop <= len(segment.block_table) * _BLOCK_TOKENS
-            assert expected.block_table in ((), segment.block_table), "a table never changes"
-            expected.block_table = segment.block_table
+            if self.batcher.preemptions == self.batcher.reused_tokens == 0:
+                assert segment.first_position == expected.computed, "positions come once, in order"
+            assert len(segment.block_table) <= self.batcher.pool.used
 
-    @staticmethod
-    def _reason(expected: Expected, token: int) -> FinishReason | None:
+    def _commit(self, token_ids: list[int]) -> None:
+        assert self.run is not None
+        run, self.run = self.run, None
+        sampling = [s.request for s in run.segments if s.samples]
+        token_of = dict(zip(sampling, token_ids, strict=True))
+        emissions = {e.request: e for e in self.batcher.commit(run, token_ids)}
+        for segment in run.segments:
+            expected = self.here[segment.request]
+            expected.computed = segment.context_tokens
+            emission = emissions.pop(segment.request, None)
+            if expected.is_cancelled:
+                assert emission is None, "nobody hears of a cancelled request"
+                del self.here[segment.request]
+            elif segment.samples:
+                assert emission is not None
+                self._take(expected, emission, token_of[segment.request])
+        assert not emissions
+
+    def _take(self, expected: Expected, emission: Emission, token_id: int) -> None:
+        assert emission.index == len(expected.tokens), "indices are contiguous"
+        assert (emission.token_id, emission.attempt) == (token_id, expected.spec.attempt)
+        expected.tokens.append(token_id)
+        self.emitted += 1
         sampling = expected.spec.sampling
-        if token in sampling.stop_token_ids:
-            return FinishReason.STOP
-        if len(expected.tokens) == sampling.output_tokens_max:
-            return FinishReason.LENGTH
-        return None
+        reason = None
+        if token_id in sampling.stop_token_ids:
+            reason = FinishReason.STOP
+        elif len(expected.tokens) == sampling.output_tokens_max:
+            reason = FinishReason.LENGTH
+        assert emission.finish_reason == reason
+        if reason is not None:
+            del self.here[expected.spec.request]
 
 
 TestBatcherMachine = BatcherMachine.TestCase

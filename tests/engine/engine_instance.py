@@ -18,6 +18,15 @@ BLOCK_TOKENS = 4
 KV_BYTES = 2 << 20  # 1024 positions of the tiny models
 
 
+@dataclass(frozen=True)
+class FamilyModel:
+    """A made model of a family, with a complete executor and its judge."""
+
+    directory: Path
+    executor: TorchExecutor
+    oracle: GreedyOracle
+
+
 def load(
     directory: Path, layers: Collection[int] | None = None, kv_bytes: int = KV_BYTES
 ) -> tuple[TorchExecutor, Manifest, bytearray]:
@@ -43,17 +52,29 @@ def request(
 
 @dataclass
 class Instance:
-    """The three verbs in a loop. `stages` are executors with their spans, in order."""
+    """The three verbs in a loop. `stages` are executors with their spans, in order.
+
+    `kv_blocks` are all that the smallest executor has, unless a test wants fewer; with few of them
+    and 0 `growth_tokens`, requests are preempted.
+    """
 
     stages: list[tuple[TorchExecutor, LayerSpan]]
     run_tokens_max: int = 64
     sequences_max: int = 8
+    kv_blocks: int | None = None
+    growth_tokens: int = 64
     outputs: dict[str, list[int]] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        blocks = min(executor.kv_blocks for executor, _ in self.stages)
-        config = BatcherConfig(blocks, BLOCK_TOKENS, self.run_tokens_max, self.sequences_max)
+        blocks = self.kv_blocks or min(executor.kv_blocks for executor, _ in self.stages)
+        config = BatcherConfig(
+            blocks,
+            BLOCK_TOKENS,
+            self.run_tokens_max,
+            self.sequences_max,
+            growth_tokens=self.growth_tokens,
+        )
         self.batcher = Batcher(config, LayerSpan(0, self.stages[-1][1].stop))
 
     def add(self, specs: Iterable[SequenceSpec]) -> None:

@@ -33,6 +33,21 @@ def test_same_seed_same_bytes_even_in_another_process(tmp_path: Path) -> None:
     assert contents(tmp_path / "a") != contents(tmp_path / "c")
 
 
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+def test_families_are_made_alike_and_complete(tmp_path: Path, family: str) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        make_model(tmp_path / name, "tiny", seed=seed, family=family)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert contents(tmp_path / "a") != contents(tmp_path / "c")
+    names = set(contents(tmp_path / "a"))
+    assert {"config.json", "generation_config.json", "tokenizer.json"} <= names
+    assert len([name for name in names if name.endswith(".safetensors")]) >= 2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert model.config.model_type == family
+    assert model.generation_config.eos_token_id == END_ID
+    assert model.config.num_hidden_layers == PRESETS["tiny"].decoder_layers
+
+
 def test_stock_transformers_loads_it(models: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(models / "tiny")
     with torch.inference_mode():
@@ -110,6 +125,8 @@ def test_refuses_to_overwrite_and_leaves_nothing_behind(tmp_path: Path) -> None:
         make_model(target, "tiny", seed=1)
     with pytest.raises(ModelError, match="unknown preset 'huge', there are tiny, small, medium"):
         make_model(tmp_path / "other", "huge")
+    with pytest.raises(ModelError, match="unknown family 'mamba', there are llama, qwen2, qwen3,"):
+        make_model(tmp_path / "other", "tiny", family="mamba")
     assert contents(target) == before
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 

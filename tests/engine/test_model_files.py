@@ -132,7 +132,9 @@ def test_sharded_model_bytes_equal_the_safetensors(models: Path) -> None:
 
 
 def test_tied_head_is_left_out_even_if_the_file_has_it(tmp_path: Path) -> None:
-    write_model(tmp_path / "m", made_up(2, 8, 8, 8), tie_word_embeddings=True)
+    weights = made_up(2, 8, 8, 8)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].copy()
+    write_model(tmp_path / "m", weights, tie_word_embeddings=True)
     head = read_manifest(tmp_path / "m", "m").layers[-1]
     assert [tensor.name for tensor in head.tensors] == ["norm.weight"]
 
@@ -247,11 +249,31 @@ BROKEN = {
     ),
     "architecture": (
         edit_config(architectures=["GPT2LMHeadModel"]),
-        r"architecture GPT2LMHeadModel is not supported, only LlamaForCausalLM",
+        r"architecture GPT2LMHeadModel is not supported, only LlamaForCausalLM, Qwen2",
     ),
     "no architecture": (edit_config(architectures=None), r"config\.json names no architecture"),
     "quantized": (edit_config(quantization_config={"bits": 4}), r"quantized weights"),
     "rope": (edit_config(rope_scaling={"type": "dynamic"}), r"rope_scaling of type dynamic"),
+    "rope of one kind of layer": (
+        edit_config(rope_parameters={"full_attention": {"rope_type": "longrope"}}),
+        r"rope_parameters of type longrope is not supported for LlamaForCausalLM, only default,",
+    ),
+    "yarn that is longrope": (
+        edit_config(architectures=["Phi3ForCausalLM"], rope_scaling={"type": "yarn"}),
+        r"rope_scaling of type yarn is not supported for Phi3ForCausalLM, only default",
+    ),
+    "another family's type": (
+        edit_config(model_type="qwen2"),
+        r"model_type qwen2 is not that of LlamaForCausalLM, llama",
+    ),
+    "bidirectional": (
+        edit_config(architectures=["Gemma3ForCausalLM"], use_bidirectional_attention=True),
+        r"attention to later tokens \(use_bidirectional_attention\) is not supported",
+    ),
+    "layer type": (
+        edit_config(layer_types=["full_attention", "chunked_attention"]),
+        r"layer type chunked_attention is not supported, only full_attention, sliding_attention",
+    ),
     "no size": (edit_config(hidden_size=None), r"hidden_size must be a positive integer, not None"),
     "odd size": (edit_config(vocab_size="8"), r"vocab_size must be a positive integer, not '8'"),
     "odd heads": (
@@ -329,6 +351,10 @@ BROKEN = {
     "no embedding": (
         edit_weights(lambda w: w.pop(FIRST)),
         r"has no tensor model\.embed_tokens\.weight",
+    ),
+    "tied head is another": (
+        edit_config(tie_word_embeddings=True),
+        r"lm_head\.weight differs from model\.embed_tokens\.weight, though config\.json ties them",
     ),
     "no norm": (
         edit_weights(lambda w: w.pop("model.norm.weight")),

@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
+from livescale.batching.latency import LinearLatency
 from livescale.batching.run import Run, Segment
-from livescale.sim.latency import LinearLatency
 from livescale.sim.network import Network
 from livescale.sim.presets import LLAMA_3_8B
 from livescale.types import LayerSpan, SamplingParams

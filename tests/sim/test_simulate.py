@@ -12,10 +12,11 @@ import msgspec
 from worlds import MIB, MS, Row, make_config, make_model
 
 from livescale.control.config import ModelPolicy
+from livescale.messages.events import InstanceReported
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.presets import LLAMA_3_8B
 from livescale.sim.simulate import SimResult, simulate
-from livescale.telemetry.record import ScaleLine
+from livescale.telemetry.record import ScaleLine, StepLine, read_record
 from livescale.types import Outcome
 
 _S = 1000 * MS
@@ -106,6 +107,29 @@ def test_a_request_too_large_for_an_instance_fails_by_name() -> None:
     result = simulate([Row(0, 9_000, 2)], config, seed=0)
     assert result.requests[0].outcome is Outcome.FAILED
     assert "needs KV for 9001 tokens" in (result.requests[0].error or "")
+
+
+def test_more_requests_than_kv_are_set_back_and_finish(tmp_path: Path) -> None:
+    """All prompts fit at once, all that is generated does not."""
+    model = make_model("m", 2, MIB)
+    config = make_config((ModelPolicy(model, 1, 1, 1_000, 40),), workers=1)
+    config = msgspec.structs.replace(config, kv_blocks=40, growth_tokens=0)
+    path = tmp_path / "record.jsonl"
+    with path.open("wb") as file:
+        result = simulate([Row(0, 60, 100) for _ in range(8)], config, 0, file)
+    assert [line.outcome for line in result.requests] == [Outcome.FINISHED] * 8
+    reports = [
+        event
+        for line in read_record(path)
+        if isinstance(line, StepLine)
+        for event in line.events
+        if isinstance(event, InstanceReported)
+    ]
+    assert reports[-1].preemptions > 0
+    assert reports[-1].prefix_lookup_tokens > 8 * 60, "whoever was set back is looked up again"
+    assert (reports[-1].kv_blocks_used, reports[-1].queued_prefill_tokens) == (0, 0)
+    assert len({pair for report in reports for pair in report.started}) == 8
+    assert sum(len(report.started) for report in reports) == 8, "a request starts once"
 
 
 def test_a_lost_worker_costs_an_attempt_and_no_tokens() -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from livescale.batching.latency import LinearLatency
 from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.latency import LinearLatency
 from livescale.sim.network import Network
 from livescale.topology import Device
 from livescale.types import ModelSpec
@@ -103,6 +103,8 @@ def make_world(seed: int) -> World:
         kv_blocks=rng.choice([40, 512]),
         run_tokens_max=rng.choice([32, 512]),
         sequences_max=rng.choice([1, 4, 32]),
+        oldest_prompt_percent=random.Random(f"prompts {seed}").choice([1, 50, 100]),
+        growth_tokens=random.Random(f"growth {seed}").choice([0, 8, 64]),
         queue_requests_max=rng.choice([4, 1_000]),
         step_gap_ns=rng.choice([0, MS, 5 * MS]),
         message_delay_ns=rng.choice([0, 200_000, 3 * MS]),

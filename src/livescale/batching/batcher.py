@@ -4,20 +4,29 @@ An instance is three verbs: `batcher.next_run()` -> `executor.run(run, hidden)` 
 `batcher.commit(run, token_ids)`. The same Batcher runs in the workers and in the simulator. It
 knows token ids, positions and block ids; it must not know time, tensors or sockets.
 
-Policy: first come, first served. Running decodes go first (one token each), then prompts fill the
-token budget in arrival order, in chunks (Sarathi-Serve, OSDI'24). A request is admitted when its
-prompt and all the tokens that it may generate fit into free KV blocks, so a running request never
-runs out of memory.
+Order: requests are admitted first come, first served. In a Run whoever has one token left goes
+first (decodes), then prompts share what the token budget leaves, in chunks (Sarathi-Serve,
+OSDI'24; `sharing.py`).
+
+KV: a request is admitted when there are blocks for all its known tokens and for some growth of
+everything that runs; further ones it takes as it generates. When none is left, the request that
+arrived last is preempted: it goes back to the front of the waiting ones, keeps its tokens, and
+computes them again as prompt. Full blocks stay in the prefix index until they are overwritten, so
+that requests that begin alike, the next turns of a chat, and the preempted compute little twice.
+
+Progress: the oldest request here is always running, never preempted, and part of every Run. So a
+request ends at the latest after as many Runs as it and all those before it have positions.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from dataclasses import dataclass
 
 from livescale.batching.blocks import BlockPool
 from livescale.batching.run import Emission, Run, Segment, SequenceSpec
+from livescale.batching.sequence import SequenceState
+from livescale.batching.sharing import share_tokens
 from livescale.types import FinishReason, LayerSpan, RequestId
 
 
@@ -25,13 +34,19 @@ from livescale.types import FinishReason, LayerSpan, RequestId
 class BatcherConfig:
     """Limits of one instance.
 
-    `run_tokens_max` is the token budget of a Run; `sequences_max` bounds the running requests.
+    `run_tokens_max` is the token budget of a Run; `sequences_max` bounds the running requests;
+    `oldest_prompt_percent` of the budget that decodes leave is for the oldest prompt, the rest
+    for the shortest ones (100: strictly first come, first served). A request is admitted if each
+    running one, itself included, could still generate `growth_tokens` (those that may end before
+    need less; with more than any output nothing is ever preempted).
     """
 
     kv_blocks: int
     block_tokens: int
     run_tokens_max: int
     sequences_max: int
+    oldest_prompt_percent: int = 50
+    growth_tokens: int = 64
 
     def __post_init__(self) -> None:
         if self.run_tokens_max < 1 or self.sequences_max < 1:
@@ -41,42 +56,11 @@ class BatcherConfig:
             raise ValueError(
                 f"sequences_max {self.sequences_max} exceeds run_tokens_max {self.run_tokens_max}"
             )
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """A request on this instance. `computed` positions have their KV written."""
-
-    spec: SequenceSpec
-    block_table: tuple[int, ...] = ()
-    computed: int = 0
-    generated: list[int] = field(default_factory=list)
-    is_cancelled: bool = False
-
-    @property
-    def known_tokens(self) -> int:
-        return len(self.spec.prompt_ids) + len(self.generated)
-
-    @property
-    def is_decoding(self) -> bool:
-        """Only the newest token is left to compute."""
-        return self.computed == self.known_tokens - 1 and self.computed >= self.prefill_tokens
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Positions known when the request came: its prompt and an earlier attempt's tokens."""
-        return len(self.spec.prompt_ids) + len(self.spec.generated_ids)
-
-    @property
-    def tokens_max(self) -> int:
-        """Positions the request can ever need KV for: the last generated token needs none."""
-        return len(self.spec.prompt_ids) + self.spec.sampling.output_tokens_max - 1
-
-    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
-        prompt = self.spec.prompt_ids
-        split = len(prompt)
-        head = tuple(prompt[start : min(stop, split)]) if start < split else ()
-        return head + tuple(self.generated[max(start - split, 0) : max(stop - split, 0)])
+        if not 1 <= self.oldest_prompt_percent <= 100:
+            # Else the oldest prompt could wait forever for shorter ones.
+            raise ValueError(f"oldest_prompt_percent {self.oldest_prompt_percent} is not in 1…100")
+        if self.growth_tokens < 0:
+            raise ValueError(f"growth_tokens {self.growth_tokens} is negative")
 
 
 class Batcher:
@@ -86,15 +70,21 @@ class Batcher:
         self.config = config
         self.span = span
         self.pool = BlockPool(config.kv_blocks, config.block_tokens)
-        #: accepted, no KV yet, in arrival order
-        self._waiting: deque[_Sequence] = deque()
-        #: admitted, in arrival order (dicts keep insertion order)
-        self._running: dict[RequestId, _Sequence] = {}
-        #: (request, attempt) pairs admitted since `take_started` was last called
+        # Both in arrival order, and whoever waits arrived after whoever runs.
+        self._waiting: OrderedDict[RequestId, SequenceState] = OrderedDict()
+        self._running: OrderedDict[RequestId, SequenceState] = OrderedDict()
+        #: (request, attempt) pairs first admitted since `take_started` was last called
         self._started: list[tuple[RequestId, int]] = []
         self._in_flight: Run | None = None
+        self._arrivals = 0
         self._runs = 0
         self.emitted_tokens = 0
+        #: times that a running request lost its blocks to the others
+        self.preemptions = 0
+        #: known tokens of requests when they were admitted: all of them were looked up
+        self.prefix_lookup_tokens = 0
+        #: of these, the ones that were found in the prefix index and not computed
+        self.reused_tokens = 0
 
     # -- what comes in ----------------------------------------------------------------------
 
@@ -108,7 +98,7 @@ class Batcher:
             raise ValueError(f"request {spec.request} has an empty prompt")
         if spec.sampling.output_tokens_max <= len(spec.generated_ids):
             raise ValueError(f"request {spec.request} has no tokens left to generate")
-        sequence = _Sequence(spec, generated=list(spec.generated_ids))
+        sequence = SequenceState.of(spec, self._arrivals + 1, self.config.block_tokens)
         if sequence.tokens_max > self.tokens_held_max():
             raise ValueError(
                 f"request {spec.request} needs KV for {sequence.tokens_max} tokens,"
@@ -116,7 +106,8 @@ class Batcher:
             )
         if self._find(spec.request) is not None:
             raise ValueError(f"request {spec.request} is on this instance already")
-        self._waiting.append(sequence)
+        self._arrivals += 1
+        self._waiting[spec.request] = sequence
 
     def cancel(self, request: RequestId, attempt: int) -> bool:
         """Forget the request and free its KV at once.
@@ -130,18 +121,19 @@ class Batcher:
         if self._is_in_flight(request):
             sequence.is_cancelled = True
         elif request in self._running:
-            self._retire(request)
+            self._retire(sequence)
         else:
-            self._waiting.remove(sequence)
+            del self._waiting[request]
         return True
 
     # -- the three verbs --------------------------------------------------------------------
 
     def next_run(self) -> Run | None:
-        """The next Run, or None when nothing can run. It must be committed before the next."""
+        """The next Run, or None when nothing is here. It must be committed before the next."""
         assert self._in_flight is None, f"{self!r}: {self._in_flight} is not committed"
+        self._grow()
         self._admit()
-        segments = tuple(self._segments())
+        segments = self._segments()
         if not segments:
             return None
         self._runs += 1
@@ -149,19 +141,23 @@ class Batcher:
         return self._in_flight
 
     def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
-        """Take the Run's result: one token per sampling segment, in segment order."""
+        """Take the Run's result: one token per sampling segment, in segment order.
+
+        Every layer has written the Run's positions, so the blocks that it filled are found by
+        whoever begins alike.
+        """
         assert run is self._in_flight, f"{self!r}: run {run.id} is not in flight"
-        sampling = [segment for segment in run.segments if segment.samples]
-        assert len(sampling) == len(token_ids), f"{len(token_ids)} tokens for {len(sampling)}"
+        sampling = sum(segment.samples for segment in run.segments)
+        assert sampling == len(token_ids), f"{len(token_ids)} tokens for {sampling}"
         self._in_flight = None
         sampled = iter(token_ids)
         emissions = []
         for segment in run.segments:
             sequence = self._running[segment.request]
-            sequence.computed += segment.token_count
+            self._written(sequence, segment.token_count)
             token_id = next(sampled) if segment.samples else None
             if sequence.is_cancelled:
-                self._retire(segment.request)
+                self._retire(sequence)
             elif token_id is not None:
                 emissions.append(self._emit(sequence, token_id))
         return emissions
@@ -182,89 +178,182 @@ class Batcher:
 
     @property
     def queued_prefill_tokens(self) -> int:
-        """Prompt tokens that are here and not yet computed."""
-        sequences = (*self._waiting, *self._running.values())
+        """Prompt tokens that are here and not yet computed, those of preempted requests again."""
+        sequences = (*self._waiting.values(), *self._running.values())
         return sum(max(s.prefill_tokens - s.computed, 0) for s in sequences)
 
     def take_started(self) -> tuple[tuple[RequestId, int], ...]:
-        """(request, attempt) pairs admitted since the last call."""
+        """(request, attempt) pairs first admitted since the last call."""
         started, self._started = tuple(self._started), []
         return started
 
     def requests(self) -> tuple[tuple[RequestId, int], ...]:
         """(request, attempt) of everything here, waiting or running."""
-        sequences = (*self._running.values(), *self._waiting)
+        sequences = (*self._running.values(), *self._waiting.values())
         return tuple((s.spec.request, s.spec.attempt) for s in sequences if not s.is_cancelled)
 
     def validate(self) -> None:
         """Check all collections against each other. Raises AssertionError."""
-        self.pool.validate()
+        self.pool.validate(sequence.block_table for sequence in self._running.values())
         assert len(self._running) <= self.config.sequences_max
+        assert 0 <= self.reused_tokens <= self.prefix_lookup_tokens
+        orders = [s.order for s in (*self._running.values(), *self._waiting.values())]
+        assert orders == sorted(set(orders)), "first come, first served"
         for request, sequence in self._running.items():
-            assert self.pool.blocks_for(sequence.tokens_max) == len(sequence.block_table), request
+            assert sequence.is_started, request
             assert 0 <= sequence.computed < sequence.known_tokens, request
             assert len(sequence.generated) < sequence.spec.sampling.output_tokens_max, request
-        for sequence in self._waiting:
-            assert not sequence.block_table, sequence.spec.request
-        held = sum(len(sequence.block_table) for sequence in self._running.values())
-        assert held == self.pool.used, f"{held} blocks in tables, {self.pool.used} in use"
+            self._validate_table(sequence)
+        for request, sequence in self._waiting.items():
+            assert not sequence.block_table, request
+            assert sequence.computed == 0, request
+            assert not sequence.is_cancelled, request
+
+    def _validate_table(self, sequence: SequenceState) -> None:
+        """Its blocks hold what it computed, and only full ones belong to others, too."""
+        pool, table, request = self.pool, sequence.block_table, sequence.spec.request
+        assert pool.blocks_for(sequence.known_tokens - 1) <= len(table), request
+        assert len(table) <= pool.blocks_for(sequence.known_tokens), request
+        full = sequence.computed // self.config.block_tokens
+        # From scratch: the kept keys could be those of other tokens.
+        fresh = SequenceState.of(sequence.spec, 0, self.config.block_tokens)
+        fresh.generated = sequence.generated
+        for number, block in enumerate(table):
+            if number < full:
+                assert pool.key_of(block) in (None, fresh.key(number)), request
+            else:
+                assert pool.references(block) == 1, f"{request} writes a shared block"
+                assert pool.key_of(block) is None, f"{request} writes a block that is found"
 
     def __repr__(self) -> str:
         return f"<Batcher {self.running} running, {self.waiting} waiting, {self.pool!r}>"
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    def _find(self, request: RequestId) -> _Sequence | None:
-        if request in self._running:
-            return self._running[request]
-        return next((s for s in self._waiting if s.spec.request == request), None)
+    def _find(self, request: RequestId) -> SequenceState | None:
+        return self._running.get(request) or self._waiting.get(request)
 
     def _is_in_flight(self, request: RequestId) -> bool:
         run = self._in_flight
         return run is not None and any(s.request == request for s in run.segments)
 
+    def _retire(self, sequence: SequenceState) -> None:
+        del self._running[sequence.spec.request]
+        self.pool.release(sequence.block_table)
+
+    def _grow(self) -> None:
+        """Every running request has blocks for all its known tokens: some wait again for it.
+
+        Each lacks one block at most, and older ones take theirs first. The oldest gets it always,
+        because it fits into the pool alone.
+        """
+        block_tokens = self.config.block_tokens
+        for sequence in list(self._running.values()):
+            # A request that was preempted for an older one is met here without its blocks.
+            while sequence.block_table and (
+                len(sequence.block_table) * block_tokens < sequence.known_tokens
+            ):
+                if self.pool.free:
+                    sequence.block_table += (self.pool.take(),)
+                else:
+                    self._preempt_latest()
+
+    def _preempt_latest(self) -> None:
+        request, sequence = self._running.popitem()
+        self.pool.release(sequence.block_table)
+        sequence.block_table = ()
+        sequence.computed = 0
+        sequence.prefill_tokens = sequence.known_tokens
+        self._waiting[request] = sequence
+        self._waiting.move_to_end(request, last=False)
+        self.preemptions += 1
+
     def _admit(self) -> None:
+        """Whoever waits runs, in order of arrival, while there is room for it and for growth."""
+        if not self._waiting:
+            return
+        pool, growing = self.pool, sum(self._growth(s) for s in self._running.values())
         while self._waiting and len(self._running) < self.config.sequences_max:
-            sequence = self._waiting[0]
-            if not self.pool.can_hold(sequence.tokens_max):
+            request, sequence = next(iter(self._waiting.items()))
+            found = pool.match(sequence.reusable_keys())
+            wanted = self._growth(sequence) - len(found) + pool.free_among(found)
+            if wanted + growing > pool.free:
                 return  # first come, first served: nobody overtakes
-            self._waiting.popleft()
-            request = sequence.spec.request
-            sequence.block_table = self.pool.reserve(request, sequence.tokens_max)
+            del self._waiting[request]
             self._running[request] = sequence
-            self._started.append((request, sequence.spec.attempt))
+            pool.hold(found)
+            blank = pool.blocks_for(sequence.known_tokens) - len(found)
+            sequence.block_table = (*found, *(pool.take() for _ in range(blank)))
+            sequence.computed = len(found) * self.config.block_tokens
+            growing += self._growth(sequence)
+            self.prefix_lookup_tokens += sequence.known_tokens
+            self.reused_tokens += sequence.computed
+            if not sequence.is_started:
+                sequence.is_started = True
+                self._started.append((request, sequence.spec.attempt))
 
-    def _segments(self) -> Iterator[Segment]:
-        budget = self.config.run_tokens_max
-        sequences = list(self._running.values())
-        # Decodes first: a long prompt must not stretch the time between two tokens of others.
-        for sequence in [s for s in sequences if s.is_decoding]:
-            if budget == 0:
-                return
-            budget -= 1
-            yield self._segment(sequence, 1)
-        for sequence in [s for s in sequences if not s.is_decoding]:
-            if budget == 0:
-                return
-            count = min(budget, sequence.known_tokens - sequence.computed)
-            budget -= count
-            yield self._segment(sequence, count)
+    def _growth(self, sequence: SequenceState) -> int:
+        """Blocks that it lacks for `growth_tokens` more tokens, or for all that it may generate."""
+        tokens = min(sequence.known_tokens + self.config.growth_tokens, sequence.tokens_max)
+        return self.pool.blocks_for(tokens) - len(sequence.block_table)
 
-    def _segment(self, sequence: _Sequence, count: int) -> Segment:
-        stop = sequence.computed + count
+    def _segments(self) -> tuple[Segment, ...]:
+        # One token each, in every Run: a long prompt must not stretch the time between two tokens
+        # of others. The budget has room for them, and for one token of every prompt besides.
+        segments = []
+        prompts = []
+        for sequence in self._running.values():
+            if sequence.tokens_left > 1:
+                self._reuse(sequence)
+            if sequence.tokens_left > 1:
+                prompts.append(sequence)
+            else:
+                segments.append(self._segment(sequence, 1))
+        counts = share_tokens(
+            [sequence.tokens_left for sequence in prompts],
+            [sequence.next_key() for sequence in prompts],
+            self.config.run_tokens_max - len(segments),
+            self.config.oldest_prompt_percent,
+        )
+        shares = zip(prompts, counts, strict=True)
+        segments += [self._segment(sequence, count) for sequence, count in shares if count > 0]
+        return tuple(segments)
+
+    def _reuse(self, sequence: SequenceState) -> None:
+        """Blocks that others have written since the prompt was admitted are not computed again."""
+        first = sequence.computed // self.config.block_tokens
+        found = self.pool.match(sequence.reusable_keys(first))
+        if found:
+            table, stop = sequence.block_table, first + len(found)
+            self.pool.hold(found)
+            self.pool.release(table[first:stop])
+            sequence.block_table = (*table[:first], *found, *table[stop:])
+            self.reused_tokens += stop * self.config.block_tokens - sequence.computed
+            sequence.computed = stop * self.config.block_tokens
+
+    def _segment(self, sequence: SequenceState, count: int) -> Segment:
+        spec, first = sequence.spec, sequence.computed
         return Segment(
-            request=sequence.spec.request,
-            attempt=sequence.spec.attempt,
-            first_position=sequence.computed,
-            token_ids=sequence.token_ids(sequence.computed, stop),
+            request=spec.request,
+            attempt=spec.attempt,
+            first_position=first,
+            token_ids=sequence.token_ids(first, first + count),
             block_table=sequence.block_table,
-            samples=stop == sequence.known_tokens,
-            sampling=sequence.spec.sampling,
-            prompt_ids=sequence.spec.prompt_ids,
+            samples=count == sequence.tokens_left,
+            sampling=spec.sampling,
+            prompt_ids=spec.prompt_ids,
             generated_ids=sequence.generated,
         )
 
-    def _emit(self, sequence: _Sequence, token_id: int) -> Emission:
+    def _written(self, sequence: SequenceState, count: int) -> None:
+        """`count` more positions are computed; blocks that became full are in the index."""
+        block_tokens = self.config.block_tokens
+        first = sequence.computed // block_tokens
+        sequence.computed += count
+        for number in range(first, sequence.computed // block_tokens):
+            self.pool.publish(sequence.block_table[number], sequence.key(number))
+
+    def _emit(self, sequence: SequenceState, token_id: int) -> Emission:
         spec = sequence.spec
         index = len(sequence.generated)
         sequence.generated.append(token_id)
@@ -275,9 +364,5 @@ class Batcher:
         elif len(sequence.generated) >= spec.sampling.output_tokens_max:
             reason = FinishReason.LENGTH
         if reason is not None:
-            self._retire(spec.request)
+            self._retire(sequence)
         return Emission(spec.request, spec.attempt, index, token_id, reason)
-
-    def _retire(self, request: RequestId) -> None:
-        del self._running[request]
-        self.pool.release(request)

@@ -14,7 +14,8 @@ class SequenceSpec:
 
     `prompt_ids` may be any sequence of ints (the simulator passes a `range`). `generated_ids` are
     tokens that an earlier attempt already emitted: they are computed again as prompt, and the
-    index of the next token goes on from them.
+    index of the next token goes on from them. Only requests with equal `cache_salt` share KV
+    blocks of equal beginnings.
     """
 
     request: RequestId
@@ -22,6 +23,7 @@ class SequenceSpec:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     generated_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Segment:
     """Consecutive positions of one request inside a Run.
 
     Positions `[first_position, first_position + token_count)` are computed; `token_ids` are their
-    input ids; position p of the request lives in KV block `block_table[p // block_tokens]`.
+    input ids; position p of the request lives in KV block `block_table[p // block_tokens]`. Blocks
+    of earlier positions may be shared with other requests; those written here never are.
     `samples` is True when the logits of the last position decide the next token; `prompt_ids` and
     `generated_ids` are then all tokens known so far (they may be the Batcher's own lists, which
     grow when the Run is committed).

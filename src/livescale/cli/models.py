@@ -1,4 +1,4 @@
-"""`livescale models make DIR --preset …`: an ordinary Hugging Face directory, without a network."""
+"""`livescale models make DIR`: an ordinary Hugging Face directory, made without a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from livescale.cli.errors import UserError
 from livescale.engine.errors import ModelError
-from livescale.engine.make import PRESETS, make_model
+from livescale.engine.make import FAMILY_NAMES, PRESETS, make_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,14 +15,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make = actions.add_parser("make", help="write a model with seeded random weights")
     make.add_argument("directory", type=Path, metavar="DIR")
     make.add_argument("--preset", choices=sorted(PRESETS), default="small", help="size")
+    make.add_argument(
+        "--family", choices=sorted(FAMILY_NAMES), default="llama", help="architecture"
+    )
     make.add_argument("--seed", type=int, default=0, help="seed of the weights")
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        make_model(arguments.directory, arguments.preset, arguments.seed)
+        make_model(arguments.directory, arguments.preset, arguments.seed, family=arguments.family)
     except (ModelError, OSError) as error:
         raise UserError(str(error)) from error
     size = sum(file.stat().st_size for file in arguments.directory.glob("*.safetensors"))
-    print(f"{arguments.directory}: preset {arguments.preset}, {size / 1e6:.1f} MB of parameters")
+    print(
+        f"{arguments.directory}: {arguments.family}, preset {arguments.preset},"
+        f" {size / 1e6:.1f} MB of parameters"
+    )
     return 0

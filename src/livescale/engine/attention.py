@@ -1,20 +1,21 @@
-"""Paged attention: the KV pool, where a Run's rows read and write in it, and the computation.
+"""Paged attention: where a Run's rows read and write in the KV cache, and the computation.
 
 The function is registered with transformers' attention interface and gets its batch through the
 layer call's keyword `paged`. Everything that does not depend on the layer is computed once per
-Run. No modules, no weights.
+Run (once per window size, if layers have windows). No modules, no weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from livescale.batching.run import Run, Segment
+from livescale.engine.kv_cache import KVCache
 
 ATTENTION = "livescale_paged"
 """Name of the attention function in transformers' registry."""
@@ -26,40 +27,11 @@ GROUP_CONTEXT_TOKENS = 128
 """Decodes below this context share a batch whatever the factor: padding is cheaper than calls."""
 
 
-class KVCache:
-    """One model's cut of a flat pool of bytes: `blocks` blocks of `block_tokens` positions.
-
-    `keys` and `values` are (decoder layers, token places, KV heads, head size); place
-    `block * block_tokens + i` is the i-th position of a block, in every layer.
-    """
-
-    def __init__(
-        self,
-        pool: torch.Tensor,
-        dtype: torch.dtype,
-        layers: int,
-        blocks: int,
-        block_tokens: int,
-        kv_heads: int,
-        head_dim: int,
-    ) -> None:
-        self.blocks = blocks
-        self.block_tokens = block_tokens
-        shape = (2, layers, blocks * block_tokens, kv_heads, head_dim)
-        size_bytes = torch.Size(shape).numel() * dtype.itemsize
-        assert size_bytes <= len(pool), f"{size_bytes} bytes of KV in a pool of {len(pool)}"
-        self.keys, self.values = pool[:size_bytes].view(dtype).view(shape).unbind(0)
-
-    @property
-    def device(self) -> torch.device:
-        return self.keys.device
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Single-row segments computed in one padded batch of B with contexts of up to C tokens.
 
-    `rows` (B) in the Run, `places` (B * C) in the cache, `mask` (B, 1, 1, C) or None when all
+    `rows` (B) in the Run, `places` (B * C) in the cache, `mask` (B, 1, C) or None when all
     contexts have C tokens.
     """
 
@@ -70,16 +42,25 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A segment of several rows `[start, stop)`.
+    """A segment of n rows `[start, stop)` that attend to a context of C tokens under `mask` (n, C).
 
-    If it begins its request, it attends only to itself (`places` and `mask` are None), else to
-    `places` (context) of the cache under `mask` (rows, context).
+    The context is the rows themselves if the segment begins its request (`places` is None), else
+    `places` (C) of the cache. `is_causal`: the mask hides what comes later, and nothing else.
     """
 
     start: int
     stop: int
     places: torch.Tensor | None
-    mask: torch.Tensor | None
+    mask: torch.Tensor
+    is_causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Who attends to what, in layers of one window size."""
+
+    decodes: tuple[DecodeGroup, ...]
+    prompts: tuple[PromptPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,31 +70,33 @@ class PagedBatch:
     cache: KVCache
     positions: torch.Tensor
     write_places: torch.Tensor
-    decodes: tuple[DecodeGroup, ...]
-    prompts: tuple[PromptPart, ...]
+    #: (first row, segment)
+    segments: tuple[tuple[int, Segment], ...]
+    _plans: dict[int | None, AttentionPlan] = field(default_factory=dict)
+
+    def plan(self, window: int | None) -> AttentionPlan:
+        """The plan of layers whose rows see the last `window` positions (None: all)."""
+        if window not in self._plans:
+            self._plans[window] = _plan(self.segments, self.cache, window)
+        return self._plans[window]
 
 
 def page(run: Run, cache: KVCache) -> PagedBatch:
     """The Run's rows with their places in the cache."""
     positions: list[int] = []
     write_places: list[int] = []
-    decodes: list[tuple[int, Segment]] = []
-    prompts: list[PromptPart] = []
+    segments: list[tuple[int, Segment]] = []
     for segment in run.segments:
-        row = len(positions)
-        context = segment.context_tokens
-        positions.extend(range(segment.first_position, context))
-        write_places.extend(_places(segment, segment.first_position, cache.block_tokens))
-        if segment.token_count == 1:
-            decodes.append((row, segment))
-        else:
-            prompts.append(_prompt_part(row, segment, cache))
+        segments.append((len(positions), segment))
+        span = range(segment.first_position, segment.context_tokens)
+        positions.extend(span)
+        table, size = segment.block_table, cache.block_tokens
+        write_places.extend(table[i // size] * size + i % size for i in span)
     return PagedBatch(
         cache=cache,
         positions=torch.tensor([positions], device=cache.device),
         write_places=torch.tensor(write_places, device=cache.device),
-        decodes=tuple(_decode_group(group, cache) for group in _similar(decodes)),
-        prompts=tuple(prompts),
+        segments=tuple(segments),
     )
 
 
@@ -134,35 +117,38 @@ def paged_attention(
     """Write the rows' keys and values, then attend. Called by transformers' attention modules.
 
     `query` is (1, heads, T, head size), `key` and `value` (1, KV heads, T, head size); the result
-    is (1, T, heads, head size). Query head h uses KV head h // (heads / KV heads).
+    is (1, T, heads, head size). Query head h uses KV head h // (heads / KV heads). A row sees the
+    last `sliding_window` positions, its own included; `softcap` bounds the scores (Gemma 2).
     """
-    special = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
-    assert all(value is None for value in special.values()), f"not a plain attention: {special}"
+    assert s_aux is None, "attention sinks are not supported"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    queries, keys, values = (rows[0].transpose(0, 1) for rows in (query, key, value))
+    queries, keys, values = query[0], key[0], value[0]
     cached_keys, cached_values = paged.cache.keys[layer], paged.cache.values[layer]
-    cached_keys.index_copy_(0, paged.write_places, keys)
-    cached_values.index_copy_(0, paged.write_places, values)
-    out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-    for group in paged.decodes:
+    cached_keys.index_copy_(1, paged.write_places, keys)
+    cached_values.index_copy_(1, paged.write_places, values)
+    heads, rows, head_dim = queries.shape
+    plan = paged.plan(sliding_window)
+    out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
+    for group in plan.decodes:
         attended = _attend_decodes(
-            queries.index_select(0, group.rows),
-            cached_keys.index_select(0, group.places),
-            cached_values.index_select(0, group.places),
+            queries.index_select(1, group.rows),
+            cached_keys.index_select(1, group.places),
+            cached_values.index_select(1, group.places),
             group.mask,
             scaling,
+            softcap,
         )
         out.index_copy_(0, group.rows, attended)
-    for part in paged.prompts:
-        rows = slice(part.start, part.stop)
+    for part in plan.prompts:
+        own = slice(part.start, part.stop)
         if part.places is None:
-            context = keys[rows], values[rows]
+            context = keys[:, own], values[:, own]
         else:
             context = (
-                cached_keys.index_select(0, part.places),
-                cached_values.index_select(0, part.places),
+                cached_keys.index_select(1, part.places),
+                cached_values.index_select(1, part.places),
             )
-        out[rows] = _attend_prompt(queries[rows], *context, part.mask, scaling)
+        out[own] = _attend_prompt(queries[:, own], *context, part, scaling, softcap)
     return out.unsqueeze(0), None
 
 
@@ -172,31 +158,18 @@ AttentionInterface.register(ATTENTION, paged_attention)
 # -- helpers, in the order used -----------------------------------------------------------------
 
 
-def _places(segment: Segment, start: int, block_tokens: int) -> list[int]:
-    """Places of the segment's positions from `start` to its last one."""
-    table = segment.block_table
-    return [
-        table[position // block_tokens] * block_tokens + position % block_tokens
-        for position in range(start, segment.context_tokens)
-    ]
-
-
-def _prompt_part(row: int, segment: Segment, cache: KVCache) -> PromptPart:
-    stop = row + segment.token_count
-    if segment.first_position == 0:
-        return PromptPart(row, stop, None, None)
-    places = torch.tensor(_places(segment, 0, cache.block_tokens), device=cache.device)
-    columns = torch.arange(segment.context_tokens, device=cache.device)
-    last_seen = torch.arange(
-        segment.first_position, segment.context_tokens, device=cache.device
-    ).unsqueeze(1)
-    return PromptPart(row, stop, places, _additive(columns <= last_seen, cache))
-
-
-def _additive(is_seen: torch.Tensor, cache: KVCache) -> torch.Tensor:
-    """A mask to add to scores: 0 where `is_seen`, minus infinity elsewhere."""
-    mask = torch.zeros(is_seen.shape, dtype=cache.keys.dtype, device=cache.device)
-    return mask.masked_fill_(~is_seen, float("-inf"))
+def _plan(
+    segments: Sequence[tuple[int, Segment]], cache: KVCache, window: int | None
+) -> AttentionPlan:
+    decodes = [(row, segment) for row, segment in segments if segment.token_count == 1]
+    return AttentionPlan(
+        tuple(_decode_group(group, cache, window) for group in _similar(decodes)),
+        tuple(
+            _prompt_part(row, segment, cache, window)
+            for row, segment in segments
+            if segment.token_count > 1
+        ),
+    )
 
 
 def _similar(decodes: list[tuple[int, Segment]]) -> Iterator[list[tuple[int, Segment]]]:
@@ -208,30 +181,58 @@ def _similar(decodes: list[tuple[int, Segment]]) -> Iterator[list[tuple[int, Seg
             yield group
             group = []
         if not group:
-            shortest = segment.context_tokens
-            limit_tokens = max(GROUP_CONTEXT_RATIO * shortest, GROUP_CONTEXT_TOKENS)
+            limit_tokens = max(GROUP_CONTEXT_TOKENS, GROUP_CONTEXT_RATIO * segment.context_tokens)
         group.append((row, segment))
     if group:
         yield group
 
 
-def _decode_group(group: Sequence[tuple[int, Segment]], cache: KVCache) -> DecodeGroup:
+def _decode_group(
+    group: Sequence[tuple[int, Segment]], cache: KVCache, window: int | None
+) -> DecodeGroup:
     device, block_tokens = cache.device, cache.block_tokens
     contexts = [segment.context_tokens for _, segment in group]
+    starts = [0 if window is None else max(context - window, 0) for context in contexts]
+    seen_max = max(context - start for context, start in zip(contexts, starts, strict=True))
     blocks = -(-contexts[-1] // block_tokens)
-    tables = [(list(s.block_table[:blocks]) + [0] * blocks)[:blocks] for _, s in group]
-    columns = torch.arange(contexts[-1], device=device)
-    table_columns = torch.tensor(tables, device=device)[:, columns // block_tokens]
-    places = table_columns * block_tokens + columns % block_tokens
-    mask = None
-    if contexts[0] != contexts[-1]:
-        is_seen = columns < torch.tensor(contexts, device=device).unsqueeze(1)
-        # Padding reads the request's first position, which is written: the pool's other bytes may
-        # be no numbers, and zero times NaN is NaN.
-        places = torch.where(is_seen, places, places[:, :1])
-        mask = _additive(is_seen, cache)[:, None, None, :]
+    tables = torch.tensor(
+        [(list(s.block_table[:blocks]) + [0] * blocks)[:blocks] for _, s in group], device=device
+    )
+    stops = torch.tensor(contexts, device=device).unsqueeze(1)
+    positions = torch.tensor(starts, device=device).unsqueeze(1) + torch.arange(
+        seen_max, device=device
+    )
+    # Padding reads the row's own position, which is written: the pool's other bytes may be no
+    # numbers, and zero times NaN is NaN.
+    padded = torch.minimum(positions, stops - 1)
+    places = tables.gather(1, padded // block_tokens) * block_tokens + padded % block_tokens
+    is_seen = positions < stops
     rows = torch.tensor([row for row, _ in group], device=device)
+    mask = None if bool(is_seen.all()) else _additive(is_seen, cache).unsqueeze(1)
     return DecodeGroup(rows, places.flatten(), mask)
+
+
+def _prompt_part(row: int, segment: Segment, cache: KVCache, window: int | None) -> PromptPart:
+    first, stop = segment.first_position, segment.context_tokens
+    start = 0 if window is None else max(first - window + 1, 0)
+    own = torch.arange(first, stop, device=cache.device).unsqueeze(1)
+    columns = torch.arange(start, stop, device=cache.device)
+    is_seen = columns <= own
+    if window is not None:
+        is_seen &= columns > own - window
+    return PromptPart(
+        start=row,
+        stop=row + segment.token_count,
+        places=None if first == 0 else cache.places(segment.block_table, start, stop),
+        mask=_additive(is_seen, cache),
+        is_causal=first == 0 and (window is None or stop <= window),
+    )
+
+
+def _additive(is_seen: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    """A mask to add to scores: 0 where `is_seen`, minus infinity elsewhere."""
+    mask = torch.zeros(is_seen.shape, dtype=cache.keys.dtype, device=cache.device)
+    return mask.masked_fill_(~is_seen, float("-inf"))
 
 
 def _attend_decodes(
@@ -240,43 +241,65 @@ def _attend_decodes(
     values: torch.Tensor,
     mask: torch.Tensor | None,
     scaling: float,
+    softcap: float | None,
 ) -> torch.Tensor:
-    """`queries` (B, heads, D); `keys`, `values` (B * C, KV heads, D); the result (B, heads, D).
+    """`queries` (heads, B, D); `keys`, `values` (KV heads, B * C, D); the result (B, heads, D).
 
     The query heads that share a KV head are laid out as its query rows: nothing is repeated.
     """
-    batch, heads, head_dim = queries.shape
-    kv_heads = keys.shape[1]
-    grouped = queries.view(batch, kv_heads, heads // kv_heads, head_dim)
-    shape = (batch, -1, kv_heads, head_dim)
-    attended = scaled_dot_product_attention(
-        grouped,
-        keys.view(shape).transpose(1, 2),
-        values.view(shape).transpose(1, 2),
-        attn_mask=mask,
-        scale=scaling,
+    heads, batch, head_dim = queries.shape
+    kv_heads = keys.shape[0]
+    shared = heads // kv_heads
+    grouped = queries.view(kv_heads, shared, batch, head_dim).transpose(1, 2)
+    scores = _scores(
+        grouped.reshape(kv_heads * batch, shared, head_dim),
+        keys.view(kv_heads * batch, -1, head_dim),
+        scaling,
+        softcap,
     )
-    return attended.reshape(batch, heads, head_dim)
+    if mask is not None:
+        scores.view(kv_heads, batch, shared, -1).add_(mask)
+    attended = torch.bmm(_probabilities(scores), values.view(kv_heads * batch, -1, head_dim))
+    return attended.view(kv_heads, batch, shared, head_dim).transpose(0, 1).flatten(1, 2)
 
 
 def _attend_prompt(
     queries: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor | None,
+    part: PromptPart,
     scaling: float,
+    softcap: float | None,
 ) -> torch.Tensor:
-    """`queries` (n, heads, D); `keys`, `values` (context, KV heads, D); the result as `queries`.
+    """`queries` (heads, n, D); `keys`, `values` (KV heads, C, D); the result (n, heads, D)."""
+    heads, rows, head_dim = queries.shape
+    kv_heads = keys.shape[0]
+    # In 16 bits torch's fused attention is 2 to 8 times slower on CPUs than its parts.
+    if softcap is None and queries.dtype is torch.float32:
+        fused = scaled_dot_product_attention(
+            queries.unsqueeze(0),
+            keys.unsqueeze(0),
+            values.unsqueeze(0),
+            attn_mask=None if part.is_causal else part.mask,
+            is_causal=part.is_causal,
+            scale=scaling,
+            enable_gqa=kv_heads < heads,
+        )
+        return fused[0].transpose(0, 1)
+    grouped = queries.reshape(kv_heads, heads // kv_heads * rows, head_dim)
+    scores = _scores(grouped, keys, scaling, softcap)
+    scores.view(heads, rows, -1).add_(part.mask)
+    attended = torch.bmm(_probabilities(scores), values)
+    return attended.view(heads, rows, head_dim).transpose(0, 1)
 
-    Without a mask the rows are the context, and each sees itself and those before.
-    """
-    shared = queries.shape[1] // keys.shape[1]
-    attended = scaled_dot_product_attention(
-        queries.transpose(0, 1).unsqueeze(0),
-        keys.repeat_interleave(shared, dim=1).transpose(0, 1).unsqueeze(0),
-        values.repeat_interleave(shared, dim=1).transpose(0, 1).unsqueeze(0),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-    )
-    return attended[0].transpose(0, 1)
+
+def _scores(
+    queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None
+) -> torch.Tensor:
+    """(batch, n, D) and (batch, C, D) to (batch, n, C)."""
+    scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scaling)
+    return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
+
+
+def _probabilities(scores: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)

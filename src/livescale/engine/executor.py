@@ -1,45 +1,26 @@
 """Executors run what a Batcher decided: a Run over a span of layers.
 
-The layer loop, the KV pool's cut and greedy sampling live here. What runs next, and when a layer
+The layer loop and the KV pool's cut live here. What runs next, and when a layer
 is complete, is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from livescale.batching.run import Run, Segment
-from livescale.engine.attention import KVCache, page
+from livescale.engine.attention import page
 from livescale.engine.errors import ModelError
+from livescale.engine.kv_cache import KVCache
 from livescale.engine.layers import Layers, RunState
 from livescale.engine.model_files import kv_bytes_per_token
+from livescale.engine.run_result import RunResult
 from livescale.engine.sampling import choose_tokens
-from livescale.types import LayerSpan, Manifest, RequestId, SamplingParams, TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What came of a Run: hidden rows (token_count, hidden) of a span that ends inside the model,
-    else one token per sampling segment, in segment order, and the logprobs of those requests that
-    want them."""
-
-    hidden: torch.Tensor | None
-    token_ids: list[int]
-    logprobs: Mapping[RequestId, TokenLogprobs] = field(default_factory=dict)
-
-
-class Executor(Protocol):
-    """Second of an instance's three verbs."""
-
-    def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
-        """Execute `run.span`. A span that starts inside the model takes `hidden` rows
-        (token_count, hidden)."""
-        ...
+from livescale.types import LayerSpan, Manifest, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +39,9 @@ class TorchExecutor:
     One thread runs it. The KV pool is allocated and touched once, here, and recut for each model.
     """
 
-    def __init__(self, kv_bytes: int, block_tokens: int, device: str = "cpu") -> None:
+    def __init__(
+        self, kv_bytes: int, block_tokens: int, device: str = "cpu", packed_weights: bool = True
+    ) -> None:
         if device != "cpu":
             raise ValueError(f"TorchExecutor runs on device 'cpu' only, not on {device!r}")
         if kv_bytes < 1 or block_tokens < 1:
@@ -66,6 +49,7 @@ class TorchExecutor:
         self.kv_bytes = kv_bytes
         self.block_tokens = block_tokens
         self._device = torch.device(device)
+        self._packed_weights = packed_weights
         # Filled, not only zero-allocated: the first touch of a page is slow and is paid here.
         self._pool = torch.empty(kv_bytes, dtype=torch.uint8, device=self._device).fill_(0)
         self._assigned: _Assigned | None = None
@@ -89,7 +73,7 @@ class TorchExecutor:
                 f"{manifest.model} needs {manifest.size_bytes} bytes of arena,"
                 f" there are {arena.nbytes}"
             )
-        layers = Layers(manifest, self._device)
+        layers = Layers(manifest, self._device, self._packed_weights)
         cache = self._cut_pool(manifest, layers)
         content = torch.frombuffer(arena, dtype=torch.uint8)
         self._assigned = _Assigned(manifest, layers, content, cache)
@@ -127,6 +111,10 @@ class TorchExecutor:
         """The layer's parameters by the manifest's names (meta tensors until materialized)."""
         return self._model.layers.parameters(layer)
 
+    def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
+        """See `measure_prefill_tokens_per_s`."""
+        return measure_prefill_tokens_per_s(self, span, tokens)
+
     def __repr__(self) -> str:
         if self._assigned is None:
             return f"<TorchExecutor {self._device}, no model>"
@@ -154,6 +142,33 @@ class TorchExecutor:
             return RunResult(rows[0], [])
         sampling = [segment for segment in run.segments if segment.samples]
         return RunResult(None, *choose_tokens(rows, sampling))
+
+    # -- a request's KV leaves and comes ----------------------------------------------------
+
+    def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
+        """The bytes of one layer's KV of a request's first `tokens` positions, in token order.
+
+        It is a copy and holds no block ids; `decoder_layer` counts from 0.
+        """
+        rows = self._model.cache.export_layer(decoder_layer, block_table, tokens)
+        content: memoryview = rows.cpu().view(torch.uint8).flatten().numpy().data
+        return content
+
+    @torch.inference_mode()
+    def import_kv(
+        self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
+    ) -> None:
+        """Write the bytes that `export_kv` gave for `tokens` positions; `content` is writable.
+
+        Raises ValueError when there are more or fewer bytes, or the blocks cannot hold them.
+        """
+        cache = self._model.cache
+        shape = (2, tokens, cache.kv_heads, cache.head_dim)
+        size_bytes = torch.Size(shape).numel() * self.dtype.itemsize
+        if content.nbytes != size_bytes:
+            raise ValueError(f"{content.nbytes} bytes of KV, {tokens} tokens have {size_bytes}")
+        rows = torch.frombuffer(content, dtype=self.dtype).view(shape)
+        cache.import_layer(decoder_layer, block_table, rows)
 
     # -- helpers, in the order used ---------------------------------------------------------
 

@@ -6,34 +6,41 @@ transformers; parameters are views into the arena, never copies. No batching, no
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from livescale.engine.attention import ATTENTION, PagedBatch
 from livescale.engine.errors import ModelError
-from livescale.engine.model_config import parse_config, parse_object
+from livescale.engine.model_config import ModelShape, parse_config, parse_object
+from livescale.engine.packing import can_pack, pack_linears
 from livescale.types import LayerEntry, Manifest, TensorEntry
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """torch's dtypes by their safetensors names."""
 
 
+Rope = dict[str | None, tuple[torch.Tensor, torch.Tensor]]
+"""(cos, sin), each (1, T, rotated size), by layer type; None where all layers have the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunState:
     """What all layers of one Run share.
 
-    `batch` places the rows in the KV cache, `rope` is (cos, sin) of the rows' positions,
-    `sample_rows` (S) are the rows whose logits are wanted.
+    `batch` places the rows in the KV cache, `rope` is of the rows' positions, `sample_rows` (S)
+    are the rows whose logits are wanted.
     """
 
     batch: PagedBatch
-    rope: tuple[torch.Tensor, torch.Tensor]
+    rope: Rope
     sample_rows: torch.Tensor
 
 
@@ -47,15 +54,22 @@ class Layers:
     and the head gives the logits (S, vocabulary) of the sampling rows.
     """
 
-    def __init__(self, manifest: Manifest, device: torch.device) -> None:
+    def __init__(
+        self, manifest: Manifest, device: torch.device, packed_weights: bool = False
+    ) -> None:
         where = f"config of {manifest.model}"
         self.config = parse_config(manifest.config_json, where)
         self.dtype = DTYPES[manifest.dtype]
+        self._packs_weights = packed_weights and can_pack(self.dtype, device)
         model = _build(manifest.config_json, where, self.dtype)
+        _check_reading(self.config, model.config, where)
         with device:
-            # Its table is no parameter, so the meta device left it without values.
+            # Its tables are no parameters, so the meta device left them without values.
             self._rotary: Any = type(model.model.rotary_emb)(config=model.config)
+        layer_types = _rope_types(self._rotary, model.config)
+        self._rope_types = sorted(set(layer_types), key=str)
         embed, norm, lm_head = model.model.embed_tokens, model.model.norm, model.lm_head
+        self._embed, self._lm_head = embed, lm_head
         head = {"norm": norm} if self.config.is_tied else {"norm": norm, "lm_head": lm_head}
         #: parameters of layer i, named as in the manifest
         self._modules: list[nn.Module] = [
@@ -64,9 +78,9 @@ class Layers:
             nn.ModuleDict(head),
         ]
         self._calls: list[LayerCall] = [
-            _embedding_call(embed),
-            *(_decoder_call(module) for module in model.model.layers),
-            _head_call(norm, embed if self.config.is_tied else lm_head),
+            _embedding_call(embed, self.dtype, device),
+            *(_decoder_call(*pair) for pair in zip(model.model.layers, layer_types, strict=True)),
+            _head_call(norm, lm_head, model.config),
         ]
         self._is_bound = [False] * len(self._modules)
         if len(manifest.layers) != len(self._modules):
@@ -103,6 +117,7 @@ class Layers:
             owner, _, leaf = name.rpartition(".")
             view = _view(arena, entry, tensor)
             setattr(module.get_submodule(owner), leaf, nn.Parameter(view, requires_grad=False))
+        self._complete(entry.layer)
         self._is_bound[entry.layer] = True
 
     def parameters(self, layer: int) -> dict[str, torch.Tensor]:
@@ -116,14 +131,32 @@ class Layers:
             needed.append(0)
         return [layer for layer in needed if not self._is_bound[layer]]
 
-    def rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), each (1, T, head size), of `positions` (1, T)."""
+    def rope(self, positions: torch.Tensor) -> Rope:
+        """The angles of `positions` (1, T)."""
         like = torch.empty(0, dtype=self.dtype, device=positions.device)
-        cos, sin = self._rotary(like, position_ids=positions)
-        return cos, sin
+        return {
+            layer_type: self._rotary(
+                like, position_ids=positions, **({"layer_type": layer_type} if layer_type else {})
+            )
+            for layer_type in self._rope_types
+        }
+
+    def _complete(self, layer: int) -> None:
+        """What follows from the layer's parameters: a tied head's matrix, packed copies."""
+        complete = [self._modules[layer]]
+        if layer == 0 and self.config.is_tied:
+            self._lm_head.weight = self._embed.weight
+            complete.append(nn.ModuleDict({"lm_head": self._lm_head}))
+        if self._packs_weights:
+            for module in complete:
+                pack_linears(module)
 
 
 # -- helpers, in the order used -----------------------------------------------------------------
+
+
+#: what transformers raises for a configuration that it cannot read or build
+_CONFIG_ERRORS = (KeyError, TypeError, ValueError, AttributeError, StrictDataclassError)
 
 
 def _build(config_json: str, where: str, dtype: torch.dtype) -> Any:
@@ -134,16 +167,46 @@ def _build(config_json: str, where: str, dtype: torch.dtype) -> Any:
         auto: Any = AutoModelForCausalLM
         with torch.device("meta"):
             model = auto.from_config(config, attn_implementation=ATTENTION, dtype=dtype)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _CONFIG_ERRORS as error:
         raise ModelError(f"{where} describes no model that transformers builds: {error}") from error
+    assert not list(model.model.layers.buffers()), "layers have tables that nobody fills"
     return model.eval()
 
 
-def _embedding_call(embed: nn.Embedding) -> LayerCall:
-    return lambda token_ids, state: nn.functional.embedding(token_ids, embed.weight)
+def _check_reading(ours: ModelShape, theirs: Any, where: str) -> None:
+    """LiveScale and transformers read the same sizes. Raises ModelError naming the key."""
+    default_head_dim = theirs.hidden_size // theirs.num_attention_heads
+    readings = {
+        "num_hidden_layers": (ours.decoder_layers, theirs.num_hidden_layers),
+        "hidden_size": (ours.hidden_size, theirs.hidden_size),
+        "vocab_size": (ours.vocab_size, theirs.vocab_size),
+        "num_attention_heads": (ours.heads, theirs.num_attention_heads),
+        "num_key_value_heads": (ours.kv_heads, theirs.num_key_value_heads),
+        "head_dim": (ours.head_dim, getattr(theirs, "head_dim", None) or default_head_dim),
+        "tie_word_embeddings": (ours.is_tied, theirs.tie_word_embeddings),
+    }
+    for key, (our_value, their_value) in readings.items():
+        if our_value != their_value:
+            raise ModelError(f"{where}: {key} is read as {our_value}, transformers: {their_value}")
 
 
-def _decoder_call(module: nn.Module) -> LayerCall:
+def _rope_types(rotary: nn.Module, config: Any) -> list[str | None]:
+    """Of each decoder layer, what its angles depend on besides positions."""
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        return list(config.layer_types)
+    return [None] * int(config.num_hidden_layers)
+
+
+def _embedding_call(embed: nn.Embedding, dtype: torch.dtype, device: torch.device) -> LayerCall:
+    scale = getattr(embed, "scalar_embed_scale", None)
+    if scale is None:
+        return lambda token_ids, state: nn.functional.embedding(token_ids, embed.weight)
+    # In the type of the weights, as these models were trained.
+    factor = torch.tensor(scale, dtype=dtype, device=device)
+    return lambda token_ids, state: nn.functional.embedding(token_ids, embed.weight) * factor
+
+
+def _decoder_call(module: nn.Module, rope_type: str | None) -> LayerCall:
     def run(hidden: torch.Tensor, state: RunState) -> torch.Tensor:
         # By keyword: the order of these arguments differs between families.
         rows: torch.Tensor = module(
@@ -151,7 +214,7 @@ def _decoder_call(module: nn.Module) -> LayerCall:
             attention_mask=None,
             position_ids=state.batch.positions,
             past_key_values=None,
-            position_embeddings=state.rope,
+            position_embeddings=state.rope[rope_type],
             paged=state.batch,
         )
         return rows
@@ -159,12 +222,13 @@ def _decoder_call(module: nn.Module) -> LayerCall:
     return run
 
 
-def _head_call(norm: nn.Module, head: nn.Linear | nn.Embedding) -> LayerCall:
-    """`head` owns the matrix of logits: the LM head, or the embedding that it is tied to."""
+def _head_call(norm: nn.Module, lm_head: nn.Linear, config: Any) -> LayerCall:
+    softcap = getattr(config, "final_logit_softcapping", None)
 
     def run(hidden: torch.Tensor, state: RunState) -> torch.Tensor:
         rows = norm(hidden[0].index_select(0, state.sample_rows))
-        return nn.functional.linear(rows, head.weight)
+        logits: torch.Tensor = lm_head(rows)
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     return run
 

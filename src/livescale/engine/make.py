@@ -1,7 +1,8 @@
 """Makes small complete models: seeded random weights, configuration and tokenizer.
 
-They have the shape of Llama and real file formats, so that everything that serves a downloaded
-model serves them. What they say means nothing. No network, no torch.
+They have the architecture of a supported family and its real file formats, so that everything that
+serves a downloaded model serves them. What they say means nothing. No network; Llamas are written
+here without torch, the other families by `make_family`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safetensors.numpy import save_file
 
 from livescale.engine.checkpoint import INDEX_FILE
 from livescale.engine.errors import ModelError
+from livescale.engine.families import FAMILIES
 from livescale.engine.make_tokenizer import BEGIN_ID, END_ID, write_tokenizer
 
 _FP32_BYTES = 4
@@ -47,33 +49,47 @@ PRESETS: dict[str, Preset] = {
     "medium": Preset(8, 512, 1280, 8, 2, 4096),  # 101 MB
 }
 
+FAMILY_NAMES = {family.model_type: family for family in FAMILIES.values()}
+"""The families that can be made, by their names in transformers."""
+
 
 def make_model(
     directory: Path,
-    preset: str,
+    preset: str | Preset,
     seed: int = 0,
     *,
-    tied: bool = False,
+    family: str = "llama",
+    tied: bool | None = None,
     shard_bytes_max: int | None = None,
 ) -> None:
     """Write a complete Hugging Face directory; equal arguments give equal bytes.
 
-    `tied` leaves the head to the embedding. A shard of weights holds at most `shard_bytes_max`
-    bytes (or one larger tensor); by default half the model. The directory appears all at once.
-    Raises ModelError for an unknown preset and when `directory` exists and is not empty.
+    `tied` leaves the head to the embedding (None: as is usual in the family). A shard of weights
+    holds at most `shard_bytes_max` bytes (or one larger tensor); by default half the model. The
+    directory appears all at once. Raises ModelError for an unknown preset or family and when
+    `directory` exists and is not empty.
     """
-    if preset not in PRESETS:
+    if isinstance(preset, str) and preset not in PRESETS:
         raise ModelError(f"unknown preset {preset!r}, there are {', '.join(PRESETS)}")
+    if family not in FAMILY_NAMES:
+        raise ModelError(f"unknown family {family!r}, there are {', '.join(FAMILY_NAMES)}")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ModelError(f"{directory} exists already and is not an empty directory")
-    sizes = PRESETS[preset]
+    sizes = PRESETS[preset] if isinstance(preset, str) else preset
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         unfinished.chmod(0o755)  # mkdtemp makes it private
-        _write_json(unfinished / "config.json", _config(sizes, tied))
+        if family == "llama":
+            _write_json(unfinished / "config.json", _config(sizes, bool(tied)))
+            _write_weights(unfinished, sizes, seed, bool(tied), shard_bytes_max)
+        else:
+            # Imported here: torch and transformers take seconds, and Llamas need neither.
+            from livescale.engine.make_family import write_family
+
+            is_tied = FAMILY_NAMES[family].is_tied if tied is None else tied
+            write_family(unfinished, family, _sizes(sizes, is_tied), seed, shard_bytes_max)
         _write_json(unfinished / "generation_config.json", _generation_config())
-        _write_weights(unfinished, sizes, seed, tied, shard_bytes_max)
         write_tokenizer(unfinished, sizes.vocab_size, seed, sizes.model_tokens_max)
         unfinished.rename(directory)
     except BaseException:
@@ -85,28 +101,35 @@ def make_model(
 
 
 def _config(sizes: Preset, tied: bool) -> dict[str, object]:
-    return {
+    fields: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "bos_token_id": BEGIN_ID,
         "dtype": "float32",
-        "eos_token_id": END_ID,
         "head_dim": sizes.head_dim,
         "hidden_act": "silu",
-        "hidden_size": sizes.hidden_size,
         "initializer_range": 0.02,
-        "intermediate_size": sizes.intermediate_size,
-        "max_position_embeddings": sizes.model_tokens_max,
         "mlp_bias": False,
         "model_type": "llama",
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "use_cache": True,
+    }
+    return dict(sorted((fields | _sizes(sizes, tied)).items()))
+
+
+def _sizes(sizes: Preset, tied: bool) -> dict[str, object]:
+    """What the configurations of all families have in common."""
+    return {
+        "bos_token_id": BEGIN_ID,
+        "eos_token_id": END_ID,
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.intermediate_size,
+        "max_position_embeddings": sizes.model_tokens_max,
         "num_attention_heads": sizes.heads,
         "num_hidden_layers": sizes.decoder_layers,
         "num_key_value_heads": sizes.kv_heads,
         "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
         "tie_word_embeddings": tied,
-        "use_cache": True,
         "vocab_size": sizes.vocab_size,
     }
 

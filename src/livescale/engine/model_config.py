@@ -11,18 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from livescale.engine.errors import ModelError
+from livescale.engine.families import FAMILIES, Family
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
+SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Kinds of rope whose angles change with the longest sequence of a batch."""
+ATTENTION_KINDS = ("full_attention", "sliding_attention")
+"""Values of `layer_types` that can run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder-only model. `is_tied`: the head computes with the embedding's weights."""
+    """Sizes of a decoder-only model. `is_tied`: the head computes with the embedding's weights.
 
-    architecture: str
+    `expert_layers` are the decoder layers (from 0) that mix `experts` experts.
+    """
+
+    family: Family
     decoder_layers: int
     hidden_size: int
     vocab_size: int
@@ -31,6 +35,12 @@ class ModelShape:
     head_dim: int
     model_tokens_max: int
     is_tied: bool
+    experts: int
+    expert_layers: tuple[int, ...]
+
+    @property
+    def architecture(self) -> str:
+        return self.family.architecture
 
 
 def parse_config(text: str, where: str) -> ModelShape:
@@ -39,25 +49,31 @@ def parse_config(text: str, where: str) -> ModelShape:
     Raises ModelError when it is not JSON, lacks a field, or describes a model that cannot run.
     """
     fields = parse_object(text, where)
-    architecture = _architecture(fields, where)
-    if fields.get("quantization_config") is not None:
-        raise ModelError(f"{where}: quantized weights (quantization_config) are not supported")
-    _refuse_length_dependent_rope(fields, where)
+    family = _family(fields, where)
+    _refuse_features(fields, where)
+    _refuse_rope(fields, family, where)
+    layers = _positive(fields, "num_hidden_layers", where)
     hidden_size = _positive(fields, "hidden_size", where)
     heads = _positive(fields, "num_attention_heads", where)
-    kv_heads = _positive(fields, "num_key_value_heads", where, heads)
+    # A key that is absent has the family's default; null stands for the sizes' own arithmetic.
+    kv_default = heads if "num_key_value_heads" in fields else family.kv_heads
+    kv_heads = _positive(fields, "num_key_value_heads", where, kv_default or heads)
     if heads % kv_heads:
         raise ModelError(f"{where}: {heads} attention heads do not share {kv_heads} KV heads")
+    head_default = None if "head_dim" in fields else family.head_dim
+    experts, expert_layers = _experts(fields, family, layers, where)
     return ModelShape(
-        architecture=architecture,
-        decoder_layers=_positive(fields, "num_hidden_layers", where),
+        family=family,
+        decoder_layers=layers,
         hidden_size=hidden_size,
         vocab_size=_positive(fields, "vocab_size", where),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_positive(fields, "head_dim", where, hidden_size // heads),
+        head_dim=_positive(fields, "head_dim", where, head_default or hidden_size // heads),
         model_tokens_max=_positive(fields, "max_position_embeddings", where),
-        is_tied=bool(fields.get("tie_word_embeddings", False)),
+        is_tied=bool(fields.get("tie_word_embeddings", family.is_tied)),
+        experts=experts,
+        expert_layers=expert_layers,
     )
 
 
@@ -72,22 +88,67 @@ def parse_object(text: str, where: str) -> dict[str, object]:
     return value
 
 
-def _architecture(fields: Mapping[str, object], where: str) -> str:
+def _family(fields: Mapping[str, object], where: str) -> Family:
     named = fields.get("architectures")
     if not isinstance(named, list) or not named:
         raise ModelError(f"{where} names no architecture (`architectures` is missing or empty)")
-    if named[0] not in SUPPORTED_ARCHITECTURES:
+    family = FAMILIES.get(str(named[0]))
+    if family is None:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(f"{where}: architecture {named[0]} is not supported, only {supported}")
-    return str(named[0])
+    model_type = fields.get("model_type", family.model_type)
+    if model_type != family.model_type:
+        raise ModelError(
+            f"{where}: model_type {model_type} is not that of {family.architecture},"
+            f" {family.model_type}"
+        )
+    return family
 
 
-def _refuse_length_dependent_rope(fields: Mapping[str, object], where: str) -> None:
+def _refuse_features(fields: Mapping[str, object], where: str) -> None:
+    if fields.get("quantization_config") is not None:
+        raise ModelError(f"{where}: quantized weights (quantization_config) are not supported")
+    if fields.get("use_bidirectional_attention"):
+        raise ModelError(
+            f"{where}: attention to later tokens (use_bidirectional_attention) is not supported"
+        )
+    kinds = fields.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise ModelError(f"{where}: layer_types must be a list, not {kinds!r}")
+    for kind in kinds:
+        if kind not in ATTENTION_KINDS:
+            supported = ", ".join(ATTENTION_KINDS)
+            raise ModelError(f"{where}: layer type {kind} is not supported, only {supported}")
+
+
+def _refuse_rope(fields: Mapping[str, object], family: Family, where: str) -> None:
     for key in ("rope_parameters", "rope_scaling"):
         rope = fields.get(key)
-        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-        if kind in LENGTH_DEPENDENT_ROPE:
-            raise ModelError(f"{where}: {key} of type {kind} is not supported")
+        # Some families have one table per layer type.
+        nested = [rope, *rope.values()] if isinstance(rope, dict) else []
+        for table in nested:
+            kind = table.get("rope_type", table.get("type")) if isinstance(table, dict) else None
+            if kind is not None and kind not in family.rope_types:
+                supported = ", ".join(family.rope_types)
+                raise ModelError(
+                    f"{where}: {key} of type {kind} is not supported for"
+                    f" {family.architecture}, only {supported}"
+                )
+
+
+def _experts(
+    fields: Mapping[str, object], family: Family, layers: int, where: str
+) -> tuple[int, tuple[int, ...]]:
+    """Number of experts, and the decoder layers that mix them; 0 and none in most families."""
+    if family.experts is None:
+        return 0, ()
+    key = "num_local_experts" if "num_local_experts" in fields else "num_experts"
+    experts = _positive(fields, key, where, family.experts.count)
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ModelError(f"{where}: mlp_only_layers must be a list, not {dense!r}")
+    step = _positive(fields, "decoder_sparse_step", where, 1)
+    return experts, tuple(i for i in range(layers) if i not in dense and (i + 1) % step == 0)
 
 
 def _positive(

@@ -1,65 +1,27 @@
 """A Hugging Face directory as LiveScale's layers: its Manifest, and its bytes put into an arena.
 
-The layout of a layer is decided here and nowhere else. No torch: processes that only describe
-models or read them into host memory stay small.
+Which bytes go where is decided in `layout`. No torch: processes that only describe models or read
+them into host memory stay small.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from livescale.engine.checkpoint import (
-    ITEM_BYTES,
-    StoredTensor,
-    TensorReader,
-    read_text,
-    stored_tensors,
-)
+from livescale.engine.checkpoint import ITEM_BYTES, StoredTensor, TensorReader, read_text
 from livescale.engine.errors import ModelError
+from livescale.engine.layout import CheckpointPlan, LayerPlan, plan_checkpoint
 from livescale.engine.model_config import ModelShape, parse_config, parse_object
-from livescale.types import LayerEntry, Manifest, ModelSpec, SamplingDefaults, TensorEntry
+from livescale.types import LayerEntry, Manifest, ModelSpec, SamplingDefaults
 
-TENSOR_ALIGN_BYTES = 64  # a cache line, and enough for every vector load
-LAYER_ALIGN_BYTES = 4096  # a page: a layer can be registered, mapped and dropped on its own
-
-EMBEDDING = "embed_tokens.weight"
-FINAL_NORM = "norm.weight"
-LM_HEAD = "lm_head.weight"
-
-_DECODER_TENSOR = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)")
-
-#: Not parameters: old checkpoints carry the rope table, which the modules compute.
-_IGNORED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-
-#: Tensors of a layer in the order of use; q, k, v and gate, up are neighbours, so that each group
-#: can be run as one matrix. Others follow by name.
-_ORDER = (
-    "input_layernorm.weight",
-    "self_attn.q_proj.weight",
-    "self_attn.k_proj.weight",
-    "self_attn.v_proj.weight",
-    "self_attn.q_proj.bias",
-    "self_attn.k_proj.bias",
-    "self_attn.v_proj.bias",
-    "self_attn.o_proj.weight",
-    "self_attn.o_proj.bias",
-    "post_attention_layernorm.weight",
-    "mlp.gate_proj.weight",
-    "mlp.up_proj.weight",
-    "mlp.gate_proj.bias",
-    "mlp.up_proj.bias",
-    "mlp.down_proj.weight",
-    "mlp.down_proj.bias",
-    FINAL_NORM,
-    LM_HEAD,
-)
+COMPARE_BYTES = 16 << 20
+"""Bytes of a tied head and of its embedding that are compared at a time."""
 
 
 def read_manifest(directory: Path, name: str) -> Manifest:
@@ -69,13 +31,13 @@ def read_manifest(directory: Path, name: str) -> Manifest:
     """
     config_json = _config_text(directory)
     config = parse_config(config_json, str(directory / "config.json"))
-    plans = _plan_layers(directory, config)
-    dtype = _common_dtype(plans)
+    checkpoint = plan_checkpoint(directory, config)
     layers: list[LayerEntry] = []
-    scratch = bytearray(max(plan.size_bytes for plan in plans))
+    scratch = bytearray(max(plan.size_bytes for plan in checkpoint.layers))
     offset_bytes = 0
     with TensorReader() as reader:
-        for layer, plan in enumerate(plans):
+        _check_tied_head(checkpoint, reader)
+        for layer, plan in enumerate(checkpoint.layers):
             content = memoryview(scratch)[: plan.size_bytes]
             _fill(content, plan, reader)
             layers.append(
@@ -89,7 +51,7 @@ def read_manifest(directory: Path, name: str) -> Manifest:
                 )
             )
             offset_bytes += plan.size_bytes
-    return Manifest(model=name, config_json=config_json, dtype=dtype, layers=tuple(layers))
+    return Manifest(name, config_json, checkpoint.dtype, tuple(layers))
 
 
 def read_layers(directory: Path, manifest: Manifest, destination: memoryview) -> Iterator[int]:
@@ -100,9 +62,9 @@ def read_layers(directory: Path, manifest: Manifest, destination: memoryview) ->
     """
     assert len(destination) >= manifest.size_bytes, f"{len(destination)} < {manifest.size_bytes}"
     config = parse_config(manifest.config_json, f"config of {manifest.model}")
-    plans = _plan_layers(directory, config)
+    checkpoint = plan_checkpoint(directory, config)
     with TensorReader() as reader:
-        for entry, plan in zip(manifest.layers, plans, strict=True):
+        for entry, plan in zip(manifest.layers, checkpoint.layers, strict=True):
             if plan.entries != entry.tensors:
                 raise ModelError(
                     f"{directory} changed: layer {entry.layer} differs from its manifest"
@@ -173,15 +135,6 @@ def sampling_defaults(directory: Path) -> SamplingDefaults:
 # -- helpers, in the order used -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _LayerPlan:
-    """Where a layer's tensors come from (`sources`) and where they go (`entries`), in one order."""
-
-    sources: tuple[StoredTensor, ...]
-    entries: tuple[TensorEntry, ...]
-    size_bytes: int
-
-
 def _config_text(directory: Path) -> str:
     if not directory.is_dir():
         raise ModelError(f"{directory} is not a directory")
@@ -191,120 +144,41 @@ def _config_text(directory: Path) -> str:
     return read_text(path)
 
 
-def _plan_layers(directory: Path, config: ModelShape) -> list[_LayerPlan]:
-    layers = _group_by_layer(directory, config)
-    _check_decoder_layers(directory, layers[1:-1])
-    return [_plan(tensors) for tensors in layers]
+def _check_tied_head(checkpoint: CheckpointPlan, reader: TensorReader) -> None:
+    """A tied model's file may hold the head, too, but only as a copy of the embedding.
 
-
-def _group_by_layer(directory: Path, config: ModelShape) -> list[dict[str, StoredTensor]]:
-    """Tensors of layers 0…L+1 by their names inside the layer's module."""
-    head = config.decoder_layers + 1
-    layers: list[dict[str, StoredTensor]] = [{} for _ in range(head + 1)]
-    for name, tensor in stored_tensors(directory).items():
-        decoder = _DECODER_TENSOR.fullmatch(name)
-        if _IGNORED.fullmatch(name):
-            continue
-        if name == f"model.{EMBEDDING}":
-            layers[0][EMBEDDING] = tensor
-        elif name == f"model.{FINAL_NORM}":
-            layers[head][FINAL_NORM] = tensor
-        elif name == LM_HEAD:
-            if not config.is_tied:
-                layers[head][LM_HEAD] = tensor
-        elif decoder and int(decoder[1]) < config.decoder_layers:
-            layers[int(decoder[1]) + 1][decoder[2]] = tensor
-        else:
-            raise ModelError(
-                f"{tensor.path} holds {name}, which is no part of a {config.architecture}"
-                f" with {config.decoder_layers} layers"
-            )
-    _check_ends(directory, config, layers)
-    return layers
-
-
-def _check_ends(directory: Path, config: ModelShape, layers: list[dict[str, StoredTensor]]) -> None:
-    """Embedding, final norm and head are there, in the sizes of the configuration."""
-    table = (config.vocab_size, config.hidden_size)
-    required = [
-        (0, EMBEDDING, f"model.{EMBEDDING}", table),
-        (-1, FINAL_NORM, f"model.{FINAL_NORM}", (config.hidden_size,)),
-    ]
-    if not config.is_tied:
-        required.append((-1, LM_HEAD, LM_HEAD, table))
-    for layer, name, full_name, shape in required:
-        tensor = layers[layer].get(name)
-        if tensor is None:
-            raise ModelError(f"{directory} has no tensor {full_name}")
-        if tensor.shape != shape:
-            raise ModelError(
-                f"{tensor.path}: {full_name} has shape {tensor.shape}, config.json says {shape}"
-            )
-
-
-def _check_decoder_layers(directory: Path, decoders: list[dict[str, StoredTensor]]) -> None:
-    """All decoder layers hold the same tensors in the same shapes."""
-    first = {name: tensor.shape for name, tensor in decoders[0].items()}
-    if not first:
-        raise ModelError(f"{directory} has no tensor of model.layers.0")
-    for index, tensors in enumerate(decoders):
-        for name in sorted(first.keys() ^ tensors.keys()):
-            has, lacks = (0, index) if name in first else (index, 0)
-            raise ModelError(
-                f"{directory}: model.layers.{lacks} lacks {name}, which model.layers.{has} has"
-            )
-        for name, tensor in sorted(tensors.items()):
-            if tensor.shape != first[name]:
-                raise ModelError(
-                    f"{tensor.path}: {tensor.name} has shape {tensor.shape},"
-                    f" in model.layers.0 it is {first[name]}"
-                )
-
-
-def _plan(tensors: Mapping[str, StoredTensor]) -> _LayerPlan:
-    ranks = {name: rank for rank, name in enumerate(_ORDER)}
-    names = sorted(tensors, key=lambda name: (ranks.get(name, len(ranks)), name))
-    entries = []
-    offset_bytes = 0
-    for name in names:
-        tensor = tensors[name]
-        entries.append(
-            TensorEntry(name, tensor.dtype, tensor.shape, offset_bytes, tensor.size_bytes)
+    transformers runs such a file with two different tables, against its configuration.
+    """
+    head = checkpoint.tied_head
+    if head is None:
+        return
+    embedding = checkpoint.layers[0].sources[0].parts[0]
+    is_equal = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
+    for start in range(0, head.size_bytes, COMPARE_BYTES):
+        is_equal = is_equal and _piece(head, start, reader) == _piece(embedding, start, reader)
+    if not is_equal:
+        raise ModelError(
+            f"{head.path}: {head.name} differs from {embedding.name}, though config.json ties them;"
+            " set tie_word_embeddings to false"
         )
-        offset_bytes = _align(offset_bytes + tensor.size_bytes, TENSOR_ALIGN_BYTES)
-    return _LayerPlan(
-        sources=tuple(tensors[name] for name in names),
-        entries=tuple(entries),
-        size_bytes=_align(offset_bytes, LAYER_ALIGN_BYTES),
+
+
+def _piece(tensor: StoredTensor, start: int, reader: TensorReader) -> bytearray:
+    content = bytearray(min(COMPARE_BYTES, tensor.size_bytes - start))
+    piece = dataclasses.replace(
+        tensor, offset_bytes=tensor.offset_bytes + start, size_bytes=len(content)
     )
+    reader.read_into(piece, memoryview(content))
+    return content
 
 
-def _align(amount_bytes: int, to_bytes: int) -> int:
-    return -(-amount_bytes // to_bytes) * to_bytes
-
-
-def _common_dtype(plans: list[_LayerPlan]) -> str:
-    tensors = [tensor for plan in plans for tensor in plan.sources]
-    first = tensors[0]
-    for tensor in tensors:
-        if tensor.dtype not in ITEM_BYTES:
-            supported = ", ".join(ITEM_BYTES)
-            raise ModelError(
-                f"{tensor.path}: {tensor.name} is {tensor.dtype}, supported are {supported}"
-            )
-        if tensor.dtype != first.dtype:
-            raise ModelError(
-                f"{tensor.path}: {tensor.name} is {tensor.dtype} but {first.name} is"
-                f" {first.dtype}; a model must have one dtype"
-            )
-    return first.dtype
-
-
-def _fill(content: memoryview, plan: _LayerPlan, reader: TensorReader) -> None:
+def _fill(content: memoryview, plan: LayerPlan, reader: TensorReader) -> None:
     """Write one layer. Padding is zeroed: the place may hold another model's bytes."""
     end = 0
     for source, entry in zip(plan.sources, plan.entries, strict=True):
         content[end : entry.offset_bytes] = bytes(entry.offset_bytes - end)
-        end = entry.offset_bytes + entry.size_bytes
-        reader.read_into(source, content[entry.offset_bytes : end])
+        end = entry.offset_bytes
+        for part in source.parts:
+            reader.read_into(part, content[end : end + part.size_bytes])
+            end += part.size_bytes
     content[end:] = bytes(len(content) - end)

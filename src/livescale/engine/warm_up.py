@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
+
+from livescale.engine.families import FAMILIES
 
 
 def warm_up() -> None:
     """Import the modelling code and touch the kernels that a first request would wait for.
 
-    Building a model imports its architecture's module (seconds on first use), and a library's
+    Building a model imports its family's module (each a hundredth of a second), and a library's
     first matrix product sets up its threads and workspaces.
     """
+    for architecture in FAMILIES:
+        getattr(transformers, architecture)  # the package imports what is asked for
     config = LlamaConfig(
         vocab_size=8,
         hidden_size=8,

@@ -84,7 +84,10 @@ class InstanceReported(Event, frozen=True):
 
     `started` lists (request, attempt) pairs admitted to the running batch since the last report;
     `queued_prefill_tokens` counts prompt tokens not yet computed on the instance;
-    `emitted_tokens` counts all tokens the instance ever emitted.
+    `emitted_tokens` counts all tokens the instance ever emitted, `preemptions` how often a running
+    request lost its KV blocks to others, `prefix_lookup_tokens` the tokens looked up in the prefix
+    index, and `reused_tokens` those found there and not computed. `kv_blocks_used` are blocks of
+    running requests: what is only kept in case it comes again counts as free.
     """
 
     instance: InstanceId
@@ -95,6 +98,9 @@ class InstanceReported(Event, frozen=True):
     kv_blocks_used: int
     kv_blocks: int
     emitted_tokens: int
+    preemptions: int = 0
+    prefix_lookup_tokens: int = 0
+    reused_tokens: int = 0
 
 
 class LoadStarted(Event, frozen=True):

@@ -80,6 +80,9 @@ class Checkers:
 
     # -- workers --------------------------------------------------------------------------------
 
+    def at_rest(self, worker: WorkerRef, kv_blocks_used: int) -> None:
+        require(kv_blocks_used == 0, "no KV is in use when all is over", worker, kv_blocks_used)
+
     def assigned(self, worker: WorkerRef, is_taken: bool, order: StartLoad) -> None:
         require(not is_taken, "a worker belongs to one instance", worker, order)
         require(order.worker == worker, "orders reach their worker", worker, order)

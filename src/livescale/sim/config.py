@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from livescale.batching.batcher import BatcherConfig
+from livescale.batching.latency import LinearLatency
 from livescale.control.config import ControllerConfig, ModelPolicy
-from livescale.sim.latency import LinearLatency
 from livescale.sim.network import Network
 from livescale.topology import Device
 from livescale.types import ModelSpec, Value
@@ -47,6 +47,8 @@ class SimConfig(Value, frozen=True):
     block_tokens: int = 16
     run_tokens_max: int = 2048
     sequences_max: int = 256
+    oldest_prompt_percent: int = 50
+    growth_tokens: int = 64
     queue_requests_max: int = 10_000
     step_gap_ns: int = 1_000_000
     message_delay_ns: int = 200_000
@@ -61,7 +63,12 @@ class SimConfig(Value, frozen=True):
     @property
     def batcher(self) -> BatcherConfig:
         return BatcherConfig(
-            self.kv_blocks, self.block_tokens, self.run_tokens_max, self.sequences_max
+            self.kv_blocks,
+            self.block_tokens,
+            self.run_tokens_max,
+            self.sequences_max,
+            self.oldest_prompt_percent,
+            self.growth_tokens,
         )
 
     def spec(self, model: str) -> ModelSpec:

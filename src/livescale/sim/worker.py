@@ -142,6 +142,13 @@ class SimWorker:
         if self._assigned is not None and self._assigned.is_loaded:
             self._report_load(self._assigned)
 
+    def come_to_rest(self) -> None:
+        """The world is over: nothing of its requests is left."""
+        if self._assigned is not None:
+            batcher = self._assigned.batcher
+            batcher.validate()
+            self._checkers.at_rest(self.ref, batcher.pool.used)
+
     # -- orders of the controller ---------------------------------------------------------------
 
     def take_order(self, order: WorkerOrder) -> None:
@@ -284,6 +291,9 @@ class SimWorker:
             kv_blocks_used=batcher.pool.used,
             kv_blocks=batcher.pool.blocks,
             emitted_tokens=batcher.emitted_tokens,
+            preemptions=batcher.preemptions,
+            prefix_lookup_tokens=batcher.prefix_lookup_tokens,
+            reused_tokens=batcher.reused_tokens,
         )
         if report != self._last_report:
             self._last_report = report

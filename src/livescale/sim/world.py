@@ -127,6 +127,8 @@ class SimWorld:
         self._life.checker.all_answered()
         assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
         self._life.controller.validate()
+        for worker in self._workers.values():
+            worker.come_to_rest()
         self._flush(self._life)
 
     def __repr__(self) -> str:

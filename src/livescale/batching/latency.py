@@ -1,4 +1,7 @@
-"""Latency models: how long a Run takes. Integers in, nanoseconds out."""
+"""Latency models: how long a Run takes. Integers in, nanoseconds out; nothing waits here.
+
+The simulator and the timed executor share them.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,95 @@
+"""One request on an instance: what is known of it, what is computed, where its KV lies.
+
+Also how its blocks are named in the prefix index. No decisions: these are the Batcher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import msgspec
+
+from livescale.batching.run import SequenceSpec
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """A request that is here, waiting or running.
+
+    `order` numbers arrivals. `computed` positions have their KV written in every layer;
+    `prefill_tokens` were known when the request came or was last preempted.
+    """
+
+    spec: SequenceSpec
+    order: int
+    block_tokens: int
+    generated: list[int]
+    prefill_tokens: int
+    block_table: tuple[int, ...] = ()
+    computed: int = 0
+    is_started: bool = False
+    is_cancelled: bool = False
+    _keys: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, spec: SequenceSpec, order: int, block_tokens: int) -> SequenceState:
+        """The request as it arrives."""
+        known = len(spec.prompt_ids) + len(spec.generated_ids)
+        return cls(spec, order, block_tokens, list(spec.generated_ids), known)
+
+    @property
+    def known_tokens(self) -> int:
+        return len(self.spec.prompt_ids) + len(self.generated)
+
+    @property
+    def tokens_left(self) -> int:
+        """Known tokens that are not computed: 1 while it decodes, more while it is a prompt."""
+        return len(self.spec.prompt_ids) + len(self.generated) - self.computed
+
+    @property
+    def tokens_max(self) -> int:
+        """Positions the request can ever need KV for: the last generated token needs none."""
+        return len(self.spec.prompt_ids) + self.spec.sampling.output_tokens_max - 1
+
+    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
+        """The known tokens at positions `[start, stop)`."""
+        prompt = self.spec.prompt_ids
+        split = len(prompt)
+        if start >= split:
+            return tuple(self.generated[start - split : stop - split])
+        return tuple(prompt[start : min(stop, split)]) + tuple(
+            self.generated[: max(stop - split, 0)]
+        )
+
+    def key(self, block: int) -> bytes:
+        """Names the content of the request's `block`-th block, all of whose tokens are known.
+
+        It hashes the previous block's key and the block's token ids; the first block follows the
+        request's salt. Equal keys mean equal tokens from the first position on (up to a collision
+        of BLAKE2b, which nobody can make).
+        """
+        keys, size = self._keys, self.block_tokens
+        while len(keys) <= block:
+            before = keys[-1] if keys else blake2b(self.spec.cache_salt.encode()).digest()
+            start = len(keys) * size
+            assert start + size <= self.known_tokens, f"{self.spec.request}: block {block}"
+            content = _encode(self.token_ids(start, start + size))
+            keys.append(blake2b(before + content, digest_size=32).digest())
+        return keys[block]
+
+    def reusable_keys(self, first: int = 0) -> Iterator[bytes]:
+        """Keys, from the `first` block on, of the blocks that may be taken from other requests.
+
+        These are all full ones before the last token, which is always computed, because its
+        logits are wanted.
+        """
+        for block in range(first, (self.known_tokens - 1) // self.block_tokens):
+            yield self.key(block)
+
+    def next_key(self) -> bytes | None:
+        """The key of the block that is computed next, if another request's block would do."""
+        return next(self.reusable_keys(self.computed // self.block_tokens), None)

@@ -1,0 +1,121 @@
+"""Linear layers made fast on a CPU: weights copied into the blocked layout of torch's oneDNN.
+
+A matrix product over few rows spends its time reading the weights, and oneDNN reads its own layout
+two to three times as fast as a plain matrix (`benchmarks/RESULTS.md`). Linears that read the same
+rows (q, k, v; gate, up) become one product. The arena keeps the plain bytes, which other workers
+receive: packing costs the memory of the weights a second time. No attention, no families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linears of one module that are called with the same rows, in the order of the calls."""
+
+ROWS_STEP = 16
+"""Row counts above this are rounded up to a multiple: oneDNN compiles a kernel for each count."""
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if this build of torch has packed products of `dtype` on the device."""
+    has_onednn: bool = torch._C._has_mkldnn
+    if device.type != "cpu" or not has_onednn:
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Every plain `nn.Linear` inside the module computes with packed weights from now on.
+
+    Its parameters stay what they are; changes to them are no longer seen.
+    """
+    for parent in list(module.modules()):
+        linears = {
+            name: child for name, child in parent.named_children() if type(child) is nn.Linear
+        }
+        for names in GROUPS:
+            if all(name in linears for name in names):
+                _pack_group([linears.pop(name) for name in names])
+        for linear in linears.values():
+            _replace_forward(linear, packed(linear.weight, linear.bias))
+
+
+def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """`x -> x @ weight.T + bias` for rows `x` (..., in), with `weight` (out, in) packed."""
+    layout = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS_STEP)
+    product = torch.ops.mkldnn._linear_pointwise.default
+    width_in, width_out = weight.shape[1], weight.shape[0]
+    offset = None if bias is None else bias.detach()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        rows = x.numel() // width_in
+        surplus = -rows % ROWS_STEP if rows > ROWS_STEP else 0
+        if not surplus:
+            return product(x, layout, offset, "none", [], "")  # type: ignore[no-any-return]
+        padded = nn.functional.pad(x.reshape(rows, width_in), (0, 0, 0, surplus))
+        out: torch.Tensor = product(padded, layout, offset, "none", [], "")
+        return out[:rows].view(*x.shape[:-1], width_out)
+
+    return call
+
+
+# -- helpers, in the order used -----------------------------------------------------------------
+
+
+def _replace_forward(linear: nn.Linear, call: Linear) -> None:
+    # An attribute of the instance hides the method of the class.
+    setattr(linear, "forward", call)  # noqa: B010 (a plain assignment is an error to mypy)
+
+
+def _pack_group(linears: Sequence[nn.Linear]) -> None:
+    group = _Group(linears)
+    for index, linear in enumerate(linears):
+        _replace_forward(linear, group.member(index))
+
+
+class _Group:
+    """Several linears as one product: the first one called computes for all, the others take."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._widths = [linear.out_features for linear in linears]
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        assert len(biases) in (0, len(linears)), "some biases are missing"
+        weight = _joined([linear.weight.detach() for linear in linears])
+        self._product = packed(weight, torch.cat(biases) if biases else None)
+        #: the rows that the outputs belong to; held, so that no other tensor can have its identity
+        self._rows: torch.Tensor | None = None
+        self._outputs: tuple[torch.Tensor, ...] = ()
+
+    def member(self, index: int) -> Linear:
+        is_last = index == len(self._widths) - 1
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            if self._rows is not x:
+                self._outputs = torch.split(self._product(x), self._widths, dim=-1)
+                self._rows = x
+            out = self._outputs[index]
+            if is_last:
+                self._rows, self._outputs = None, ()
+            return out
+
+        return call
+
+
+def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The matrices (out, in) above each other; no copy where they lie like that in the arena."""
+    first, width_in = weights[0], weights[0].shape[1]
+    stop = first.data_ptr()
+    for weight in weights:
+        same = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or weight.data_ptr() != stop:
+            return torch.cat(list(weights))
+        stop += weight.nbytes
+    return first.as_strided((sum(len(weight) for weight in weights), width_in), (width_in, 1))

@@ -1,0 +1,152 @@
+"""The timed executor: waits as long as a latency model says, and makes tokens up. No torch.
+
+With it the real control plane, data plane and gateway run with dozens of instances on one machine.
+Parameters move through arenas as ever, but nobody computes with them.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from livescale.batching.latency import LinearLatency
+from livescale.batching.run import Run, Segment
+from livescale.engine.errors import ModelError
+from livescale.engine.model_config import parse_config
+from livescale.engine.model_files import model_spec
+from livescale.engine.run_result import RunResult
+from livescale.types import LayerSpan, Manifest, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    import torch
+
+# A prompt's last ids and its length tell prompts apart well enough for made-up tokens.
+_HASHED_TOKENS = 16
+# Sleeps end late, by 0.1 ms and more. The next Run is shortened by it, so that rates come out
+# right, but never by more than this: a machine that stood still is not caught up with.
+_OVERSLEPT_NS_MAX = 2_000_000
+
+
+@dataclass(slots=True)
+class _Assigned:
+    """The model that it pretends to run."""
+
+    manifest: Manifest
+    vocabulary: int
+    kv_blocks: int
+    materialized: set[int] = field(default_factory=set)
+
+
+class TimedExecutor:
+    """Waits instead of computing. A token depends on the prompt and the position only, so that an
+    attempt that starts anew elsewhere goes on as the last one would have; it is never a stop id."""
+
+    def __init__(self, kv_bytes: int, block_tokens: int, latency: LinearLatency) -> None:
+        if kv_bytes < 1 or block_tokens < 1:
+            raise ValueError(f"a KV pool of {kv_bytes} bytes, {block_tokens} tokens a block")
+        self.kv_bytes = kv_bytes
+        self.block_tokens = block_tokens
+        self.latency = latency
+        self._assigned: _Assigned | None = None
+        self._overslept_ns = 0
+
+    # -- a model comes and goes -------------------------------------------------------------
+
+    def assign(self, manifest: Manifest, arena: memoryview) -> None:
+        """Take the model over, with the KV blocks that a pool of `kv_bytes` would have for it.
+
+        Raises ModelError when the model does not fit (with both sizes).
+        """
+        self.release()
+        if arena.nbytes < manifest.size_bytes:
+            raise ModelError(
+                f"{manifest.model} needs {manifest.size_bytes} bytes of arena,"
+                f" there are {arena.nbytes}"
+            )
+        block_bytes = self.block_tokens * model_spec(manifest).kv_bytes_per_token
+        if block_bytes > self.kv_bytes:
+            raise ModelError(
+                f"{manifest.model} needs {block_bytes} bytes for one KV block of"
+                f" {self.block_tokens} tokens, the pool has {self.kv_bytes}"
+            )
+        vocabulary = parse_config(manifest.config_json, f"config of {manifest.model}").vocab_size
+        self._assigned = _Assigned(manifest, vocabulary, self.kv_bytes // block_bytes)
+
+    def materialize(self, layer: int) -> None:
+        """The layer may be run."""
+        self._model.materialized.add(layer)
+
+    def release(self) -> None:
+        """Forget the model."""
+        self._assigned = None
+
+    # -- what can be asked ------------------------------------------------------------------
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks that the pool would have for the assigned model."""
+        return self._model.kv_blocks
+
+    def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
+        """The latency model's word on a prefill; nothing is waited for."""
+        tokens = max(1, min(tokens, self.kv_blocks * self.block_tokens))
+        segment = Segment("warm-up", 0, 0, (0,) * tokens, (), True, SamplingParams(1))
+        elapsed_ns = self.latency.run_ns(Run(0, span, (segment,)))
+        return max(1, tokens * 1_000_000_000 // max(elapsed_ns, 1))
+
+    def __repr__(self) -> str:
+        if self._assigned is None:
+            return "<TimedExecutor, no model>"
+        manifest, materialized = self._assigned.manifest, self._assigned.materialized
+        return (
+            f"<TimedExecutor {manifest.model} {len(materialized)}/{len(manifest.layers)} layers,"
+            f" {self._assigned.kv_blocks} KV blocks>"
+        )
+
+    # -- running ----------------------------------------------------------------------------
+
+    def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
+        """Wait, then give one token per sampling segment. Whole models only."""
+        model = self._model
+        assert hidden is None, "a timed executor runs whole models"
+        assert run.span == model.manifest.span, f"{run.span} of {model.manifest.span}"
+        assert len(model.materialized) == len(model.manifest.layers), f"{self!r}"
+        self._wait(self.latency.run_ns(run))
+        sampling = [segment for segment in run.segments if segment.samples]
+        token_ids = [_token(segment, model.vocabulary) for segment in sampling]
+        logprobs = {
+            # It is certain of what it made up.
+            segment.request: TokenLogprobs(0.0, ((token_id, 0.0),))
+            for segment, token_id in zip(sampling, token_ids, strict=True)
+            if segment.sampling.logprobs is not None
+        }
+        return RunResult(None, token_ids, logprobs)
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    @property
+    def _model(self) -> _Assigned:
+        assert self._assigned is not None, f"{self!r}"
+        return self._assigned
+
+    def _wait(self, run_ns: int) -> None:
+        due_ns = time.monotonic_ns() + run_ns - self._overslept_ns
+        while (left_ns := due_ns - time.monotonic_ns()) > 0:
+            time.sleep(left_ns / 1e9)
+        self._overslept_ns = min(time.monotonic_ns() - due_ns, _OVERSLEPT_NS_MAX)
+
+
+def _token(segment: Segment, vocabulary: int) -> int:
+    position = len(segment.prompt_ids) + len(segment.generated_ids)
+    known = array("q", (*segment.prompt_ids[-_HASHED_TOKENS:], len(segment.prompt_ids), position))
+    token_id = int(xxhash.xxh3_64_intdigest(known.tobytes())) % vocabulary
+    stops = segment.sampling.stop_token_ids
+    for _ in range(len(stops) + 1):
+        if token_id not in stops:
+            break
+        token_id = (token_id + 1) % vocabulary
+    return token_id
