@@ -243,6 +243,20 @@ def test_unknown_and_wrong_variables_are_named() -> None:
     assert "environment: port must be" in message(environ={"LIVESCALE_PORT": "x"})
 
 
+def test_keys_are_no_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration is written into run records: it may name a file of keys, and no key."""
+    config = loaded(environ={"LIVESCALE_API_KEY": "sk-secret"}, api_key_file="keys")
+    assert config.api_key_file == "keys"
+    assert b"sk-secret" not in msgspec.json.encode(config)
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--api-key", "sk-secret"])
+    said = capsys.readouterr().err
+    assert "--api-key-file" in said
+    assert "sk-secret" not in said
+
+
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
         load_config(tmp_path / "nowhere.yaml", ["a"], {}, {})

@@ -31,7 +31,8 @@ from livescale.settings import (
 from livescale.slo import SloError, parse_slo
 from livescale.types import Value
 
-_NOT_SETTINGS = ("LIVESCALE_DATA",)
+# Where data lies is no business of a pool; a key must not stand among values that are written down.
+_NOT_SETTINGS = ("LIVESCALE_DATA", "LIVESCALE_API_KEY")
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 
@@ -59,7 +60,22 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     port: Annotated[int, About("port of the HTTP API; 0 takes a free one", upper=65535)] = 8000
     workers: Annotated[int, About("worker processes, one per device", "", 1, 4096)] = 3
     worker_threads: Annotated[int, About("compute threads of a worker", "", 1, 1024)] = 1
-    device: Annotated[str, About("what a worker computes on", choices=("cpu",))] = "cpu"
+    device: Annotated[
+        str, About("what a worker computes on; timed: it only waits", choices=("cpu", "timed"))
+    ] = "cpu"
+    timed_run_us: Annotated[
+        int, About("time that a timed worker takes for anything it computes", "us", 0, 60_000_000)
+    ] = 8000
+    timed_token_us: Annotated[
+        int, About("time that a timed worker takes for every token on top", "us", 0, 60_000_000)
+    ] = 67
+    weights_layout: Annotated[
+        str,
+        About(
+            "packed: a CPU computes with a second, faster copy of the parameters; plain: without",
+            choices=("packed", "plain"),
+        ),
+    ] = "packed"
     arena_bytes: Annotated[int, About("memory for parameters, per worker", "bytes", _MIB, _TIB)] = (
         _GIB
     )
@@ -82,12 +98,40 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     sequences_max: Annotated[
         int, About("requests that an instance computes at once", "requests", 1, 1 << 16)
     ] = 64
+    oldest_prompt_percent: Annotated[
+        int,
+        About("share of prompt work for the oldest prompt; shorter ones get the rest", "%", 1, 100),
+    ] = 50
+    growth_tokens: Annotated[
+        int,
+        About("room kept for each running request when another is admitted", "tokens", 0, 1 << 20),
+    ] = 64
     dispatched_ahead_max: Annotated[
         int, About("requests sent to an instance before it can start them", "requests", 1, 4096)
     ] = 8
     queue_requests_max: Annotated[
-        int, About("requests that wait before new ones are refused", "requests", 1, 1 << 20)
+        int, About("waiting requests of a model above which new ones are refused", "requests", 1)
     ] = 1024
+    queue_prompt_tokens_max: Annotated[
+        int | None,
+        About("prompt tokens of those, above which new ones are refused; none: no limit", "tokens"),
+    ] = 1 << 20
+    request_timeout_s: Annotated[
+        int | None,
+        About("time from arrival to last token, then a request is ended; none: no limit", "s", 1),
+    ] = None
+    receive_timeout_s: Annotated[
+        int, About("time that a client has to send a request", "s", 1, 86_400)
+    ] = 60
+    stalled_client_s: Annotated[
+        int, About("time without reading after which a client is cut off", "s", 1, 86_400)
+    ] = 60
+    api_key_file: Annotated[
+        str | None, About("file of the keys that /v1 asks for, one per line; none: open to all")
+    ] = None
+    metrics_compat: Annotated[
+        str, About("names under which /metrics shows its figures again", choices=("none", "vllm"))
+    ] = "none"
     step_gap_us: Annotated[
         int, About("shortest time between two decisions", "us", 0, 1_000_000)
     ] = 1000
@@ -178,6 +222,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             help=words.replace("%", "%%"),
         )
+    group.add_argument("--api-key", type=_refused_key, help=argparse.SUPPRESS)
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, object]:
@@ -237,6 +282,13 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
             raise ConfigError(unknown("environment: unknown variable", variable, known))
         given[known[variable]] = environ[variable]
     return read_values(given, SETTINGS, "environment: ", is_text=True)
+
+
+def _refused_key(_key: str) -> None:
+    raise argparse.ArgumentTypeError(
+        "every user of the machine can read a command line: put keys into a file and name it with"
+        " --api-key-file, or one into LIVESCALE_API_KEY"
+    )
 
 
 # -- what must hold between settings --------------------------------------------------------------

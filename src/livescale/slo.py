@@ -75,10 +75,17 @@ class SloAbsolute(Value, frozen=True):
         gap would fail a request of many tokens for one hiccup, and would grow stricter with the
         length of the answer. One token has no TBT and meets any bound on it.
         """
-        if not timing.ok or timing.ttft_ns is None or timing.ttft_ns > self.ttft_ns:
-            return False
-        mean_ns = timing.tbt_mean_ns
-        return self.tbt_ns is None or mean_ns is None or mean_ns <= self.tbt_ns
+        return (
+            timing.ok and self.is_ttft_met(timing.ttft_ns) and self.is_tbt_met(timing.tbt_mean_ns)
+        )
+
+    def is_ttft_met(self, ttft_ns: int | None) -> bool:
+        """The first token came (None: it did not), and in time."""
+        return ttft_ns is not None and ttft_ns <= self.ttft_ns
+
+    def is_tbt_met(self, tbt_mean_ns: int | None) -> bool:
+        """The mean time between tokens is within the bound; without two tokens it is."""
+        return self.tbt_ns is None or tbt_mean_ns is None or tbt_mean_ns <= self.tbt_ns
 
     def __str__(self) -> str:
         ttft = f"ttft={_decimal_ms(self.ttft_ns)}ms"

@@ -26,12 +26,12 @@ LONG = 4000
 class Serve:
     """A running `livescale serve`."""
 
-    def __init__(self, *words: object) -> None:
+    def __init__(self, *words: object, **environ: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "livescale.cli.main", "serve", *map(str, words)],
             stdout=subprocess.PIPE,
             text=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")},
+            env={k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")} | environ,
             start_new_session=True,
         )
         self.url = ""
@@ -50,8 +50,8 @@ class Serve:
 
 
 @contextlib.contextmanager
-def serve(*words: object) -> Iterator[Serve]:
-    running = Serve(*words)
+def serve(*words: object, **environ: str) -> Iterator[Serve]:
+    running = Serve(*words, **environ)
     killer = threading.Timer(WAIT_S, running.process.kill)
     killer.start()
     try:
@@ -105,10 +105,10 @@ def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path
         threads[0].start()
         started.wait(WAIT_S)  # it runs: the instance is full now
         # One after the other: the second would be refused while the first is not dispatched.
-        for number, row in ((1, "num_requests_running 2.0"), (2, "num_requests_waiting 1.0")):
+        for number, row in ((1, 'running{model="tiny"} 2.0'), (2, 'waiting{model="tiny"} 1.0')):
             threads.append(threading.Thread(target=stream, args=(number, 5)))
             threads[-1].start()
-            wait_for_gauge(row)
+            wait_for_gauge(f"num_requests_{row}")
         refused = httpx.post(f"{running.url}/v1/completions", json=body(1), timeout=WAIT_S)
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) >= 1
@@ -124,6 +124,39 @@ def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path
         gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
         assert not alive
         assert len(gone) == 3
+
+
+def test_keys_are_asked_for_and_never_written_down(
+    tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record, keys = tmp_path / "record.jsonl", tmp_path / "keys"
+    keys.write_text("sk-of-the-file\n")
+    flags = ("--workers", 1, "--record", record, "--api-key-file", keys, "--log-level", "debug")
+    with serve(
+        *(tiny_model, "--port", 0, *flags, "--metrics-compat", "vllm"),
+        LIVESCALE_API_KEY="sk-of-the-environment",
+    ) as running:
+        url = f"{running.url}/v1/completions"
+        assert httpx.post(url, json=body(1), timeout=WAIT_S).status_code == 401
+        for key in ("sk-of-the-file", "sk-of-the-environment"):
+            headers = {"Authorization": f"Bearer {key}"}
+            answer = httpx.post(url, json=body(20, False), headers=headers, timeout=WAIT_S)
+            assert answer.status_code == 200
+        metrics = httpx.get(f"{running.url}/metrics", timeout=WAIT_S).text
+        labels = '{engine="0",model_name="tiny"}'
+        assert f"vllm:generation_tokens_total{labels} 40.0" in metrics
+        assert f"vllm:num_preemptions_total{labels} 0.0" in metrics
+        assert f"vllm:kv_cache_usage_perc{labels}" in metrics
+        for child in running.children():
+            assert "sk-of" not in " ".join([*child.cmdline(), *child.environ().values()])
+        running.process.send_signal(signal.SIGTERM)
+        running.wait_until_printed("stopped")
+        assert running.process.wait(WAIT_S) == 0
+    logged = capfd.readouterr().err
+    assert "answered with 401" in logged
+    written = record.read_text() + "".join(running.printed) + logged
+    assert str(keys) in written  # the settings are there
+    assert "sk-of" not in written
 
 
 def test_killing_the_supervisor_leaves_no_process(tiny_model: Path) -> None:

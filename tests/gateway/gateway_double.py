@@ -9,23 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from starlette.applications import Starlette
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from livescale.gateway.app import create_app
-from livescale.gateway.backend import GenerateRequest, ModelCard, TokenChunk
+from livescale.gateway.backend import GenerateRequest, ModelCard, Reading, TokenChunk
+from livescale.gateway.limits import Limits
 from livescale.gateway.server import serve
-from livescale.types import FinishReason
+from livescale.types import FinishReason, TokenLogprobs
 
 WAIT_S = 20.0
+LIMITS = Limits(body_bytes_max=100_000)
 MODEL_TOKENS_MAX = 200
+NEVER_CHOSEN = 7
+"""A token with a probability of 0, by the scripted logprobs."""
 TEXT = "the quick brown fox 🦊 jumps over the lazy dog – naïve café 日本語 👩‍👩‍👧"
 SENTENCES = [
     "the quick brown fox jumps over the lazy dog",
@@ -77,6 +83,16 @@ class Script:
     token_ids: list[int]
     then: Exception | asyncio.Event | None = None
     refusal: Exception | None = None
+    #: raised before the prompt is tokenized
+    admission: Exception | None = None
+
+
+def scripted_logprobs(token_id: int, likely: int | None) -> TokenLogprobs | None:
+    """Some logprobs that tell which token they are for; one of them is minus infinity."""
+    if likely is None:
+        return None
+    top = tuple(((token_id + place) % 320, -place / 8 - token_id / 1e3) for place in range(likely))
+    return TokenLogprobs(-math.inf if token_id == NEVER_CHOSEN else -token_id / 1e3, top)
 
 
 @dataclass
@@ -88,15 +104,21 @@ class ScriptedStream:
     waiting: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     is_finished: bool = False
+    is_stopped: bool = False
+    queued_s: float | None = 0.25
 
     async def __aiter__(self) -> AsyncIterator[TokenChunk]:
         sampling = self.request.sampling
         token_ids = [*self.script.token_ids]
         for index, token_id in enumerate(token_ids):
-            is_last = index + 1 == sampling.output_tokens_max
-            self.is_finished = is_last
-            yield TokenChunk(index, token_id, FinishReason.LENGTH if is_last else None)
-            if is_last:
+            reason = None
+            if token_id in sampling.stop_token_ids:
+                reason = FinishReason.STOP
+            elif index + 1 == sampling.output_tokens_max:
+                reason = FinishReason.LENGTH
+            self.is_finished = reason is not None
+            yield self._chunk(index, token_id, reason)
+            if reason is not None:
                 return
             await asyncio.sleep(0)  # lets other requests run between two tokens, as in life
         if isinstance(self.script.then, Exception):
@@ -105,18 +127,26 @@ class ScriptedStream:
         if isinstance(self.script.then, asyncio.Event):
             await self.script.then.wait()
         self.is_finished = True
-        yield TokenChunk(len(token_ids), self.eos, FinishReason.STOP)
+        yield self._chunk(len(token_ids), self.eos, FinishReason.STOP)
+
+    def _chunk(self, index: int, token_id: int, reason: FinishReason | None) -> TokenChunk:
+        likely = self.request.sampling.logprobs
+        return TokenChunk(index, token_id, reason, scripted_logprobs(token_id, likely))
 
     def cancel(self) -> None:
         if not self.is_finished:
             self.cancelled.set()
 
     def stop(self) -> None:
-        self.is_finished = True
+        assert not self.is_finished, "the backend has ended it already"
+        self.is_finished = self.is_stopped = True
 
 
 class ScriptedBackend:
-    """Follows `script` for each request and keeps the streams it handed out."""
+    """Follows `script` for each request and keeps the streams it handed out.
+
+    While there are `next_scripts`, each request takes the first of them instead.
+    """
 
     def __init__(self, cards: tuple[ModelCard, ...], token_ids: list[int]) -> None:
         self._cards = cards
@@ -127,8 +157,11 @@ class ScriptedBackend:
 
     def reset(self) -> None:
         self.script = Script(self._token_ids)
+        self.next_scripts: list[Script] = []
         self.is_up = True
         self.streams.clear()
+        #: (model, requests, about so many prompt tokens) of each admission that was asked for
+        self.admitted: list[tuple[str, int, int]] = []
 
     def models(self) -> tuple[ModelCard, ...]:
         return self._cards
@@ -136,17 +169,35 @@ class ScriptedBackend:
     def is_ready(self) -> bool:
         return self.is_up
 
-    def submit(self, request: GenerateRequest) -> ScriptedStream:
-        if self.script.refusal is not None:
-            raise self.script.refusal
-        stream = ScriptedStream(request, self.script, self._cards[0].eos_token_ids[0])
+    def submit(self, requests: Sequence[GenerateRequest]) -> list[ScriptedStream]:
+        streams = [self._open(request) for request in requests]
         with self._lock:
-            self.streams.append(stream)
+            self.streams += streams
             self._lock.notify_all()
-        return stream
+        return streams
 
-    def gauges(self) -> dict[str, int]:
-        return {"requests_running": 3, 'instances{model="tiny"}': 2, 'instances{model="b"}': 1}
+    def _open(self, request: GenerateRequest) -> ScriptedStream:
+        script = self.next_scripts.pop(0) if self.next_scripts else self.script
+        if script.refusal is not None:
+            raise script.refusal
+        return ScriptedStream(request, script, self._cards[0].eos_token_ids[0])
+
+    @contextlib.contextmanager
+    def admit(self, model: str, requests: int, prompt_tokens: int) -> Iterator[None]:
+        self.admitted.append((model, requests, prompt_tokens))
+        if self.script.admission is not None:
+            raise self.script.admission
+        yield
+
+    def readings(self) -> list[Reading]:
+        tiny, other = (("model", "tiny"),), (("model", "b"),)
+        return [
+            Reading("requests_running", 3),
+            Reading("instances", 2, tiny),
+            Reading("kv_cache_usage_perc", 0.5, tiny),
+            Reading("num_preemptions_total", 7, tiny),
+            Reading("instances", 1, other),
+        ]
 
     def wait_for_stream(self, count: int = 1) -> ScriptedStream:
         """The `count`-th stream, once it has been asked for."""
@@ -158,10 +209,19 @@ class ScriptedBackend:
 class LocalServer:
     """`serve` in a thread of its own, on an ephemeral loopback port."""
 
-    def __init__(self, app: Starlette, drain_s: float) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        drain_s: float,
+        limits: Limits,
+        send_buffer_bytes: int | None = None,
+    ) -> None:
         self._app = app
         self._drain_s = drain_s
+        self._limits = limits
         self._sock = socket.create_server(("127.0.0.1", 0))
+        if send_buffer_bytes is not None:  # connections inherit it
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         self.port: int = self._sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._ready = threading.Event()
@@ -173,7 +233,7 @@ class LocalServer:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._ready.set()
-        await serve(self._app, self._sock, self._stop, self._drain_s)
+        await serve(self._app, self._sock, self._stop, self._drain_s, self._limits)
 
     def call(self, function: object, *args: object) -> None:
         """Run a function in the server's loop."""
@@ -188,9 +248,14 @@ class LocalServer:
 
 
 @contextlib.contextmanager
-def running(backend: ScriptedBackend, drain_s: float = 0.2) -> Iterator[LocalServer]:
-    app = create_app(backend, request_prefix="gw", body_bytes_max=100_000)
-    server = LocalServer(app, drain_s)
+def running(
+    backend: ScriptedBackend,
+    drain_s: float = 0.2,
+    limits: Limits = LIMITS,
+    **options: Any,
+) -> Iterator[LocalServer]:
+    app = create_app(backend, request_prefix="gw", limits=limits, **options)
+    server = LocalServer(app, drain_s, limits)
     try:
         yield server
     finally:

@@ -30,14 +30,20 @@ def test_completion(http: httpx.Client, backend: ScriptedBackend, tokenizer: Tok
     answer = http.post("/v1/completions", json=body).json()
     [stream] = backend.streams
     prompt_ids = tuple(tokenizer.encode("the quick").ids)
-    expected = GenerateRequest(
-        stream.request.request, "tiny", prompt_ids, SamplingParams(100, (1,))
-    )
+    seed = stream.request.sampling.seed
+    sampling = SamplingParams(100, (1,), temperature=1.0, seed=seed)
+    expected = GenerateRequest(stream.request.request, "tiny", prompt_ids, sampling)
     assert stream.request == expected
     assert answer["object"] == "text_completion"
     assert answer["id"] == f"cmpl-{stream.request.request}"
     assert answer["choices"] == [
-        {"text": TEXT, "index": 0, "logprobs": None, "finish_reason": "stop"}
+        {
+            "text": TEXT,
+            "index": 0,
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
     ]
     generated = len(backend.script.token_ids) + 1  # the EOS token counts, its text does not show
     assert answer["usage"] == {
@@ -130,7 +136,8 @@ def test_prompt_as_list_of_one_string(http: httpx.Client, backend: ScriptedBacke
 def test_ignore_eos(http: httpx.Client, backend: ScriptedBackend) -> None:
     body = {"model": "tiny", "prompt": "x", "ignore_eos": True, "max_tokens": 4}
     assert http.post("/v1/completions", json=body).is_success
-    assert backend.streams[0].request.sampling == SamplingParams(4, (), True)
+    sampling = backend.streams[0].request.sampling
+    assert (sampling.stop_token_ids, sampling.ignore_eos) == ((), True)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,8 @@ def test_harmless_parameters_are_accepted(http: httpx.Client) -> None:
         "logprobs": None,
         "presence_penalty": 0,
         "logit_bias": {},
-        "tools": [],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "none",
         "response_format": {"type": "text"},
         "some_load_generators_field": {"deep": [1]},
     }
@@ -215,7 +223,7 @@ def test_openai_client_sees_typed_errors(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="tiny"):
         client.completions.create(model="nope", prompt="x")
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="tiny", prompt="x", temperature=0.7)
+        client.completions.create(model="tiny", prompt="x", temperature=-0.7)
     assert caught.value.param == "temperature"
 
 

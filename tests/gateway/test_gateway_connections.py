@@ -52,6 +52,21 @@ def test_disconnect_cancels(
     assert running_stream.cancelled.wait(WAIT_S)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_disconnect_cancels_every_choice(
+    stream: bool, shared_server: LocalServer, backend: ScriptedBackend
+) -> None:
+    ids = backend.script.token_ids
+    backend.script = Script(ids[:2], then=asyncio.Event())
+    backend.next_scripts = [Script(ids[:1])]
+    body = {**PROMPT, "prompt": ["x", "y"], "n": 2, "stream": stream}
+    with connect_and_post(shared_server, body):
+        for number in (2, 3, 4):
+            assert backend.wait_for_stream(number).waiting.wait(WAIT_S)
+    for entry in backend.streams[1:]:
+        assert entry.cancelled.wait(WAIT_S)
+
+
 def test_reset_cancels(shared_server: LocalServer, backend: ScriptedBackend) -> None:
     backend.script = Script([5], then=asyncio.Event())
     sock = connect_and_post(shared_server, {**PROMPT, "stream": True})

@@ -7,12 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
-from gateway_double import TEXT, build_model_directory
+from gateway_double import TEMPLATE, TEXT, build_model_directory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.errors import ApiError
 from livescale.gateway.schema import ContentPart, Message
 from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TokenDecoder
@@ -23,8 +24,8 @@ relaxed = settings(
 )
 
 
-def decode_stepwise(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    decoder = TokenDecoder(tokenizer)
+def decode_stepwise(tokenizer: Tokenizer, ids: list[int], skips: bool = True) -> list[str]:
+    decoder = TokenDecoder(tokenizer, skips)
     return [*(decoder.push(token_id) for token_id in ids), decoder.flush()]
 
 
@@ -35,13 +36,13 @@ def test_pieces_join_to_the_text(text: str, tokenizer: Tokenizer) -> None:
     assert "".join(decode_stepwise(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@given(ids=st.lists(st.integers(0, 319), max_size=30))
+@given(ids=st.lists(st.integers(0, 319), max_size=30), skips=st.booleans())
 @relaxed
 def test_any_tokens_join_to_what_the_tokenizer_decodes(
-    ids: list[int], tokenizer: Tokenizer
+    ids: list[int], skips: bool, tokenizer: Tokenizer
 ) -> None:
-    whole = tokenizer.decode(ids, skip_special_tokens=True)
-    assert "".join(decode_stepwise(tokenizer, ids)) == whole
+    whole = tokenizer.decode(ids, skip_special_tokens=skips)
+    assert "".join(decode_stepwise(tokenizer, ids, skips)) == whole
 
 
 def test_no_piece_ends_inside_a_character(tokenizer: Tokenizer, text_ids: list[int]) -> None:
@@ -90,6 +91,16 @@ def test_long_text_gives_the_same_ids_off_the_loop(
     chat = asyncio.run(codec.encode_chat([Message("user", long)]))
     rendered = f"<s><|user|>{long}<|assistant|>"
     assert list(chat) == tokenizer.encode(rendered, add_special_tokens=False).ids
+
+
+@given(texts=st.lists(unicode_text, max_size=4), special=st.booleans())
+@relaxed
+def test_several_texts_are_encoded_like_one(
+    texts: list[str], special: bool, model_directory: Path, tokenizer: Tokenizer
+) -> None:
+    codec = TextCodec.load(model_directory)
+    alone = [tuple(tokenizer.encode(text, add_special_tokens=special).ids) for text in texts]
+    assert asyncio.run(codec.encode_all(texts, special)) == alone
 
 
 def test_chat_is_rendered_with_special_tokens_once(
@@ -173,3 +184,31 @@ def test_ids_are_those_of_transformers(
     for _, text in contents:
         expected = reference(text, truncation=False)["input_ids"]
         assert list(asyncio.run(codec.encode(text))) == expected
+
+
+STRIPPING = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}"
+
+
+@given(
+    contents=st.lists(st.tuples(st.sampled_from(["user", "assistant"]), unicode_text), min_size=1),
+    template=st.sampled_from([TEMPLATE, STRIPPING]),
+)
+@relaxed
+def test_a_message_is_continued_as_in_transformers(
+    contents: list[tuple[str, str]], template: str, reference: PreTrainedTokenizerFast
+) -> None:
+    chat = [{"role": role, "content": text} for role, text in contents]
+    expected = reference.apply_chat_template(
+        chat, chat_template=template, continue_final_message=True, tokenize=False
+    )
+    messages = [Message(role, text) for role, text in contents]  # type: ignore[arg-type]
+    rendered = ChatTemplate(template, {"bos_token": "<s>"}).render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert rendered == expected
+
+
+def test_a_template_that_drops_the_message_cannot_continue_it() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    with pytest.raises(ApiError, match="final message"):
+        template.render([Message("user", "a"), Message("user", "b")], False, True)

@@ -34,6 +34,7 @@ class Answer:
             "model": "tiny",
             "prompt": self.prompt_ids,
             "max_tokens": max_tokens,
+            "temperature": 0,
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,

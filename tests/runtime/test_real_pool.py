@@ -94,6 +94,33 @@ def test_both_endpoints_with_the_official_client(pool: LocalPool) -> None:
     assert streamed == chat.choices[0].message.content
 
 
+def test_choices_seeds_stops_and_logprobs_through_the_whole_pool(pool: LocalPool) -> None:
+    def ask(**said: object) -> dict[str, object]:
+        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 12, "ignore_eos": True}
+        body |= {"return_token_ids": True, **said}
+        response = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    three = ask(n=3, seed=11)["choices"]
+    alone = [ask(seed=11 + place)["choices"][0] for place in range(3)]
+    ids = [choice["token_ids"] for choice in three]
+    assert ids == [choice["token_ids"] for choice in alone]
+    assert len({tuple(entry) for entry in ids}) == 3
+    greedy = ask(temperature=0, logprobs=2)["choices"][0]
+    for chosen, likely in zip(
+        greedy["logprobs"]["token_logprobs"], greedy["logprobs"]["top_logprobs"], strict=True
+    ):
+        assert chosen == max(likely.values()) <= 0
+    # A stop string that ends the text early frees the request: others run after it.
+    half = greedy["text"][len(greedy["text"]) // 2 :][:3]
+    stopped = ask(temperature=0, stop=half)
+    [choice] = stopped["choices"]
+    assert choice["text"] == greedy["text"][: greedy["text"].index(half)]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", half)
+    assert choice["token_ids"] == greedy["token_ids"][: len(choice["token_ids"])]
+
+
 def test_killing_the_controller_does_not_touch_streams(
     pool: LocalPool, oracle: GreedyOracle
 ) -> None:
@@ -183,7 +210,7 @@ def kv_blocks_used(pool: LocalPool) -> int:
     [
         ({"model": "tiny", "prompt": [5] * 5000, "max_tokens": 1}, 400, ["5000", "4096"]),
         ({"model": "huge", "prompt": [5], "max_tokens": 1}, 404, ["huge", "tiny"]),
-        ({"model": "tiny", "prompt": [5], "temperature": 1}, 400, ["temperature"]),
+        ({"model": "tiny", "prompt": [5], "temperature": -1}, 400, ["temperature"]),
     ],
 )
 def test_wrong_requests_are_explained(

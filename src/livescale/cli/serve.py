@@ -35,14 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(config: PoolConfig) -> int:
     started = time.monotonic()
-    pool = Pool(config)
+    pool = Pool(config, os.environ)
     for line in describe(pool.models):
         print(line)
-    print(f"starting {config.workers} workers …", flush=True)
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted.set)
+    print(f"starting {config.workers} workers …", flush=True)
     async with pool:
         stop = asyncio.create_task(interrupted.wait())
         ready = asyncio.create_task(pool.ready())

@@ -1,11 +1,14 @@
-"""The endpoints: from an HTTP request to a checked GenerateRequest, and the small GETs.
+"""The endpoints: from an HTTP request to the generations it asks for, and the small GETs.
 
 No sockets (see `server.py`) and no generation (see `streaming.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,36 +18,42 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from livescale.gateway.backend import Backend, GenerateRequest, ModelCard
+from livescale import __version__
+from livescale.gateway.admission import estimated_prompts, refusals_answered
+from livescale.gateway.answers import ModelEntry, ModelList
+from livescale.gateway.backend import Backend, ModelCard
+from livescale.gateway.choices import ChoiceOrder
 from livescale.gateway.envelope import Envelope
 from livescale.gateway.errors import (
     ApiError,
     answer_api_error,
     answer_http_exception,
     body_too_large,
-    context_length_exceeded,
-    invalid,
     model_not_found,
-    quoted,
+    request_too_slow,
     unavailable,
 )
-from livescale.gateway.metrics import CONTENT_TYPE, UNKNOWN_MODEL, Metrics
+from livescale.gateway.keys import KeyGate
+from livescale.gateway.limits import Limits
+from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics
+from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
+from livescale.gateway.orders import choice_orders
+from livescale.gateway.prompts import Prompt, check_chat, raw_prompts, read_chat, read_prompts
 from livescale.gateway.replies import ChatReply, CompletionReply, Reply, ReplyHead
+from livescale.gateway.sampling import Asked, check_defaults, read_asked
 from livescale.gateway.schema import (
     Body,
     ChatBody,
     CompletionBody,
     GenerationBody,
-    ModelEntry,
-    ModelList,
     StreamOptions,
     decode_body,
 )
 from livescale.gateway.streaming import Generation
-from livescale.gateway.text import TextCodec
-from livescale.types import SamplingParams
+from livescale.gateway.text import TextCodec, estimated_messages
+from livescale.gateway.tokenize import Tokenization
+from livescale.slo import SloAbsolute
 
-BODY_BYTES_MAX = 8 * 1024 * 1024
 COMPLETION_OUTPUT_TOKENS = 16
 """Tokens of a completion that names no maximum: OpenAI's default."""
 CHAT_OUTPUT_TOKENS = 256
@@ -56,59 +65,114 @@ come, so clients who leave the maximum out would keep others from running.
 
 
 def create_app(
-    backend: Backend, *, request_prefix: str, body_bytes_max: int = BODY_BYTES_MAX
+    backend: Backend,
+    *,
+    request_prefix: str,
+    limits: Limits | None = None,
+    key_digests: Sequence[str] = (),
+    slo: SloAbsolute | None = None,
+    has_vllm_metrics: bool = False,
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
-    Request ids are `{request_prefix}-{n}`. Reads the tokenizers of all models; raises ValueError
-    naming the file that is missing or broken.
+    Request ids are `{request_prefix}-{n}`; without `key_digests` (see `keys.py`) everybody is
+    served. Reads the tokenizers of all models; raises ValueError naming the file that is missing,
+    broken or recommends what cannot be sampled.
     """
-    gateway = _Gateway(backend, body_bytes_max)
+    metrics = Metrics((card.name for card in backend.models()), slo)
+    page = MetricsPage(metrics, backend, has_vllm_metrics)
+    gateway = _Gateway(backend, limits or Limits(), metrics, page)
     app = Starlette(
         routes=[
             Route("/v1/completions", gateway.completions, methods=["POST"]),
             Route("/v1/chat/completions", gateway.chat_completions, methods=["POST"]),
             Route("/v1/models", gateway.list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", gateway.show_model, methods=["GET"]),
+            Route("/tokenize", gateway.tokenization.tokenize, methods=["POST"]),
+            Route("/detokenize", gateway.tokenization.detokenize, methods=["POST"]),
+            Route("/version", show_version, methods=["GET"]),
+            Route("/live", is_alive, methods=["GET"]),
+            Route("/ping", gateway.health, methods=["GET", "POST"]),
             Route("/health", gateway.health, methods=["GET"]),
             Route("/metrics", gateway.show_metrics, methods=["GET"]),
         ],
-        middleware=[Middleware(Envelope, request_prefix=request_prefix)],
+        middleware=[
+            Middleware(Envelope, request_prefix=request_prefix),
+            Middleware(KeyGate, digests=key_digests),
+        ],
         exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, in OpenAI's shape
     return app
 
 
+async def show_version(request: Request) -> Response:
+    """GET /version"""
+    return _json({"version": __version__})
+
+
+async def is_alive(request: Request) -> Response:
+    """GET /live: 200 as long as the process answers at all."""
+    return _json({"status": "ok"})
+
+
 class _Gateway:
     """The endpoints of one application."""
 
-    def __init__(self, backend: Backend, body_bytes_max: int) -> None:
+    def __init__(
+        self, backend: Backend, limits: Limits, metrics: Metrics, page: MetricsPage
+    ) -> None:
         self._backend = backend
-        self._body_bytes_max = body_bytes_max
+        self._limits = limits
+        self._metrics = metrics
+        self._page = page
         self._cards = {card.name: card for card in backend.models()}
+        for card in self._cards.values():
+            check_defaults(card)
         self._codecs = {name: TextCodec.load(card.directory) for name, card in self._cards.items()}
-        self._metrics = Metrics(backend)
+        self.tokenization = Tokenization(
+            self._cards, self._codecs, lambda request: _read_body(request, limits)
+        )
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         body, card = await self._body(request, CompletionBody)
+        codec = self._codecs[card.name]
         with self._metrics.counting_rejections(card.name):
-            ids = await _completion_ids(self._codecs[card.name], body.prompt)
-            sampling = _sampling(card, len(ids), body, COMPLETION_OUTPUT_TOKENS, "prompt")
-        head = _reply_head(f"cmpl-{request.state.request}", card.name, ids, body)
-        return self._generation(request, CompletionReply(head), body, sampling)
+            raw = raw_prompts(body.prompt)
+            asked = read_asked(card, codec.vocabulary, body, len(raw))
+            with self._admitted(card.name, estimated_prompts(raw) * asked.choices):
+                prompts = await read_prompts(
+                    codec, raw, body.add_special_tokens is not False, bool(body.echo)
+                )
+            orders = choice_orders(
+                *(asked, prompts, card, codec),
+                request=request.state.request,
+                client_request_id=request.state.client_request_id,
+                tokens_default=COMPLETION_OUTPUT_TOKENS,
+                param="prompt",
+            )
+        head = _reply_head(f"cmpl-{request.state.request}", card.name, asked, prompts, body)
+        return self._generation(request, CompletionReply(head), orders, bool(body.stream))
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         body, card = await self._body(request, ChatBody)
+        codec = self._codecs[card.name]
         with self._metrics.counting_rejections(card.name):
-            if not body.messages:
-                raise invalid("messages is empty", "messages")
-            ids = await self._codecs[card.name].encode_chat(body.messages)
-            sampling = _sampling(card, len(ids), body, CHAT_OUTPUT_TOKENS, "messages")
-        head = _reply_head(f"chatcmpl-{request.state.request}", card.name, ids, body)
-        return self._generation(request, ChatReply(head), body, sampling)
+            asked = read_asked(card, codec.vocabulary, body, 1)
+            check_chat(body)
+            with self._admitted(card.name, [estimated_messages(body.messages)] * asked.choices):
+                prompts = [await read_chat(codec, body)]
+            orders = choice_orders(
+                *(asked, prompts, card, codec),
+                request=request.state.request,
+                client_request_id=request.state.client_request_id,
+                tokens_default=CHAT_OUTPUT_TOKENS,
+                param="messages",
+            )
+        head = _reply_head(f"chatcmpl-{request.state.request}", card.name, asked, prompts, body)
+        return self._generation(request, ChatReply(head), orders, bool(body.stream))
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models"""
@@ -126,13 +190,13 @@ class _Gateway:
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics"""
-        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+        return Response(await self._page.text(), headers={"content-type": CONTENT_TYPE})
 
     # -- helpers, in the order used ---------------------------------------------------------
 
     async def _body(self, request: Request, body_type: type[Body]) -> tuple[Body, ModelCard]:
         with self._metrics.counting_rejections(UNKNOWN_MODEL):
-            body = decode_body(await _read_body(request, self._body_bytes_max), body_type)
+            body = decode_body(await _read_body(request, self._limits), body_type)
             return body, self._card(body.model)
 
     def _card(self, name: str) -> ModelCard:
@@ -141,94 +205,59 @@ class _Gateway:
             raise model_not_found(name, self._cards)
         return card
 
+    @contextmanager
+    def _admitted(self, model: str, prompts: list[int]) -> Iterator[None]:
+        """Places are held for prompts of about so many tokens while they are tokenized.
+
+        Raises ApiError (503) instead when there is no room.
+        """
+        with (
+            refusals_answered(),
+            self._backend.admit(model, len(prompts), sum(prompts)),
+        ):
+            yield
+
     def _generation(
-        self, request: Request, reply: Reply, body: GenerationBody, sampling: SamplingParams
+        self, request: Request, reply: Reply, orders: Sequence[ChoiceOrder], is_streamed: bool
     ) -> Generation:
-        state, head = request.state, reply.head
         return Generation(
             self._backend,
-            GenerateRequest(
-                state.request, head.model, head.prompt_ids, sampling, state.client_request_id
-            ),
+            orders,
             reply,
-            self._codecs[head.model].decoder(),
             self._metrics,
-            state.arrived_s,
-            is_streamed=bool(body.stream),
+            request.state.arrived_s,
+            is_streamed,
+            self._limits.request_timeout_s,
         )
 
 
-async def _read_body(request: Request, body_bytes_max: int) -> bytes:
-    """The whole body. Raises ApiError (413) before more than the bound is kept in memory."""
+async def _read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body. Raises ApiError: 413 before more than the bound is kept in memory, 408."""
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > body_bytes_max:
-        raise body_too_large(body_bytes_max)
+    if declared.isdigit() and int(declared) > limits.body_bytes_max:
+        raise body_too_large(limits.body_bytes_max)
     received = bytearray()
-    async for part in request.stream():
-        received += part
-        if len(received) > body_bytes_max:
-            raise body_too_large(body_bytes_max)
+    try:
+        async with asyncio.timeout(limits.receive_timeout_s):
+            async for part in request.stream():
+                received += part
+                if len(received) > limits.body_bytes_max:
+                    raise body_too_large(limits.body_bytes_max)
+    except TimeoutError:
+        raise request_too_slow(limits.receive_timeout_s) from None
     return bytes(received)
 
 
-async def _completion_ids(
-    codec: TextCodec, prompt: str | list[int | str | list[int]]
-) -> tuple[int, ...]:
-    """The one prompt's ids. Raises ApiError (400) for several, none or foreign ids."""
-    if isinstance(prompt, list) and any(not isinstance(entry, int) for entry in prompt):
-        if len(prompt) != 1:
-            raise invalid(f"One prompt per request is supported, got {len(prompt)}", "prompt")
-        [only] = prompt
-        assert not isinstance(only, int)
-        return await _completion_ids(codec, list(only) if isinstance(only, list) else only)
-    if isinstance(prompt, str):
-        return await codec.encode(prompt) if prompt else ()
-    ids = tuple(entry for entry in prompt if isinstance(entry, int))
-    for token_id in ids:
-        if not 0 <= token_id < codec.vocabulary:
-            raise invalid(
-                f"Token id {token_id} is not in the model's vocabulary (0 to"
-                f" {codec.vocabulary - 1})",
-                "prompt",
-            )
-    return ids
-
-
-def _sampling(
-    card: ModelCard, prompt_tokens: int, body: GenerationBody, tokens_default: int, param: str
-) -> SamplingParams:
-    """How to generate. Raises ApiError (400) if prompt and output do not fit the model."""
-    limit = card.model_tokens_max
-    if prompt_tokens == 0:
-        raise invalid(f"{param} is empty", param)
-    if prompt_tokens >= limit:
-        raise context_length_exceeded(
-            f"The prompt has {prompt_tokens} tokens; {quoted(card.name)} takes at most {limit},"
-            " the generated ones included",
-            param,
-        )
-    asked = body.output_tokens
-    if asked is not None and prompt_tokens + asked > limit:
-        raise context_length_exceeded(
-            f"The prompt has {prompt_tokens} tokens and {asked} more are asked for, which makes"
-            f" {prompt_tokens + asked}; {quoted(card.name)} takes at most {limit}",
-            param,
-        )
-    is_ignoring_eos = bool(body.ignore_eos)
-    return SamplingParams(
-        output_tokens_max=asked or min(tokens_default, limit - prompt_tokens),
-        stop_token_ids=() if is_ignoring_eos else card.eos_token_ids,
-        ignore_eos=is_ignoring_eos,
-    )
-
-
-def _reply_head(id: str, model: str, ids: tuple[int, ...], body: GenerationBody) -> ReplyHead:
+def _reply_head(
+    id: str, model: str, asked: Asked, prompts: Sequence[Prompt], body: GenerationBody
+) -> ReplyHead:
     options = body.stream_options or StreamOptions()
     return ReplyHead(
         id=id,
         created=int(time.time()),
         model=model,
-        prompt_ids=ids,
+        prompts=tuple(prompt.ids for prompt in prompts),
+        choices=asked.choices,
         wants_usage=bool(options.include_usage),
         wants_usage_always=bool(options.continuous_usage_stats),
         wants_token_ids=bool(body.return_token_ids),

@@ -5,7 +5,8 @@ Only protocols, the values that cross them and their errors live here. No HTTP, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -60,11 +61,20 @@ class TokenChunk:
     logprobs: TokenLogprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One current amount for /metrics: a counter if its name ends in `_total`, else a gauge."""
+
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
 class QueueFull(Exception):
     """The pool holds as many requests as it may; the client should come back later."""
 
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(f"too many requests are waiting, retry after {retry_after_s:g} s")
+    def __init__(self, retry_after_s: float, reason: str = "too many requests are waiting") -> None:
+        super().__init__(f"{reason}, retry after {retry_after_s:.3g} s")
         self.retry_after_s = retry_after_s
 
 
@@ -80,8 +90,12 @@ class TokenStream(Protocol):
     """The tokens of one accepted request.
 
     Iteration yields TokenChunks with consecutive indices and ends after the one that carries
-    `finish_reason`; it raises GenerationFailed when the request cannot be finished.
+    `finish_reason`; it raises GenerationFailed when the request cannot be finished. `queued_s` is
+    how long it waited for an instance (None: no instance has taken it yet).
     """
+
+    @property
+    def queued_s(self) -> float | None: ...
 
     def __aiter__(self) -> AsyncIterator[TokenChunk]: ...
 
@@ -101,11 +115,18 @@ class Backend(Protocol):
     def is_ready(self) -> bool:
         """True when requests are accepted (the answer of /health)."""
 
-    def submit(self, request: GenerateRequest) -> TokenStream:
-        """Accept the request. Raises QueueFull or Unavailable."""
+    def admit(self, model: str, requests: int, prompt_tokens: int) -> AbstractContextManager[None]:
+        """Hold places for requests that are being tokenized: together about so many tokens.
 
-    def gauges(self) -> dict[str, int]:
-        """Current amounts for /metrics, by metric name without prefix.
-
-        A name may carry labels as Prometheus writes them: `instances{model="m"}`.
+        Entering raises QueueFull or Unavailable. The places are given back on leaving; `submit`
+        takes them anew, then with the exact number.
         """
+
+    def submit(self, requests: Sequence[GenerateRequest]) -> Sequence[TokenStream]:
+        """Accept all of the requests, which are one client's to one model, or none.
+
+        Raises QueueFull or Unavailable.
+        """
+
+    def readings(self) -> list[Reading]:
+        """Current amounts for /metrics; names without prefix, models in the label `model`."""

@@ -20,6 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from livescale.gateway.errors import invalid
 from livescale.gateway.schema import Message
 
+_END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Put behind a message that is to be continued, to find its end in the rendered text."""
+
 
 class ChatTemplate:
     """A model's chat template with its special tokens."""
@@ -45,12 +48,30 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template of {directory} is not valid: {error}") from error
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text, generation prompt added. Raises ApiError (400) if it refuses."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The prompt text. Raises ApiError (400) if the template refuses the messages.
+
+        With `continue_final_message` it ends where the last message does, as if its author went on.
+        """
         plain = [_plain(message, place) for place, message in enumerate(messages)]
+        final = plain[-1]["content"] if continue_final_message else None
+        if final is not None:
+            plain[-1]["content"] += _END_TAG
+        text = self._render(plain, add_generation_prompt)
+        return text if final is None else _up_to_tag(text, final)
+
+    def _render(self, plain: list[dict[str, str]], add_generation_prompt: bool) -> str:
         try:
             return self._template.render(
-                messages=plain, tools=None, add_generation_prompt=True, **self._special_tokens
+                messages=plain,
+                tools=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
             )
         except Exception as error:
             # Foreign code: whatever it raises (its own refusal, a TypeError over a role it does
@@ -72,15 +93,29 @@ def _plain(message: Message, place: int) -> dict[str, str]:
     return plain
 
 
+def _up_to_tag(text: str, final: str) -> str:
+    """The text in front of the tag. Raises ApiError (400) if the template moved the message."""
+    # As transformers does it: templates that strip messages strip the tag's space, too, and then
+    # the message's own trailing space is not theirs, either.
+    place = text.rfind(_END_TAG.rstrip())
+    if place < 0 or final.strip() not in text:
+        message = (
+            "The model's chat template does not keep the final message: it cannot be continued"
+        )
+        raise invalid(message, "continue_final_message", code="chat_template_error")
+    is_space_kept = text.startswith(_END_TAG, place)
+    return text[:place] if is_space_kept else text[:place].rstrip()
+
+
 def _text(message: Message, place: int) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
     texts = []
-    for part in message.content:
+    for number, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
             raise invalid(
                 "Only content parts of the form {'type': 'text', 'text': ...} are supported",
-                f"messages[{place}].content",
+                f"messages[{place}].content[{number}].{'type' if part.type != 'text' else 'text'}",
                 "unsupported_content",
             )
         texts.append(part.text)

@@ -27,6 +27,8 @@ _SANE_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 class Envelope:
     """Gives each request an id and an arrival time, echoes X-Request-Id, answers for bugs.
 
+    Each answer that is an error is a line in the log, at level info, with both ids.
+
     Sets in `scope["state"]`: `request` (unique: prefix and number), `client_request_id` (str or
     None) and `arrived_s` (time.monotonic).
     """
@@ -53,6 +55,11 @@ class Envelope:
             if message["type"] == "http.response.start":
                 has_started = True
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = client_request_id or request
+                if message["status"] >= 400:
+                    log.info(
+                        *("request %s (client's id %r): %s %.200r answered with %d", request),
+                        *(client_request_id, scope["method"], scope["path"], message["status"]),
+                    )
             await send(message)
 
         try:

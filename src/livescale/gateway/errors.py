@@ -77,6 +77,30 @@ def model_not_found(name: str, available: Iterable[str]) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+def unauthorized() -> ApiError:
+    """401: no API key, or one that is not known. Which of both is nobody's business."""
+    return ApiError(
+        401,
+        "A valid API key is needed: send the header 'Authorization: Bearer KEY'",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def request_too_slow(receive_timeout_s: float) -> ApiError:
+    """408: the request was not here after the time that a client has to send it."""
+    message = f"The request was not complete after {receive_timeout_s:g} s"
+    # The rest of the body is still on its way: the connection is of no use any more.
+    return ApiError(408, message, code="request_incomplete", headers={"Connection": "close"})
+
+
+def head_too_large(head_bytes_max: int) -> ApiError:
+    """431: no end of the headers in sight."""
+    return ApiError(
+        431, f"The request's headers exceed {head_bytes_max} bytes", code="headers_too_large"
+    )
+
+
 def body_too_large(body_bytes_max: int) -> ApiError:
     """413: the request body is larger than the bound."""
     message = f"The request body exceeds {body_bytes_max} bytes"
@@ -85,9 +109,19 @@ def body_too_large(body_bytes_max: int) -> ApiError:
 
 def queue_full(message: str, retry_after_s: float) -> ApiError:
     """503 with Retry-After: the pool takes no more requests for now."""
-    # The header counts whole seconds; 0 would invite clients to spin.
-    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    headers = {
+        # This one counts whole seconds; 0 would invite clients to spin.
+        "Retry-After": str(max(1, math.ceil(retry_after_s))),
+        # Not a standard, but OpenAI's clients prefer it.
+        "retry-after-ms": str(max(1, math.ceil(1000 * retry_after_s))),
+    }
     return ApiError(503, message, type="server_error", code="queue_full", headers=headers)
+
+
+def request_timed_out(timeout_s: float) -> ApiError:
+    """504: the request did not finish within the time that the pool gives one."""
+    message = f"The request did not finish within {timeout_s:g} s"
+    return ApiError(504, message, type="server_error", code="request_timeout")
 
 
 def unavailable(message: str, code: str = "unavailable") -> ApiError:

@@ -1,24 +1,19 @@
-"""What the gateway counts, in Prometheus' text format.
+"""What the gateway counts, per model. How the page is written is told in `metrics_page.py`.
 
-Each application has its own registry, so that several can live in one process. Labels take only
-names of served models: clients must not be able to create time series.
+Everything is counted and read on the gateway's event loop, in plain integers: a token costs well
+under a microsecond. Labels take only names of served models: clients must not be able to create
+time series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
-
-from livescale.gateway.backend import Backend
 from livescale.gateway.errors import ApiError
+from livescale.slo import SloAbsolute
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "livescale_"
 UNKNOWN_MODEL = ""
 
 FIRST_TOKEN_BUCKETS_S = (
@@ -29,112 +24,144 @@ INTER_TOKEN_BUCKETS_S = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06),
     *(0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0),
 )
+REQUEST_BUCKETS_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0),
+    *(15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0, 960.0),
+)
+
+FINISHED_REASONS = {
+    "stop": "stop",
+    "length": "length",
+    "cancelled": "abort",
+    "failed": "error",
+    "timeout": "error",
+}
+"""Outcomes of accepted requests, and the words vLLM has for them."""
+REFUSALS = ("rejected", "unavailable")
+"""Outcomes of requests that were not accepted: the client's fault (4xx), or the pool's (503)."""
+SLO_PARTS = ("ttft", "tbt", "all")
+
+
+class Buckets:
+    """How many values lie in each interval; a bound belongs to the interval below it."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+class ModelCounts:
+    """All that is counted of one model."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.outcomes = dict.fromkeys((*FINISHED_REASONS, *REFUSALS), 0)
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.first_token = Buckets(FIRST_TOKEN_BUCKETS_S)
+        self.inter_token = Buckets(INTER_TOKEN_BUCKETS_S)
+        self.request = Buckets(REQUEST_BUCKETS_S)
+        self.queue = Buckets(REQUEST_BUCKETS_S)
+        #: (part of the SLO, was it met) -> requests
+        self.slo = {(part, is_met): 0 for part in SLO_PARTS for is_met in (True, False)}
+        self.goodput_tokens = 0
+
+    def judged(self, is_ttft_met: bool, is_tbt_met: bool) -> None:
+        """A request's times are known."""
+        self.slo["ttft", is_ttft_met] += 1
+        self.slo["tbt", is_tbt_met] += 1
+        self.slo["all", is_ttft_met and is_tbt_met] += 1
 
 
 class Metrics:
-    """Counters and histograms of one application, and the backend's gauges."""
+    """The counts of one application. `slo` None: nothing is judged."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            PREFIX + "requests",
-            "Generation requests by how they ended",
-            ("model", "outcome"),
-            registry=self._registry,
-        )
-        self._prompt = Counter(
-            PREFIX + "prompt_tokens",
-            "Prompt tokens of accepted requests",
-            ("model",),
-            registry=self._registry,
-        )
-        self._generated = Counter(
-            PREFIX + "generation_tokens",
-            "Tokens generated",
-            ("model",),
-            registry=self._registry,
-        )
-        self._first_token = Histogram(
-            PREFIX + "time_to_first_token_seconds",
-            "Time from the arrival of a request to its first token",
-            ("model",),
-            buckets=FIRST_TOKEN_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._inter_token = Histogram(
-            PREFIX + "inter_token_latency_seconds",
-            "Time between two consecutive tokens of a request",
-            ("model",),
-            buckets=INTER_TOKEN_BUCKETS_S,
-            registry=self._registry,
-        )
-        self._registry.register(_BackendGauges(backend))
+    def __init__(self, models: Iterable[str], slo: SloAbsolute | None = None) -> None:
+        self.slo = slo
+        self.models = {model: ModelCounts(model) for model in (UNKNOWN_MODEL, *models)}
 
-    def request_ended(self, model: str, outcome: str) -> None:
-        """`outcome`: stop, length, cancelled, failed, rejected (4xx) or unavailable (503)."""
-        self._requests.labels(model, outcome).inc()
+    def request_refused(self, model: str, outcome: str) -> None:
+        """A request was not accepted: `outcome` is one of REFUSALS."""
+        counts = self.models[model]
+        counts.outcomes[outcome] += 1
+        if self.slo is not None and outcome == "unavailable" and model != UNKNOWN_MODEL:
+            # Or a pool could reach its objective by refusing.
+            counts.judged(False, False)
 
     @contextmanager
     def counting_rejections(self, model: str) -> Iterator[None]:
-        """An ApiError raised inside is counted as a rejected request."""
+        """An ApiError raised inside is counted as a refused request."""
         try:
             yield
-        except ApiError:
-            self.request_ended(model, "rejected")
+        except ApiError as error:
+            self.request_refused(model, "unavailable" if error.status == 503 else "rejected")
             raise
 
     def meter(self, model: str, prompt_tokens: int, arrived_s: float) -> TokenMeter:
         """A meter for one accepted request that arrived at `arrived_s`."""
-        self._prompt.labels(model).inc(prompt_tokens)
-        return TokenMeter(
-            self._generated.labels(model),
-            self._first_token.labels(model),
-            self._inter_token.labels(model),
-            arrived_s,
-        )
-
-    def text(self) -> bytes:
-        """Everything, in the text format of CONTENT_TYPE."""
-        return generate_latest(self._registry)
+        counts = self.models[model]
+        counts.prompt_tokens += prompt_tokens
+        return TokenMeter(counts, self.slo, arrived_s)
 
 
 class TokenMeter:
-    """Measures one request's tokens as they come."""
+    """Measures one request: its tokens as they come, and its end."""
 
-    def __init__(
-        self, generated: Counter, first: Histogram, between: Histogram, arrived_s: float
-    ) -> None:
-        self._generated = generated
-        self._first = first
-        self._between = between
-        self._last_s = arrived_s
+    __slots__ = ("_arrived_s", "_counts", "_first_s", "_last_s", "_slo", "tokens")
+
+    def __init__(self, counts: ModelCounts, slo: SloAbsolute | None, arrived_s: float) -> None:
+        self._counts = counts
+        self._slo = slo
+        self._arrived_s = arrived_s
+        self._first_s = self._last_s = arrived_s
         self.tokens = 0
 
     def token(self, now_s: float) -> None:
         """One more token has come."""
-        histogram = self._between if self.tokens else self._first
-        histogram.observe(now_s - self._last_s)
-        self._generated.inc()
+        counts = self._counts
+        if self.tokens:
+            counts.inter_token.add(now_s - self._last_s)
+        else:
+            counts.first_token.add(now_s - self._arrived_s)
+            self._first_s = now_s
+        counts.generation_tokens += 1
         self._last_s = now_s
         self.tokens += 1
 
+    def end(self, outcome: str, queued_s: float | None) -> None:
+        """The request is over; `outcome` is one of FINISHED_REASONS. Called once.
 
-class _BackendGauges(Collector):
-    """Asks the backend at each scrape; its names may carry labels (`instances{model="m"}`)."""
+        `queued_s` is how long it waited for an instance, None if none took it. A finished request
+        ended with its last token: how fast the client reads is not the pool's latency.
+        """
+        counts = self._counts
+        counts.outcomes[outcome] += 1
+        if queued_s is not None:
+            counts.queue.add(queued_s)
+        is_finished = outcome in ("stop", "length")
+        if is_finished:
+            counts.request.add(self._last_s - self._arrived_s)
+        # Why a client left is not known: neither met nor missed.
+        if self._slo is not None and outcome != "cancelled":
+            self._judge(self._slo, is_finished)
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def _judge(self, slo: SloAbsolute, is_finished: bool) -> None:
+        ttft_ns = _ns(self._first_s - self._arrived_s) if self.tokens else None
+        gaps = self.tokens - 1
+        tbt_mean_ns = _ns(self._last_s - self._first_s) // gaps if gaps > 0 else None
+        is_ttft_met = slo.is_ttft_met(ttft_ns)
+        is_tbt_met = is_finished and slo.is_tbt_met(tbt_mean_ns)
+        self._counts.judged(is_ttft_met, is_tbt_met)
+        if is_ttft_met and is_tbt_met:
+            self._counts.goodput_tokens += self.tokens
 
-    def describe(self) -> list[Metric]:
-        return []  # the names are the backend's; asking for them here would ask it at start
 
-    def collect(self) -> Iterator[Metric]:
-        lines = [f"{PREFIX}{key} {value}" for key, value in sorted(self._backend.gauges().items())]
-        gauges: dict[str, GaugeMetricFamily] = {}
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                if sample.name not in gauges:
-                    title = sample.name.removeprefix(PREFIX).replace("_", " ")
-                    gauges[sample.name] = GaugeMetricFamily(sample.name, title)
-                gauges[sample.name].add_sample(sample.name, sample.labels, sample.value)
-        yield from gauges.values()
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,28 +1,33 @@
-"""The two endpoints' answers as bytes: one event per token, or one body for all of them.
+"""The two endpoints' answers as bytes: events of pieces, or one body for all of them.
 
-Pure: what is generated and when it is sent is decided in `streaming.py`.
+Pure: what is generated and when it is sent is decided elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from livescale.gateway.schema import (
+from livescale.gateway.answers import (
     AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatLogprobs,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
     Delta,
+    TokenLogprob,
+    TopLogprob,
     Usage,
 )
-from livescale.types import FinishReason
+from livescale.gateway.choices import Piece, ScoredToken, SpelledLogprob
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
@@ -30,38 +35,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Generated text with the tokens it comes from; the last one carries `finish_reason`."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ReplyHead:
     """What all parts of one answer share, and what the client wants in them.
 
-    `wants_usage` asks for a last event with the usage, `wants_usage_always` for it in each event.
+    Each prompt has `choices` answers. `wants_usage` asks for a last event with the usage,
+    `wants_usage_always` for it in each event: that of all choices so far.
     """
 
     id: str
     created: int
     model: str
-    prompt_ids: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    choices: int
     wants_usage: bool = False
     wants_usage_always: bool = False
     wants_token_ids: bool = False
 
     def usage(self, completion_tokens: int) -> Usage:
-        prompt_tokens = len(self.prompt_ids)
+        prompt_tokens = sum(map(len, self.prompts))
         return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
-
-    def event_usage(self, completion_tokens: int) -> Usage | UnsetType | None:
-        """OpenAI: null in all events but the last when usage is asked for, else absent."""
-        if self.wants_usage_always:
-            return self.usage(completion_tokens)
-        return None if self.wants_usage else UNSET
 
     def if_ids(self, value: T) -> T | UnsetType:
         """The value if the client wants token ids."""
@@ -73,14 +65,14 @@ class Reply(Protocol):
 
     head: ReplyHead
 
-    def event(self, piece: Piece, completion_tokens: int, is_first: bool) -> bytes:
-        """The event of one piece; `completion_tokens` counts up to and with it."""
+    def event(self, piece: Piece, completion_tokens: int) -> bytes:
+        """The event of one piece; `completion_tokens` counts all choices', up to and with it."""
 
     def usage_event(self, completion_tokens: int) -> bytes:
         """The event behind the last piece when usage is asked for."""
 
-    def whole(self, piece: Piece) -> bytes:
-        """The body of an answer that is not streamed."""
+    def whole(self, choices: Sequence[Piece]) -> bytes:
+        """The body of an answer that is not streamed: each choice in one piece."""
 
 
 class CompletionReply:
@@ -88,29 +80,40 @@ class CompletionReply:
 
     def __init__(self, head: ReplyHead) -> None:
         self.head = head
+        empty = Completion(id=head.id, created=head.created, model=head.model, choices=[])
+        self._frame = _EventFrame(empty, head)
 
-    def event(self, piece: Piece, completion_tokens: int, is_first: bool) -> bytes:
-        choice = self._choice(piece, has_prompt_ids=is_first)
-        return sse(self._body([choice], self.head.event_usage(completion_tokens)))
+    def event(self, piece: Piece, completion_tokens: int) -> bytes:
+        return self._frame.event(self._choice(piece, piece.is_first), completion_tokens)
 
     def usage_event(self, completion_tokens: int) -> bytes:
-        return sse(self._body([], self.head.usage(completion_tokens)))
+        return self._frame.usage_event(completion_tokens)
 
-    def whole(self, piece: Piece) -> bytes:
-        choice = self._choice(piece, has_prompt_ids=True)
-        return msgspec.json.encode(self._body([choice], self.head.usage(len(piece.token_ids))))
+    def whole(self, choices: Sequence[Piece]) -> bytes:
+        head = self.head
+        body = Completion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[self._choice(piece, True) for piece in choices],
+            usage=head.usage(_tokens(choices)),
+        )
+        return msgspec.json.encode(body)
 
     def _choice(self, piece: Piece, has_prompt_ids: bool) -> CompletionChoice:
-        return CompletionChoice(
-            text=piece.text,
-            finish_reason=piece.finish_reason,
-            token_ids=self.head.if_ids(piece.token_ids),
-            prompt_token_ids=self.head.if_ids(self.head.prompt_ids) if has_prompt_ids else UNSET,
-        )
-
-    def _body(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
         head = self.head
-        return Completion(head.id, head.created, head.model, choices, usage=usage)
+        choice = CompletionChoice(
+            piece.text,
+            piece.choice,
+            None if piece.scored is None else _completion_logprobs(piece.scored),
+            piece.finish_reason,
+            piece.stop_reason,
+        )
+        if head.wants_token_ids:
+            choice.token_ids = piece.token_ids
+            if has_prompt_ids:
+                choice.prompt_token_ids = head.prompts[piece.choice // head.choices]
+        return choice
 
 
 class ChatReply:
@@ -118,42 +121,114 @@ class ChatReply:
 
     def __init__(self, head: ReplyHead) -> None:
         self.head = head
+        empty = ChatChunk(id=head.id, created=head.created, model=head.model, choices=[])
+        self._frame = _EventFrame(empty, head)
 
-    def event(self, piece: Piece, completion_tokens: int, is_first: bool) -> bytes:
+    def event(self, piece: Piece, completion_tokens: int) -> bytes:
         head = self.head
         choice = ChatChunkChoice(
-            Delta("assistant" if is_first else UNSET, piece.text),
-            finish_reason=piece.finish_reason,
-            token_ids=head.if_ids(piece.token_ids),
+            Delta("assistant" if piece.is_first else UNSET, piece.text),
+            piece.choice,
+            None if piece.scored is None else _chat_logprobs(piece.scored),
+            piece.finish_reason,
+            piece.stop_reason,
+            head.if_ids(piece.token_ids),
         )
-        chunk = ChatChunk(
-            *(head.id, head.created, head.model, [choice]),
-            usage=head.event_usage(completion_tokens),
-            prompt_token_ids=head.if_ids(head.prompt_ids) if is_first else UNSET,
-        )
-        return sse(chunk)
+        prompt_ids = b""
+        if head.wants_token_ids and piece.is_first:
+            prompt_ids = b',"prompt_token_ids":' + msgspec.json.encode(head.prompts[0])
+        return self._frame.event(choice, completion_tokens, prompt_ids)
 
     def usage_event(self, completion_tokens: int) -> bytes:
-        head = self.head
-        return sse(
-            ChatChunk(head.id, head.created, head.model, [], usage=head.usage(completion_tokens))
-        )
+        return self._frame.usage_event(completion_tokens)
 
-    def whole(self, piece: Piece) -> bytes:
+    def whole(self, choices: Sequence[Piece]) -> bytes:
         head = self.head
-        choice = ChatChoice(
-            AssistantMessage(piece.text),
-            finish_reason=piece.finish_reason,
-            token_ids=head.if_ids(piece.token_ids),
-        )
         body = ChatCompletion(
-            *(head.id, head.created, head.model, [choice]),
-            usage=head.usage(len(piece.token_ids)),
-            prompt_token_ids=head.if_ids(head.prompt_ids),
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=[self._choice(piece) for piece in choices],
+            usage=head.usage(_tokens(choices)),
+            prompt_token_ids=head.if_ids(head.prompts[0]),
         )
         return msgspec.json.encode(body)
 
+    def _choice(self, piece: Piece) -> ChatChoice:
+        return ChatChoice(
+            AssistantMessage(piece.text),
+            piece.choice,
+            None if piece.scored is None else _chat_logprobs(piece.scored),
+            piece.finish_reason,
+            piece.stop_reason,
+            self.head.if_ids(piece.token_ids),
+        )
 
-def sse(body: msgspec.Struct) -> bytes:
-    """The body as a server-sent event."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+class _EventFrame:
+    """The bytes that all events of an answer have in common, encoded once."""
+
+    def __init__(self, empty: Completion | ChatChunk, head: ReplyHead) -> None:
+        """`empty` is an event without choices, which are its last field."""
+        body = msgspec.json.encode(empty)
+        assert body.endswith(b'"choices":[]}'), body
+        self._head = head
+        self._front = b"data: " + body[:-2]
+        # OpenAI: null in all events but the last when usage is asked for, else absent.
+        self._usage = b'],"usage":null' if head.wants_usage else b"]"
+
+    def event(
+        self, choice: CompletionChoice | ChatChunkChoice, completion_tokens: int, rest: bytes = b""
+    ) -> bytes:
+        usage = self._usage
+        if self._head.wants_usage_always:
+            usage = self._usage_so_far(completion_tokens)
+        return b"".join((self._front, msgspec.json.encode(choice), usage, rest, b"}\n\n"))
+
+    def usage_event(self, completion_tokens: int) -> bytes:
+        return self._front + self._usage_so_far(completion_tokens) + b"}\n\n"
+
+    def _usage_so_far(self, completion_tokens: int) -> bytes:
+        return b'],"usage":' + msgspec.json.encode(self._head.usage(completion_tokens))
+
+
+def _tokens(pieces: Sequence[Piece]) -> int:
+    return sum(len(piece.token_ids) for piece in pieces)
+
+
+def _completion_logprobs(scored: Sequence[ScoredToken]) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        text_offset=[token.text_offset for token in scored],
+        token_logprobs=[token.chosen.logprob for token in scored],
+        tokens=[token.chosen.text for token in scored],
+        top_logprobs=[_by_text(token) for token in scored],
+    )
+
+
+def _by_text(token: ScoredToken) -> dict[str, float]:
+    # Different tokens may have the same text; the likelier one, which comes first, counts.
+    by_text: dict[str, float] = {}
+    for candidate in (*token.top, token.chosen):
+        by_text.setdefault(candidate.text, candidate.logprob)
+    return by_text
+
+
+def _chat_logprobs(scored: Sequence[ScoredToken]) -> ChatLogprobs:
+    return ChatLogprobs(
+        [
+            TokenLogprob(
+                token.chosen.text,
+                token.chosen.logprob,
+                list(token.chosen.spelled),
+                [_top_logprob(candidate) for candidate in token.top],
+            )
+            for token in scored
+        ]
+    )
+
+
+def _top_logprob(candidate: SpelledLogprob) -> TopLogprob:
+    return TopLogprob(candidate.text, candidate.logprob, list(candidate.spelled))

@@ -1,20 +1,19 @@
-"""Bodies of requests and responses as OpenAI defines them, and the step from bytes to requests.
+"""Bodies of the requests as OpenAI defines them, and the step from bytes to them.
 
-Shapes only: what a value means for generation is decided in `app.py`. Fields beyond OpenAI's:
-`ignore_eos`, `return_token_ids`, `stream_options.continuous_usage_stats` (names as in vLLM).
+Types only: ranges and meaning are decided in `sampling.py`, `prompts.py` and `chat.py`, responses
+are in `answers.py`. Fields beyond OpenAI's have vLLM's names.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from livescale.gateway.errors import ApiError, invalid
 from livescale.gateway.parameters import refuse_unsupported
-from livescale.types import FinishReason
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -25,14 +24,31 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
-    """What both endpoints share."""
+    """What both endpoints share. None: the client says nothing."""
 
     model: str
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
     return_token_ids: bool | None = None
 
     @property
@@ -42,9 +58,11 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
 
 class CompletionBody(GenerationBody, kw_only=True):
-    """Body of POST /v1/completions. A list of prompts may hold exactly one."""
+    """Body of POST /v1/completions. A list of integers is one prompt, any other list several."""
 
     prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -63,110 +81,35 @@ class ChatBody(GenerationBody, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: list[Message]
-
-
-class Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class CompletionChoice(msgspec.Struct):
-    text: str
-    index: int = 0
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-
-
-class Completion(msgspec.Struct):
-    """Response of /v1/completions, and each event of its stream."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    object: str = "text_completion"
-    usage: Usage | UnsetType | None = UNSET
-
-
-class Delta(msgspec.Struct):
-    role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-
-
-class ChatChunkChoice(msgspec.Struct):
-    delta: Delta
-    index: int = 0
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatChunk(msgspec.Struct):
-    """One event of a streamed /v1/chat/completions."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    object: str = "chat.completion.chunk"
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-
-
-class AssistantMessage(msgspec.Struct):
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct):
-    message: AssistantMessage
-    index: int = 0
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletion(msgspec.Struct):
-    """Response of /v1/chat/completions."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    object: str = "chat.completion"
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
-
-
-class ModelEntry(msgspec.Struct):
-    id: str
-    created: int
-    max_model_len: int
-    object: str = "model"
-    owned_by: str = "livescale"
-
-
-class ModelList(msgspec.Struct):
-    data: list[ModelEntry]
-    object: str = "list"
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 Body = TypeVar("Body", bound=GenerationBody)
+AnyBody = TypeVar("AnyBody")
 
 _PLACE = re.compile(r"`\$\.?([^`]*)`$")
 _MISSING_FIELD = re.compile(r"required field `(\w+)`")
 
 
 def decode_body(raw: bytes, body_type: type[Body]) -> Body:
-    """The checked request body. Raises ApiError (400) that names the field where it can."""
+    """The body of a generation request, which asks for nothing that is not available."""
+    honoured = body_type.__struct_fields__
+    return decode_as(raw, body_type, lambda fields: refuse_unsupported(fields, honoured))
+
+
+def decode_as(
+    raw: bytes,
+    body_type: type[AnyBody],
+    check: Callable[[dict[str, object]], None] = lambda fields: None,
+) -> AnyBody:
+    """The body with checked types. Raises ApiError (400) that names the field where it can."""
     try:
         fields = msgspec.json.decode(raw)
         if isinstance(fields, dict):
-            refuse_unsupported(fields)
+            check(fields)
         return msgspec.convert(fields, body_type)
     except msgspec.ValidationError as error:
         raise _validation_error(error) from None

@@ -1,35 +1,58 @@
 """An application on a listening socket, until it is told to stop.
 
 The event loop is the caller's: run it with uvloop (`uvloop.run(serve(...))`). Nothing here knows
-what the application does.
+what the application does; connections whose client is too slow to be served are closed here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import http
+import logging
 import socket
+import struct
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from livescale.gateway.errors import ApiError, head_too_large, invalid, request_too_slow
+from livescale.gateway.limits import Limits
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that they do not meet one being closed."""
 CANCEL_S = 5.0
 """Time for cancelled responses to tell their clients, after the drain time is over."""
+HEAD_BYTES_MAX = 64 * 1024
+"""Bytes of request line and headers: nobody means well with more."""
+LINGER_S = 1.0
+"""After the time for a request is over the application may still say so."""
 
 
-async def serve(app: ASGIApp, sock: socket.socket, stop: asyncio.Event, drain_s: float) -> None:
+async def serve(
+    app: ASGIApp,
+    sock: socket.socket,
+    stop: asyncio.Event,
+    drain_s: float,
+    limits: Limits | None = None,
+) -> None:
     """Serve on `sock` (bound, and closed on return) until `stop` is set; then drain.
 
     After `stop` no connection is accepted, running responses may finish for `drain_s` seconds, and
     what still runs then is cancelled. No signal handler is installed.
     """
+    # uvicorn takes any callable that makes a protocol.
+    protocol: Any = functools.partial(_Connection, limits=limits or Limits())
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -47,6 +70,151 @@ async def serve(app: ASGIApp, sock: socket.socket, stop: asyncio.Event, drain_s:
     finally:
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection, with a bound on what a client can hold by doing nothing.
+
+    `_receiving` runs while a request is not here completely: one that trickles in is ended.
+    `_reading` runs while the client should read: one that reads nothing is cut off, and the
+    application sees it leave. Neither costs anything per token.
+    """
+
+    def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._receiving: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0
+        self._is_in_head = True
+        self._heads = 0
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect(self._limits.receive_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._receiving, self._reading):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    # -- a request that does not arrive ---------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        was_in_head, heads = self._is_in_head, self._heads
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        # The parser itself would keep any amount of headers. Only what is head alone counts.
+        if was_in_head and self._heads == heads:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self._refuse(head_too_large(HEAD_BYTES_MAX))
+        # Bytes have ended the wait for the next request, and may have begun none (empty lines).
+        if self._receiving is None and not self._is_answering():
+            self._expect(self._limits.receive_timeout_s)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._head_bytes = 0
+        self._expect(self._limits.receive_timeout_s)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._heads += 1
+        # The application has the same time for the body, and answers when it is over.
+        self._expect(self._limits.receive_timeout_s + LINGER_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(invalid(msg, code="invalid_http"))
+
+    def _expect(self, timeout_s: float) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+        self._receiving = self.loop.call_later(timeout_s, self._receive_timed_out)
+
+    def _receive_timed_out(self) -> None:
+        if self._is_answering():
+            # A pipelined request waits for its turn, not for its client.
+            self._expect(self._limits.receive_timeout_s)
+        elif self._is_in_head:
+            self._refuse(request_too_slow(self._limits.receive_timeout_s))
+        else:
+            self.transport.abort()
+
+    def _is_answering(self) -> bool:
+        """A request that is here completely is being answered on this connection."""
+        cycle = self.cycle
+        is_running = cycle is not None and not cycle.response_complete and not cycle.more_body
+        return is_running or bool(self.pipeline)
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what is not a request, or not yet, and close. No id: it never got one."""
+        if not self._is_answering() and not self.transport.is_closing():
+            body = error.body()
+            head = (
+                f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode("ascii") + body)
+        self._close()
+
+    # -- a client that does not read ------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self.transport.is_closing():
+            self._watch_reading()  # the rest has to go, too
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_reading()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Close when the client has read what it was sent; it must not take forever."""
+        self.transport.close()
+        self._watch_reading()
+
+    def _watch_reading(self) -> None:
+        if self._reading is None:
+            self._unread_bytes = self.transport.get_write_buffer_size()
+            self._reading = self.loop.call_later(self._limits.stalled_client_s, self._check_reading)
+
+    def _check_reading(self) -> None:
+        """Nothing was added meanwhile (writing is paused, or over): less means that it reads."""
+        self._reading = None
+        unread_bytes = self.transport.get_write_buffer_size()
+        if unread_bytes and unread_bytes < self._unread_bytes:
+            self._watch_reading()
+        elif unread_bytes:
+            seconds = f"{self._limits.stalled_client_s:g} s"
+            log.info("%s read nothing for %s: its connection is closed", self.client, seconds)
+            # With a reset: the kernel must not keep what it could not send, either.
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
 
 
 class _Server(uvicorn.Server):

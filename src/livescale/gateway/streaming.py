@@ -1,7 +1,8 @@
 """One accepted request from submission to the last byte of its answer.
 
-Whatever way it ends (tokens, failure, client gone, server stopping), its TokenStream is cancelled
-and its outcome is counted exactly once. What the bytes look like is decided in `replies.py`.
+Whatever way it ends (tokens, failure, client gone, time over, server stopping), its TokenStreams
+are cancelled and the outcome of each is counted exactly once. What the tokens say is decided in
+`choices.py`, what the bytes look like in `replies.py`.
 """
 
 from __future__ import annotations
@@ -9,32 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from livescale.gateway.backend import (
-    Backend,
-    GenerateRequest,
-    GenerationFailed,
-    QueueFull,
-    TokenChunk,
-    TokenStream,
-    Unavailable,
-)
-from livescale.gateway.errors import (
-    ApiError,
-    generation_failed,
-    internal_error,
-    queue_full,
-    stopping,
-    unavailable,
-)
-from livescale.gateway.metrics import Metrics, TokenMeter
-from livescale.gateway.replies import DONE_EVENT, Piece, Reply
-from livescale.gateway.text import TokenDecoder
-from livescale.types import FinishReason
+from livescale.gateway.admission import refusals_answered
+from livescale.gateway.backend import Backend
+from livescale.gateway.choices import Choice, ChoiceOrder, Gathering, interleaved
+from livescale.gateway.errors import ApiError, internal_error, request_timed_out, stopping
+from livescale.gateway.metrics import Metrics
+from livescale.gateway.replies import DONE_EVENT, Reply
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +34,12 @@ class Generation(Response):
     def __init__(
         self,
         backend: Backend,
-        request: GenerateRequest,
+        orders: Sequence[ChoiceOrder],
         reply: Reply,
-        decoder: TokenDecoder,
         metrics: Metrics,
         arrived_s: float,
         is_streamed: bool,
+        timeout_s: float | None = None,
     ) -> None:
         super().__init__(
             media_type="text/event-stream" if is_streamed else "application/json",
@@ -61,26 +48,26 @@ class Generation(Response):
         if is_streamed:
             del self.headers["content-length"]  # set by Response for its empty body
         self._backend = backend
-        self._request = request
+        self._orders = orders
         self._reply = reply
-        self._decoder = decoder
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._is_streamed = is_streamed
+        self._timeout_s = timeout_s
+        self._choices: list[Choice] = []
         self._has_started = False
         self._has_ended = False
-        self._outcome = "cancelled"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError while nothing has been sent."""
-        stream = self._submit()
-        meter = self._metrics.meter(
-            self._request.model, len(self._request.prompt_ids), self._arrived_s
-        )
-        pieces = self._pieces(stream, meter)
+        self._submit()
         answer = self._answer_streamed if self._is_streamed else self._answer_whole
         try:
-            await unless_disconnected(receive, answer(pieces, meter, send))
+            await unless_disconnected(receive, answer(send), self._rest_s())
+        except TimeoutError:
+            # First: a client that reads slowly must not hold the pool's memory.
+            self._give_up("timeout")
+            await self._answer_timeout(send)
         except asyncio.CancelledError:
             # Only a stopping server cancels its tasks. Nobody waits for this one's result, and
             # the client is still there: tell it instead of tearing the connection.
@@ -91,87 +78,78 @@ class Generation(Response):
             if not self._has_ended:
                 await self._end_with_error(stopping(), send)
         finally:
-            stream.cancel()
-            self._metrics.request_ended(self._request.model, self._outcome)
+            for choice in self._choices:
+                choice.end()
 
     def __repr__(self) -> str:
-        return f"<Generation {self._request.request} of {self._request.model}: {self._outcome}>"
+        return f"<Generation of {self._reply.head.model}: {self._choices}>"
 
-    def _submit(self) -> TokenStream:
-        try:
-            return self._backend.submit(self._request)
-        except QueueFull as full:
-            self._metrics.request_ended(self._request.model, "unavailable")
-            raise queue_full(str(full), full.retry_after_s) from full
-        except Unavailable as reason:
-            self._metrics.request_ended(self._request.model, "unavailable")
-            raise unavailable(str(reason)) from reason
+    # -- helpers, in the order used ---------------------------------------------------------
 
-    async def _pieces(self, stream: TokenStream, meter: TokenMeter) -> AsyncIterator[Piece]:
-        """One Piece per token, the last with the finish reason; failures set the outcome."""
+    def _submit(self) -> None:
+        """All generations are accepted, or none. Raises ApiError (503)."""
+        model = self._reply.head.model
+        with self._metrics.counting_rejections(model), refusals_answered():
+            streams = self._backend.submit([order.request for order in self._orders])
+        for order, stream in zip(self._orders, streams, strict=True):
+            meter = self._metrics.meter(model, len(order.request.prompt_ids), self._arrived_s)
+            self._choices.append(Choice(order, stream, meter))
+
+    def _rest_s(self) -> float | None:
+        """What is left of the request's time; None: no limit."""
+        if self._timeout_s is None:
+            return None
+        return max(0.0, self._arrived_s + self._timeout_s - time.monotonic())
+
+    async def _answer_timeout(self, send: Send) -> None:
+        assert self._timeout_s is not None
+        error = request_timed_out(self._timeout_s)
+        if not self._has_started:
+            raise error
+        if self._is_streamed and not self._has_ended:
+            await self._end_with_error(error, send)
+
+    def _give_up(self, outcome: str) -> None:
+        for choice in self._choices:
+            choice.give_up(outcome)
+
+    async def _answer_whole(self, send: Send) -> None:
+        gathered = [Gathering() for _ in self._choices]
         try:
-            async for chunk in stream:
-                assert chunk.index == meter.tokens, f"{chunk} came as token {meter.tokens}"
-                meter.token(time.monotonic())
-                text = self._text(chunk)
-                if chunk.finish_reason is not None:
-                    text += self._decoder.flush()
-                    self._outcome = chunk.finish_reason.value
-                yield Piece(text, [chunk.token_id], chunk.finish_reason)
-                if chunk.finish_reason is not None:
-                    return
-        except GenerationFailed as failure:
-            self._outcome = "failed"
-            raise generation_failed(str(failure)) from failure
+            async with aclosing(interleaved(self._choices)) as arriving:
+                async for piece in arriving:
+                    gathered[piece.choice].add(piece)
         except Exception:
-            self._outcome = "failed"
+            self._give_up("failed")
             raise
-        self._outcome = "failed"
-        raise AssertionError(f"{self._request.request} ended without a finish reason")
-
-    def _text(self, chunk: TokenChunk) -> str:
-        # The token that stops generation is no text, special or not.
-        is_stop = chunk.token_id in self._request.sampling.stop_token_ids
-        if chunk.finish_reason is FinishReason.STOP and is_stop:
-            return ""
-        return self._decoder.push(chunk.token_id)
-
-    async def _answer_whole(
-        self, pieces: AsyncIterator[Piece], meter: TokenMeter, send: Send
-    ) -> None:
-        texts, token_ids, finish_reason = [], [], None
-        async for piece in pieces:
-            texts.append(piece.text)
-            token_ids += piece.token_ids
-            finish_reason = piece.finish_reason
-        body = self._reply.whole(Piece("".join(texts), token_ids, finish_reason))
+        body = self._reply.whole([gathering.whole() for gathering in gathered])
         self.headers["content-length"] = str(len(body))
         await self._start(send)
         await _send_body(send, body, is_last=True)
 
-    async def _answer_streamed(
-        self, pieces: AsyncIterator[Piece], meter: TokenMeter, send: Send
-    ) -> None:
+    async def _answer_streamed(self, send: Send) -> None:
+        reply, tokens = self._reply, 0
         try:
-            async for piece in pieces:
-                # The status line waits for the first token: until then a failure is an HTTP error.
-                is_first = not self._has_started
-                if is_first:
-                    await self._start(send)
-                await _send_body(send, self._reply.event(piece, meter.tokens, is_first))
-        except ApiError as error:
+            async with aclosing(interleaved(self._choices)) as arriving:
+                async for piece in arriving:
+                    # The status line waits for the first token: until then a failure is an HTTP
+                    # error.
+                    if not self._has_started:
+                        await self._start(send)
+                    tokens += len(piece.token_ids)
+                    await _send_body(send, reply.event(piece, tokens))
+        except Exception as error:
+            # All of them, and before the client is told, which may take it long to hear.
+            self._give_up("failed")
             if not self._has_started:
                 raise
+            if not isinstance(error, ApiError):
+                log.exception("%r", self)
+                error = internal_error()
             await self._end_with_error(error, send)
             return
-        except Exception:
-            if not self._has_started:
-                raise
-            log.exception("%r", self)
-            await self._end_with_error(internal_error(), send)
-            return
-        if self._reply.head.wants_usage:
-            await _send_body(send, self._reply.usage_event(meter.tokens))
+        if reply.head.wants_usage:
+            await _send_body(send, reply.usage_event(tokens))
         self._has_ended = True
         await _send_body(send, DONE_EVENT, is_last=True)
 
@@ -188,11 +166,20 @@ class Generation(Response):
     async def _end_with_error(self, error: ApiError, send: Send) -> None:
         """A last event with the error and no [DONE]: the client must not take it for the end."""
         self._has_ended = True
+        first = self._orders[0].request
+        log.info(
+            *("request %s (client's id %r) ended in mid-stream: %r", first.request),
+            *(first.client_request_id, error),
+        )
         await _send_body(send, b"data: " + error.body() + b"\n\n", is_last=True)
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[object, object, None]) -> None:
+async def unless_disconnected(
+    receive: Receive, work: Coroutine[object, object, None], timeout_s: float | None = None
+) -> None:
     """Run `work` to its end, or cancel it as soon as the client is gone.
+
+    Raises TimeoutError when it is cancelled because `timeout_s` is over.
 
     The client is watched beside the work: work that waits for a token writes nothing, so a failing
     write would never tell. Errors of the work are raised; if this task is cancelled, so is the
@@ -201,9 +188,13 @@ async def unless_disconnected(receive: Receive, work: Coroutine[object, object, 
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            (working, watching), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if working.done():
             working.result()
+        elif not done:
+            raise TimeoutError
     finally:
         working.cancel()
         watching.cancel()

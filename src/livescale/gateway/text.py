@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from livescale.gateway.admission import estimated_tokens
 from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.errors import invalid
 from livescale.gateway.schema import Message
+from livescale.gateway.spelling import TokenSpelling
 
 OFF_LOOP_CHARS = 4096
 """Texts above this length are tokenized in a thread (about 1 ms of work at 3 MB/s)."""
+
+OFF_LOOP_TOKENS = 4096
+"""Lists of ids above this length are decoded in a thread."""
 
 REPLACEMENT = "\ufffd"
 
 
 class TextCodec:
-    """A model's tokenizer and chat template. `vocabulary` is the number of ids it may be given."""
+    """A model's tokenizer and chat template.
+
+    `vocabulary` is the number of ids it may be given, `spelling` tells how single ones are written.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, vocabulary: int
@@ -34,6 +43,7 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._template = template
         self.vocabulary = vocabulary
+        self.spelling = TokenSpelling(tokenizer)
 
     @classmethod
     def load(cls, directory: Path) -> TextCodec:
@@ -50,49 +60,85 @@ class TextCodec:
             vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
         return cls(tokenizer, ChatTemplate.load(directory), vocabulary)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
+    async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a plain prompt, with the special tokens the tokenizer puts around one."""
-        if len(text) <= OFF_LOOP_CHARS:
-            return self._encode(text, True)
-        return await asyncio.to_thread(self._encode, text, True)
+        [ids] = await self.encode_all([text], add_special_tokens)
+        return ids
 
-    async def encode_chat(self, messages: list[Message]) -> tuple[int, ...]:
-        """Ids of the rendered messages. Raises ApiError (400) without or by the template."""
+    async def encode_all(
+        self, texts: list[str], add_special_tokens: bool = True
+    ) -> list[tuple[int, ...]]:
+        """Ids of several prompts, in their order."""
+        if sum(map(len, texts)) <= OFF_LOOP_CHARS:
+            return self._encode(texts, add_special_tokens)
+        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: list[Message],
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
+        continue_final_message: bool = False,
+    ) -> tuple[int, ...]:
+        """Ids of the rendered messages. Raises ApiError (400) without or by the template.
+
+        The template's text has its special tokens; `add_special_tokens` puts more around it.
+        """
         template = self._template
         if template is None:
             raise invalid(
                 "This model has no chat template: use /v1/completions", "model", "no_chat_template"
             )
-        if sum(_chars(message) for message in messages) <= OFF_LOOP_CHARS:
-            return self._encode(template.render(messages), False)
-        return await asyncio.to_thread(
-            lambda: self._encode(template.render(messages), False)  # special tokens are in the text
-        )
 
-    def decoder(self) -> TokenDecoder:
+        def encode() -> tuple[int, ...]:
+            text = template.render(messages, add_generation_prompt, continue_final_message)
+            [ids] = self._encode([text], add_special_tokens)
+            return ids
+
+        if sum(_chars(message) for message in messages) <= OFF_LOOP_CHARS:
+            return encode()
+        return await asyncio.to_thread(encode)
+
+    async def decode(self, ids: list[int]) -> str:
+        """The text of the ids, special tokens included."""
+        if len(ids) <= OFF_LOOP_TOKENS:
+            return self._decode(ids)
+        return await asyncio.to_thread(self._decode, ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str | None]:
+        """The vocabulary's entry of each id (None: the model has the id, the tokenizer not)."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in ids]
+
+    def decoder(self, skips_special_tokens: bool = True) -> TokenDecoder:
         """A decoder for one request's generated tokens."""
-        return TokenDecoder(self._tokenizer)
+        return TokenDecoder(self._tokenizer, skips_special_tokens)
 
     def __repr__(self) -> str:
         template = "with" if self._template else "without"
         return f"<TextCodec {self.vocabulary} ids, {template} chat template>"
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[tuple[int, ...]]:
         # Unlike `encode`, the batch call releases the interpreter lock, and it is 3x as fast.
-        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return tuple(encodings[0].ids)
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [tuple(encoding.ids) for encoding in encodings]
+
+    def _decode(self, ids: list[int]) -> str:
+        # The batch call releases the interpreter lock.
+        [text] = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
+        return text
 
 
 class TokenDecoder:
-    """Turns a growing list of token ids into text, piece by piece, special tokens skipped.
+    """Turns a growing list of token ids into text, piece by piece, special tokens skipped or not.
 
     Pieces never end inside a character: bytes of an incomplete one are held until the rest comes.
     All pieces and the flush together are the text of all tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skips_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skips_special_tokens = skips_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skips_special_tokens)
         self._token_ids: list[int] = []
         self._pieces: list[str] = []
         self._is_holding = False
@@ -105,7 +151,7 @@ class TokenDecoder:
         except Exception:
             # Byte-fallback tokenizers decode a run of bytes as a whole, so a broken byte behind
             # text that has left changes that text; the stream then refuses to go on.
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = DecodeStream(skip_special_tokens=self._skips_special_tokens)
             piece = self._stream.step(self._tokenizer, token_id)
         self._is_holding = piece is None
         if piece is None:
@@ -118,15 +164,26 @@ class TokenDecoder:
         if not self._is_holding:
             return ""
         self._is_holding = False
-        text = self._tokenizer.decode(self._token_ids, skip_special_tokens=True)
+        text = self._tokenizer.decode(
+            self._token_ids, skip_special_tokens=self._skips_special_tokens
+        )
         sent = "".join(self._pieces)
         return text[len(sent) :] if text.startswith(sent) else REPLACEMENT
 
 
-def _chars(message: Message) -> int:
+def estimated_messages(messages: list[Message]) -> int:
+    """About how many tokens the rendered messages have."""
+    return sum(estimated_tokens(text) for message in messages for text in _texts(message))
+
+
+def _texts(message: Message) -> list[str]:
     if isinstance(message.content, list):
-        return sum(len(part.text or "") for part in message.content)
-    return len(message.content or "")
+        return [part.text or "" for part in message.content]
+    return [message.content or ""]
+
+
+def _chars(message: Message) -> int:
+    return sum(map(len, _texts(message)))
 
 
 def _configured_vocabulary(path: Path) -> int | None:

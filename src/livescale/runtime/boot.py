@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from livescale.batching.latency import LinearLatency
 from livescale.control.config import ControllerConfig
 from livescale.runtime.wire import Address
 from livescale.topology import Device
@@ -51,12 +52,21 @@ class GatewayBoot(Value, frozen=True, tag=True):
     controller: Address
     models: tuple[CatalogEntry, ...]
     queue_requests_max: int
+    queue_prompt_tokens_max: int | None
     drain_timeout_s: float
+    request_timeout_s: float | None
+    receive_timeout_s: float
+    stalled_client_s: float
     slo: str
+    has_vllm_metrics: bool
+    key_digests: tuple[str, ...]
 
 
 class WorkerBoot(Value, frozen=True, tag=True):
-    """What a worker process is told. No model: that comes with a load order."""
+    """What a worker process is told. No model: that comes with a load order.
+
+    `latency` is that of a timed device; others take the time that they take.
+    """
 
     secret: str
     worker: WorkerRef
@@ -67,6 +77,10 @@ class WorkerBoot(Value, frozen=True, tag=True):
     chunk_bytes: int
     run_tokens_max: int
     sequences_max: int
+    oldest_prompt_percent: int = 50
+    growth_tokens: int = 64
+    weights_layout: str = "packed"
+    latency: LinearLatency = LinearLatency(0, 0)
 
 
 Boot = ControllerBoot | GatewayBoot | WorkerBoot

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from livescale.batching.latency import LinearLatency
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
 from livescale.engine.errors import ModelError
@@ -29,8 +30,11 @@ def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
     Raises ModelError for a broken directory, ConfigError (with both sizes) for a model that does
     not fit a worker.
     """
-    _check_memory(config)
-    return tuple(_prepare(config, model) for model in config.models)
+    _check_memory(config, 0)
+    models = tuple(_prepare(config, model) for model in config.models)
+    if config.device == "cpu" and config.weights_layout == "packed":
+        _check_memory(config, max(entry.manifest.size_bytes for entry in models))
+    return models
 
 
 def controller_config(
@@ -82,14 +86,25 @@ def device(config: PoolConfig) -> Device:
     )
 
 
-def _check_memory(config: PoolConfig) -> None:
-    """Workers touch all their memory at once: too much of it would bring the machine down."""
-    needed = config.workers * (config.arena_bytes + config.kv_bytes)
+def latency(config: PoolConfig) -> LinearLatency:
+    """How long a timed worker takes for a Run."""
+    return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
+
+
+def _check_memory(config: PoolConfig, packed_bytes: int) -> None:
+    """Workers touch all their memory at once: too much of it would bring the machine down.
+
+    `packed_bytes` is what the largest second copy of parameters takes on each worker.
+    """
+    # A timed worker only counts its KV blocks.
+    kv_bytes = 0 if config.device == "timed" else config.kv_bytes
+    needed = config.workers * (config.arena_bytes + kv_bytes + packed_bytes)
     total = psutil.virtual_memory().total
     if needed > total:
+        packed = f" and {packed_bytes} for weights_layout packed" if packed_bytes else ""
         raise ConfigError(
             f"{config.workers} workers with arena_bytes {config.arena_bytes} and kv_bytes"
-            f" {config.kv_bytes} need {needed} bytes, the machine has {total}"
+            f" {kv_bytes}{packed} need {needed} bytes, the machine has {total}"
         )
 
 

@@ -15,6 +15,8 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
+
 from livescale.control.controller import Controller
 from livescale.messages.commands import (
     AnyCommand,
@@ -27,6 +29,7 @@ from livescale.messages.commands import (
 )
 from livescale.messages.events import (
     AnyEvent,
+    InstanceReported,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
@@ -35,6 +38,7 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.runtime.boot import CatalogEntry, ControllerBoot, Status, read_boot, report
+from livescale.runtime.model_loads import ModelLoads
 from livescale.runtime.wire import (
     GatewayHello,
     Order,
@@ -77,6 +81,7 @@ class ControllerProcess:
         self._gateways: dict[str, Wire[ToController]] = {}
         #: unfinished requests and the gateway that answers for them
         self._gateway_of: dict[RequestId, str] = {}
+        self._loads = ModelLoads(self._catalog)
         self._last_status: PoolStatus | None = None
 
     # -- the step loop --------------------------------------------------------------------------
@@ -113,6 +118,9 @@ class ControllerProcess:
         commands = self._controller.step(now_ns, events)
         for command in commands:
             self._carry_out(command)
+        for event in events:
+            if isinstance(event, InstanceReported):
+                self._loads.absorb(event, self._controller.fleet.instances)
         done_ns = time.monotonic_ns()
         if self._record is not None:
             self._record.step(now_ns, events, commands, done_ns)
@@ -174,11 +182,22 @@ class ControllerProcess:
         for instance in fleet.instances.values():
             states = instances[instance.model]
             states[instance.state.value] = states.get(instance.state.value, 0) + 1
-        status = PoolStatus(instances, len(fleet.workers))
-        if status != self._last_status:
-            self._last_status = status
-            for wire in self._gateways.values():
-                wire.send(status)
+        last = self._last_status
+        if last is None or (instances, len(fleet.workers)) != (last.instances, last.workers):
+            loads = self._loads.shown(fleet.instances)
+            self._send_status(PoolStatus(instances, len(fleet.workers), loads))
+
+    def show_loads(self) -> None:
+        """Tell the gateways what the instances hold, if it changed. It does all the time: not to
+        be called at every step."""
+        last, loads = self._last_status, self._loads.shown(self._controller.fleet.instances)
+        if last is not None and loads != last.loads:
+            self._send_status(msgspec.structs.replace(last, loads=loads))
+
+    def _send_status(self, status: PoolStatus) -> None:
+        self._last_status = status
+        for wire in self._gateways.values():
+            wire.send(status)
 
     # -- what comes in --------------------------------------------------------------------------
 
@@ -274,9 +293,11 @@ async def _main(boot: ControllerBoot) -> None:
     report(Status(is_ready=True))
 
     async def flush() -> None:
-        while file is not None:
+        while True:
             await asyncio.sleep(_FLUSH_S)
-            file.flush()
+            process.show_loads()
+            if file is not None:
+                file.flush()
 
     tasks = [asyncio.create_task(part) for part in (process.run(), flush(), stop.wait())]
     async with server:

@@ -9,6 +9,7 @@ import socket
 import uvloop
 
 from livescale.gateway.app import create_app
+from livescale.gateway.limits import Limits
 from livescale.gateway.server import serve
 from livescale.runtime.boot import GatewayBoot, Status, read_boot, report
 from livescale.runtime.pool_backend import PoolBackend
@@ -16,7 +17,19 @@ from livescale.runtime.pool_backend import PoolBackend
 
 async def _main(boot: GatewayBoot) -> None:
     backend = PoolBackend(boot)
-    app = create_app(backend, request_prefix=boot.gateway)
+    limits = Limits(
+        receive_timeout_s=boot.receive_timeout_s,
+        request_timeout_s=boot.request_timeout_s,
+        stalled_client_s=boot.stalled_client_s,
+    )
+    app = create_app(
+        backend,
+        request_prefix=boot.gateway,
+        limits=limits,
+        key_digests=boot.key_digests,
+        slo=backend.slo,
+        has_vllm_metrics=boot.has_vllm_metrics,
+    )
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 
@@ -25,7 +38,7 @@ async def _main(boot: GatewayBoot) -> None:
         report(Status(is_ready=True))
 
     tasks = [asyncio.create_task(backend.run()), asyncio.create_task(tell_when_settled())]
-    await serve(app, socket.socket(fileno=boot.listen_fd), stop, boot.drain_timeout_s)
+    await serve(app, socket.socket(fileno=boot.listen_fd), stop, boot.drain_timeout_s, limits)
     for task in tasks:
         task.cancel()
 

@@ -17,8 +17,8 @@ from typing import Protocol
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.run import Emission, SequenceSpec
 from livescale.engine.errors import ModelError
-from livescale.engine.executor import TorchExecutor, measure_prefill_tokens_per_s
 from livescale.engine.model_files import read_layers
+from livescale.engine.run_result import InstanceExecutor
 from livescale.messages.commands import Release, StartLoad, StartSend
 from livescale.messages.events import (
     CapacityMeasured,
@@ -82,7 +82,7 @@ class InstanceHost:
         self,
         boot: WorkerBoot,
         arena: Arena,
-        executor: TorchExecutor,
+        executor: InstanceExecutor,
         data_plane: DataPlane,
         outbox: Outbox,
     ) -> None:
@@ -163,6 +163,8 @@ class InstanceHost:
             block_tokens=self._boot.block_tokens,
             run_tokens_max=self._boot.run_tokens_max,
             sequences_max=self._boot.sequences_max,
+            oldest_prompt_percent=self._boot.oldest_prompt_percent,
+            growth_tokens=self._boot.growth_tokens,
         )
         self._assigned = _Assignment(command, manifest, Batcher(config, manifest.span))
         self._update_report()
@@ -239,8 +241,8 @@ class InstanceHost:
         self.capacity = CapacityMeasured(
             kind=self._boot.device.kind,
             model=assigned.manifest.model,
-            prefill_tokens_per_s=measure_prefill_tokens_per_s(
-                self._executor, assigned.manifest.span, tokens
+            prefill_tokens_per_s=self._executor.prefill_tokens_per_s(
+                assigned.manifest.span, tokens
             ),
             kv_blocks=self._executor.kv_blocks,
         )
@@ -369,6 +371,9 @@ class InstanceHost:
             kv_blocks_used=batcher.pool.used,
             kv_blocks=batcher.pool.blocks,
             emitted_tokens=batcher.emitted_tokens,
+            preemptions=batcher.preemptions,
+            prefix_lookup_tokens=batcher.prefix_lookup_tokens,
+            reused_tokens=batcher.reused_tokens,
         )
         if report != self._last_report:
             self._last_report = report

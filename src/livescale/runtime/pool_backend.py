@@ -1,8 +1,8 @@
-"""The gateway's Backend over a real pool: transcripts, queue bound, and who runs what.
+"""The gateway's Backend over a real pool: who is told what, and who runs what.
 
-A transcript keeps prompt and generated tokens until the request is over, so that another worker
-can go on where one died, and so that a restarted controller can be told what is under way. Each
-token index is accepted once, from the current attempt only.
+A transcript (`transcripts.py`) keeps prompt and generated tokens until the request is over, so
+that another worker can go on where one died, and so that a restarted controller can be told what
+is under way. Each token index is accepted once, from the current attempt only.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from livescale.gateway.backend import (
     GenerateRequest,
     GenerationFailed,
     ModelCard,
-    QueueFull,
+    Reading,
     TokenChunk,
     Unavailable,
 )
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.transcripts import Transcript, Transcripts
 from livescale.runtime.wire import (
     AttemptFailed,
     Cancel,
     FromTokenServer,
     GatewayHello,
+    ModelLoad,
     Peer,
     Peers,
     PoolStatus,
@@ -41,40 +43,17 @@ from livescale.runtime.wire import (
     Wire,
     open_wire,
 )
-from livescale.slo import RequestTiming, SloAbsolute, parse_slo
-from livescale.telemetry.record import RequestLine
-from livescale.types import InstanceState, Outcome, RequestId, WorkerRef
+from livescale.slo import SloAbsolute, parse_slo
+from livescale.types import InstanceState, Outcome, WorkerRef
 
 _log = logging.getLogger(__name__)
 _RECONNECT_S = (0.05, 1.0)
-_RETRY_AFTER_S = 1.0
-
-
-@dataclass(slots=True)
-class _Transcript:
-    """One request until it is over."""
-
-    asked: GenerateRequest
-    queued_ns: int
-    #: what the client's handler reads; None ends the stream
-    chunks: asyncio.Queue[TokenChunk | GenerationFailed | None] = field(
-        default_factory=asyncio.Queue
-    )
-    generated: list[int] = field(default_factory=list)
-    token_ns: list[int] = field(default_factory=list)
-    attempt: int = 0
-    #: who runs the current attempt (None: it waits in the router)
-    worker: WorkerRef | None = None
-    last_worker: WorkerRef | None = None
-    dispatched_ns: int | None = None
-    #: announced to a restarted controller, which may have missed the worker's RequestEnded
-    is_announced_again: bool = False
 
 
 class _Stream:
     """TokenStream of one transcript."""
 
-    def __init__(self, backend: PoolBackend, transcript: _Transcript) -> None:
+    def __init__(self, backend: PoolBackend, transcript: Transcript) -> None:
         self._backend = backend
         self._transcript = transcript
 
@@ -83,6 +62,13 @@ class _Stream:
             if isinstance(chunk, GenerationFailed):
                 raise chunk
             yield chunk
+
+    @property
+    def queued_s(self) -> float | None:
+        transcript = self._transcript
+        if transcript.first_dispatched_ns is None:
+            return None
+        return (transcript.first_dispatched_ns - transcript.queued_ns) / 1e9
 
     def cancel(self) -> None:
         self._backend.cancel(self._transcript, Outcome.CANCELLED)
@@ -110,15 +96,19 @@ class PoolBackend:
         )
         slo = parse_slo(boot.slo)
         # A multiple of the mean is known only when the run is over.
-        self._slo = slo if isinstance(slo, SloAbsolute) else None
-        self._transcripts: dict[RequestId, _Transcript] = {}
+        self.slo = slo if isinstance(slo, SloAbsolute) else None
+        self._transcripts = Transcripts(
+            (card.name for card in self._cards),
+            boot.queue_requests_max,
+            boot.queue_prompt_tokens_max,
+        )
         self._controller: Wire[ToGateway] | None = None
         self._controllers_met = 0
         self._workers: dict[WorkerRef, Wire[FromTokenServer]] = {}
         self._readers: dict[WorkerRef, asyncio.Task[None]] = {}
         #: dispatches to workers whose connection is still being made
         self._unsent: dict[WorkerRef, list[Submit]] = {}
-        self._status = PoolStatus({}, 0)
+        self._status = PoolStatus({}, 0, {})
         self.is_settled = asyncio.Event()
 
     # -- Backend --------------------------------------------------------------------------------
@@ -133,34 +123,33 @@ class PoolBackend:
             self._status.instances.get(card.name, {}).get(serving, 0) > 0 for card in self._cards
         )
 
-    def submit(self, request: GenerateRequest) -> _Stream:
-        waiting = sum(
-            1
-            for t in self._transcripts.values()
-            if t.worker is None and t.asked.model == request.model
-        )
-        if waiting >= self._boot.queue_requests_max:
-            raise QueueFull(_RETRY_AFTER_S)
-        if self._controller is None and not self._controllers_met:
-            raise Unavailable("the pool is starting")
-        transcript = _Transcript(request, time.monotonic_ns())
-        self._transcripts[request.request] = transcript
-        self._announce(transcript)
-        return _Stream(self, transcript)
+    @contextmanager
+    def admit(self, model: str, requests: int, prompt_tokens: int) -> Iterator[None]:
+        self._check_started()
+        with self._transcripts.holding(model, requests, prompt_tokens):
+            yield
 
-    def gauges(self) -> dict[str, int]:
-        waiting = sum(1 for t in self._transcripts.values() if t.worker is None)
-        gauges = {
-            "num_requests_waiting": waiting,
-            "num_requests_running": len(self._transcripts) - waiting,
-            "workers": self._status.workers,
-        }
+    def submit(self, requests: Sequence[GenerateRequest]) -> list[_Stream]:
+        self._check_started()
+        opened = self._transcripts.open(requests)
+        for transcript in opened:
+            self._announce(transcript)
+        return [_Stream(self, transcript) for transcript in opened]
+
+    def readings(self) -> list[Reading]:
+        readings = [Reading("workers", self._status.workers), *self._transcripts.readings()]
         for model, states in sorted(self._status.instances.items()):
             for state, count in sorted(states.items()):
-                gauges[f'instances{{model="{model}",state="{state}"}}'] = count
-        return gauges
+                readings.append(Reading("instances", count, (("model", model), ("state", state))))
+        for model, load in sorted(self._status.loads.items()):
+            readings += _load_readings(model, load)
+        return readings
 
-    def cancel(self, transcript: _Transcript, outcome: Outcome) -> None:
+    def _check_started(self) -> None:
+        if self._controller is None and not self._controllers_met:
+            raise Unavailable("the pool is starting")
+
+    def cancel(self, transcript: Transcript, outcome: Outcome) -> None:
         """Nobody wants more tokens: free the request everywhere and record it as `outcome`."""
         request = transcript.asked.request
         if self._transcripts.get(request) is not transcript:
@@ -191,7 +180,7 @@ class PoolBackend:
         wire.send(GatewayHello(self._boot.secret, self._boot.gateway))
         self._controller = wire
         self._controllers_met += 1
-        for transcript in self._transcripts.values():
+        for transcript in self._transcripts:
             transcript.is_announced_again = True
             self._announce(transcript)
         async for message in wire:
@@ -208,7 +197,7 @@ class PoolBackend:
         self._controller = None
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
-    def _announce(self, transcript: _Transcript) -> None:
+    def _announce(self, transcript: Transcript) -> None:
         asked = transcript.asked
         self._tell_controller(
             RequestArrived(
@@ -238,12 +227,11 @@ class PoolBackend:
         transcript.attempt = command.attempt
         if command.worker not in self._readers:
             # The controller knows too: it told us of this worker's end before the dispatch.
-            transcript.worker = None
+            self._transcripts.wait_again(transcript)
             ended = RequestEnded(command.request, command.attempt, Outcome.WORKER_LOST)
             self._tell_controller(ended)
             return
-        transcript.worker = transcript.last_worker = command.worker
-        transcript.dispatched_ns = time.monotonic_ns()
+        self._transcripts.place(transcript, command.worker)
         submit = Submit(
             command.request,
             command.attempt,
@@ -295,7 +283,7 @@ class PoolBackend:
 
     def _send_unsent(self, worker: WorkerRef, wire: Wire[FromTokenServer]) -> None:
         for submit in self._unsent.pop(worker, []):
-            if submit.request in self._transcripts:
+            if self._transcripts.get(submit.request) is not None:
                 wire.send(submit)
             else:
                 ended = RequestEnded(submit.request, submit.attempt, Outcome.CANCELLED)
@@ -328,9 +316,9 @@ class PoolBackend:
         here, and have forgotten it. So the request is announced again; a controller that still
         knows it ignores that.
         """
-        for transcript in self._transcripts.values():
+        for transcript in self._transcripts:
             if transcript.worker == worker:
-                transcript.worker = None
+                self._transcripts.wait_again(transcript)
                 request = transcript.asked.request
                 ended = RequestEnded(request, transcript.attempt, Outcome.WORKER_LOST)
                 self._tell_controller(ended)
@@ -338,9 +326,9 @@ class PoolBackend:
 
     # -- the end of a request -------------------------------------------------------------------
 
-    def _finish(self, transcript: _Transcript, outcome: Outcome, error: str | None = None) -> None:
+    def _finish(self, transcript: Transcript, outcome: Outcome, error: str | None = None) -> None:
         asked = transcript.asked
-        del self._transcripts[asked.request]
+        self._transcripts.close(transcript)
         transcript.chunks.put_nowait(GenerationFailed(error) if error is not None else None)
         if transcript.is_announced_again and transcript.worker is not None:
             # The worker may have told this to the controller's earlier life only.
@@ -348,32 +336,16 @@ class PoolBackend:
                 asked.request, transcript.attempt, outcome, len(transcript.generated)
             )
             self._tell_controller(ended)
-        self._tell_controller(RequestTimed(self._line(transcript, outcome, error)))
+        self._tell_controller(RequestTimed(transcript.line(outcome, error, self.slo)))
 
-    def _line(self, transcript: _Transcript, outcome: Outcome, error: str | None) -> RequestLine:
-        asked = transcript.asked
-        finished_ns = time.monotonic_ns()
-        timing = RequestTiming(
-            request=asked.request,
-            scheduled_ns=transcript.queued_ns,
-            sent_ns=transcript.queued_ns,
-            token_ns=tuple(transcript.token_ns),
-            finished_ns=finished_ns,
-            ok=outcome is Outcome.FINISHED,
-        )
-        return RequestLine(
-            request=asked.request,
-            model=asked.model,
-            prompt_tokens=len(asked.prompt_ids),
-            output_tokens_max=asked.sampling.output_tokens_max,
-            queued_ns=transcript.queued_ns,
-            finished_ns=finished_ns,
-            outcome=outcome,
-            attempts=transcript.attempt,
-            dispatched_ns=transcript.dispatched_ns,
-            token_ns=tuple(transcript.token_ns),
-            client_request=asked.client_request_id,
-            worker=transcript.last_worker,
-            slo_met=self._slo.is_met(timing) if self._slo is not None else None,
-            error=error,
-        )
+
+def _load_readings(model: str, load: ModelLoad) -> list[Reading]:
+    label = (("model", model),)
+    used = load.kv_blocks_used / load.kv_blocks if load.kv_blocks else 0.0
+    return [
+        Reading("kv_cache_usage_perc", used, label),
+        Reading("kv_blocks", load.kv_blocks, label),
+        Reading("num_preemptions_total", load.preemptions, label),
+        Reading("prefix_cache_queries_total", load.prefix_lookup_tokens, label),
+        Reading("prefix_cache_hits_total", load.reused_tokens, label),
+    ]

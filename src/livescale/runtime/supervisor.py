@@ -16,12 +16,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from livescale.config import PoolConfig
+from livescale.gateway.keys import KEY_VARIABLES, read_key_digests
 from livescale.runtime.boot import (
     Boot,
     CatalogEntry,
@@ -30,7 +31,7 @@ from livescale.runtime.boot import (
     Status,
     WorkerBoot,
 )
-from livescale.runtime.catalog import controller_config, device, prepare_models
+from livescale.runtime.catalog import controller_config, device, latency, prepare_models
 from livescale.runtime.wire import Address
 from livescale.settings import ConfigError
 from livescale.types import WorkerRef
@@ -128,9 +129,13 @@ class _Child:
 class Pool:
     """A pool of warm workers, its controller and its gateway. Use as an async context."""
 
-    def __init__(self, config: PoolConfig) -> None:
-        """Prepare models and sockets. Raises ModelError or ConfigError; no process is started."""
+    def __init__(self, config: PoolConfig, environ: Mapping[str, str] | None = None) -> None:
+        """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
+
+        API keys are those of `config.api_key_file` and of the variables in `environ`.
+        """
         self.config = config
+        self._key_digests = read_key_digests(config.api_key_file, environ or {})
         self.models = prepare_models(config)
         _check_record(config.record)
         self._http = _listen(config.host, config.port)
@@ -261,8 +266,14 @@ class Pool:
             controller=self._controller_address(),
             models=self.models,
             queue_requests_max=self.config.queue_requests_max,
+            queue_prompt_tokens_max=self.config.queue_prompt_tokens_max,
             drain_timeout_s=self.config.drain_timeout_s,
+            request_timeout_s=self.config.request_timeout_s,
+            receive_timeout_s=self.config.receive_timeout_s,
+            stalled_client_s=self.config.stalled_client_s,
             slo=self.config.slo,
+            has_vllm_metrics=self.config.metrics_compat == "vllm",
+            key_digests=self._key_digests,
         )
 
     def _worker_boot(self, number: int) -> Callable[[int], WorkerBoot]:
@@ -277,6 +288,10 @@ class Pool:
                 chunk_bytes=self.config.chunk_bytes,
                 run_tokens_max=self.config.run_tokens_max,
                 sequences_max=self.config.sequences_max,
+                oldest_prompt_percent=self.config.oldest_prompt_percent,
+                growth_tokens=self.config.growth_tokens,
+                weights_layout=self.config.weights_layout,
+                latency=latency(self.config),
             )
 
         return boot
@@ -302,8 +317,9 @@ def _settings(config: PoolConfig) -> dict[str, object]:
 
 def _child_environment(config: PoolConfig) -> dict[str, str]:
     threads = str(config.worker_threads)
+    inherited = {name: text for name, text in os.environ.items() if name not in KEY_VARIABLES}
     return {
-        **os.environ,
+        **inherited,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",

@@ -118,11 +118,22 @@ class Refused(Value, frozen=True, tag=True):
 # -- controller to gateway -----------------------------------------------------------------------
 
 
+class ModelLoad(Value, frozen=True):
+    """What a model's instances reported, summed up; the last three only grow."""
+
+    kv_blocks_used: int
+    kv_blocks: int
+    preemptions: int = 0
+    prefix_lookup_tokens: int = 0
+    reused_tokens: int = 0
+
+
 class PoolStatus(Value, frozen=True, tag=True):
-    """What a gateway shows of the pool: instances per model and state, and the workers."""
+    """What a gateway shows of the pool: instances per model and state, the workers, the loads."""
 
     instances: dict[str, dict[str, int]]
     workers: int
+    loads: dict[str, ModelLoad]
 
 
 # -- gateway to worker, worker to gateway --------------------------------------------------------

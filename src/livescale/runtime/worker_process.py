@@ -14,10 +14,8 @@ import sys
 import threading
 from functools import partial
 
-import torch
-
-from livescale.engine.executor import TorchExecutor
-from livescale.engine.warm_up import warm_up
+from livescale.engine.run_result import InstanceExecutor
+from livescale.engine.timed import TimedExecutor
 from livescale.messages.commands import StartLoad, StartSend
 from livescale.runtime.boot import Status, WorkerBoot, read_boot, report
 from livescale.runtime.instance_host import InstanceHost
@@ -197,10 +195,8 @@ def main() -> None:
     """Run until SIGTERM, or until standard input ends because the supervisor is gone."""
     boot = read_boot(WorkerBoot)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    torch.set_num_threads(boot.threads)
     arena = Arena(boot.device.arena_bytes)
-    executor = TorchExecutor(boot.device.kv_bytes, boot.block_tokens, boot.device.kind)
-    warm_up()
+    executor = _executor(boot)
     data_plane = DataPlane(
         boot.worker,
         arena,
@@ -216,3 +212,24 @@ def main() -> None:
     report(Status(is_ready=True))
     host.run()
     data_plane.close()
+
+
+def _executor(boot: WorkerBoot) -> InstanceExecutor:
+    """What the device is run with, warm."""
+    if boot.device.kind == "timed":
+        return TimedExecutor(boot.device.kv_bytes, boot.block_tokens, boot.latency)
+    # Imported here: torch takes a second and 200 MiB, which a timed worker does not need.
+    import torch
+
+    from livescale.engine.executor import TorchExecutor
+    from livescale.engine.warm_up import warm_up
+
+    torch.set_num_threads(boot.threads)
+    executor = TorchExecutor(
+        boot.device.kv_bytes,
+        boot.block_tokens,
+        boot.device.kind,
+        packed_weights=boot.weights_layout == "packed",
+    )
+    warm_up()
+    return executor

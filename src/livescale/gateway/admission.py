@@ -1,0 +1,126 @@
+"""Who may wait: one bounded line per model, and when a refused client should come back.
+
+Pure: time is an argument. Whoever knows when a request begins to wait and when an instance takes
+it keeps a line (`runtime/pool_backend.py`); nothing here knows requests, HTTP or tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from livescale.gateway.backend import QueueFull, Unavailable
+from livescale.gateway.errors import queue_full, unavailable
+
+PROMPT_BYTES_PER_TOKEN = 4
+"""UTF-8 bytes of a token, roughly and for most tokenizers: good enough to refuse before work."""
+PACE_INTERVALS = 32
+"""So many of the latest intervals between two requests that moved on make the line's pace."""
+RETRY_UNKNOWN_S = 1.0
+"""The wait that is named while nobody has moved on yet."""
+RETRY_RANGE_S = (0.05, 60.0)
+"""Clients do not wait longer than a minute, and must not spin."""
+
+
+def estimated_prompts(prompts: Sequence[str | list[int]]) -> list[int]:
+    """About how many tokens each prompt has."""
+    return [
+        estimated_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in prompts
+    ]
+
+
+def estimated_tokens(prompt: str) -> int:
+    """About how many tokens the text has, without tokenizing it; at least 1."""
+    # isascii is a flag of the string: the usual long prompt is not even read.
+    size_bytes = len(prompt) if prompt.isascii() else len(prompt.encode("utf-8", "replace"))
+    return max(1, size_bytes // PROMPT_BYTES_PER_TOKEN)
+
+
+@contextmanager
+def refusals_answered() -> Iterator[None]:
+    """What a Backend raises inside to refuse a request leaves as an ApiError (503)."""
+    try:
+        yield
+    except QueueFull as full:
+        raise queue_full(str(full), full.retry_after_s) from full
+    except Unavailable as reason:
+        raise unavailable(str(reason)) from reason
+
+
+class WaitingLine:
+    """The requests of one model that no instance has taken yet: how many, how many prompt tokens.
+
+    All calls take O(1). The wait of a refused client is what those who wait now will take at the
+    pace of the last ones: their number times the mean interval between two that moved on, counted
+    only while somebody waited, so that an idle hour is no slow pace.
+    """
+
+    def __init__(self, requests_max: int, prompt_tokens_max: int | None) -> None:
+        self.requests = 0
+        self.prompt_tokens = 0
+        self._requests_max = requests_max
+        self._prompt_tokens_max = prompt_tokens_max
+        self._intervals_s: deque[float] = deque(maxlen=PACE_INTERVALS)
+        #: when the present interval began: the last one moved on, or somebody began to wait
+        self._since_s = 0.0
+
+    def check(self, requests: int, prompt_tokens: int, now_s: float) -> None:
+        """There is room for so many more. Raises QueueFull.
+
+        Into an empty line anything may go: a prompt above the bound would never be served.
+        """
+        if self.requests + requests > self._requests_max and self.requests:
+            raise QueueFull(self.wait_s(now_s))
+        tokens_max = self._prompt_tokens_max
+        if (
+            tokens_max is not None
+            and self.prompt_tokens + prompt_tokens > tokens_max
+            and self.requests
+        ):
+            raise QueueFull(self.wait_s(now_s), "too many prompt tokens are waiting")
+
+    def join(self, prompt_tokens: int, now_s: float, requests: int = 1) -> None:
+        """They wait from now on, checked or not (a request whose worker is lost waits again)."""
+        if not self.requests:
+            self._since_s = now_s
+        self.requests += requests
+        self.prompt_tokens += prompt_tokens
+
+    def leave(self, prompt_tokens: int, requests: int = 1) -> None:
+        """They wait no longer, for whatever reason."""
+        self.requests -= requests
+        self.prompt_tokens -= prompt_tokens
+        assert self.requests >= 0, f"{self!r}"
+        assert self.prompt_tokens >= 0, f"{self!r}"
+
+    def move_on(self, prompt_tokens: int, now_s: float) -> None:
+        """An instance takes one of them."""
+        self.leave(prompt_tokens)
+        self._intervals_s.append(now_s - self._since_s)
+        self._since_s = now_s
+
+    @contextmanager
+    def holding(self, requests: int, prompt_tokens: int, now_s: float) -> Iterator[None]:
+        """Places are taken for a request that is still being read. Raises QueueFull."""
+        self.check(requests, prompt_tokens, now_s)
+        self.join(prompt_tokens, now_s, requests)
+        try:
+            yield
+        finally:
+            self.leave(prompt_tokens, requests)
+
+    def wait_s(self, now_s: float) -> float:
+        """How long those who wait now will take, by what was measured."""
+        intervals_s = self._intervals_s
+        if not intervals_s:
+            return RETRY_UNKNOWN_S
+        mean_s = sum(intervals_s) / len(intervals_s)
+        open_s = now_s - self._since_s
+        if open_s > mean_s:  # it has become slower than it was
+            mean_s = (mean_s * len(intervals_s) + open_s) / (len(intervals_s) + 1)
+        least_s, most_s = RETRY_RANGE_S
+        return min(max(self.requests * mean_s, least_s), most_s)
+
+    def __repr__(self) -> str:
+        return f"<WaitingLine {self.requests} requests, {self.prompt_tokens} prompt tokens>"

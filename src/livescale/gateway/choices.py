@@ -1,0 +1,294 @@
+"""One generation of a request: its tokens as pieces of text, until the text is complete.
+
+Which generations there are is decided in `orders.py`, what a piece looks like in `replies.py`, and
+when it is sent in `streaming.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from livescale.gateway.backend import (
+    GenerateRequest,
+    GenerationFailed,
+    TokenChunk,
+    TokenStream,
+)
+from livescale.gateway.errors import generation_failed
+from livescale.gateway.metrics import TokenMeter
+from livescale.gateway.spelling import TokenSpelling
+from livescale.gateway.stops import StopScanner
+from livescale.gateway.text import TextCodec
+from livescale.types import FinishReason
+
+LOGPROB_LEAST = -9999.0
+"""Stands for minus infinity, which JSON cannot say (as vLLM)."""
+UNFINISHED = "cancelled"
+"""The outcome of a generation that nothing has ended yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """What becomes text, and where the text ends.
+
+    `stop_strings` count when they end behind the first `unstopped_tokens` tokens.
+    `reported_stop_ids` are the stop tokens that the client named itself: one that ends the text is
+    its `stop_reason`. With `is_stop_shown` the text has what stopped it.
+    """
+
+    stop_strings: tuple[str, ...] = ()
+    unstopped_tokens: int = 0
+    reported_stop_ids: frozenset[int] = frozenset()
+    is_stop_shown: bool = False
+    skips_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceOrder:
+    """One generation to be made: the choice's index, what the backend gets, and its text's rules.
+
+    `echo` is the text that stands in front of the generated one.
+    """
+
+    index: int
+    request: GenerateRequest
+    rules: TextRules
+    codec: TextCodec
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SpelledLogprob:
+    """A token that was, or could have been, chosen; `spelled` are its bytes."""
+
+    text: str
+    spelled: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A generated token with the likely ones; `text_offset` is where its text begins."""
+
+    chosen: SpelledLogprob
+    top: list[SpelledLogprob]
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text with the tokens that it comes from; the last one carries `finish_reason`.
+
+    `stop_reason` is the stop string or the named stop token that ended the text. `scored` has one
+    entry per token, if the client wants log probabilities.
+    """
+
+    choice: int
+    text: str
+    token_ids: list[int]
+    is_first: bool
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    scored: list[ScoredToken] | None = None
+
+
+class Gathering:
+    """All pieces of a choice as one, for answers that are not streamed."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._scored: list[ScoredToken] = []
+        self._last: Piece | None = None
+
+    def add(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._token_ids += piece.token_ids
+        self._scored += piece.scored or ()
+        self._last = piece
+
+    def whole(self) -> Piece:
+        """The piece, once the last part of it has been added."""
+        last = self._last
+        assert last is not None, "a choice has at least one token"
+        assert last.finish_reason is not None, f"choice {last.choice} goes on"
+        return Piece(
+            last.choice,
+            "".join(self._texts),
+            self._token_ids,
+            True,
+            last.finish_reason,
+            last.stop_reason,
+            None if last.scored is None else self._scored,
+        )
+
+
+class Choice:
+    """A generation under way. `outcome` is how it ended, in the words of the metrics."""
+
+    def __init__(self, order: ChoiceOrder, stream: TokenStream, meter: TokenMeter) -> None:
+        rules = order.rules
+        self.outcome = UNFINISHED
+        self._is_counted = False
+        self._order = order
+        self._stream = stream
+        self._meter = meter
+        self._decoder = order.codec.decoder(rules.skips_special_tokens)
+        self._scanner = (
+            StopScanner(rules.stop_strings, rules.is_stop_shown) if rules.stop_strings else None
+        )
+        self._is_first = True
+        #: tokens that no piece has carried yet: their text may be the start of a stop string
+        self._token_ids: list[int] = []
+        self._scored: list[ScoredToken] | None = (
+            None if order.request.sampling.logprobs is None else []
+        )
+        self._text_chars = len(order.echo)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """One piece per token, but for tokens whose text is held: they come with the next one.
+
+        Raises ApiError when the backend cannot finish it.
+        """
+        try:
+            async for chunk in self._stream:
+                assert chunk.index == self._meter.tokens, f"{chunk} is not {self._meter.tokens}"
+                self._meter.token(time.monotonic())
+                piece = self._piece(chunk)
+                if piece is None:
+                    continue
+                if piece.finish_reason is not None:
+                    self.outcome = piece.finish_reason.value
+                    if chunk.finish_reason is None:
+                        self._stream.stop()
+                    self.end()  # before the client hears of it: then the counts are right
+                yield piece
+                if piece.finish_reason is not None:
+                    return
+        except GenerationFailed as failure:
+            self.outcome = "failed"
+            raise generation_failed(str(failure)) from failure
+        except Exception:
+            self.outcome = "failed"
+            raise
+        self.outcome = "failed"
+        raise AssertionError(f"{self._order.request.request} ended without a finish reason")
+
+    def end(self) -> None:
+        """Nothing is generated any more, and the outcome is counted. Idempotent."""
+        self._stream.cancel()
+        if not self._is_counted:
+            self._is_counted = True
+            self._meter.end(self.outcome, self._stream.queued_s)
+
+    def give_up(self, outcome: str) -> None:
+        """Nothing is generated any more; if it was not finished, this is how it ended."""
+        if self.outcome == UNFINISHED:
+            self.outcome = outcome
+        self.end()
+
+    def __repr__(self) -> str:
+        return f"<Choice {self._order.index} of {self._order.request.request}: {self.outcome}>"
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _piece(self, chunk: TokenChunk) -> Piece | None:
+        """What can be said with this token; None if its text is held."""
+        self._token_ids.append(chunk.token_id)
+        if self._scored is not None:
+            self._scored.append(self._score(chunk))
+        finish_reason = chunk.finish_reason
+        stop_reason: str | int | None = None
+        if finish_reason is None:
+            text = self._decoder.push(chunk.token_id)
+        else:
+            text, stop_reason = self._last_text(chunk)
+        self._text_chars += len(text)
+        scanner = self._scanner
+        if scanner is not None:
+            is_armed = self._meter.tokens > self._order.rules.unstopped_tokens
+            text = scanner.push(text, is_armed)
+            if scanner.found is not None:
+                # Like vLLM: a stop string counts more than what the engine ended with.
+                finish_reason, stop_reason = FinishReason.STOP, scanner.found
+            elif finish_reason is not None:
+                text += scanner.flush()
+            elif scanner.is_holding and not text:
+                return None
+        return self._take(text, finish_reason, stop_reason)
+
+    def _score(self, chunk: TokenChunk) -> ScoredToken:
+        logprobs = chunk.logprobs
+        assert logprobs is not None, f"{chunk} has no logprobs, but they were asked for"
+        spelling = self._order.codec.spelling
+        return ScoredToken(
+            _spelled(spelling, chunk.token_id, logprobs.chosen),
+            [_spelled(spelling, token_id, logprob) for token_id, logprob in logprobs.top],
+            self._text_chars,
+        )
+
+    def _last_text(self, chunk: TokenChunk) -> tuple[str, int | None]:
+        """All text that is left, and the stop token if the client is to be told of it."""
+        token_id, rules = chunk.token_id, self._order.rules
+        is_stop = (
+            chunk.finish_reason is FinishReason.STOP
+            and token_id in self._order.request.sampling.stop_token_ids
+        )
+        # The token that stops generation is no text, special or not, unless it is asked for.
+        is_text = rules.is_stop_shown or not is_stop
+        text = self._decoder.push(token_id) if is_text else ""
+        is_reported = is_stop and token_id in rules.reported_stop_ids
+        return text + self._decoder.flush(), token_id if is_reported else None
+
+    def _take(
+        self, text: str, finish_reason: FinishReason | None, stop_reason: str | int | None
+    ) -> Piece:
+        """The piece of all tokens that none has carried yet."""
+        is_first, token_ids, scored = self._is_first, self._token_ids, self._scored
+        self._is_first = False
+        self._token_ids = []
+        if scored is not None:
+            self._scored = []
+        if is_first:
+            text = self._order.echo + text
+        return Piece(
+            self._order.index, text, token_ids, is_first, finish_reason, stop_reason, scored
+        )
+
+
+def interleaved(choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+    """The pieces of all choices as they come. The first exception of one ends them all."""
+    return choices[0].pieces() if len(choices) == 1 else _merged(choices)
+
+
+async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+    # Bounded: who reads slowly holds up the choices, not the memory.
+    pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue(maxsize=len(choices))
+
+    async def pump(choice: Choice) -> None:
+        try:
+            async for piece in choice.pieces():
+                await pieces.put(piece)
+        except Exception as error:
+            await pieces.put(error)
+
+    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
+    try:
+        unfinished = len(choices)
+        while unfinished:
+            piece = await pieces.get()
+            if isinstance(piece, Exception):
+                raise piece
+            unfinished -= piece.finish_reason is not None
+            yield piece
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _spelled(spelling: TokenSpelling, token_id: int, logprob: float) -> SpelledLogprob:
+    return SpelledLogprob(*spelling.of(token_id), max(logprob, LOGPROB_LEAST))

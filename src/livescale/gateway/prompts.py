@@ -1,0 +1,87 @@
+"""The prompts of a request: text, token ids (one or several of them), or messages.
+
+How messages become text is decided in `chat.py`, whether a prompt fits its model in `sampling.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from livescale.gateway.errors import invalid
+from livescale.gateway.schema import ChatBody
+from livescale.gateway.text import TextCodec
+
+RawPrompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the model reads it; `echo` is the text in front of the answer, if wanted."""
+
+    ids: tuple[int, ...]
+    echo: str = ""
+
+
+def raw_prompts(prompt: str | list[int | str | list[int]]) -> list[RawPrompt]:
+    """The prompts of the request's field. Raises ApiError (400) if ids and texts are mixed."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    texts = [entry for entry in prompt if not isinstance(entry, int)]
+    if ids:
+        raise invalid("prompt mixes token ids with whole prompts", "prompt", "invalid_value")
+    return list(texts)
+
+
+async def read_prompts(
+    codec: TextCodec, raw: list[RawPrompt], add_special_tokens: bool, is_echoed: bool
+) -> list[Prompt]:
+    """The ids of all prompts, in their order. Raises ApiError (400) for ids the model lacks."""
+    texts = [prompt for prompt in raw if isinstance(prompt, str)]
+    encoded = iter(await codec.encode_all(texts, add_special_tokens))
+    prompts = []
+    for prompt in raw:
+        if isinstance(prompt, str):
+            # An empty text is no prompt, even if special tokens are put around it.
+            ids, echo = next(encoded), prompt
+            prompts.append(Prompt(ids if prompt else (), echo if is_echoed else ""))
+        else:
+            check_ids(prompt, codec.vocabulary, "prompt")
+            echo = await codec.decode(prompt) if is_echoed else ""
+            prompts.append(Prompt(tuple(prompt), echo))
+    return prompts
+
+
+def check_chat(body: ChatBody) -> None:
+    """There is something to render, in one way. Raises ApiError (400)."""
+    if not body.messages:
+        raise invalid("messages is empty", "messages")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise invalid(
+            "continue_final_message and add_generation_prompt exclude each other",
+            "continue_final_message",
+            "invalid_value",
+        )
+
+
+async def read_chat(codec: TextCodec, body: ChatBody) -> Prompt:
+    """The messages as the model reads them. Raises ApiError (400) if its template refuses them."""
+    is_continued = bool(body.continue_final_message)
+    ids = await codec.encode_chat(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt is not False and not is_continued,
+        add_special_tokens=bool(body.add_special_tokens),
+        continue_final_message=is_continued,
+    )
+    return Prompt(ids)
+
+
+def check_ids(ids: list[int], vocabulary: int, param: str) -> None:
+    """All of them are the model's. Raises ApiError (400)."""
+    if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
+        foreign = next(token_id for token_id in ids if not 0 <= token_id < vocabulary)
+        raise invalid(
+            f"Token id {foreign} is not in the model's vocabulary (0 to {vocabulary - 1})", param
+        )

@@ -1,0 +1,138 @@
+"""POST /tokenize and /detokenize, with vLLM's bodies: what a model's tokenizer makes of a text.
+
+No generation, no instance: these answer while nothing is served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from livescale.gateway.backend import ModelCard
+from livescale.gateway.errors import invalid, model_not_found, queue_full
+from livescale.gateway.prompts import check_chat, check_ids, read_chat
+from livescale.gateway.schema import ChatBody, Message, decode_as
+from livescale.gateway.text import TextCodec
+
+TOKENIZING_MAX = 64
+"""Requests that are tokenized at once; more wait for nothing but processor time."""
+RETRY_AFTER_S = 1.0
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a prompt, or messages as for a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    # Known to vLLM, and not available here.
+    chat_template: str | None = None
+    tools: list[object] | None = None
+
+
+class TokenizeAnswer(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str | None] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    prompt: str
+
+
+class Tokenization:
+    """The two endpoints over the models' tokenizers."""
+
+    def __init__(
+        self,
+        cards: Mapping[str, ModelCard],
+        codecs: Mapping[str, TextCodec],
+        read_body: Callable[[Request], Awaitable[bytes]],
+    ) -> None:
+        self._cards = cards
+        self._codecs = codecs
+        self._read_body = read_body
+        self._under_way = 0
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize"""
+        body = decode_as(await self._read_body(request), TokenizeBody)
+        card = self._card(body.model)
+        codec = self._codecs[card.name]
+        with self._busy():
+            ids = await _ids(codec, card, body)
+            answer = TokenizeAnswer(len(ids), card.model_tokens_max, ids)
+            if body.return_token_strs:
+                answer.token_strs = await asyncio.to_thread(codec.token_strings, ids)
+        return _json(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize"""
+        body = decode_as(await self._read_body(request), DetokenizeBody)
+        codec = self._codecs[self._card(body.model).name]
+        check_ids(body.tokens, codec.vocabulary, "tokens")
+        with self._busy():
+            return _json(DetokenizeAnswer(await codec.decode(body.tokens)))
+
+    def _card(self, name: str | None) -> ModelCard:
+        """The named model; the only one if none is named."""
+        if name is None and len(self._cards) == 1:
+            [card] = self._cards.values()
+            return card
+        if name is None:
+            raise invalid("model is missing, and there is more than one", "model")
+        if name not in self._cards:
+            raise model_not_found(name, self._cards)
+        return self._cards[name]
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        if self._under_way >= TOKENIZING_MAX:
+            raise queue_full("too many texts are being tokenized", RETRY_AFTER_S)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+
+async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[int, ...]:
+    """The ids of the prompt or the messages. Raises ApiError (400)."""
+    for param in ("chat_template", "tools"):
+        if getattr(body, param):
+            raise invalid(f"{param} is not supported", param, code="unsupported_parameter")
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("Exactly one of prompt and messages is needed", "prompt")
+    if body.prompt is not None:
+        return await codec.encode(body.prompt, body.add_special_tokens is not False)
+    assert body.messages is not None
+    chat = ChatBody(
+        model=card.name,
+        messages=body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        add_special_tokens=body.add_special_tokens,
+    )
+    check_chat(chat)
+    return (await read_chat(codec, chat)).ids
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,210 @@
+"""The waiting line against a list that does the same slowly, and what clients are told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from gateway_double import Script, ScriptedBackend
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tokenizers import Tokenizer
+
+from livescale.gateway.admission import (
+    RETRY_RANGE_S,
+    RETRY_UNKNOWN_S,
+    WaitingLine,
+    estimated_prompts,
+    estimated_tokens,
+)
+from livescale.gateway.backend import QueueFull, Unavailable
+
+REQUESTS_MAX, TOKENS_MAX = 5, 100
+tokens = st.integers(0, 2 * TOKENS_MAX)
+
+
+class LineMachine(RuleBasedStateMachine):
+    """Whatever joins and leaves, the line counts what a list would, and refuses by its sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = WaitingLine(REQUESTS_MAX, TOKENS_MAX)
+        self.waiting: list[int] = []
+        self.now_s = 0.0
+
+    @rule(prompt_tokens=tokens, requests=st.integers(1, REQUESTS_MAX + 1))
+    def check(self, prompt_tokens: int, requests: int) -> None:
+        fits = (
+            len(self.waiting) + requests <= REQUESTS_MAX
+            and sum(self.waiting) + prompt_tokens <= TOKENS_MAX
+        )
+        if fits or not self.waiting:
+            self.line.check(requests, prompt_tokens, self.now_s)
+        else:
+            with pytest.raises(QueueFull) as full:
+                self.line.check(requests, prompt_tokens, self.now_s)
+            assert RETRY_RANGE_S[0] <= full.value.retry_after_s <= RETRY_RANGE_S[1]
+
+    @rule(prompt_tokens=tokens)
+    def join(self, prompt_tokens: int) -> None:
+        self.line.join(prompt_tokens, self.now_s)
+        self.waiting.append(prompt_tokens)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), is_served=st.booleans())
+    def leave(self, data: st.DataObject, is_served: bool) -> None:
+        gone = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        if is_served:
+            self.line.move_on(gone, self.now_s)
+        else:
+            self.line.leave(gone)
+
+    @rule(requests=st.integers(1, 3), prompt_tokens=tokens)
+    def hold(self, requests: int, prompt_tokens: int) -> None:
+        try:
+            with self.line.holding(requests, prompt_tokens, self.now_s):
+                assert self.line.requests == len(self.waiting) + requests
+                assert self.line.prompt_tokens == sum(self.waiting) + prompt_tokens
+                raise KeyError("an error inside gives the places back, too")
+        except (KeyError, QueueFull):
+            pass
+
+    @rule(pause_s=st.floats(0, 1000))
+    def wait(self, pause_s: float) -> None:
+        self.now_s += pause_s
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.line.requests == len(self.waiting)
+        assert self.line.prompt_tokens == sum(self.waiting)
+
+
+TestLine = LineMachine.TestCase
+
+
+@given(
+    interval_s=st.floats(0.01, 0.5),
+    waiting=st.integers(2, 100),
+    idle_s=st.floats(0, 1e5),
+    served=st.integers(1, 60),
+)
+def test_the_wait_is_the_line_at_its_measured_pace(
+    interval_s: float, waiting: int, idle_s: float, served: int
+) -> None:
+    """However long nobody came before: an idle pool is not a slow one."""
+    line = WaitingLine(1 << 20, None)
+    assert line.wait_s(0.0) == RETRY_UNKNOWN_S
+    now_s = 100.0
+    for _ in range(served):  # one at a time, with long pauses between
+        line.join(1, now_s)
+        now_s += interval_s
+        line.move_on(1, now_s)
+        now_s += idle_s
+    line.join(waiting, now_s, waiting)
+    expected_s = min(max(waiting * interval_s, RETRY_RANGE_S[0]), RETRY_RANGE_S[1])
+    assert line.wait_s(now_s) == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_a_line_that_stands_still_grows_slower() -> None:
+    line = WaitingLine(1 << 20, None)
+    line.join(3, 0.0, 3)
+    line.move_on(1, 0.1)
+    waits = [line.wait_s(0.1 + still_s) for still_s in (0.0, 1.0, 10.0, 1000.0)]
+    assert waits == sorted(waits)
+    assert waits[0] == pytest.approx(0.2)
+    assert waits[-1] == RETRY_RANGE_S[1]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=5))
+def test_an_estimate_never_needs_a_tokenizer(prompts: list[str]) -> None:
+    assert estimated_prompts(prompts) == [estimated_tokens(prompt) for prompt in prompts]
+    assert all(estimate >= 1 for estimate in estimated_prompts(prompts))
+
+
+def test_estimates_of_ids_are_exact() -> None:
+    assert estimated_prompts([[5, 6], [7]]) == [2, 1]
+    assert estimated_prompts([]) == []
+    assert estimated_tokens("é" * 40) == 20  # bytes, not characters
+
+
+# -- over HTTP ------------------------------------------------------------------------------------
+
+LONG = "the quick brown fox " * 2000
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("completions", {"prompt": LONG}),
+        ("completions", {"prompt": [5] * 10_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+    ],
+)
+def test_a_full_line_refuses_before_anything_is_tokenized(
+    endpoint: str, body: dict[str, object], http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    """Each of these bodies is too long for the model: tokenized, it would be a 400."""
+    backend.script.admission = QueueFull(0.0123)
+    response = http.post(f"/v1/{endpoint}", json={"model": "tiny", **body})
+    assert response.status_code == 503, response.text
+    assert response.json()["error"]["code"] == "queue_full"
+    assert response.headers["retry-after"] == "1"
+    assert response.headers["retry-after-ms"] == "13"
+    [(model, requests, prompt_tokens)] = backend.admitted
+    assert (model, requests, prompt_tokens) == ("tiny", 1, 10_000)
+    backend.script.admission = None
+    assert http.post(f"/v1/{endpoint}", json={"model": "tiny", **body}).status_code == 400
+
+
+def test_unknown_models_and_bad_bodies_take_no_place(
+    http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    backend.script.admission = QueueFull(1.0)
+    for body, status in [({"model": "nope", "prompt": "x"}, 404), ({"model": "tiny"}, 400)]:
+        assert http.post("/v1/completions", json=body).status_code == status
+    assert not backend.admitted
+
+
+def test_a_pool_that_starts_refuses_early_too(http: httpx.Client, backend: ScriptedBackend) -> None:
+    backend.script.admission = Unavailable("the pool is starting")
+    response = http.post("/v1/completions", json={"model": "tiny", "prompt": LONG})
+    assert response.status_code == 503
+    assert response.json()["error"]["message"] == "the pool is starting"
+
+
+def test_every_generation_takes_a_place(http: httpx.Client, backend: ScriptedBackend) -> None:
+    body = {"model": "tiny", "prompt": [[5] * 8, [6] * 4], "n": 3, "temperature": 1.0}
+    assert http.post("/v1/completions", json=body).status_code == 200
+    assert backend.admitted == [("tiny", 6, 36)]
+
+
+def test_refusals_are_counted_as_the_pools_fault(
+    http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    def unavailable() -> float:
+        name = 'livescale_requests_total{model="tiny",outcome="unavailable"} '
+        lines = http.get("/metrics").text.splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = unavailable()
+    backend.script.admission = QueueFull(1.0)
+    http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    backend.script.admission = None
+    backend.script.refusal = QueueFull(1.0)
+    http.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    assert unavailable() == before + 2
+
+
+def test_tokenizing_a_long_prompt_does_not_stop_other_streams(
+    http: httpx.Client, backend: ScriptedBackend, tokenizer: Tokenizer
+) -> None:
+    """Prompts that take a while are in threads: meanwhile other requests begin and end."""
+    backend.script = Script(backend.script.token_ids[:2], then=asyncio.Event())
+    with ThreadPoolExecutor() as threads:
+        long = threads.submit(http.post, "/tokenize", json={"model": "tiny", "prompt": LONG})
+        for _ in range(3):
+            assert http.get("/live").status_code == 200
+        assert long.result().json()["count"] == len(tokenizer.encode(LONG).ids)

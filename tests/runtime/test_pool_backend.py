@@ -1,0 +1,350 @@
+"""The gateway's side of the pool, with a controller and a worker that a test speaks for.
+
+Whatever happens to requests, what waits and what runs is counted right, and the bounds hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from livescale.gateway.backend import GenerateRequest, QueueFull, TokenStream, Unavailable
+from livescale.messages.commands import Dispatch
+from livescale.messages.events import RequestArrived, RequestEnded
+from livescale.runtime.boot import CatalogEntry, GatewayBoot
+from livescale.runtime.pool_backend import PoolBackend
+from livescale.runtime.wire import (
+    Address,
+    GatewayHello,
+    ModelLoad,
+    Peer,
+    Peers,
+    PoolStatus,
+    Submit,
+    ToController,
+    Token,
+    Tokens,
+    ToTokenServer,
+    Wire,
+)
+from livescale.types import (
+    FinishReason,
+    LayerEntry,
+    Manifest,
+    ModelSpec,
+    Outcome,
+    SamplingParams,
+    WorkerRef,
+)
+
+WAIT_S = 20.0
+REQUESTS_MAX, TOKENS_MAX = 4, 40
+MODELS = ("a", "b")
+
+
+def entry(name: str) -> CatalogEntry:
+    layers = (LayerEntry(0, 0, 1, (), "", ""),)
+    spec = ModelSpec(name, (1,), 1, 4096)
+    return CatalogEntry(spec, Manifest(name, "{}", "float32", layers), "/nowhere", (1,), 4096)
+
+
+class ScriptedPool:
+    """Controller and worker of one gateway: they say what the test says."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[object] = asyncio.Queue()
+        self.submitted: asyncio.Queue[Submit] = asyncio.Queue()
+        self.incarnation = 0
+        self._controller: Wire[ToController] | None = None
+        self._worker: asyncio.Server | None = None
+        self._worker_wire: Wire[ToTokenServer] | None = None
+
+    @property
+    def worker(self) -> WorkerRef:
+        return WorkerRef(0, self.incarnation)
+
+    def say(self, message: Dispatch | Peers | PoolStatus) -> None:
+        assert self._controller is not None
+        self._controller.send(message)
+
+    def emit(self, *tokens: Token) -> None:
+        assert self._worker_wire is not None
+        self._worker_wire.send(Tokens(tokens))
+
+    async def heard(self, kind: type) -> object:
+        """The next message of a kind that the gateway told the controller."""
+        while True:
+            message = await asyncio.wait_for(self.told.get(), WAIT_S)
+            if isinstance(message, kind):
+                return message
+
+    async def start_worker(self) -> None:
+        self._worker = await asyncio.start_server(self._serve_worker, "127.0.0.1", 0)
+        host, port = self._worker.sockets[0].getsockname()[:2]
+        self.say(Peers((Peer(self.worker, Address(host, 0), Address(host, port)),)))
+
+    def lose_worker(self) -> None:
+        """Its connection breaks, and nobody answers where it was."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._worker_wire is not None:
+            self._worker_wire.close()
+
+    def close(self) -> None:
+        self.lose_worker()
+        if self._controller is not None:
+            self._controller.close()
+
+    async def serve_controller(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._controller = Wire(reader, writer, ToController)
+        async for message in self._controller:
+            self.told.put_nowait(message)
+
+    async def _serve_worker(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        wire: Wire[ToTokenServer] = Wire(reader, writer, ToTokenServer)
+        self._worker_wire = wire
+        async for message in wire:
+            if isinstance(message, Submit):
+                self.submitted.put_nowait(message)
+
+
+@asynccontextmanager
+async def pool_and_gateway() -> AsyncIterator[tuple[ScriptedPool, PoolBackend]]:
+    pool = ScriptedPool()
+    server = await asyncio.start_server(pool.serve_controller, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    backend = PoolBackend(boot(Address(host, port)))
+    running = asyncio.create_task(backend.run())
+    await pool.heard(GatewayHello)
+    try:
+        yield pool, backend
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        pool.close()
+        server.close()
+
+
+def boot(controller: Address) -> GatewayBoot:
+    return GatewayBoot(
+        secret="",
+        gateway="g0",
+        listen_fd=-1,
+        controller=controller,
+        models=tuple(entry(name) for name in MODELS),
+        queue_requests_max=REQUESTS_MAX,
+        queue_prompt_tokens_max=TOKENS_MAX,
+        drain_timeout_s=1.0,
+        request_timeout_s=None,
+        receive_timeout_s=60.0,
+        stalled_client_s=60.0,
+        slo="ttft=1s",
+        has_vllm_metrics=False,
+        key_digests=(),
+    )
+
+
+@dataclass
+class Oracle:
+    """What a list would say: every request that is not over, in the order it came."""
+
+    streams: dict[str, TokenStream] = field(default_factory=dict)
+    asked: dict[str, GenerateRequest] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
+
+    def waiting(self, model: str) -> list[GenerateRequest]:
+        return [
+            request
+            for name, request in self.asked.items()
+            if request.model == model and name not in self.running
+        ]
+
+    def end(self, name: str) -> None:
+        del self.asked[name], self.streams[name]
+        if name in self.running:
+            self.running.remove(name)
+
+
+ops = st.lists(
+    st.tuples(st.just("submit"), st.sampled_from(MODELS), st.integers(1, 3), st.integers(1, 25))
+    | st.tuples(st.sampled_from(["dispatch", "finish", "cancel"]), st.integers(0, 9))
+    | st.tuples(st.just("hold"), st.sampled_from(MODELS), st.integers(1, 3), st.integers(1, 25))
+    | st.tuples(st.just("lose"), st.just(0)),
+    min_size=5,
+    max_size=40,
+)
+
+
+@given(ops)
+@settings(max_examples=200, deadline=None)
+def test_what_waits_and_what_runs_is_counted(story: list[tuple]) -> None:
+    asyncio.run(asyncio.wait_for(tell(story), WAIT_S))
+
+
+async def tell(story: list[tuple]) -> None:
+    async with pool_and_gateway() as (pool, backend):
+        await pool.start_worker()
+        oracle = Oracle()
+        for number, (what, *details) in enumerate(story):
+            if what == "submit":
+                submit(backend, oracle, number, *details)
+            elif what == "hold":
+                hold(backend, oracle, *details)
+            elif what == "lose":
+                await lose(pool, oracle)
+            else:
+                await move(pool, oracle, what, *details)
+            compare(backend, oracle)
+        for stream in list(oracle.streams.values()):
+            stream.cancel()
+        compare(backend, Oracle())
+
+
+def fits(oracle: Oracle, model: str, count: int, tokens: int) -> bool:
+    waiting = oracle.waiting(model)
+    held = sum(len(request.prompt_ids) for request in waiting)
+    return not waiting or (len(waiting) + count <= REQUESTS_MAX and held + tokens <= TOKENS_MAX)
+
+
+def submit(
+    backend: PoolBackend, oracle: Oracle, number: int, model: str, count: int, tokens: int
+) -> None:
+    requests = [
+        GenerateRequest(f"{number}.{n}", model, (5,) * tokens, SamplingParams(10))
+        for n in range(count)
+    ]
+    if not fits(oracle, model, count, count * tokens):
+        with pytest.raises(QueueFull):
+            backend.submit(requests)
+        return
+    for request, stream in zip(requests, backend.submit(requests), strict=True):
+        oracle.asked[request.request] = request
+        oracle.streams[request.request] = stream
+        oracle.attempts[request.request] = 0
+
+
+def hold(backend: PoolBackend, oracle: Oracle, model: str, count: int, tokens: int) -> None:
+    """Places that are held while somebody tokenizes count like the others, and come back."""
+    admission = backend.admit(model, count, tokens)
+    if not fits(oracle, model, count, tokens):
+        with pytest.raises(QueueFull):
+            admission.__enter__()
+        return
+    with admission:
+        assert reading(backend, "num_requests_waiting", model) == (
+            len(oracle.waiting(model)) + count
+        )
+
+
+async def move(pool: ScriptedPool, oracle: Oracle, what: str, place: int) -> None:
+    names = [
+        name
+        for name in oracle.asked
+        if what == "cancel" or (name in oracle.running) == (what == "finish")
+    ]
+    if not names:
+        return
+    name = names[place % len(names)]
+    if what == "cancel":
+        oracle.streams[name].cancel()
+        oracle.end(name)
+    elif what == "dispatch":
+        oracle.attempts[name] += 1
+        pool.say(Dispatch(name, oracle.attempts[name], 1, pool.worker))
+        await pool.submitted.get()
+        oracle.running.append(name)
+        queued_s = oracle.streams[name].queued_s
+        assert queued_s is not None
+        assert queued_s >= 0
+    else:
+        pool.emit(Token(name, oracle.attempts[name], 0, 7, FinishReason.STOP))
+        [chunk] = [chunk async for chunk in oracle.streams[name]]
+        assert chunk.finish_reason is FinishReason.STOP
+        oracle.end(name)
+
+
+async def lose(pool: ScriptedPool, oracle: Oracle) -> None:
+    while not pool.told.empty():
+        pool.told.get_nowait()
+    pool.lose_worker()
+    for _ in oracle.running:
+        ended = await pool.heard(RequestEnded)
+        assert isinstance(ended, RequestEnded)
+        assert ended.outcome is Outcome.WORKER_LOST
+        assert isinstance(await pool.heard(RequestArrived), RequestArrived)
+    oracle.running.clear()
+    pool.incarnation += 1
+    await pool.start_worker()
+
+
+def compare(backend: PoolBackend, oracle: Oracle) -> None:
+    for model in MODELS:
+        waiting = oracle.waiting(model)
+        tokens = sum(len(request.prompt_ids) for request in waiting)
+        running = sum(oracle.asked[name].model == model for name in oracle.running)
+        assert reading(backend, "num_requests_waiting", model) == len(waiting)
+        assert reading(backend, "waiting_prompt_tokens", model) == tokens
+        assert reading(backend, "num_requests_running", model) == running
+
+
+def reading(backend: PoolBackend, name: str, model: str) -> float:
+    [value] = [
+        reading.value
+        for reading in backend.readings()
+        if reading.name == name and ("model", model) in reading.labels
+    ]
+    return value
+
+
+def test_nothing_is_accepted_before_a_controller_was_there() -> None:
+    backend = PoolBackend(boot(Address("127.0.0.1", 0)))
+    with pytest.raises(Unavailable):
+        backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(1))])
+    with pytest.raises(Unavailable), backend.admit("a", 1, 1):
+        pass
+
+
+def test_more_generations_than_may_wait_are_taken_when_nobody_waits() -> None:
+    """Refused then, they would be refused forever."""
+
+    async def story() -> None:
+        async with pool_and_gateway() as (_, backend):
+            many = [
+                GenerateRequest(f"r{n}", "a", (5,) * TOKENS_MAX, SamplingParams(1))
+                for n in range(REQUESTS_MAX + 1)
+            ]
+            streams = backend.submit(many)
+            with pytest.raises(QueueFull):
+                backend.submit([GenerateRequest("late", "a", (5,), SamplingParams(1))])
+            assert [stream.queued_s for stream in streams] == [None] * len(many)
+            # Another model has a line of its own.
+            assert backend.submit([GenerateRequest("other", "b", (5,), SamplingParams(1))])
+
+    asyncio.run(story())
+
+
+def test_the_instances_loads_are_shown() -> None:
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            loads = {"a": ModelLoad(3, 12, 5, 100, 60), "b": ModelLoad(0, 0)}
+            pool.say(PoolStatus({"a": {"serving": 2}, "b": {"serving": 1}}, 3, loads))
+            await asyncio.wait_for(backend.is_settled.wait(), WAIT_S)
+            assert reading(backend, "kv_cache_usage_perc", "a") == 0.25
+            assert reading(backend, "kv_cache_usage_perc", "b") == 0.0
+            assert reading(backend, "kv_blocks", "a") == 12
+            assert reading(backend, "num_preemptions_total", "a") == 5
+            assert reading(backend, "prefix_cache_queries_total", "a") == 100
+            assert reading(backend, "prefix_cache_hits_total", "a") == 60
+
+    asyncio.run(story())
