@@ -27,9 +27,10 @@ FLOORS = {
     "report": GROUND | {"telemetry"},
     "sim": GROUND | {"batching", "control", "telemetry"},
     "runtime": GROUND | {"batching", "control", "telemetry", "transfer", "engine", "gateway"},
+    "bench": GROUND | {"batching", "transfer", "engine", "runtime"},
     "cli": GROUND
     | {"batching", "control", "telemetry", "transfer", "engine", "gateway"}
-    | {"client", "report", "sim", "runtime"},
+    | {"client", "report", "sim", "runtime", "bench"},
 }
 
 #: all that the pure floors may use of other packages: values, containers, arithmetic
@@ -40,15 +41,25 @@ PURE_MODULES = {
     "dataclasses",
     "enum",
     "fractions",
+    "hashlib",
     "heapq",
     "itertools",
     "math",
     "msgspec",
     "typing",
 }
-#: torch and transformers live in the engine alone (the worker sets torch's threads)
+#: torch and transformers live in the engine alone (the worker sets torch's threads), and in what
+#: a benchmark runs in processes of their own
 HEAVY = {"torch", "transformers"}
-HEAVY_HOMES = {"engine", "runtime/worker_process.py"}
+HEAVY_HOMES = {
+    "engine",
+    "runtime/worker_process.py",
+    "bench/peers/judge.py",
+    "bench/peers/livescale_engine.py",
+    "bench/peers/start_probe.py",
+    "bench/peers/transformers_batching.py",
+    "bench/peers/transformers_generate.py",
+}
 
 BANNED = {
     r"class \w*(Manager|Helper|Replica)\b": "say what it does",
@@ -106,7 +117,7 @@ def test_heavy_libraries_stay_in_the_engine() -> None:
         assert not heavy, f"{where} imports {heavy}"
 
 
-@pytest.mark.parametrize("process", ["gateway_process", "controller_process"])
+@pytest.mark.parametrize("process", ["gateway_process", "controller_process", "worker_process"])
 def test_light_processes_load_no_heavy_library(process: str) -> None:
     code = f"import sys, livescale.runtime.{process}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -28,6 +28,7 @@ COMMANDS = (
     _Command("serve", "serve models behind an OpenAI-compatible API"),
     _Command("demo", "watch a pool scale 1 -> 3 -> 1 under a bursty trace"),
     _Command("models", "make models for tests and demos"),
+    _Command("bench", "compare with other engines, and with limits"),
     _Command("simulate", "run a trace in virtual time"),
     _Command("replay", "feed a run record to a fresh controller and compare"),
 )

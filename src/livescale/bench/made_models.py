@@ -1,0 +1,92 @@
+"""Random models in the shapes that a benchmark asks for, in fp32 or bf16. No torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from livescale.bench.errors import BenchError
+from livescale.engine.make import Preset, make_model
+
+DTYPES = ("float32", "bfloat16")
+
+_HEAD_DIM = 64
+_LENGTH_BYTES = 8
+_QUERY_HEADS_PER_KV_HEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class BenchShape:
+    """Sizes that matter for speed; what is None follows from the hidden size."""
+
+    hidden: int
+    layers: int
+    heads: int | None = None
+    kv_heads: int | None = None
+    intermediate: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.hidden}x{self.layers}"
+
+    def preset(self, vocabulary: int) -> Preset:
+        """All sizes. Raises BenchError when they do not fit each other."""
+        heads = self.heads or max(1, self.hidden // _HEAD_DIM)
+        kv_heads_max = max(1, heads // _QUERY_HEADS_PER_KV_HEAD)
+        shared_evenly = [n for n in range(1, kv_heads_max + 1) if heads % n == 0]
+        kv_heads = self.kv_heads or max(shared_evenly)
+        # As wide as Llama's: 8/3 of the hidden size, in whole cache lines.
+        intermediate = self.intermediate or -(-self.hidden * 8 // (3 * 64)) * 64
+        sizes = (self.hidden, self.layers, heads, kv_heads, intermediate)
+        if min(sizes) < 1:
+            raise BenchError(f"shape {self}: every size must be at least 1")
+        if self.hidden % (2 * heads) or heads % kv_heads:
+            raise BenchError(
+                f"shape {self}: {heads} heads of even size do not fit hidden {self.hidden},"
+                f" or do not share {kv_heads} KV heads"
+            )
+        return Preset(self.layers, self.hidden, intermediate, heads, kv_heads, vocabulary)
+
+
+def parse_shape(
+    text: str, heads: int | None, kv_heads: int | None, inner: int | None
+) -> BenchShape:
+    """A shape such as `512x8`: hidden size and decoder layers. Raises BenchError."""
+    hidden, _, layers = text.partition("x")
+    if not (hidden.isdecimal() and layers.isdecimal()):
+        raise BenchError(f"shape {text!r} must be HIDDENxLAYERS, such as 512x8")
+    return BenchShape(int(hidden), int(layers), heads, kv_heads, inner)
+
+
+def make_bench_model(directory: Path, shape: BenchShape, vocabulary: int, dtype: str) -> None:
+    """Write a model of this shape. The same weights for every dtype, but for the rounding."""
+    assert dtype in DTYPES, dtype
+    make_model(directory, shape.preset(vocabulary))
+    if dtype == "bfloat16":
+        for file in sorted(directory.glob("*.safetensors")):
+            _round_to_bfloat16(file)
+        config = directory / "config.json"
+        fields = json.loads(config.read_text())
+        config.write_text(json.dumps({**fields, "dtype": "bfloat16"}, indent=2) + "\n")
+
+
+def _round_to_bfloat16(file: Path) -> None:
+    """Rewrite a safetensors file of fp32 tensors: a length, a JSON header, then the bytes."""
+    content = file.read_bytes()
+    (header_bytes,) = struct.unpack_from("<Q", content)
+    start = _LENGTH_BYTES + header_bytes
+    header = json.loads(content[_LENGTH_BYTES:start])
+    for name, entry in header.items():
+        if name != "__metadata__":
+            assert entry["dtype"] == "F32", f"{file}: {name} is {entry['dtype']}"
+            entry["dtype"] = "BF16"
+            entry["data_offsets"] = [offset // 2 for offset in entry["data_offsets"]]
+    bits = np.frombuffer(content, np.uint32, offset=start)
+    # To nearest, ties to even: what is cut off may carry into what is kept.
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # the format wants the data aligned
+    file.write_bytes(struct.pack("<Q", len(text)) + text + rounded.tobytes())

@@ -1,0 +1,194 @@
+"""A worker that says when each part of its start was over: the probe of `bench coldstart`.
+
+The parts are those of `runtime/worker_process.py`, on the same InstanceHost, without a controller:
+orders come as lines. Heavy imports stand inside a function because they are what is measured.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from livescale.bench.peers.line_server import Job, serve_lines
+
+if TYPE_CHECKING:
+    from livescale.runtime.instance_host import InstanceHost
+
+_WAIT_S = 300.0
+_INSTANCE = 1
+_PLAN = 7
+
+
+class _Probe:
+    """One worker. It is its host's Outbox: everything said is kept with its time."""
+
+    def __init__(self, job: Job) -> None:
+        self.marks_ns = {"process": time.monotonic_ns()}
+        self._said: queue.Queue[tuple[int, object]] = queue.Queue()
+        self._start(job)
+
+    # -- Outbox -----------------------------------------------------------------------------
+
+    def to_controller(self, event: object) -> None:
+        self._said.put((time.monotonic_ns(), event))
+
+    def to_gateway(self, _gateway: str, message: object) -> None:
+        self._said.put((time.monotonic_ns(), message))
+
+    # -- lines ------------------------------------------------------------------------------
+
+    def answer(self, job: Job) -> Job:
+        """Do one thing."""
+        answers: dict[str, Callable[[Job], Job]] = {
+            "where": self._where,
+            "read": self._read,
+            "connect": self._connect,
+            "send": self._send,
+            "receive": self._receive,
+            "release": self._release,
+        }
+        return answers[job["do"]](job)
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _start(self, job: Job) -> None:
+        import torch
+
+        from livescale.batching.latency import LinearLatency
+        from livescale.engine.executor import TorchExecutor
+        from livescale.engine.warm_up import warm_up
+        from livescale.runtime.boot import WorkerBoot
+        from livescale.runtime.instance_host import InstanceHost
+        from livescale.runtime.wire import Address
+        from livescale.topology import Device
+        from livescale.transfer.arena import Arena
+        from livescale.transfer.data_plane import DataPlane
+        from livescale.types import WorkerRef
+
+        self._mark("imports")
+        torch.set_num_threads(job["threads"])
+        boot = WorkerBoot(
+            secret="",
+            worker=WorkerRef(job["worker"]),
+            device=Device("cpu", "localhost", "leaf0", job["arena_bytes"], job["kv_bytes"]),
+            controller=Address("127.0.0.1", 0),
+            threads=job["threads"],
+            block_tokens=job["block_tokens"],
+            chunk_bytes=job["chunk_bytes"],
+            run_tokens_max=job["run_tokens_max"],
+            sequences_max=8,
+            latency=LinearLatency(0, 0),
+        )
+        arena = Arena(boot.device.arena_bytes)
+        executor = TorchExecutor(boot.device.kv_bytes, boot.block_tokens)
+        self._mark("context")
+        warm_up()
+        self._mark("kernels")
+        self._worker = boot.worker
+        self._data_plane = DataPlane(boot.worker, arena, chunk_bytes=boot.chunk_bytes)
+        self._host: InstanceHost = InstanceHost(boot, arena, executor, self._data_plane, self)
+        threading.Thread(target=self._host.run, daemon=True).start()
+        for peer in job["peers"]:
+            self._connect(peer)
+        self._mark("connections")
+
+    def _mark(self, phase: str) -> None:
+        self.marks_ns[phase] = time.monotonic_ns()
+
+    def _where(self, _: Job) -> Job:
+        return {"address": self._data_plane.address, "marks_ns": self.marks_ns}
+
+    def _connect(self, job: Job) -> Job:
+        from livescale.types import WorkerRef
+
+        host, port = job["address"]
+        self._data_plane.connect(WorkerRef(job["worker"]), (host, port))
+        return {}
+
+    def _read(self, job: Job) -> Job:
+        """Take the model from its directory, to be a source."""
+        from livescale.types import FromStorage
+
+        self._load(job, FromStorage(), job["directory"])
+        return {}
+
+    def _receive(self, job: Job) -> Job:
+        """Take the model from a worker and answer one request with one token."""
+        from livescale.runtime.wire import Submit, Tokens
+        from livescale.types import FromWorker, SamplingParams, WorkerRef
+
+        times = {"order_ns": time.monotonic_ns()}
+        times |= self._load(job, FromWorker(WorkerRef(job["source"])), None)
+        ask = Submit("r", 0, _INSTANCE, tuple(job["prompt"]), (), SamplingParams(1))
+        self._host.post(partial(self._host.submit, "g", ask))
+        times["first_token_ns"], _ = self._heard(Tokens)
+        return dict(times)
+
+    def _load(self, job: Job, upstream: Any, directory: str | None) -> dict[str, int]:
+        import msgspec
+
+        from livescale.messages.commands import StartLoad
+        from livescale.messages.events import LoadCompleted, LoadFailed, LoadStarted
+        from livescale.runtime.wire import Order
+        from livescale.types import Manifest
+
+        manifest = msgspec.convert(job["manifest"], Manifest)
+        command = StartLoad(
+            instance=_INSTANCE,
+            attempt=0,
+            worker=self._worker,
+            model=manifest.model,
+            plan=_PLAN,
+            upstream=upstream,
+            forward_to=None,
+            measure_capacity=False,
+        )
+        place = None if directory is None else str(Path(directory))
+        self._host.post(partial(self._host.load, Order(command, manifest, place)))
+        first_byte_ns, begun = self._heard(LoadStarted, LoadFailed)
+        completed_ns, ended = self._heard(LoadCompleted, LoadFailed, known=begun)
+        if isinstance(ended, LoadFailed):
+            raise RuntimeError(f"the load failed: {ended.reason}")
+        return {"first_byte_ns": first_byte_ns, "completed_ns": completed_ns}
+
+    def _send(self, job: Job) -> Job:
+        from livescale.messages.commands import StartSend
+        from livescale.runtime.wire import Order
+        from livescale.types import WorkerRef
+
+        send = StartSend(_PLAN, self._worker, WorkerRef(job["target"]), job["model"])
+        self._host.post(partial(self._host.send, Order(send)))
+        return {}
+
+    def _release(self, _: Job) -> Job:
+        from livescale.messages.commands import Release
+        from livescale.messages.events import Released
+        from livescale.runtime.wire import Order
+
+        order = Order(Release(_INSTANCE, 0, self._worker))
+        self._host.post(partial(self._host.release, order))
+        self._heard(Released)
+        return {}
+
+    def _heard(self, *kinds: type, known: object = None) -> tuple[int, Any]:
+        """When the next word of these kinds was said, and the word (`known`, if it is one)."""
+        if isinstance(known, kinds):
+            return time.monotonic_ns(), known
+        while True:
+            at_ns, word = self._said.get(timeout=_WAIT_S)
+            if isinstance(word, kinds):
+                return at_ns, word
+
+
+def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+    """Start as a worker does."""
+    return "a worker", _Probe(job).answer
+
+
+if __name__ == "__main__":
+    serve_lines(load)

@@ -1,0 +1,275 @@
+"""Many concurrent streams against a gateway: the load of `bench gateway`, in its own process.
+
+Answers are not decoded: an event ends with an empty line, which cannot stand inside its JSON, and
+an answer ends with the last chunk of HTTP. Cheap enough that the gateway is the limit, and it
+reports its own CPU time to show that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import socket
+from array import array
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns, process_time
+from typing import Any
+
+import psutil
+import uvloop
+
+from livescale.bench.engine_report import percentile
+from livescale.bench.peers.line_server import Job, serve_lines
+
+_EVENT_END = b"\n\n"
+_ANSWER_END = b"0\r\n\r\n"
+_DONE = b"[DONE]"
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+# Longer than the last event with numbers, [DONE] and the end of the answer.
+_TAIL_BYTES = 1000
+_FIRST_TOKENS_S_MAX = 120.0
+# A stream that never reads: a small buffer, so that the gateway notices soon.
+_STALLED_BUFFER_BYTES = 4096
+_ERRORS_MAX = 5
+
+
+class _Counts:
+    """What all streams saw together. Gaps and first tokens count inside the window only."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.gaps_ns = array("q")
+        self.ttft_ns = array("q")
+        self.requests = 0
+        self.events = 0
+        #: of answers that ended, to learn how many tokens an event holds
+        self.answer_events = 0
+        self.answer_tokens = 0
+        self.errors: list[str] = []
+
+
+class _Stream(asyncio.Protocol):
+    """One connection that asks again and again."""
+
+    def __init__(self, request: bytes, counts: _Counts) -> None:
+        self._request = request
+        self._counts = counts
+        self._transport: Any = None  # uvloop's are no asyncio.Transport
+        self._asked_ns = 0
+        self._last_ns = 0
+        self._events = 0
+        self._tail = b""
+        self._is_over = False
+        self.has_token = False
+        self.window_events = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._ask()
+
+    def data_received(self, data: bytes) -> None:
+        now_ns = perf_counter_ns()
+        if self._last_ns == 0 and not self._tail and not data.startswith(b"HTTP/1.1 200"):
+            self._fail(data[:300].decode(errors="replace"))
+            return
+        events = data.count(_EVENT_END)
+        if self._tail[-1:] == b"\n" and data[:1] == b"\n":
+            events += 1
+        if _DONE in data:
+            events -= 1
+        if _USAGE.search(data):
+            events -= 1
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if events > 0:
+            self._count(events, now_ns)
+        if self._tail.endswith(_ANSWER_END):
+            self._answered()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._is_over:
+            self._fail(f"the connection was closed: {error}")
+
+    def close(self) -> None:
+        """Leave: what is under way is cancelled by the gateway."""
+        self._is_over = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _ask(self) -> None:
+        self._tail, self._events = b"", 0
+        self._asked_ns, self._last_ns = perf_counter_ns(), 0
+        self._transport.write(self._request)
+
+    def _fail(self, reason: str) -> None:
+        if len(self._counts.errors) < _ERRORS_MAX:
+            self._counts.errors.append(reason)
+        self.close()
+
+    def _count(self, events: int, now_ns: int) -> None:
+        counts = self._counts
+        self._events += events
+        if counts.is_open:
+            counts.events += events
+            self.window_events += events
+            if self._last_ns:
+                counts.gaps_ns.append(now_ns - self._last_ns)
+            else:
+                counts.ttft_ns.append(now_ns - self._asked_ns)
+        self.has_token = True
+        self._last_ns = now_ns
+
+    def _answered(self) -> None:
+        counts = self._counts
+        usage = _USAGE.findall(self._tail)
+        if not usage or _DONE not in self._tail:
+            self._fail(self._tail[-300:].decode(errors="replace"))
+            return
+        counts.answer_events += self._events
+        counts.answer_tokens += int(usage[-1])
+        counts.requests += counts.is_open
+        self._ask()
+
+
+class _Stalled(asyncio.Protocol):
+    """One connection that asks once and never reads."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._transport: Any = None  # uvloop's are no asyncio.Transport
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.pause_reading()
+        transport.write(self._request)
+
+    def close(self) -> None:
+        """Leave at last."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Load:
+    """One run: connect, warm up, measure, leave."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._rng = random.Random(job["seed"])
+        self._counts = _Counts()
+        self._gateway = psutil.Process(job["gateway_pid"])
+
+    async def play(self) -> Job:
+        job = self._job
+        loop = asyncio.get_running_loop()
+        stalled = [_Stalled(self._request(job["stalled_tokens"])) for _ in range(job["stalled"])]
+        streams = [
+            _Stream(self._request(job["output_tokens"]), self._counts)
+            for _ in range(job["streams"])
+        ]
+        rss_bytes = self._gateway.memory_info().rss
+        try:
+            for idle in stalled:
+                await loop.create_connection(partial(_same, idle), sock=await self._socket(True))
+            for stream in streams:
+                await loop.create_connection(partial(_same, stream), sock=await self._socket())
+                await asyncio.sleep(job["ramp_s"] / len(streams))
+            await self._first_tokens(streams)
+            figures = await self._measure()
+        finally:
+            for stream in streams:
+                stream.close()
+            for idle in stalled:
+                idle.close()
+        counts = self._counts
+        return {
+            **figures,
+            "rss_before_bytes": rss_bytes,
+            "errors": counts.errors,
+            "streams_held": sum(stream.window_events > 0 for stream in streams),
+        }
+
+    def _request(self, tokens: int) -> bytes:
+        """A whole HTTP request with a prompt of its own."""
+        job = self._job
+        prompt = [self._rng.randrange(2, job["vocabulary"]) for _ in range(job["prompt_tokens"])]
+        body = json.dumps(
+            {
+                "model": job["model"],
+                "prompt": prompt,
+                "max_tokens": tokens,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "return_token_ids": True,
+            }
+        ).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {job['host']}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    async def _socket(self, is_stalled: bool = False) -> socket.socket:
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if is_stalled:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _STALLED_BUFFER_BYTES)
+        address = (self._job["host"], self._job["port"])
+        await asyncio.get_running_loop().sock_connect(connection, address)
+        return connection
+
+    async def _first_tokens(self, streams: list[_Stream]) -> None:
+        """Wait until every stream has got on."""
+        deadline_ns = perf_counter_ns() + int(_FIRST_TOKENS_S_MAX * 1e9)
+        while not all(stream.has_token for stream in streams):
+            if self._counts.errors or perf_counter_ns() > deadline_ns:
+                return  # the figures will say how many streams were held
+            await asyncio.sleep(0.05)
+
+    async def _measure(self) -> Job:
+        counts, gateway = self._counts, self._gateway
+        gateway_s, own_s = _cpu_s(gateway), process_time()
+        began_ns = perf_counter_ns()
+        counts.is_open = True
+        await asyncio.sleep(self._job["seconds"])
+        counts.is_open = False
+        elapsed_s = (perf_counter_ns() - began_ns) / 1e9
+        figures: Job = {
+            "elapsed_s": elapsed_s,
+            "gateway_cpu_s": _cpu_s(gateway) - gateway_s,
+            "load_cpu_s": process_time() - own_s,
+            "rss_after_bytes": gateway.memory_info().rss,
+            "requests": counts.requests,
+            "events": counts.events,
+            "tokens_per_event": counts.answer_tokens / max(counts.answer_events, 1),
+        }
+        for name, values in (("gap_ns", counts.gaps_ns), ("ttft_ns", counts.ttft_ns)):
+            if values:
+                figures[name] = {
+                    "p50": percentile(values, 50),
+                    "p99": percentile(values, 99),
+                }
+        return figures
+
+
+def _same(protocol: Any) -> Any:
+    return protocol
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def load(_: Job) -> tuple[str, Callable[[Job], Job]]:
+    """Nothing to load; every further line is a run."""
+    return "raw sockets", lambda job: uvloop.run(_Load(job).play())
+
+
+if __name__ == "__main__":
+    serve_lines(load)

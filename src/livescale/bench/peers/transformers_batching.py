@@ -1,0 +1,122 @@
+"""`transformers`' continuous batching as a peer, at the best of a few settings.
+
+Which setting is best depends on how many requests are in flight, so each number of them tries all
+(its first round, which is not counted) and keeps the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+from livescale.bench.peers.line_server import Job, RoundResult, serve_lines
+
+_ANSWER_S_MAX = 120.0
+
+#: (tokens of a page, tokens of a batch)
+_CANDIDATES = ((32, 256), (256, 2048))
+
+
+class _Batching:
+    """The model and the settings found best so far."""
+
+    def __init__(self, model: Any, job: Job) -> None:
+        self._model = model
+        self._job = job
+        self._best: dict[int, tuple[int, int]] = {}
+
+    def play(self, job: Job) -> Job:
+        in_flight = job["in_flight"]
+        if in_flight in self._best:
+            return self._round(job, self._best[in_flight]).as_json()
+        tried = [(self._round(job, candidate), candidate) for candidate in _CANDIDATES]
+        result, self._best[in_flight] = min(tried, key=lambda pair: pair[0].elapsed_ns)
+        page_tokens, batch_tokens = self._best[in_flight]
+        settings = f"page_size {page_tokens}, max_batch_tokens {batch_tokens}"
+        return {**result.as_json(), "settings": settings}
+
+    def _round(self, job: Job, candidate: tuple[int, int]) -> RoundResult:
+        page_tokens, batch_tokens = candidate
+        request_tokens = len(job["prompts"][0]) + job["output_tokens"]
+        # Without num_blocks the cache would be cut out of nearly all free memory. A margin keeps
+        # the scheduler from holding prompts back.
+        pages = -(-request_tokens // page_tokens) * job["in_flight"]
+        manager = self._model.init_continuous_batching(
+            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+                do_sample=False,
+                max_new_tokens=job["output_tokens"],
+                eos_token_id=-1,
+                pad_token_id=0,
+            ),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=page_tokens,
+                num_blocks=2 * pages + 8,
+                max_batch_tokens=batch_tokens,
+                max_requests_per_batch=job["in_flight"],
+                allow_block_sharing=False,
+            ),
+        )
+        manager.start()
+        try:
+            return self._closed_loop(manager, job)
+        finally:
+            manager.stop(block=True, timeout=30)
+            manager.destroy()
+
+    def _closed_loop(self, manager: Any, job: Job) -> RoundResult:
+        prompts = job["prompts"]
+        result = RoundResult(0, [[] for _ in prompts], [0] * len(prompts))
+        started_s: dict[str, float] = {}
+        # Its thread builds the cache on the first request: that is no part of the round.
+        self._add(manager, "first", prompts[0], 1)
+        self._wait(manager)
+        begin_ns = perf_counter_ns()
+        started = done = 0
+        while done < len(prompts):
+            while started < len(prompts) and started - done < job["in_flight"]:
+                started_s[str(started)] = perf_counter()
+                self._add(manager, str(started), prompts[started], job["output_tokens"])
+                started += 1
+            output = self._wait(manager)
+            index = int(output.request_id)
+            result.token_ids[index] = list(output.generated_tokens)
+            first_s = output.timestamps[0] - started_s[output.request_id]
+            result.ttft_ns[index] = int(first_s * 1_000_000_000)
+            done += 1
+        result.elapsed_ns = perf_counter_ns() - begin_ns
+        return result
+
+    def _add(self, manager: Any, request: str, prompt: list[int], tokens: int) -> None:
+        manager.add_request(
+            prompt,
+            request_id=request,
+            max_new_tokens=tokens,
+            record_timestamps=True,
+            eos_token_id=-1,
+        )
+
+    def _wait(self, manager: Any) -> Any:
+        output = manager.get_result(timeout=_ANSWER_S_MAX)
+        if output is None or output.error is not None:
+            reason = "no answer" if output is None else output.error
+            raise RuntimeError(f"continuous batching of transformers failed: {reason}")
+        return output
+
+
+def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+    """Load the model; it is switched to paged SDPA attention when a round begins."""
+    torch.set_num_threads(job["threads"])
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_pretrained(
+        job["directory"], dtype="auto", attn_implementation="sdpa", local_files_only=True
+    ).eval()
+    return "paged sdpa, the best of a few settings", _Batching(model, job).play
+
+
+if __name__ == "__main__":
+    serve_lines(load)
