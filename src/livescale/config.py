@@ -94,7 +94,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = None
     run_tokens_max: Annotated[
         int, About("tokens that an instance computes at once", "tokens", 1, 1 << 20)
-    ] = 128
+    ] = 512
     sequences_max: Annotated[
         int, About("requests that an instance computes at once", "requests", 1, 1 << 16)
     ] = 64

@@ -52,7 +52,7 @@ class EngineBenchOptions:
     output_tokens: int = 64
     repetitions: int = 3
     threads: int = 2
-    run_tokens_max: int = 128
+    run_tokens_max: int = 512
     block_tokens: int = 16
     weights_layout: str = "packed"
     seed: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,6 +24,9 @@ ATTENTION = "livescale_paged"
 GROUP_CONTEXT_RATIO = 2
 """Decodes of one padded batch have contexts that differ by at most this factor."""
 
+PADDED_CONTEXT_TOKENS = 64
+"""Contexts of 16-bit decodes are padded to multiples: oneDNN compiles a kernel for each size."""
+
 GROUP_CONTEXT_TOKENS = 128
 """Decodes below this context share a batch whatever the factor: padding is cheaper than calls."""
 
@@ -31,11 +35,11 @@ GROUP_CONTEXT_TOKENS = 128
 class DecodeGroup:
     """Single-row segments computed in one padded batch of B with contexts of up to C tokens.
 
-    `rows` (B) in the Run, `places` (B * C) in the cache, `mask` (B, 1, C) or None when all
-    contexts have C tokens.
+    `rows` (B) in the Run, or None when these are all of its rows; `places` (B * C) in the cache;
+    `mask` (B, 1, C), or None when all contexts have C tokens.
     """
 
-    rows: torch.Tensor
+    rows: torch.Tensor | None
     places: torch.Tensor
     mask: torch.Tensor | None
 
@@ -122,22 +126,42 @@ def paged_attention(
     """
     assert s_aux is None, "attention sinks are not supported"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    queries, keys, values = query[0], key[0], value[0]
+    out = attend(paged, layer, query[0], key[0], value[0], scaling, sliding_window, softcap)
+    return out.unsqueeze(0), None
+
+
+AttentionInterface.register(ATTENTION, paged_attention)
+
+
+def attend(
+    paged: PagedBatch,
+    layer: int,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """`paged_attention` for `queries` (heads, T, D), `keys` and `values` (KV heads, T, D) of the
+    decoder layer that counts `layer` from 0; the result is (T, heads, D)."""
     cached_keys, cached_values = paged.cache.keys[layer], paged.cache.values[layer]
     cached_keys.index_copy_(1, paged.write_places, keys)
     cached_values.index_copy_(1, paged.write_places, values)
     heads, rows, head_dim = queries.shape
-    plan = paged.plan(sliding_window)
+    plan = paged.plan(window)
     out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     for group in plan.decodes:
         attended = _attend_decodes(
-            queries.index_select(1, group.rows),
+            queries if group.rows is None else queries.index_select(1, group.rows),
             cached_keys.index_select(1, group.places),
             cached_values.index_select(1, group.places),
             group.mask,
             scaling,
             softcap,
         )
+        if group.rows is None:
+            return attended
         out.index_copy_(0, group.rows, attended)
     for part in plan.prompts:
         own = slice(part.start, part.stop)
@@ -149,10 +173,7 @@ def paged_attention(
                 cached_values.index_select(1, part.places),
             )
         out[own] = _attend_prompt(queries[:, own], *context, part, scaling, softcap)
-    return out.unsqueeze(0), None
-
-
-AttentionInterface.register(ATTENTION, paged_attention)
+    return out
 
 
 # -- helpers, in the order used -----------------------------------------------------------------
@@ -163,7 +184,10 @@ def _plan(
 ) -> AttentionPlan:
     decodes = [(row, segment) for row, segment in segments if segment.token_count == 1]
     return AttentionPlan(
-        tuple(_decode_group(group, cache, window) for group in _similar(decodes)),
+        tuple(
+            _decode_group(group, cache, window, is_all=len(group) == len(segments))
+            for group in _similar(decodes)
+        ),
         tuple(
             _prompt_part(row, segment, cache, window)
             for row, segment in segments
@@ -173,28 +197,30 @@ def _plan(
 
 
 def _similar(decodes: list[tuple[int, Segment]]) -> Iterator[list[tuple[int, Segment]]]:
-    """Cut (row, segment) pairs into groups of similar context, shortest first."""
+    """Cut (row, segment) pairs into groups of similar context, each in the order of its rows."""
     group: list[tuple[int, Segment]] = []
     limit_tokens = 0
     for row, segment in sorted(decodes, key=lambda pair: (pair[1].context_tokens, pair[0])):
         if group and segment.context_tokens > limit_tokens:
-            yield group
+            yield sorted(group, key=itemgetter(0))
             group = []
         if not group:
             limit_tokens = max(GROUP_CONTEXT_TOKENS, GROUP_CONTEXT_RATIO * segment.context_tokens)
         group.append((row, segment))
     if group:
-        yield group
+        yield sorted(group, key=itemgetter(0))
 
 
 def _decode_group(
-    group: Sequence[tuple[int, Segment]], cache: KVCache, window: int | None
+    group: Sequence[tuple[int, Segment]], cache: KVCache, window: int | None, is_all: bool
 ) -> DecodeGroup:
     device, block_tokens = cache.device, cache.block_tokens
     contexts = [segment.context_tokens for _, segment in group]
     starts = [0 if window is None else max(context - window, 0) for context in contexts]
     seen_max = max(context - start for context, start in zip(contexts, starts, strict=True))
-    blocks = -(-contexts[-1] // block_tokens)
+    if cache.keys.dtype is not torch.float32:
+        seen_max += -seen_max % PADDED_CONTEXT_TOKENS
+    blocks = -(-max(contexts) // block_tokens)
     tables = torch.tensor(
         [(list(s.block_table[:blocks]) + [0] * blocks)[:blocks] for _, s in group], device=device
     )
@@ -207,7 +233,7 @@ def _decode_group(
     padded = torch.minimum(positions, stops - 1)
     places = tables.gather(1, padded // block_tokens) * block_tokens + padded % block_tokens
     is_seen = positions < stops
-    rows = torch.tensor([row for row, _ in group], device=device)
+    rows = None if is_all else torch.tensor([row for row, _ in group], device=device)
     mask = None if bool(is_seen.all()) else _additive(is_seen, cache).unsqueeze(1)
     return DecodeGroup(rows, places.flatten(), mask)
 

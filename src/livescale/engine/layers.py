@@ -19,6 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from livescale.engine.attention import ATTENTION, PagedBatch
 from livescale.engine.errors import ModelError
+from livescale.engine.fused import fuse
 from livescale.engine.model_config import ModelShape, parse_config, parse_object
 from livescale.engine.packing import can_pack, pack_linears
 from livescale.types import LayerEntry, Manifest, TensorEntry
@@ -149,7 +150,7 @@ class Layers:
             complete.append(nn.ModuleDict({"lm_head": self._lm_head}))
         if self._packs_weights:
             for module in complete:
-                pack_linears(module)
+                pack_linears(module, but=fuse(module))
 
 
 # -- helpers, in the order used -----------------------------------------------------------------
