@@ -61,7 +61,11 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     workers: Annotated[int, About("worker processes, one per device", "", 1, 4096)] = 3
     worker_threads: Annotated[int, About("compute threads of a worker", "", 1, 1024)] = 1
     device: Annotated[
-        str, About("what a worker computes on; timed: it only waits", choices=("cpu", "timed"))
+        str,
+        About(
+            "what a worker computes on; cuda: not yet tried on a GPU; timed: it only waits",
+            choices=("cpu", "cuda", "timed"),
+        ),
     ] = "cpu"
     timed_run_us: Annotated[
         int, About("time that a timed worker takes for anything it computes", "us", 0, 60_000_000)
@@ -94,7 +98,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = None
     run_tokens_max: Annotated[
         int, About("tokens that an instance computes at once", "tokens", 1, 1 << 20)
-    ] = 512
+    ] = 128
     sequences_max: Annotated[
         int, About("requests that an instance computes at once", "requests", 1, 1 << 16)
     ] = 64
@@ -152,7 +156,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = 500
     kv_upper_percent: Annotated[
         int, About("KV blocks in use above which a model grows", "%", 1, 100)
-    ] = 95
+    ] = 85
     kv_lower_percent: Annotated[
         int, About("KV blocks in use below which it may shrink", "%", 0, 100)
     ] = 75

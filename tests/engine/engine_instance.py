@@ -28,12 +28,15 @@ class FamilyModel:
 
 
 def load(
-    directory: Path, layers: Collection[int] | None = None, kv_bytes: int = KV_BYTES
+    directory: Path,
+    layers: Collection[int] | None = None,
+    kv_bytes: int = KV_BYTES,
+    reads_kv_in_place: bool = True,
 ) -> tuple[TorchExecutor, Manifest, bytearray]:
     """An executor with `layers` (all by default) materialized, its manifest and its arena."""
     manifest = read_manifest(directory, directory.name)
     arena = bytearray(manifest.size_bytes)
-    executor = TorchExecutor(kv_bytes, BLOCK_TOKENS)
+    executor = TorchExecutor(kv_bytes, BLOCK_TOKENS, reads_kv_in_place=reads_kv_in_place)
     executor.assign(manifest, memoryview(arena))
     for layer in read_layers(directory, manifest, memoryview(arena)):
         if layers is None or layer in layers:

@@ -183,8 +183,8 @@ def test_what_cannot_run_is_refused_with_sizes(models: Path) -> None:
     fewer = msgspec.structs.replace(manifest, layers=manifest.layers[:-1])
     with pytest.raises(ModelError, match="the manifest has 5 layers, the configuration 6"):
         executor.assign(fewer, arena)
-    with pytest.raises(ValueError, match="on device 'cpu' only, not on 'cuda'"):
-        TorchExecutor(KV_BYTES, BLOCK_TOKENS, "cuda")
+    with pytest.raises(ValueError, match="on devices 'cpu' and 'cuda', not on 'xpu'"):
+        TorchExecutor(KV_BYTES, BLOCK_TOKENS, "xpu")
     assert repr(executor) == "<TorchExecutor cpu, no model>"
 
 

@@ -342,3 +342,14 @@ def test_the_document_lists_every_family() -> None:
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     for family in FAMILIES.values():
         assert f"| `{family.architecture}` | `{family.model_type}` |" in text
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3"])
+def test_gathered_keys_and_values_give_the_same(family_model: Models, family: str) -> None:
+    """Devices that the compiled kernel cannot reach gather the blocks before they multiply."""
+    model = family_model(family)
+    executor, manifest, _ = load(model.directory, kv_bytes=1 << 20, reads_kv_in_place=False)
+    specs = mixed_requests()
+    instance = Instance([(executor, manifest.span)], run_tokens_max=32)
+    instance.add(specs)
+    judge(model.oracle, specs, instance.finish())

@@ -32,7 +32,7 @@ _START_S = 600.0
 _MODEL = "bench"
 _SOURCE, _TARGET = 0, 1
 _BLOCK_TOKENS = 16
-_RUN_TOKENS_MAX = 512
+_RUN_TOKENS_MAX = 128
 _CHUNK_BYTES = 1 << 20
 
 Phases = dict[str, float]

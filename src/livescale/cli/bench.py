@@ -67,7 +67,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", default="1,8,32", metavar="N,…", help="requests in flight")
     add("--repetitions", type=int, default=3, help="counted rounds of each kind")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
-    add("--run-tokens-max", type=int, default=128, help="token budget of our engine's Runs")
+    add("--run-tokens-max", type=int, default=512, help="token budget of our engine's Runs")
     add("--block-tokens", type=int, default=16, help="tokens of a KV block of our engine")
     add("--weights-layout", choices=("packed", "plain"), default="packed", help="of our engine")
     add("--engines", default=",".join(_ENGINES[:3]), metavar="NAME,…", help="besides vLLM")

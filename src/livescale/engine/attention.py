@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from livescale.batching.run import Run, Segment
-from livescale.engine.kv_cache import KVCache
+from livescale.engine.decode_kernel import attend_rows
+from livescale.engine.kv_cache import KVCache, as_array
 
 ATTENTION = "livescale_paged"
 """Name of the attention function in transformers' registry."""
@@ -25,7 +27,7 @@ GROUP_CONTEXT_RATIO = 2
 """Decodes of one padded batch have contexts that differ by at most this factor."""
 
 PADDED_CONTEXT_TOKENS = 64
-"""Contexts of 16-bit decodes are padded to multiples: oneDNN compiles a kernel for each size."""
+"""Gathered 16-bit contexts are padded to multiples: oneDNN compiles a kernel for each size."""
 
 GROUP_CONTEXT_TOKENS = 128
 """Decodes below this context share a batch whatever the factor: padding is cheaper than calls."""
@@ -45,6 +47,17 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class SingleRows:
+    """Single-row segments as the compiled kernel takes them: B rows of the Run, each with its block
+    table (padded, (B, blocks)) and the positions `[start, stop)` that it sees. All int64."""
+
+    rows: np.ndarray
+    tables: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class PromptPart:
     """A segment of n rows `[start, stop)` that attend to a context of C tokens under `mask` (n, C).
 
@@ -61,8 +74,10 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Who attends to what, in layers of one window size."""
+    """Who attends to what, in layers of one window size. Single rows are in `singles` where the
+    cache can be read by the kernel, else in `decodes`."""
 
+    singles: SingleRows | None
     decodes: tuple[DecodeGroup, ...]
     prompts: tuple[PromptPart, ...]
 
@@ -150,7 +165,10 @@ def attend(
     cached_values.index_copy_(1, paged.write_places, values)
     heads, rows, head_dim = queries.shape
     plan = paged.plan(window)
-    out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
+    if plan.singles is not None:
+        out = _attend_singles(paged.cache, layer, queries, plan.singles, scaling, softcap)
+    else:
+        out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
     for group in plan.decodes:
         attended = _attend_decodes(
             queries if group.rows is None else queries.index_select(1, group.rows),
@@ -183,16 +201,33 @@ def _plan(
     segments: Sequence[tuple[int, Segment]], cache: KVCache, window: int | None
 ) -> AttentionPlan:
     decodes = [(row, segment) for row, segment in segments if segment.token_count == 1]
-    return AttentionPlan(
-        tuple(
-            _decode_group(group, cache, window, is_all=len(group) == len(segments))
-            for group in _similar(decodes)
-        ),
-        tuple(
-            _prompt_part(row, segment, cache, window)
-            for row, segment in segments
-            if segment.token_count > 1
-        ),
+    prompts = tuple(
+        _prompt_part(row, segment, cache, window)
+        for row, segment in segments
+        if segment.token_count > 1
+    )
+    if not decodes:
+        return AttentionPlan(None, (), prompts)
+    if cache.is_read_in_place:
+        return AttentionPlan(_single_rows(decodes, window), (), prompts)
+    groups = tuple(
+        _decode_group(group, cache, window, is_all=len(group) == len(segments))
+        for group in _similar(decodes)
+    )
+    return AttentionPlan(None, groups, prompts)
+
+
+def _single_rows(decodes: Sequence[tuple[int, Segment]], window: int | None) -> SingleRows:
+    stops = np.array([segment.context_tokens for _, segment in decodes])
+    blocks = max(len(segment.block_table) for _, segment in decodes)
+    tables = np.zeros((len(decodes), blocks), np.int64)
+    for table, (_, segment) in zip(tables, decodes, strict=True):
+        table[: len(segment.block_table)] = segment.block_table
+    return SingleRows(
+        rows=np.array([row for row, _ in decodes]),
+        tables=tables,
+        starts=np.zeros_like(stops) if window is None else np.maximum(stops - window, 0),
+        stops=stops,
     )
 
 
@@ -261,6 +296,33 @@ def _additive(is_seen: torch.Tensor, cache: KVCache) -> torch.Tensor:
     return mask.masked_fill_(~is_seen, float("-inf"))
 
 
+def _attend_singles(
+    cache: KVCache,
+    layer: int,
+    queries: torch.Tensor,
+    singles: SingleRows,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """The result (T, heads, D) for `queries` (heads, T, D); other rows than the single ones hold
+    anything."""
+    ordered = queries.transpose(0, 1).contiguous()
+    out = torch.empty(ordered.shape, dtype=torch.float32)
+    attend_rows(
+        as_array(ordered),
+        *cache.arrays(layer),
+        singles.rows,
+        singles.tables,
+        singles.starts,
+        singles.stops,
+        cache.block_tokens,
+        np.float32(scaling),
+        np.float32(softcap or 0.0),
+        out.numpy(),
+    )
+    return out.to(queries.dtype)
+
+
 def _attend_decodes(
     queries: torch.Tensor,
     keys: torch.Tensor,
@@ -301,7 +363,8 @@ def _attend_prompt(
     heads, rows, head_dim = queries.shape
     kv_heads = keys.shape[0]
     # In 16 bits torch's fused attention is 2 to 8 times slower on CPUs than its parts.
-    if softcap is None and queries.dtype is torch.float32:
+    is_fused = queries.dtype is torch.float32 or queries.device.type != "cpu"
+    if softcap is None and is_fused:
         fused = scaled_dot_product_attention(
             queries.unsqueeze(0),
             keys.unsqueeze(0),

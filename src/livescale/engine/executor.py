@@ -18,6 +18,7 @@ from livescale.engine.errors import ModelError
 from livescale.engine.kv_cache import KVCache
 from livescale.engine.layers import Layers, RunState
 from livescale.engine.model_files import kv_bytes_per_token
+from livescale.engine.parameter_memory import ParameterMemory
 from livescale.engine.run_result import RunResult
 from livescale.engine.sampling import choose_tokens
 from livescale.types import LayerSpan, Manifest, SamplingParams
@@ -29,7 +30,6 @@ class _Assigned:
 
     manifest: Manifest
     layers: Layers
-    arena: torch.Tensor
     cache: KVCache
 
 
@@ -37,21 +37,33 @@ class TorchExecutor:
     """Runs one assigned model out of an arena, layer by layer, with a paged KV cache.
 
     One thread runs it. The KV pool is allocated and touched once, here, and recut for each model.
+    So are `parameter_bytes` of the device for its copy of the arena; a CPU can do without (0).
     """
 
     def __init__(
-        self, kv_bytes: int, block_tokens: int, device: str = "cpu", packed_weights: bool = True
+        self,
+        kv_bytes: int,
+        block_tokens: int,
+        device: str = "cpu",
+        packed_weights: bool = True,
+        parameter_bytes: int = 0,
+        reads_kv_in_place: bool = True,
     ) -> None:
-        if device != "cpu":
-            raise ValueError(f"TorchExecutor runs on device 'cpu' only, not on {device!r}")
+        """Raises ValueError for a device that is not there."""
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise ValueError(f"TorchExecutor runs on devices 'cpu' and 'cuda', not on {device!r}")
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {device!r}: torch {torch.__version__} finds no CUDA device")
         if kv_bytes < 1 or block_tokens < 1:
             raise ValueError(f"a KV pool of {kv_bytes} bytes, {block_tokens} tokens a block")
         self.kv_bytes = kv_bytes
         self.block_tokens = block_tokens
         self._device = torch.device(device)
         self._packed_weights = packed_weights
+        self._reads_kv_in_place = reads_kv_in_place
         # Filled, not only zero-allocated: the first touch of a page is slow and is paid here.
         self._pool = torch.empty(kv_bytes, dtype=torch.uint8, device=self._device).fill_(0)
+        self._parameters = ParameterMemory(self._device, parameter_bytes)
         self._assigned: _Assigned | None = None
 
     # -- a model comes and goes -------------------------------------------------------------
@@ -73,22 +85,30 @@ class TorchExecutor:
                 f"{manifest.model} needs {manifest.size_bytes} bytes of arena,"
                 f" there are {arena.nbytes}"
             )
+        if not self._parameters.fits(manifest.size_bytes):
+            raise ModelError(
+                f"{manifest.model} needs {manifest.size_bytes} bytes on {self._device},"
+                " there are fewer"
+            )
         layers = Layers(manifest, self._device, self._packed_weights)
         cache = self._cut_pool(manifest, layers)
-        content = torch.frombuffer(arena, dtype=torch.uint8)
-        self._assigned = _Assigned(manifest, layers, content, cache)
+        self._parameters.attach(arena[: manifest.size_bytes])
+        self._assigned = _Assigned(manifest, layers, cache)
 
     def materialize(self, layer: int) -> None:
-        """Make the layer's parameters views of the arena's bytes, which are complete by now.
+        """Make the layer's parameters views of the arena's bytes, which are complete by now, or of
+        their copy on the device.
 
         Raises ModelError naming layer and tensor when manifest and module disagree.
         """
         assigned = self._model
-        assigned.layers.bind(assigned.manifest.layers[layer], assigned.arena)
+        entry = assigned.manifest.layers[layer]
+        assigned.layers.bind(entry, self._parameters.place(entry))
 
     def release(self) -> None:
         """Drop the modules and their views. The arena's bytes stay as they are."""
         self._assigned = None
+        self._parameters.detach()
 
     # -- what can be asked ------------------------------------------------------------------
 
@@ -96,6 +116,11 @@ class TorchExecutor:
     def kv_blocks(self) -> int:
         """KV blocks that the pool has for the assigned model."""
         return self._model.cache.blocks
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes: hidden rows come and go there."""
+        return self._device
 
     @property
     def hidden_size(self) -> int:
@@ -193,6 +218,7 @@ class TorchExecutor:
             block_tokens=self.block_tokens,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
+            reads_in_place=self._reads_kv_in_place,
         )
 
     def _state(self, run: Run) -> RunState:
@@ -239,7 +265,9 @@ def measure_prefill_tokens_per_s(executor: TorchExecutor, span: LayerSpan, token
     run = Run(0, span, (segment,))
     hidden = None
     if span.start > 0:
-        hidden = torch.zeros(tokens, executor.hidden_size, dtype=executor.dtype)
+        hidden = torch.zeros(
+            tokens, executor.hidden_size, dtype=executor.dtype, device=executor.device
+        )
     for _ in range(2):
         executor.run(run, hidden)
     started_ns = time.perf_counter_ns()

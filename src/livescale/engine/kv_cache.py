@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+_READ_IN_PLACE = (torch.float32, torch.bfloat16)
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The CPU tensor's memory as numpy has it; bf16 as its bits, in int16."""
+    plain = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    return plain.numpy()
 
 
 class KVCache:
@@ -27,6 +36,7 @@ class KVCache:
         block_tokens: int,
         kv_heads: int,
         head_dim: int,
+        reads_in_place: bool = True,
     ) -> None:
         self.blocks = blocks
         self.block_tokens = block_tokens
@@ -36,6 +46,19 @@ class KVCache:
         size_bytes = torch.Size(shape).numel() * dtype.itemsize
         assert size_bytes <= len(pool), f"{size_bytes} bytes of KV in a pool of {len(pool)}"
         self.keys, self.values = pool[:size_bytes].view(dtype).view(shape).unbind(0)
+        #: the compiled kernel can read these keys and values where they lie
+        self.is_read_in_place = (
+            reads_in_place and pool.device.type == "cpu" and dtype in _READ_IN_PLACE
+        )
+        self._arrays = (
+            [(as_array(k), as_array(v)) for k, v in zip(self.keys, self.values, strict=True)]
+            if self.is_read_in_place
+            else []
+        )
+
+    def arrays(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """The layer's keys and values, each (KV heads, places, head size), if read in place."""
+        return self._arrays[layer]
 
     @property
     def device(self) -> torch.device:

@@ -56,12 +56,6 @@ from livescale.slo import SloAbsolute
 
 COMPLETION_OUTPUT_TOKENS = 16
 """Tokens of a completion that names no maximum: OpenAI's default."""
-CHAT_OUTPUT_TOKENS = 256
-"""Tokens of a chat answer that names no maximum (if the model's limit leaves as many).
-
-OpenAI and vLLM take all that the limit leaves. An instance reserves KV for every token that may
-come, so clients who leave the maximum out would keep others from running.
-"""
 
 
 def create_app(
@@ -168,7 +162,8 @@ class _Gateway:
                 *(asked, prompts, card, codec),
                 request=request.state.request,
                 client_request_id=request.state.client_request_id,
-                tokens_default=CHAT_OUTPUT_TOKENS,
+                # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
+                tokens_default=card.model_tokens_max,
                 param="messages",
             )
         head = _reply_head(f"chatcmpl-{request.state.request}", card.name, asked, prompts, body)

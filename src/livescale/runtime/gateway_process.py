@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 
@@ -43,6 +44,16 @@ async def _main(boot: GatewayBoot) -> None:
         task.cancel()
 
 
+def _allow_open_files() -> None:
+    """As many open files as the system lets this process have: each stream is one.
+
+    The usual limit of 1,024 is there for programs that use select(), which none of ours does.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main() -> None:
     """Serve until SIGTERM; then let running responses finish within the drain timeout."""
+    _allow_open_files()
     uvloop.run(_main(read_boot(GatewayBoot)))

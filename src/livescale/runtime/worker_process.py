@@ -225,11 +225,15 @@ def _executor(boot: WorkerBoot) -> InstanceExecutor:
     from livescale.engine.warm_up import warm_up
 
     torch.set_num_threads(boot.threads)
+    device = boot.device.kind
+    if device == "cuda" and torch.cuda.is_available():
+        device = f"cuda:{boot.worker.worker % torch.cuda.device_count()}"
     executor = TorchExecutor(
         boot.device.kv_bytes,
         boot.block_tokens,
-        boot.device.kind,
+        device,
         packed_weights=boot.weights_layout == "packed",
+        parameter_bytes=0 if device == "cpu" else boot.device.arena_bytes,
     )
     warm_up()
     return executor
