@@ -7,7 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from livescale.engine.fused import fuse
 from livescale.engine.packing import ROWS_STEP, can_pack, pack_linears
 
 CPU = torch.device("cpu")
@@ -85,6 +88,17 @@ def test_neighbours_in_memory_are_packed_as_one() -> None:
     rows = flat[:32]
     for name, value in zip(("q_proj", "k_proj", "v_proj"), expected, strict=True):
         assert torch.allclose(module.attention[name](rows), value, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "linears"), [("llama", 7), ("mistral", 7), ("qwen2", 7), ("qwen3", 3), ("gemma2", 0)]
+)
+def test_layers_of_these_families_are_fused(family: str, linears: int) -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    fields = {**sizes, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 8}
+    config = CONFIG_MAPPING[family].from_dict({**fields, "pad_token_id": None})
+    layer = AutoModelForCausalLM.from_config(config).model.layers[0]
+    assert len(fuse(layer)) == linears
 
 
 def test_what_cannot_be_packed_is_said() -> None:
