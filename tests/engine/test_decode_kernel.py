@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from livescale.engine.decode_kernel import attend_rows
@@ -33,6 +36,7 @@ def reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@settings(deadline=None)  # the first example waits for the compiler
 @given(
     shape=st.sampled_from([(1, 1, 8), (2, 3, 24), (4, 1, 64), (1, 5, 33)]),
     contexts=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39)), min_size=1, max_size=5),
@@ -79,3 +83,14 @@ def test_it_is_attention(
         assert torch.allclose(out[row].double(), wanted, atol=2e-5), (row, its_places)
     others = [row for row in range(len(queries)) if row not in rows]
     assert (out[others] == 7.0).all()
+
+
+def test_it_runs_where_nothing_can_be_written() -> None:
+    """As in a container with read-only files and no home: Numba finds no place for its cache."""
+    code = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+from livescale.engine.warm_up import warm_up
+warm_up()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

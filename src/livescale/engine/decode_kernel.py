@@ -8,6 +8,7 @@ only the first process of a machine waits for the compiler. No torch, no plans.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,19 @@ from numba.extending import intrinsic, overload
 
 FAST = {"reassoc", "contract", "nsz"}
 """Sums may be taken in any order, which vectors need; infinities and NaN keep their meaning."""
+
+
+def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: compile on the first call, or take what an earlier process has compiled."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(cache=True, fastmath=FAST, **options)(function)
+        except RuntimeError:
+            # Neither this directory nor the user's cache can be written: each process compiles.
+            return njit(fastmath=FAST, **options)(function)
+
+    return decorate
 
 
 def _bitcast(_context: Any, _bits: Any) -> Any:
@@ -41,7 +55,7 @@ def _typed_as_float(value):  # type: ignore[no-untyped-def]  # numba compares si
     return lambda value: _float_of_bits(np.uint32(np.uint16(value)) << np.uint32(16))
 
 
-@njit(cache=True, fastmath=FAST, inline="always")
+@_compiled(inline="always")
 def _exp(x: Any) -> Any:
     """e to the power of x <= 0, within 2e-7: a polynomial, so that a loop of it is vectors."""
     scaled = max(x * np.float32(1.44269504), np.float32(-126.0))
@@ -56,7 +70,7 @@ def _exp(x: Any) -> Any:
     return power * _float_of_bits(np.uint32(np.int32(whole) + 127) << np.uint32(23))
 
 
-@njit(cache=True, fastmath=FAST, nogil=True)
+@_compiled(nogil=True)
 def attend_rows(
     queries: Any,
     keys: Any,
@@ -118,7 +132,7 @@ def attend_rows(
                     out[row, head * shared + g, d] = summed[g, d]
 
 
-@njit(cache=True, fastmath=FAST)
+@_compiled()
 def _normalize(scores: Any, softcap: Any) -> None:
     """Softmax in place."""
     if softcap > 0:
