@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.engine.decode_kernel import attend_rows
@@ -36,7 +36,6 @@ def reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@settings(deadline=None)  # the first example waits for the compiler
 @given(
     shape=st.sampled_from([(1, 1, 8), (2, 3, 24), (4, 1, 64), (1, 5, 33)]),
     contexts=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39)), min_size=1, max_size=5),
