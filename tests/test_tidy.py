@@ -57,6 +57,7 @@ HEAVY_HOMES = {
     "bench/peers/judge.py",
     "bench/peers/livescale_engine.py",
     "bench/peers/start_probe.py",
+    "bench/peers/stock_model.py",
     "bench/peers/transformers_batching.py",
     "bench/peers/transformers_generate.py",
 }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic
 
 FAST = {"reassoc", "contract", "nsz"}
 """Sums may be taken in any order, which vectors need; infinities and NaN keep their meaning."""
@@ -43,16 +43,20 @@ def _bitcast(_context: Any, _bits: Any) -> Any:
 _float_of_bits: Any = intrinsic(_bitcast)
 
 
-def _as_float(value: Any) -> Any:
-    raise NotImplementedError("compiled only")
-
-
-@overload(_as_float, inline="always")
-def _typed_as_float(value):  # type: ignore[no-untyped-def]  # numba compares signatures
+def _widen(_context: Any, value: Any) -> Any:
     """fp32 is itself; bf16, which comes as int16, is the upper half of an fp32."""
-    if value == types.float32:
-        return lambda value: value
-    return lambda value: _float_of_bits(np.uint32(np.uint16(value)) << np.uint32(16))
+
+    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        if value == types.float32:
+            return args[0]
+        word = ir.IntType(32)
+        bits = builder.shl(builder.zext(args[0], word), ir.Constant(word, 16))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(value), generate
+
+
+_as_float: Any = intrinsic(_widen)
 
 
 @_compiled(inline="always")

@@ -8,7 +8,6 @@ No packing (`packing.py`), no cache (`attention.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from livescale.engine.attention import PagedBatch, attend
-from livescale.engine.packing import joined, packed, replace_forward
+from livescale.engine.packing import packed, replace_forward, stacked
 
 NORMS = (llama.LlamaRMSNorm, mistral.MistralRMSNorm, qwen2.Qwen2RMSNorm, qwen3.Qwen3RMSNorm)
 """`x / rms(x) * weight`, computed in fp32."""
@@ -70,8 +69,8 @@ class _Norm:
 
 class _Mlp:
     def __init__(self, mlp: Any) -> None:
-        self._gate_up = packed(*_stacked([mlp.gate_proj, mlp.up_proj]))
-        self._down = packed(*_stacked([mlp.down_proj]))
+        self._gate_up = packed(*stacked([mlp.gate_proj, mlp.up_proj]))
+        self._down = packed(*stacked([mlp.down_proj]))
         self._act = mlp.act_fn
         self._width = mlp.gate_proj.out_features
 
@@ -88,8 +87,8 @@ class _Attention:
         # Not the module itself: whoever drops it wants its parameters' memory back at once.
         self._layer = attention.layer_idx
         self._scaling = attention.scaling
-        self._qkv = packed(*_stacked([attention.q_proj, attention.k_proj, attention.v_proj]))
-        self._out = packed(*_stacked([attention.o_proj]))
+        self._qkv = packed(*stacked([attention.q_proj, attention.k_proj, attention.v_proj]))
+        self._out = packed(*stacked([attention.o_proj]))
         self._head_dim = attention.head_dim
         self._heads = attention.q_proj.out_features // attention.head_dim
         self._kv_heads = attention.k_proj.out_features // attention.head_dim
@@ -142,14 +141,6 @@ class _Layer:
         )
         out: torch.Tensor = self._mlp(self._between(rows), rows)
         return out
-
-
-def _stacked(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One matrix and one bias (if they have any) for linears that read the same rows."""
-    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    assert len(biases) in (0, len(linears)), "some biases are missing"
-    weight = joined([linear.weight.detach() for linear in linears])
-    return weight, torch.cat(biases) if biases else None
 
 
 def _window(attention: Any) -> int | None:

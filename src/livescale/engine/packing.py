@@ -82,16 +82,12 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     return call
 
 
-def joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The matrices (out, in) above each other; no copy where they lie like that in the arena."""
-    first, width_in = weights[0], weights[0].shape[1]
-    stop = first.data_ptr()
-    for weight in weights:
-        same = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or weight.data_ptr() != stop:
-            return torch.cat(list(weights))
-        stop += weight.nbytes
-    return first.as_strided((sum(len(weight) for weight in weights), width_in), (width_in, 1))
+def stacked(linears: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One matrix and one bias (if they have any) for linears that read the same rows."""
+    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+    assert len(biases) in (0, len(linears)), "some biases are missing"
+    weight = _joined([linear.weight.detach() for linear in linears])
+    return weight, torch.cat(biases) if biases else None
 
 
 def replace_forward(module: nn.Module, call: Callable[..., object]) -> None:
@@ -114,10 +110,7 @@ class _Group:
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._widths = [linear.out_features for linear in linears]
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        assert len(biases) in (0, len(linears)), "some biases are missing"
-        weight = joined([linear.weight.detach() for linear in linears])
-        self._product = packed(weight, torch.cat(biases) if biases else None)
+        self._product = packed(*stacked(linears))
         #: the rows that the outputs belong to; held, so that no other tensor can have its identity
         self._rows: torch.Tensor | None = None
         self._outputs: tuple[torch.Tensor, ...] = ()
@@ -135,3 +128,15 @@ class _Group:
             return out
 
         return call
+
+
+def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The matrices (out, in) above each other; no copy where they lie like that in the arena."""
+    first, width_in = weights[0], weights[0].shape[1]
+    stop = first.data_ptr()
+    for weight in weights:
+        same = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or weight.data_ptr() != stop:
+            return torch.cat(list(weights))
+        stop += weight.nbytes
+    return first.as_strided((sum(len(weight) for weight in weights), width_in), (width_in, 1))

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from livescale.bench.peers.line_server import Job, RoundResult, serve_lines
+from livescale.bench.peers.stock_model import load_stock_model
 
 _ANSWER_S_MAX = 120.0
 
@@ -110,11 +110,7 @@ class _Batching:
 
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     """Load the model; it is switched to paged SDPA attention when a round begins."""
-    torch.set_num_threads(job["threads"])
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_pretrained(
-        job["directory"], dtype="auto", attn_implementation="sdpa", local_files_only=True
-    ).eval()
+    model = load_stock_model(job)
     return "paged sdpa, the best of a few settings", _Batching(model, job).play
 
 

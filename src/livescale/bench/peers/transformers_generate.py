@@ -9,10 +9,10 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from livescale.bench.peers.line_server import Job, RoundResult, serve_lines
+from livescale.bench.peers.stock_model import load_stock_model
 
 
 class _FirstToken(BaseStreamer):
@@ -33,11 +33,7 @@ class _FirstToken(BaseStreamer):
 
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     """Load the model with SDPA attention."""
-    torch.set_num_threads(job["threads"])
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_pretrained(
-        job["directory"], dtype="auto", attn_implementation="sdpa", local_files_only=True
-    ).eval()
+    model = load_stock_model(job)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return "padded batches, sdpa, dynamic cache", partial(_play, model)
