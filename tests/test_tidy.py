@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "livescale"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 #: what each floor may import of livescale, besides itself
-GROUND = {"types", "settings", "config", "topology", "messages", "traces", "slo"}
+GROUND = {"types", "chunks", "plans", "settings", "config", "topology", "messages", "traces", "slo"}
 FLOORS = {
     **dict.fromkeys(GROUND, GROUND),
     "batching": GROUND,

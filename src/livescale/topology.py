@@ -1,18 +1,24 @@
 """The cluster's shape: devices, the hosts they sit in and the leaf switches they hang on.
 
-Ground floor: values only. A rate of None means that it is not limited and not known.
+Ground floor: values only. Rates are bytes per second; None means not limited and not known. Every
+link has two directions that do not disturb each other.
 """
 
 from __future__ import annotations
 
-from livescale.types import Value
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from livescale.types import Value, WorkerRef
 
 
 class Device(Value, frozen=True):
     """What one worker owns: a device with a NIC on a leaf switch, and its memory.
 
-    `kind` names the accelerator model ("cpu", "h200"); capacities are measured per kind.
-    Both directions of the NIC are independent (bytes per second).
+    `kind` names the accelerator model ("cpu", "h200"); capacities are measured per kind. Devices
+    of one `group` are joined by a scale-up network (NVLink and its like); an empty name is no
+    group. In a rail-optimized fabric the devices of a host hang on different leaves.
     """
 
     kind: str
@@ -22,9 +28,101 @@ class Device(Value, frozen=True):
     kv_bytes: int
     uplink_bytes_per_s: int | None = None
     downlink_bytes_per_s: int | None = None
+    group: str = ""
+
+
+class Host(Value, frozen=True):
+    """A machine: memory for host copies, and the ways to and from it.
+
+    `memory_bytes` is what host copies may take. The NIC of the host itself carries host copies to
+    and from other hosts; `device_bytes_per_s` is each device's own link to host memory (PCIe),
+    `storage_bytes_per_s` the local storage.
+    """
+
+    name: str
+    leaf: str
+    memory_bytes: int
+    uplink_bytes_per_s: int | None = None
+    downlink_bytes_per_s: int | None = None
+    device_bytes_per_s: int | None = None
+    storage_bytes_per_s: int | None = None
+
+
+class Leaf(Value, frozen=True):
+    """A leaf switch; its rates are those of its links to the spine (None: non-blocking)."""
+
+    name: str
+    uplink_bytes_per_s: int | None = None
+    downlink_bytes_per_s: int | None = None
+
+
+class LinkKind(enum.StrEnum):
+    """Links of a cluster. All are full duplex but storage."""
+
+    NIC = "nic"  # a device's, or a host's own
+    SPINE = "spine"  # between a leaf and the spine
+    GROUP = "group"  # a device's port in its scale-up group
+    HOST = "host"  # between a device and its host's memory
+    STORAGE = "storage"  # a host's local storage
+    REMOTE_STORAGE = "remote_storage"  # shared by all hosts
+
+
+class Direction(enum.StrEnum):
+    """Seen from the device, host or leaf that the link belongs to."""
+
+    OUT = "out"
+    IN = "in"
+
+
+class LinkUse(Value, frozen=True, order=True):
+    """One direction of one link. `owner` is a worker or agent ("w3.0"), a leaf or a host's name."""
+
+    kind: LinkKind
+    owner: str
+    direction: Direction
+
+    def __str__(self) -> str:
+        return f"{self.owner} {self.kind} {self.direction}"
+
+
+@dataclass(slots=True)
+class Topology:
+    """The cluster as far as it is known. Members come and go; what a plan needs is read from it.
+
+    `devices` and `agents` are keyed by who owns them: a worker its device, an agent its host.
+    Leaves that are not listed are non-blocking.
+    """
+
+    devices: dict[WorkerRef, Device] = field(default_factory=dict)
+    agents: dict[WorkerRef, Host] = field(default_factory=dict)
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+    group_bytes_per_s: int | None = None
+    remote_storage_bytes_per_s: int | None = None
+
+    def host_of(self, ref: WorkerRef) -> str:
+        """The host that a worker's device or an agent is on. KeyError for a stranger."""
+        return self.agents[ref].name if ref.is_agent else self.devices[ref].host
+
+    def leaf_of(self, ref: WorkerRef) -> str:
+        return self.agents[ref].leaf if ref.is_agent else self.devices[ref].leaf
+
+    def group_of(self, ref: WorkerRef) -> str:
+        """The scale-up group of a worker's device; empty if it has none."""
+        return "" if ref.is_agent else self.devices[ref].group
+
+    def nic_bytes_per_s(self, ref: WorkerRef, direction: Direction) -> int | None:
+        owner = self.agents[ref] if ref.is_agent else self.devices[ref]
+        if direction is Direction.OUT:
+            return owner.uplink_bytes_per_s
+        return owner.downlink_bytes_per_s
 
 
 def hop_bytes_per_s(sender: Device, receiver: Device) -> int | None:
     """Rate of one hop: the slower of the sender's uplink and the receiver's downlink."""
     known = [r for r in (sender.uplink_bytes_per_s, receiver.downlink_bytes_per_s) if r is not None]
     return min(known) if known else None
+
+
+def agent_of_host(topology: Mapping[WorkerRef, Host], host: str) -> WorkerRef | None:
+    """The agent that speaks for a host, if one is alive."""
+    return next((ref for ref in sorted(topology) if topology[ref].name == host), None)

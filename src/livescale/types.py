@@ -122,14 +122,33 @@ class ModelSpec(Value, frozen=True):
         return sum(self.layer_bytes)
 
 
+AGENT_NUMBERS_FROM = 1 << 24
+"""Host agents are numbered from here, so that one kind of reference names every holder."""
+
+
 class WorkerRef(Value, frozen=True, order=True):
-    """A worker in one of its lives: a restarted worker has the next incarnation."""
+    """A worker in one of its lives: a restarted worker has the next incarnation.
+
+    Host agents, which hold copies in host memory, are named the same way with numbers from
+    AGENT_NUMBERS_FROM on: whatever moves or counts copies treats both alike.
+    """
 
     worker: int
     incarnation: int = 0
 
+    @property
+    def is_agent(self) -> bool:
+        return self.worker >= AGENT_NUMBERS_FROM
+
     def __str__(self) -> str:
+        if self.is_agent:
+            return f"h{self.worker - AGENT_NUMBERS_FROM}.{self.incarnation}"
         return f"w{self.worker}.{self.incarnation}"
+
+
+def agent_ref(host: int, incarnation: int = 0) -> WorkerRef:
+    """The agent of the host with this number."""
+    return WorkerRef(AGENT_NUMBERS_FROM + host, incarnation)
 
 
 class Role(enum.StrEnum):

@@ -1,0 +1,99 @@
+"""ScalePlans: what one scaling decision moves, along which feeds, and how long it should take.
+
+Ground floor: values only. Plans are made in `control/multicast`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from livescale.chunks import Feed
+from livescale.topology import LinkUse
+from livescale.types import FromWorker, PlanId, Upstream, Value, WorkerRef
+
+
+class PlannedLoad(Value, frozen=True):
+    """One receiver's part of a plan.
+
+    `layer_ns` is when each layer should be complete, counted from the start of the plan; empty
+    when a rate on the way is not known.
+    """
+
+    receiver: WorkerRef
+    feeds: tuple[Feed, ...]
+    layer_ns: tuple[int, ...] = ()
+
+    @property
+    def completed_ns(self) -> int | None:
+        return max(self.layer_ns) if self.layer_ns else None
+
+
+class LinkBytes(Value, frozen=True):
+    """Bytes that a plan moves over one direction of one link, and those that meet serving."""
+
+    link: LinkUse
+    bytes: int
+    serving_bytes: int = 0
+
+
+class ScalePlan(Value, frozen=True):
+    """What one scaling decision does: devices chosen, a transfer graph, predictions.
+
+    `instances` are the workers of each new instance by rank (empty for copies to host memory);
+    `loads` says from whom every receiver gets which chunks. `predicted_ns` is None when a link's
+    rate is not known. `strategy` names the algorithm that made it.
+    """
+
+    plan: PlanId
+    model: str
+    strategy: str
+    instances: tuple[tuple[WorkerRef, ...], ...]
+    loads: tuple[PlannedLoad, ...]
+    chunk_bytes: int
+    bytes_per_target: int
+    predicted_ns: int | None
+    links: tuple[LinkBytes, ...] = ()
+
+    @property
+    def receivers(self) -> int:
+        return len(self.loads)
+
+    @property
+    def serving_bytes(self) -> int:
+        """Bytes that meet serving traffic somewhere."""
+        return sum(use.serving_bytes for use in self.links)
+
+    def load_of(self, receiver: WorkerRef) -> PlannedLoad:
+        """KeyError for a worker that receives nothing."""
+        for load in self.loads:
+            if load.receiver == receiver:
+                return load
+        raise KeyError(receiver)
+
+    def routes(self) -> tuple[str, ...]:
+        """The transfer graph in words: whole feeds as paths, shared loads one line each."""
+        follows = {
+            load.receiver: load.feeds[0].upstream for load in self.loads if len(load.feeds) == 1
+        }
+        passed_on = {getattr(upstream, "worker", None) for upstream in follows.values()}
+        lines = []
+        for load in self.loads:
+            if len(load.feeds) > 1:
+                parts = " + ".join(str(feed.upstream) for feed in load.feeds)
+                lines.append(f"{parts} => {load.receiver}")
+            elif load.receiver not in passed_on:
+                lines.append(_path(load.receiver, follows))
+        return tuple(lines)
+
+    def __str__(self) -> str:
+        return f"plan {self.plan}: {self.model} by {self.strategy}: " + "; ".join(self.routes())
+
+
+def _path(end: WorkerRef, follows: Mapping[WorkerRef, Upstream]) -> str:
+    names = [str(end)]
+    at: WorkerRef | None = end
+    while at is not None and at in follows:
+        upstream = follows[at]
+        names.append(str(upstream))
+        at = upstream.worker if isinstance(upstream, FromWorker) else None
+    return " -> ".join(reversed(names))
