@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 
-from livescale.types import FromStorage, FromWorker, Upstream, Value
+from livescale.types import FromWorker, Upstream, Value
 
 CHUNK_RANGES_MAX = 1024
 """Ranges that one feed may list: what is asked over a network must have a bound."""
@@ -121,11 +121,6 @@ def ranges_of(chunks: Iterable[int]) -> tuple[ChunkRange, ...]:
     if run:
         found.append(_range(run))
     return tuple(found)
-
-
-def from_storage(grid: ChunkGrid) -> Feed:
-    """Everything, read from the model's directory."""
-    return Feed(FromStorage(), grid.all())
 
 
 def senders(feeds: Iterable[Feed]) -> list[FromWorker]:

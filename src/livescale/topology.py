@@ -7,7 +7,6 @@ link has two directions that do not disturb each other.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from livescale.types import Value, WorkerRef
@@ -115,14 +114,3 @@ class Topology:
         if direction is Direction.OUT:
             return owner.uplink_bytes_per_s
         return owner.downlink_bytes_per_s
-
-
-def hop_bytes_per_s(sender: Device, receiver: Device) -> int | None:
-    """Rate of one hop: the slower of the sender's uplink and the receiver's downlink."""
-    known = [r for r in (sender.uplink_bytes_per_s, receiver.downlink_bytes_per_s) if r is not None]
-    return min(known) if known else None
-
-
-def agent_of_host(topology: Mapping[WorkerRef, Host], host: str) -> WorkerRef | None:
-    """The agent that speaks for a host, if one is alive."""
-    return next((ref for ref in sorted(topology) if topology[ref].name == host), None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import itertools
 
 import msgspec
 
@@ -251,53 +250,3 @@ class FromWorker(Value, frozen=True, tag="worker"):
 
 
 Upstream = FromStorage | FromWorker
-
-
-class Chain(Value, frozen=True):
-    """A source and its targets in forwarding order; each target forwards while it receives.
-
-    BlitzScale §5.1: a serial forwarding chain takes (chunks + n - 1) / chunks of the time of one
-    copy, so its duration is nearly independent of the number n of targets.
-    """
-
-    source: WorkerRef
-    targets: tuple[WorkerRef, ...]
-
-    def __post_init__(self) -> None:
-        nodes = (self.source, *self.targets)
-        if not self.targets:
-            raise ValueError("a chain needs at least one target")
-        if len({node.worker for node in nodes}) != len(nodes):
-            raise ValueError(f"a worker appears twice in the chain {self}")
-
-    def hops(self) -> tuple[tuple[WorkerRef, WorkerRef], ...]:
-        """(sender, receiver) pairs in forwarding order."""
-        nodes = (self.source, *self.targets)
-        return tuple(itertools.pairwise(nodes))
-
-    def __str__(self) -> str:
-        return " -> ".join(str(node) for node in (self.source, *self.targets))
-
-
-class ScalePlan(Value, frozen=True):
-    """What one scaling decision does: which chains bring which model where, and how long.
-
-    `from_storage` lists workers that must read the model's directory because no copy is in the
-    cluster's memory. `predicted_ns` is None when a link's rate is not known.
-    """
-
-    plan: PlanId
-    model: str
-    chains: tuple[Chain, ...]
-    from_storage: tuple[WorkerRef, ...]
-    bytes_per_target: int
-    predicted_ns: int | None
-
-    @property
-    def receivers(self) -> int:
-        return len(self.from_storage) + sum(len(chain.targets) for chain in self.chains)
-
-    def __str__(self) -> str:
-        parts = [str(chain) for chain in self.chains]
-        parts += [f"storage -> {worker}" for worker in self.from_storage]
-        return f"plan {self.plan}: {self.model} along " + "; ".join(parts)

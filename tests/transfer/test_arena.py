@@ -1,5 +1,8 @@
+import gc
+import os
+
 import pytest
-from transfer_world import write_model
+from transfer_world import open_descriptors, write_model
 
 from livescale.transfer.arena import Arena, ArenaError
 from livescale.types import LayerEntry, Manifest
@@ -43,6 +46,28 @@ def test_a_model_that_does_not_fit_is_refused_with_both_sizes() -> None:
 def test_a_manifest_with_layers_out_of_order_is_refused(manifest: Manifest) -> None:
     with pytest.raises(ArenaError, match="layer"):
         Arena(100).check_fits(manifest)
+
+
+def test_a_model_fits_at_an_offset_or_not() -> None:
+    manifest = write_model(Arena(1000), [300, 400])
+    Arena(manifest.size_bytes + 100).check_fits(manifest, 100)
+    with pytest.raises(ArenaError, match="at offset 101, the worker has"):
+        Arena(manifest.size_bytes + 100).check_fits(manifest, 101)
+    with pytest.raises(ArenaError, match="offset -1"):
+        Arena(manifest.size_bytes).check_fits(manifest, -1)
+
+
+def test_the_memory_can_be_read_through_its_descriptor() -> None:
+    with Arena(10_000) as arena:
+        arena.view(5000, 3)[:] = b"abc"
+        assert os.pread(arena.fd, 3, 5000) == b"abc"
+
+
+def test_a_dropped_arena_leaves_no_descriptor() -> None:
+    gc.collect()  # what other tests have left
+    before = open_descriptors("/memfd")
+    Arena(100)
+    assert open_descriptors("/memfd") == before
 
 
 def test_a_manifest_without_layers_is_refused() -> None:

@@ -86,3 +86,55 @@ def test_no_limit_does_not_wait_but_closes() -> None:
 def test_a_rate_that_carries_nothing_is_refused(rate: int) -> None:
     with pytest.raises(ValueError, match="carries nothing"):
         TokenBucket(rate)
+
+
+def test_urgent_bytes_go_before_parameters_that_wait() -> None:
+    bucket = TokenBucket(1_000_000, burst_bytes=0)
+    order: list[str] = []
+
+    def take_parameters() -> None:
+        bucket.take(50_000)
+        order.append("parameters")
+
+    threads = [threading.Thread(target=take_parameters) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    bucket.take(20_000, is_urgent=True)
+    order.append("urgent")
+    for thread in threads:
+        thread.join(WAIT_S)
+    # One slice of parameters may have been under way, or two if this thread was late.
+    assert order.index("urgent") <= 2
+
+
+def test_parameters_get_their_share_and_leave_the_rest() -> None:
+    bucket = TokenBucket(RATE, BURST_BYTES, parameter_share_percent=25)
+    bucket.take(BURST_BYTES)
+    bucket.take(1)  # when the burst is paid for
+    start_ns = time.monotonic_ns()
+    for _ in range(40):
+        bucket.take(RATE // 320)
+    assert RATE / 8 / _elapsed_s(start_ns) / RATE == pytest.approx(0.25, abs=0.03)
+
+
+def test_both_classes_together_keep_to_the_rate() -> None:
+    bucket = TokenBucket(RATE, BURST_BYTES)
+    bucket.take(BURST_BYTES)
+    start_ns = time.monotonic_ns()
+
+    def take_urgent() -> None:
+        for _ in range(40):
+            bucket.take(RATE // 320, is_urgent=True)
+
+    thread = threading.Thread(target=take_urgent)
+    thread.start()
+    for _ in range(40):
+        bucket.take(RATE // 320)
+    thread.join(WAIT_S)
+    assert RATE / 4 / _elapsed_s(start_ns) / RATE == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("percent", [0, 101])
+def test_a_share_that_is_none_is_refused(percent: int) -> None:
+    with pytest.raises(ValueError, match="share of"):
+        TokenBucket(1000, parameter_share_percent=percent)

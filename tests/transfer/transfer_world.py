@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import os
 import random
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import xxhash
 
+from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ReceiveOrder, SendOrder
-from livescale.types import LayerEntry, Manifest, WorkerRef
+from livescale.transfer.orders import ReceiveOrder
+from livescale.types import FromWorker, LayerEntry, Manifest, WorkerRef
 
 WAIT_S = 20.0
 ALIGN_BYTES = 64
@@ -23,6 +26,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.news: list[tuple[Any, ...]] = []
+        #: called with each of the news, in the thread that brings it
+        self.on_news: Any = None
         self._changed = threading.Condition()
 
     def first_byte(self) -> None:
@@ -37,63 +42,67 @@ class Recorder:
     def failed(self, reason: str) -> None:
         self._note("failed", reason)
 
-    def forward_ended(self, sent_bytes: int, error: str | None) -> None:
-        self._note("forward_ended", sent_bytes, error)
+    def feed_failed(self, upstream: WorkerRef, reason: str) -> None:
+        self._note("feed_failed", upstream, reason)
 
-    def ended(self, sent_bytes: int, error: str | None) -> None:
-        self._note("ended", sent_bytes, error)
+    def feed_stalled(self, upstream: WorkerRef, reason: str) -> None:
+        self._note("feed_stalled", upstream, reason)
 
     def _note(self, *news: Any) -> None:
         with self._changed:
             self.news.append(news)
             self._changed.notify_all()
+        if self.on_news is not None:
+            self.on_news(*news)
 
-    def wait(self, *names: str) -> tuple[Any, ...]:
-        """The first news with one of these names."""
+    def wait(self, *names: str, count: int = 1) -> tuple[Any, ...]:
+        """The news of that count with one of these names."""
         found: list[tuple[Any, ...]] = []
 
         def is_there() -> bool:
             found[:] = [news for news in self.news if news[0] in names]
-            return bool(found)
+            return len(found) >= count
 
         with self._changed:
             assert self._changed.wait_for(is_there, WAIT_S), f"no {names} in {self.news}"
-        return found[0]
+        return found[count - 1]
 
     def verdict(self) -> tuple[Any, ...]:
         """What ended the receiving."""
         return self.wait("completed", "failed")
 
-    def check_completed(self, manifest: Manifest) -> None:
-        """Every layer once and in order, then completed, all bytes counted, nothing after it."""
-        assert self.verdict() == ("completed", total_bytes(manifest)), self.news
-        expected: list[tuple[Any, ...]] = [
-            ("layer_arrived", entry.layer) for entry in manifest.layers
-        ]
-        expected.append(("completed", total_bytes(manifest)))
-        filled = [entry.layer for entry in manifest.layers if entry.size_bytes]
-        if filled:
-            expected.insert(filled[0], ("first_byte",))
-        assert [news for news in self.news if news[0] != "forward_ended"] == expected
+    def check_completed(self, manifest: Manifest, received_bytes: int | None = None) -> None:
+        """Every layer once, then completed, all bytes counted, nothing after it."""
+        name, received = self.verdict()
+        assert name == "completed", self.news
+        assert received == (total_bytes(manifest) if received_bytes is None else received_bytes)
+        assert self.news[-1][0] == "completed"
+        layers = [news[1] for news in self.news if news[0] == "layer_arrived"]
+        assert sorted(layers) == [entry.layer for entry in manifest.layers]
+        names = [news[0] for news in self.news]
+        assert names.count("first_byte") == bool(total_bytes(manifest))
 
     def check_failed(self, *words: str) -> str:
         """Failed, told once and last; the reason has all the words."""
         name, reason = self.verdict()
         assert name == "failed", self.news
-        own = [news for news in self.news if news[0] != "forward_ended"]
-        assert own[-1] == ("failed", reason)
+        assert self.news[-1] == ("failed", reason)
         assert all(word in reason for word in words), (reason, words)
         return str(reason)
 
 
 class World:
-    """`count` workers w0…, each with its own arena and data plane."""
+    """`count` workers w0…, each with its own memory and data plane, all introduced."""
 
-    def __init__(self, count: int, arena_bytes: int, **limits: Any) -> None:
+    def __init__(
+        self, count: int, arena_bytes: int, are_introduced: bool = True, **limits: Any
+    ) -> None:
         """A limit is given to all planes, or, as a list, to each plane its own."""
         self._threads_before = set(threading.enumerate())
         self.refs = [WorkerRef(index) for index in range(count)]
         self.arenas = [Arena(arena_bytes) for _ in self.refs]
+        self._connections_before = open_descriptors("socket", "anon_inode")
+        #: per worker: (plan, chunk, bytes, at_ns)
         self.chunks: list[list[tuple[int, int, int, int]]] = [[] for _ in self.refs]
         self._chunk_arrived = threading.Condition()
         self.planes = [
@@ -108,11 +117,15 @@ class World:
             )
             for index, ref in enumerate(self.refs)
         ]
+        for plane in self.planes:
+            for peer in self.planes:
+                if peer is not plane and are_introduced:
+                    plane.introduce(peer.worker, peer.address, peer.shm_path)
 
     def _observer(self, index: int) -> Any:
-        def observe(layer: int, offset_bytes: int, size_bytes: int, at_ns: int) -> None:
+        def observe(plan: int, chunk: int, size_bytes: int, at_ns: int) -> None:
             with self._chunk_arrived:
-                self.chunks[index].append((layer, offset_bytes, size_bytes, at_ns))
+                self.chunks[index].append((plan, chunk, size_bytes, at_ns))
                 self._chunk_arrived.notify_all()
 
         return observe
@@ -122,49 +135,50 @@ class World:
         with self._chunk_arrived:
             assert self._chunk_arrived.wait_for(lambda: len(self.chunks[index]) >= count, WAIT_S)
 
-    def link(self, sender: int, receiver: int) -> None:
-        self.planes[sender].connect(self.refs[receiver], self.planes[receiver].address)
-
-    def link_chain(self, *nodes: int) -> None:
-        for sender, receiver in itertools.pairwise(nodes):
-            self.link(sender, receiver)
-
     def receive(
-        self, plan: int, manifest: Manifest, node: int, upstream: int, forward_to: int | None
+        self,
+        plan: int,
+        manifest: Manifest,
+        node: int,
+        feeds: Sequence[Feed],
+        chunk_bytes: int,
+        recorder: Recorder | None = None,
+        **more: Any,
     ) -> Recorder:
-        recorder = Recorder()
-        order = ReceiveOrder(
-            plan,
-            manifest,
-            self.refs[upstream],
-            None if forward_to is None else self.refs[forward_to],
-        )
+        recorder = recorder or Recorder()
+        attempt = more.pop("attempt", 1)
+        order = ReceiveOrder(plan, attempt, manifest, chunk_bytes, tuple(feeds), **more)
         self.planes[node].receive(order, recorder)
         return recorder
 
-    def send(self, plan: int, manifest: Manifest, node: int, target: int) -> Recorder:
-        recorder = Recorder()
-        self.planes[node].send(SendOrder(plan, manifest, self.refs[target]), recorder)
-        return recorder
+    def feed(
+        self,
+        node: int,
+        manifest: Manifest,
+        chunk_bytes: int,
+        *chunks: ChunkRange,
+        window: int | None = None,
+    ) -> Feed:
+        """From that worker: these chunks, by default all."""
+        return Feed(
+            FromWorker(self.refs[node]), chunks or grid(manifest, chunk_bytes).all(), window
+        )
 
-    def chain(self, plan: int, manifest: Manifest, *nodes: int) -> list[Recorder]:
-        """Recorders of the sender and of each target."""
-        targets = [
+    def chain(self, plan: int, manifest: Manifest, chunk_bytes: int, *nodes: int) -> list[Recorder]:
+        """Recorders of the targets, each fed by the one before it."""
+        return [
             self.receive(
-                plan,
-                manifest,
-                node,
-                upstream=nodes[at],
-                forward_to=nodes[at + 2] if at + 2 < len(nodes) else None,
+                plan, manifest, node, [self.feed(nodes[at], manifest, chunk_bytes)], chunk_bytes
             )
             for at, node in enumerate(nodes[1:])
         ]
-        return [self.send(plan, manifest, nodes[0], nodes[1]), *targets]
 
-    def holds(self, node: int, manifest: Manifest) -> bool:
+    def holds(self, node: int, manifest: Manifest, offset_bytes: int = 0) -> bool:
         """The worker's bytes are those that the manifest describes."""
+        arena = self.arenas[node]
         return all(
-            checksum(self.arenas[node].view(entry.offset_bytes, entry.size_bytes)) == entry.checksum
+            checksum(arena.view(offset_bytes + entry.offset_bytes, entry.size_bytes))
+            == entry.checksum
             for entry in manifest.layers
         )
 
@@ -173,14 +187,28 @@ class World:
             plane.close()
         left = set(threading.enumerate()) - self._threads_before
         assert not left, f"threads are left: {sorted(thread.name for thread in left)}"
+        assert open_descriptors("socket", "anon_inode") == self._connections_before
         for arena in self.arenas:
             arena.close()
 
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close()
+
+
+def open_descriptors(*kinds: str) -> int:
+    """How many descriptors of these kinds ("socket", "/memfd") this process has open."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{descriptor}").startswith(kinds)
+    return found
+
+
+def grid(manifest: Manifest, chunk_bytes: int) -> ChunkGrid:
+    return ChunkGrid([entry.size_bytes for entry in manifest.layers], chunk_bytes)
 
 
 def checksum(data: Any) -> str:

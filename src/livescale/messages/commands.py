@@ -1,23 +1,17 @@
 """Commands: everything the controller ever asks for, and the notices that explain it.
 
 A command names ids and sizes; the world adds what only it knows (config, manifest, addresses,
-prompts). `StartLoad`, `StartSend`, `Release` and `Dispatch` each end in exactly one terminal
-event (see `messages.events`). `FailRequest` and `WakeAt` need no answer. `ScaleDecided`,
-`PlanMade`, `Drain` and `Resume` are notices: they ask for nothing and are recorded.
+prompts). `StartLoad`, `Release`, `StartCopy`, `DropCopy` and `Dispatch` each end in exactly one
+terminal event (see `messages.events`). `AmendLoad`, `FailRequest` and `WakeAt` need no answer.
+`ScaleDecided`, `PlanMade`, `Drain`, `Resume` and `ModelGone` are notices: they ask for nothing and
+are recorded.
 """
 
 from __future__ import annotations
 
-from livescale.types import (
-    InstanceId,
-    PlanId,
-    RequestId,
-    Role,
-    ScalePlan,
-    Upstream,
-    Value,
-    WorkerRef,
-)
+from livescale.chunks import Feed
+from livescale.plans import ScalePlan
+from livescale.types import InstanceId, PlanId, RequestId, Role, Value, WorkerRef
 
 
 class Command(Value, frozen=True, tag=True):
@@ -25,9 +19,10 @@ class Command(Value, frozen=True, tag=True):
 
 
 class StartLoad(Command, frozen=True):
-    """Give `worker` the model: receive its layers from `upstream`, forward them while receiving.
+    """Give `worker` the model: it gets its layers by `feeds` and passes on what it has to others.
 
-    `measure_capacity` asks the worker to time a warm-up prefill before it reports completion.
+    Chunks are those of the grid of `chunk_bytes`. `measure_capacity` asks the worker to time a
+    warm-up prefill before it reports completion.
     """
 
     instance: InstanceId
@@ -35,19 +30,44 @@ class StartLoad(Command, frozen=True):
     worker: WorkerRef
     model: str
     plan: PlanId
-    upstream: Upstream
-    forward_to: WorkerRef | None
+    feeds: tuple[Feed, ...]
+    chunk_bytes: int
     measure_capacity: bool
     rank: int = 0
 
 
-class StartSend(Command, frozen=True):
-    """Let `source`, which holds or is receiving the whole model, send all layers to `target`."""
+class StartCopy(Command, frozen=True):
+    """Bring one rank of the model into the memory of `agent`'s host; `plan` names the copy."""
+
+    model: str
+    agent: WorkerRef
+    plan: PlanId
+    feeds: tuple[Feed, ...]
+    chunk_bytes: int
+    reason: str
+    rank: int = 0
+
+
+class DropCopy(Command, frozen=True):
+    """Take the copy out of the host's memory. One that is not complete yet ends in CopyFailed."""
+
+    model: str
+    agent: WorkerRef
+    plan: PlanId
+    reason: str
+    rank: int = 0
+
+
+class AmendLoad(Command, frozen=True):
+    """From now on `receiver` gets what it misses of `plan` by these feeds.
+
+    Chunks that are there stay; feeds that are not listed any more end. Needs no answer of its own:
+    the load still ends in its one terminal event.
+    """
 
     plan: PlanId
-    source: WorkerRef
-    target: WorkerRef
-    model: str
+    receiver: WorkerRef
+    feeds: tuple[Feed, ...]
 
 
 class Release(Command, frozen=True):
@@ -109,8 +129,14 @@ class Resume(Command, frozen=True):
     attempt: int
 
 
+class ModelGone(Command, frozen=True):
+    """Notice: nothing of a removed model is left in the cluster."""
+
+    model: str
+
+
 class PlanMade(Command, frozen=True):
-    """Notice: how the new instances get their parameters."""
+    """Notice: how new instances, or host copies (no instances), get their parameters."""
 
     plan: ScalePlan
     instances: tuple[InstanceId, ...]
@@ -118,7 +144,9 @@ class PlanMade(Command, frozen=True):
 
 AnyCommand = (
     StartLoad
-    | StartSend
+    | AmendLoad
+    | StartCopy
+    | DropCopy
     | Release
     | Dispatch
     | FailRequest
@@ -127,4 +155,5 @@ AnyCommand = (
     | PlanMade
     | Drain
     | Resume
+    | ModelGone
 )

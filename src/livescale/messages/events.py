@@ -5,17 +5,21 @@ Each command of `messages.commands` that does something ends in exactly one *ter
 | command | terminal event |
 | --- | --- |
 | StartLoad | LoadCompleted or LoadFailed |
-| StartSend | SendEnded |
 | Release | Released |
+| StartCopy | CopyCompleted or CopyFailed |
+| DropCopy | CopyDropped |
 | Dispatch | RequestEnded |
 
-StartLoad and Release go to one worker, which is one tensor-parallel `rank` of its instance. If
-the one who should report dies, the world reports in its place. The others are news.
+StartLoad and Release go to one worker, which is one tensor-parallel `rank` of its instance;
+StartCopy and DropCopy to a host agent. If the one who should report dies, WorkerLost answers in
+its place. The others are news.
 """
 
 from __future__ import annotations
 
-from livescale.topology import Device
+from livescale.chunks import Feed
+from livescale.policies import ModelPolicy
+from livescale.topology import Device, Host
 from livescale.types import InstanceId, Outcome, PlanId, RequestId, Value, WorkerRef
 
 
@@ -24,7 +28,10 @@ class Event(Value, frozen=True, tag=True):
 
 
 class InstanceReport(Value, frozen=True):
-    """What a worker already holds when it joins (a restarted controller starts from these)."""
+    """What a worker already holds when it joins (a restarted controller starts from these).
+
+    `plan` and `feeds` are those of its load; they matter while it is under way.
+    """
 
     instance: InstanceId
     model: str
@@ -32,6 +39,18 @@ class InstanceReport(Value, frozen=True):
     watermark: int
     is_loaded: bool
     rank: int = 0
+    plan: PlanId = 0
+    feeds: tuple[Feed, ...] = ()
+
+
+class CopyReport(Value, frozen=True):
+    """A copy that a host agent already holds, or is getting, when it joins."""
+
+    model: str
+    plan: PlanId
+    is_complete: bool
+    rank: int = 0
+    feeds: tuple[Feed, ...] = ()
 
 
 class WorkerJoined(Event, frozen=True):
@@ -42,8 +61,16 @@ class WorkerJoined(Event, frozen=True):
     report: InstanceReport | None = None
 
 
+class AgentJoined(Event, frozen=True):
+    """A host agent is ready to hold copies in its host's memory."""
+
+    agent: WorkerRef
+    host: Host
+    copies: tuple[CopyReport, ...] = ()
+
+
 class WorkerLost(Event, frozen=True):
-    """The worker's process or its connection is gone. Nothing more comes from this incarnation."""
+    """The process of a worker or agent, or its connection, is gone: nothing more comes from it."""
 
     worker: WorkerRef
     reason: str
@@ -112,12 +139,13 @@ class LoadStarted(Event, frozen=True):
 
 
 class LayerArrived(Event, frozen=True):
-    """A rank's watermark moved: its layers 0…watermark-1 are complete and verified (progress)."""
+    """`layer` of a rank is complete and verified, as are all of 0…watermark-1 (progress)."""
 
     instance: InstanceId
     attempt: int
     watermark: int
     rank: int = 0
+    layer: int = 0
 
 
 class LoadCompleted(Event, frozen=True):
@@ -141,21 +169,84 @@ class LoadFailed(Event, frozen=True):
     rank: int = 0
 
 
-class SendEnded(Event, frozen=True):
-    """Terminal for StartSend. `error` is None when all bytes were handed to the network."""
-
-    plan: PlanId
-    source: WorkerRef
-    sent_bytes: int
-    error: str | None = None
-
-
 class Released(Event, frozen=True):
     """Terminal for Release: the worker is warm and empty again."""
 
     instance: InstanceId
     attempt: int
     rank: int = 0
+
+
+class FeedFailed(Event, frozen=True):
+    """`receiver` gets no more of `plan` from `upstream`, but keeps what it has (progress).
+
+    `is_stalled`: the connection stands, but nothing has come for a while, and may come yet.
+    """
+
+    plan: PlanId
+    receiver: WorkerRef
+    upstream: WorkerRef
+    reason: str
+    is_stalled: bool = False
+
+
+class CopyLayerArrived(Event, frozen=True):
+    """A layer of a host copy is complete and verified (progress)."""
+
+    model: str
+    agent: WorkerRef
+    plan: PlanId
+    layer: int
+    rank: int = 0
+
+
+class CopyCompleted(Event, frozen=True):
+    """Terminal for StartCopy: every layer of this rank is in the host's memory, verified."""
+
+    model: str
+    agent: WorkerRef
+    plan: PlanId
+    received_bytes: int
+    rank: int = 0
+
+
+class CopyFailed(Event, frozen=True):
+    """Terminal for StartCopy: nothing of it is left in the host's memory."""
+
+    model: str
+    agent: WorkerRef
+    plan: PlanId
+    reason: str
+    rank: int = 0
+
+
+class CopyDropped(Event, frozen=True):
+    """Terminal for DropCopy: the memory is free again."""
+
+    model: str
+    agent: WorkerRef
+    plan: PlanId
+    rank: int = 0
+
+
+class LinkMeasured(Event, frozen=True):
+    """A probe between two members took this long: what their links carry, together, at least."""
+
+    sender: WorkerRef
+    receiver: WorkerRef
+    bytes_per_s: int
+
+
+class ModelAdded(Event, frozen=True):
+    """A model was published while the pool runs. Ends in ScaleDecided as any other."""
+
+    policy: ModelPolicy
+
+
+class ModelRemoved(Event, frozen=True):
+    """A model was withdrawn: no new requests; running ones finish. Ends in ModelGone."""
+
+    model: str
 
 
 class CapacityMeasured(Event, frozen=True):
@@ -173,6 +264,7 @@ class Tick(Event, frozen=True):
 
 AnyEvent = (
     WorkerJoined
+    | AgentJoined
     | WorkerLost
     | RequestArrived
     | RequestCancelled
@@ -182,7 +274,14 @@ AnyEvent = (
     | LayerArrived
     | LoadCompleted
     | LoadFailed
-    | SendEnded
+    | FeedFailed
+    | CopyLayerArrived
+    | CopyCompleted
+    | CopyFailed
+    | CopyDropped
+    | LinkMeasured
+    | ModelAdded
+    | ModelRemoved
     | Released
     | CapacityMeasured
     | Tick

@@ -6,11 +6,16 @@ Memory and its bounds live here. What the bytes mean (tensors, models) and how t
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import mmap
+import os
+import weakref
 
 from livescale.types import Manifest
 
 _HUGE_PAGE_BYTES = 2 << 20
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap
 
 
 class ArenaError(ValueError):
@@ -18,25 +23,39 @@ class ArenaError(ValueError):
 
 
 class Arena:
-    """`size_bytes` of anonymous memory, allocated and touched once, at process start.
+    """`size_bytes` of memory, allocated and touched once, at process start.
 
-    Touching at construction keeps page faults (2-3 GB/s with small pages) out of transfers.
+    It is a memfd, so that processes of the same host can read it where it lies (`fd`). Touching
+    at construction keeps page faults (2-3 GB/s with small pages) out of transfers; memory that
+    the machine does not have is refused here and not in mid-transfer.
     """
 
     def __init__(self, size_bytes: int) -> None:
         if size_bytes < 1:
             raise ArenaError(f"an arena of {size_bytes} bytes is empty")
         self.size_bytes = size_bytes
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = mmap.mmap(-1, size_bytes, flags=flags)
-        if hasattr(mmap, "MADV_HUGEPAGE") and size_bytes >= _HUGE_PAGE_BYTES:
-            # A kernel without transparent huge pages refuses; small pages are only slower.
-            with contextlib.suppress(OSError):
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._fd = os.memfd_create("livescale arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
+        try:
+            os.ftruncate(self._fd, size_bytes)
+            # Who maps it must not crash because it became smaller.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            self._memory = mmap.mmap(self._fd, size_bytes, flags=mmap.MAP_SHARED)
+            # A kernel without huge pages for shared memory refuses; small pages are only slower.
+            if size_bytes >= _HUGE_PAGE_BYTES:
+                with contextlib.suppress(OSError):
+                    self._memory.madvise(mmap.MADV_HUGEPAGE)
+            self._touch()
+        except OSError as error:
+            self._close_fd()
+            raise ArenaError(f"no memory for an arena of {size_bytes} bytes: {error}") from error
         self._view = memoryview(self._memory)
-        touched = -(-size_bytes // mmap.PAGESIZE)
-        self._view[:: mmap.PAGESIZE] = bytes(touched)
         self._is_closed = False
+
+    @property
+    def fd(self) -> int:
+        """The memfd, for the shared-memory carrier; it is the arena's to close."""
+        return self._fd
 
     def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
         """The bytes `[offset_bytes, offset_bytes + size_bytes)`, writable and without a copy.
@@ -52,8 +71,8 @@ class Arena:
             )
         return self._view[offset_bytes : offset_bytes + size_bytes]
 
-    def check_fits(self, manifest: Manifest) -> None:
-        """The manifest's layers lie in order, apart from each other and inside the arena.
+    def check_fits(self, manifest: Manifest, offset_bytes: int = 0) -> None:
+        """The manifest's layers, from `offset_bytes` on, lie in order, apart and inside.
 
         Raises ArenaError otherwise.
         """
@@ -68,9 +87,10 @@ class Arena:
                     f"where layer {index} at offset {end_bytes} or more belongs"
                 )
             end_bytes = entry.offset_bytes + entry.size_bytes
-        if end_bytes > self.size_bytes:
+        if offset_bytes < 0 or offset_bytes + end_bytes > self.size_bytes:
+            at = f" at offset {offset_bytes}" if offset_bytes else ""
             raise ArenaError(
-                f"model {manifest.model!r} needs {end_bytes} bytes of arena, "
+                f"model {manifest.model!r} needs {end_bytes} bytes of arena{at}, "
                 f"the worker has {self.size_bytes}"
             )
 
@@ -79,10 +99,27 @@ class Arena:
         if self._is_closed:
             return
         self._is_closed = True
+        self._close_fd()
         # Tensors may still look at the memory; then it is freed when they are.
         with contextlib.suppress(BufferError):
             self._view.release()
             self._memory.close()
+
+    def _touch(self) -> None:
+        try:
+            self._memory.madvise(_MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # An older kernel: page by page from here.
+            pages = memoryview(self._memory)[:: mmap.PAGESIZE]
+            pages[:] = bytes(len(pages))
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<Arena {self.size_bytes} bytes{', closed' if self._is_closed else ''}>"

@@ -1,7 +1,11 @@
 """What the data plane needs from a network: a handful of calls, and leave to write.
 
 Interfaces and the write permit live here; sockets do not. A carrier moves ranges of registered
-memory and small control messages, in order and reliably, between two workers.
+memory and small control messages, in order and reliably, between two holders.
+
+A carrier gets the memory when it is made (register) and connects in its own way. A chunk's bytes
+follow its header (TCP), or the header says where they lie and the receiver fetches them itself
+(shared memory, NIXL); then `settle` waits until it has.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ class ChannelClosedError(ConnectionError):
 
 
 class WritePermit:
-    """Leave to write into the arena for one plan; once revoked, nobody writes for it again.
+    """Leave to write into the memory for one plan; once revoked, nobody writes for it again.
 
     A channel holds `lock` for each short, non-blocking write and looks at `is_revoked` first,
     so `revoke` waits at most for one copy, never for the network.
@@ -39,14 +43,27 @@ class Channel(Protocol):
     All calls raise OSError (ChannelClosedError where the end is orderly) when the channel ends.
     """
 
-    def send(self, message: bytes) -> None:
-        """`message` is handed to the network."""
+    #: bytes of ranges taken from the channel so far, whole chunks or not
+    taken_bytes: int
+
+    def share_memory(self, timeout_s: float) -> None:
+        """Ranges can be sent both ways from now on. Once, when the other side has proved who it
+        is: before that it gets no access to anything. Raises TimeoutError, too."""
+
+    def send(self, message: bytes, is_urgent_payload: bool = False) -> None:
+        """`message` is handed to the network. Only an urgent payload is paced."""
 
     def send_range(self, header: bytes, offset_bytes: int, size_bytes: int) -> None:
-        """`header`, then the range of registered memory, are handed to the network."""
+        """`header`, then the range of registered memory, are on their way. Until `settle`, the
+        range may still be read."""
 
-    def receive(self, size_bytes: int, timeout_s: float | None = None) -> bytes:
-        """Exactly `size_bytes` of control message. TimeoutError after `timeout_s`."""
+    def settle(self) -> None:
+        """Nobody reads the ranges that were sent before any more."""
+
+    def receive(
+        self, size_bytes: int, timeout_s: float | None = None, is_urgent_payload: bool = False
+    ) -> bytes:
+        """Exactly `size_bytes` of message. TimeoutError after `timeout_s`."""
 
     def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
         """`size_bytes` are taken from the channel and written in place while permitted.
@@ -54,11 +71,8 @@ class Channel(Protocol):
         Returns the bytes that were written; the rest was discarded because the permit is revoked.
         """
 
-    def discard(self, size_bytes: int) -> None:
-        """`size_bytes` are taken from the channel and forgotten."""
-
-    def wait_closed(self) -> None:
-        """Returns when the channel has ended. For channels on which nothing is received."""
+    def discard_range(self, size_bytes: int) -> None:
+        """A range of `size_bytes` is taken from the channel and forgotten."""
 
     def break_off(self) -> None:
         """Every call under way and to come raises soon. Idempotent, from any thread."""
@@ -68,17 +82,7 @@ class Channel(Protocol):
 
 
 class Carrier(Protocol):
-    """A way to move bytes between workers (TCP works everywhere)."""
-
-    @property
-    def address(self) -> Address:
-        """Where others connect to."""
-
-    def register(self, memory: memoryview) -> None:
-        """Ranges refer to `memory` from now on. Once, before any channel."""
-
-    def connect(self, address: Address, timeout_s: float) -> Channel:
-        """A channel to whoever listens there. Raises OSError."""
+    """A way to move bytes between holders (TCP works everywhere)."""
 
     def accept(self) -> Channel:
         """The next channel that somebody opened. Raises ChannelClosedError after `break_off`."""

@@ -1,382 +1,427 @@
-"""The data plane of one worker: its connections, and the orders that run over them.
+"""The data plane of one holder: it asks others for chunks and answers those who ask.
 
-Receives into the arena, forwards from it, sends from it. What to move where is decided by
-others; this module knows no controller, no model code and no event loop.
+Receives into its memory and sends from it. What to move where is decided by others; this module
+knows no controller, no model code and no event loop.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import itertools
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+from livescale.chunks import Feed
 from livescale.transfer.arena import Arena, ArenaError
-from livescale.transfer.carrier import Address, Channel, ChannelClosedError
+from livescale.transfer.carrier import Address, Channel
+from livescale.transfer.connection import Connection
+from livescale.transfer.exchange import Exchange, Introduction
+from livescale.transfer.filling import Filling
 from livescale.transfer.frames import (
-    CHUNK_BYTES_MAX,
-    HEADER_BYTES,
+    PARCEL_BYTES_MAX,
+    PROBE_BYTES_MAX,
     Frame,
     FrameError,
     FrameKind,
-    decode_header,
+    copy_id,
+    decode_ranges,
+    decode_wanted,
 )
-from livescale.transfer.inbound import Inbound
-from livescale.transfer.order_book import OrderBook
+from livescale.transfer.holding import Holding
+from livescale.transfer.holdings import Holdings
+from livescale.transfer.nixl import NixlCarrier
 from livescale.transfer.orders import (
-    ABORTED,
+    BytesMoved,
     ChunkObserver,
     ReceiveListener,
     ReceiveOrder,
-    SendListener,
-    SendOrder,
+    TransferError,
+    check_feeds,
 )
-from livescale.transfer.outbound import Flow, Outbound
+from livescale.transfer.outbox import Outbox, OutboxFullError, Word
+from livescale.transfer.patience import Patience
+from livescale.transfer.probe import Probe
 from livescale.transfer.reception import Reception
+from livescale.transfer.shm import ShmCarrier
 from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket
-from livescale.types import PlanId, WorkerRef
+from livescale.types import Manifest, PlanId, WorkerRef
 
-_STRANGERS_MAX = 64
-_ACCEPT_PAUSE_S = 0.1
-
-
-class TransferError(ConnectionError):
-    """A connection to a worker could not be made. The message names the worker and the address."""
+_CHUNK_BYTES = 512 << 10
 
 
 class DataPlane:
-    """Moves layers between this worker's arena and its peers (BlitzScale §5.1: a chain).
+    """Moves chunks between this memory and those of its peers, as receivers ask (BlitzScale §5.1
+    and λScale §4: chains, trees and pipelines are who asks whom for what, in which order).
 
-    A hop has two threads: one receives into place, one forwards from place. All connections
-    share one token bucket per direction. Plans on one connection follow one another; plans on
-    different connections run at once. A plan id is used once for a (sender, receiver) pair.
+    A hop has two threads: one receives into place, one sends from place. All TCP connections
+    share one token bucket per direction.
     """
 
     def __init__(
         self,
         worker: WorkerRef,
-        arena: Arena,
+        memory: Arena,
         *,
         host: str = "127.0.0.1",
-        chunk_bytes: int = 512 << 10,
+        host_name: str = "",
+        secret: str = "",
+        carrier: str = "auto",
+        shm_directory: Path | None = None,
         uplink_bytes_per_s: int | None = None,
         downlink_bytes_per_s: int | None = None,
+        parameter_share_percent: int = 100,
+        stall_s: float = 2.0,
         order_wait_s: float = 10.0,
         handshake_s: float = 5.0,
+        withdraw_wait_s: float = 2.0,
+        eager_peers_max: int = 32,
+        on_parcel: Callable[[WorkerRef, bytes], None] | None = None,
         chunk_received: ChunkObserver | None = None,
     ) -> None:
-        """Listens on an ephemeral port of `host` at once.
+        """Listens on an ephemeral port of `host` at once, and on a unix socket in
+        `shm_directory` if there is one; peers on a host of the same `host_name` use that. Who
+        connects must prove that it knows the `secret`, and so does this side. `carrier`: "auto";
+        "tcp" leaves shared memory out; "nixl" takes NIXL in the place of TCP, which all peers
+        must do then. Raises ImportError if that is not installed.
 
-        `order_wait_s` bounds how long a stream waits for its order, and an order for the
-        connection of its upstream; `handshake_s` bounds the opening of a connection.
+        `stall_s`: how long a feed may bring nothing before that is told. `order_wait_s` bounds
+        how long a want waits for its copy, and a feed for its holder to be introduced;
+        `handshake_s` the opening of a connection; `withdraw_wait_s` how long a peer may hold up
+        `withdraw` and `abort` before it loses its connection. `parameter_share_percent` is what
+        parameters may take of a limited uplink. `on_parcel` is told of parcels from the data
+        plane's threads and must not block.
         """
-        if not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
-            raise ValueError(f"chunk_bytes is {chunk_bytes}, not in 1..{CHUNK_BYTES_MAX}")
         self.worker = worker
-        self._arena = arena
-        self._chunk_bytes = chunk_bytes
-        self._order_wait_s = order_wait_s
-        self._handshake_s = handshake_s
+        self._memory = memory
+        self._withdraw_wait_s = withdraw_wait_s
         self._observer = chunk_received
-        self._uplink = TokenBucket(uplink_bytes_per_s)
+        self.on_parcel = on_parcel
+        self._uplink = TokenBucket(
+            uplink_bytes_per_s, parameter_share_percent=parameter_share_percent
+        )
         self._downlink = TokenBucket(downlink_bytes_per_s)
-        self._carrier = TcpCarrier(host, self._uplink, self._downlink)
-        self._carrier.register(arena.view(0, arena.size_bytes))
-        self._book = OrderBook()
+        view = memory.view(0, memory.size_bytes)
+        self._holdings = Holdings(worker)
         self._lock = threading.Lock()
-        self._connecting = threading.Lock()
-        self._outbound: dict[int, Outbound] = {}
-        self._inbound: dict[int, Inbound] = {}
-        # Connections that were accepted and have not said whose they are.
-        self._strangers: list[Channel] = []
-        self._flows: list[Flow] = []
-        self._threads: list[threading.Thread] = []
-        self._closing = threading.Event()
-        self._hello = Frame(FrameKind.HELLO, worker).encode()
-        self._start_thread(self._accept, f"{worker} accepts")
+        self._receptions: dict[PlanId, Reception] = {}
+        self._probes: dict[int, Probe] = {}
+        self._probe_numbers = itertools.count()
+        self._moved = BytesMoved()
+        self._is_closed = False
+        tcp = TcpCarrier(host, view, self._uplink, self._downlink)
+        network: TcpCarrier | NixlCarrier = tcp
+        if carrier == "nixl":
+            network = NixlCarrier(tcp, view, self._uplink, self._downlink)
+        shm = None
+        if shm_directory is not None and carrier != "tcp":
+            path = shm_directory / f"{worker}.sock"
+            shm = ShmCarrier(path, host_name, view, memory.fd)
+        self.address: Address = network.address
+        self.shm_path = str(path) if shm is not None else None
+        self._exchange = Exchange(
+            worker,
+            network,
+            shm,
+            secret=secret,
+            handshake_s=handshake_s,
+            eager_peers_max=eager_peers_max,
+            make=self._connection,
+            tell_connected=self._connected,
+            tell_unreachable=self._unreachable,
+        )
+        self._patience = Patience(
+            worker,
+            self._all_receptions,
+            self._holdings,
+            self._exchange,
+            stall_ns=int(stall_s * 1e9),
+            order_wait_ns=int(order_wait_s * 1e9),
+        )
+        self._patience.start()
+        self._exchange.start()
 
-    @property
-    def address(self) -> Address:
-        """(host, port) where peers connect to."""
-        return self._carrier.address
+    # -- peers ------------------------------------------------------------------------------------
+
+    def introduce(self, peer: WorkerRef, address: Address, shm_path: str | None = None) -> None:
+        """The peer, which listens there, can be asked. Returns at once; raises TransferError for
+        this worker itself or an incarnation that was followed by another."""
+        self._exchange.introduce(Introduction(peer, address, shm_path))
+        for reception in self._all_receptions():
+            reception.introduced(peer)
+
+    def disconnect(self, peer: WorkerRef) -> None:
+        """The peer is a stranger again and no connection with it is left; feeds from it fail."""
+        self._exchange.disconnect(peer)
 
     def connected(self) -> tuple[WorkerRef, ...]:
-        """Peers that this worker can send to, in order."""
-        with self._lock:
-            return tuple(sorted(outbound.peer for outbound in self._outbound.values()))
+        """Peers with which there is a connection, in order."""
+        return self._exchange.connected()
 
-    def upstreams(self) -> tuple[WorkerRef, ...]:
-        """Peers that can send to this worker, in order."""
-        with self._lock:
-            return tuple(sorted(inbound.peer for inbound in self._inbound.values()))
-
-    def connect(self, peer: WorkerRef, address: Address) -> None:
-        """This worker can send to `peer`, which listens at `address`.
-
-        Does nothing if it can already; replaces the connection to an older incarnation. Blocks
-        for `handshake_s` at most, then and on refusal raises TransferError.
-        """
-        if peer.worker == self.worker.worker:
-            raise TransferError(f"{self.worker} cannot connect to {peer}: it is the same worker")
-        with self._connecting:
-            with self._lock:
-                old = self._outbound.get(peer.worker)
-            if old is not None and old.peer == peer:
-                return
-            if old is not None and old.peer > peer:
-                raise TransferError(f"{peer} at {address} was followed by {old.peer}")
-            channel = self._open_channel(peer, address)
-            outbound = Outbound(
-                self.worker, peer, channel, self._chunk_bytes, self._forget_outbound
-            )
-            if old is not None:
-                old.lose(f"{peer} took its place")
-            with self._lock:
-                is_closing = self._closing.is_set()
-                if not is_closing:
-                    self._outbound[peer.worker] = outbound
-                    outbound.start()
-                    self._threads.append(outbound.thread)
-            if is_closing:
-                channel.close()
-                raise TransferError(f"{self.worker} is closing, {peer} is not connected")
-
-    def disconnect(self, worker: WorkerRef) -> None:
-        """No connection with `worker` is left; plans that ran over them fail."""
-        with self._lock:
-            outbound = self._outbound.get(worker.worker)
-            inbound = self._inbound.get(worker.worker)
-        if outbound is not None and outbound.peer == worker:
-            outbound.lose(f"{worker} was disconnected")
-        if inbound is not None and inbound.peer == worker:
-            inbound.break_off()
+    # -- receiving --------------------------------------------------------------------------------
 
     def receive(self, order: ReceiveOrder, listener: ReceiveListener) -> None:
-        """The plan's stream from `upstream` is received in place when it comes, and forwarded.
+        """The order's chunks are asked for and written in place; each is given to others as soon
+        as it is there.
 
         An order that cannot be carried out is told to the listener like any other failure.
         """
-        flow = None
-        if order.forward_to is not None:
-            flow = self._flow(order, order.forward_to, 0, listener.forward_ended)
-        reception = Reception(
-            order, self._arena, listener, flow, self._observer, tell_over=self._book.strike
-        )
         try:
-            self._arena.check_fits(order.manifest)
-            problem = self._book.place(reception)
-        except ArenaError as error:
-            problem = str(error)
-        if problem is not None:
-            reception.fail(problem)
-        if flow is not None:
-            # Also when it has ended already: the next worker must hear that nothing comes.
-            self._submit(flow)
-        if problem is None and order.upstream not in self.upstreams():
-            self._give_upstream_time(reception)
+            self._memory.check_fits(order.manifest, order.offset_bytes)
+            reception = Reception(
+                self.worker,
+                order,
+                self._memory,
+                self._holdings,
+                listener,
+                observer=self._observer,
+                reach=self._exchange.reach,
+                tell_over=self._strike,
+            )
+            check_feeds(order.feeds, reception.holding.grid.chunks)
+            with self._lock:
+                if self._is_closed:
+                    raise ArenaError(f"{self.worker} closed its data plane")
+                if order.plan in self._receptions:
+                    raise ArenaError("it is already being received")
+                self._holdings.add(reception.holding)
+                self._receptions[order.plan] = reception
+        except ValueError as error:  # ArenaError, too
+            listener.failed(f"plan {order.plan}: {error}")
+            return
+        reception.begin()
+        self._patience.wake()
 
-    def send(self, order: SendOrder, listener: SendListener) -> None:
-        """All layers are sent to `target` after what is queued for it.
-
-        The arena holds them, or is receiving them: then each chunk goes on as it arrives, and a
-        target that is added to a chain late lags behind only by what it has missed.
-        """
-        reception = next((r for r in self._book.all() if r.is_receiving(order.manifest)), None)
-        total_bytes = sum(entry.size_bytes for entry in order.manifest.layers)
-        flow = self._flow(
-            order, order.target, 0 if reception is not None else total_bytes, listener.ended
-        )
+    def amend(self, plan: PlanId, feeds: tuple[Feed, ...]) -> None:
+        """These feeds, and no others, bring what is missing of the plan. Chunks that are here or
+        under way on a feed that stays are not asked for again. Nothing happens for a plan that is
+        over. Raises ValueError for feeds that cannot be."""
+        reception = self._reception(plan)
         if reception is not None:
-            reception.forward_also(flow)
-        try:
-            self._arena.check_fits(order.manifest)
-        except ArenaError as error:
-            flow.end(f"plan {order.plan}: sending to {order.target} failed: {error}")
-        self._submit(flow)
+            reception.amend(feeds)
 
     def abort(self, plan: PlanId) -> None:
-        """Nothing of the plan goes on at this worker: listeners have been told "aborted".
-
-        When this returns, nobody writes into the arena for the plan. The workers downstream are
-        told; what still arrives from upstream is thrown away. Connections stay usable.
-        """
-        reception = self._book.find(plan)
+        """Nothing of the plan goes on here: its listener was told "aborted", nobody writes into
+        the memory for it, and who wanted parts of it was refused. What still comes is thrown
+        away."""
+        reception = self._reception(plan)
         if reception is not None:
             reception.abort()
+            self._wait_unread(reception.holding)
+
+    # -- giving -----------------------------------------------------------------------------------
+
+    def offer(self, manifest: Manifest, offset_bytes: int = 0) -> None:
+        """The memory holds all of it: whoever asks is answered. Nothing happens if it is offered
+        already. Raises ArenaError if it does not fit or something else lies there."""
+        self._memory.check_fits(manifest, offset_bytes)
+        known = self._holdings.find(copy_id(manifest))
+        if known is None or not known.is_complete or known.offset_bytes != offset_bytes:
+            self._holdings.add(Holding(manifest, _CHUNK_BYTES, offset_bytes), is_complete=True)
+
+    def fill(self, manifest: Manifest, chunk_bytes: int, offset_bytes: int = 0) -> Filling:
+        """Somebody else writes the bytes, and tells the Filling. Raises ArenaError."""
+        self._memory.check_fits(manifest, offset_bytes)
+        holding = Holding(manifest, chunk_bytes, offset_bytes)
+        self._holdings.add(holding)
+        return Filling(holding, self._holdings)
+
+    def withdraw(self, manifest: Manifest) -> None:
+        """Nobody reads these bytes any more, and who asks is refused. A peer that holds this up
+        for `withdraw_wait_s` loses its connection. Nothing happens if it is not here."""
+        holding = self._holdings.find(copy_id(manifest))
+        if holding is not None:
+            self._holdings.remove(holding, f"{self.worker} gave the model up")
+            self._wait_unread(holding)
+
+    # -- messages and measurements ----------------------------------------------------------------
+
+    def post(self, peer: WorkerRef, body: bytes) -> None:
+        """The parcel is on its way, before all chunks; it is lost if the connection is.
+
+        Raises TransferError if the peer cannot be reached (blocks for `handshake_s` at most
+        where there is no connection yet) or too much waits to be sent.
+        """
+        if len(body) > PARCEL_BYTES_MAX:
+            raise TransferError(f"a parcel of {len(body)} bytes is above {PARCEL_BYTES_MAX}")
+        connection = self._exchange.wait(peer)
+        frame = Frame(FrameKind.PARCEL, self.worker, payload_bytes=len(body))
+        try:
+            connection.outbox.put(Word(frame.encode(), body))
+        except OutboxFullError as error:
+            raise TransferError(str(error)) from None
+
+    def probe(self, peer: WorkerRef, size_bytes: int, timeout_s: float = 30.0) -> int:
+        """Bytes per second at which the peer's memory comes here, measured with `size_bytes` to
+        nowhere. Blocks. Raises TransferError."""
+        if not 1 <= size_bytes <= PROBE_BYTES_MAX:
+            raise TransferError(f"a probe of {size_bytes} bytes is not in 1..{PROBE_BYTES_MAX}")
+        connection = self._exchange.wait(peer)
+        probe = Probe(connection, size_bytes)
         with self._lock:
-            flows = [flow for flow in self._flows if flow.plan == plan]
-        for flow in flows:
-            flow.end(ABORTED)
+            number = next(self._probe_numbers)
+            self._probes[number] = probe
+        try:
+            frame = Frame(FrameKind.PROBE, self.worker, number, chunk=size_bytes)
+            connection.outbox.put(Word(frame.encode()))
+            return probe.wait(timeout_s)
+        finally:
+            with self._lock:
+                del self._probes[number]
+
+    def usage(self) -> BytesMoved:
+        """Payload bytes moved so far."""
+        with self._lock:
+            moved = self._moved
+            for connection in self._exchange.connections():
+                moved = _with(moved, connection)
+        return moved
 
     def close(self) -> None:
-        """All plans have ended, all connections are closed and all threads are gone.
+        """All orders have ended, all connections are closed and all threads are gone.
 
-        The arena stays. Idempotent. Not to be called by a listener.
+        The memory stays. Idempotent. Not to be called by a listener.
         """
-        with self._lock:
-            self._closing.set()
-            outbound = list(self._outbound.values())
-            incoming: list[Inbound | Channel] = [*self._inbound.values(), *self._strangers]
-        self._carrier.break_off()
-        self._book.close()
-        # First those who wait for news, so that they hear the cause and not its consequences.
         reason = f"{self.worker} closed its data plane"
-        for reception in self._book.all():
+        with self._lock:
+            self._is_closed = True
+        # First those who wait for news, so that they hear the cause and not its consequences.
+        for reception in self._all_receptions():
             reception.fail(reason)
-        for connection in outbound:
-            connection.lose(reason)
-        for source in incoming:
-            source.break_off()
         self._uplink.close()
         self._downlink.close()
+        self._exchange.close(reason)
+        self._patience.close()
+
+    # -- called by connections --------------------------------------------------------------------
+
+    def handle(self, connection: Connection, frame: Frame) -> None:
+        """One frame; its payload is taken from the channel. Raises FrameError, OSError."""
+        match frame.kind:
+            case FrameKind.CHUNK:
+                self._take_chunk(connection, frame)
+            case FrameKind.WANT:
+                wanted = decode_wanted(connection.channel.receive(frame.payload_bytes))
+                self._holdings.want(connection.outbox, frame.plan, frame.attempt, wanted)
+                self._patience.wake()
+            case FrameKind.STOP:
+                ranges = decode_ranges(connection.channel.receive(frame.payload_bytes))
+                self._holdings.stop(connection.outbox, frame.plan, frame.attempt, ranges)
+            case FrameKind.REFUSE:
+                reason = connection.channel.receive(frame.payload_bytes).decode(errors="replace")
+                reception = self._reception(frame.plan)
+                if reception is not None and reception.order.attempt == frame.attempt:
+                    reception.refused(connection.peer, reason)
+            case FrameKind.PARCEL:
+                self._take_parcel(connection, frame)
+            case FrameKind.PROBE:
+                self._answer_probe(connection, frame)
+            case FrameKind.PROBED:
+                self._take_probed(connection, frame)
+            case FrameKind.HELLO:
+                raise FrameError("HELLO on an open connection")
+
+    def settled(self, connection: Connection) -> None:
+        self._holdings.settled(connection.outbox)
+
+    def ended(self, connection: Connection, reason: str) -> None:
+        self._holdings.forget_peer(connection.outbox)
         with self._lock:
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join()
-        self._carrier.close()
+            self._moved = _with(self._moved, connection)
+            self._exchange.forget(connection)
+            probes = [probe for probe in self._probes.values() if probe.connection is connection]
+        for probe in probes:
+            probe.fail(reason)
+        for reception in self._all_receptions():
+            reception.connection_ended(connection, reason)
 
-    def _flow(
-        self,
-        order: ReceiveOrder | SendOrder,
-        target: WorkerRef,
-        available_bytes: int,
-        tell: Callable[[int, str | None], None],
-    ) -> Flow:
-        def tell_ended(sent_bytes: int, error: str | None) -> None:
-            with self._lock:
-                self._flows.remove(flow)
-            tell(sent_bytes, error)
+    def _take_chunk(self, connection: Connection, frame: Frame) -> None:
+        size_bytes = frame.payload_bytes
+        reception = self._reception(frame.plan)
+        arrival = None if reception is None else reception.chunk_begins(connection, frame)
+        if reception is None or arrival is None:
+            connection.channel.discard_range(size_bytes)
+            connection.count(size_bytes, size_bytes)
+            return
+        place = arrival.place_bytes
+        written = connection.channel.receive_range(place, size_bytes, reception.permit)
+        connection.count(size_bytes, size_bytes - written)
+        reception.chunk_ends(arrival, written)
 
-        flow = Flow(order.plan, order.manifest, target, available_bytes, tell_ended)
-        with self._lock:
-            self._flows.append(flow)
-        return flow
+    def _take_parcel(self, connection: Connection, frame: Frame) -> None:
+        body = connection.channel.receive(frame.payload_bytes, is_urgent_payload=True)
+        connection.parcel_received_bytes += len(body)
+        if self.on_parcel is not None:
+            self.on_parcel(connection.peer, body)
 
-    def _submit(self, flow: Flow) -> None:
-        with self._lock:
-            outbound = self._outbound.get(flow.target.worker)
-        if outbound is None or outbound.peer != flow.target:
-            flow.end(f"plan {flow.plan}: {self.worker} has no connection to {flow.target}")
-        else:
-            outbound.submit(flow)
-
-    def _give_upstream_time(self, reception: Reception) -> None:
-        """The order fails unless its upstream connects within `order_wait_s`."""
-        upstream = reception.order.upstream
-
-        def wait() -> None:
-            self._closing.wait(self._order_wait_s)
-            if not reception.has_begun and upstream not in self.upstreams():
-                reception.fail(f"{upstream} did not connect within {self._order_wait_s} s")
-
-        self._start_thread(wait, f"{self.worker} awaits {upstream}")
-
-    def _open_channel(self, peer: WorkerRef, address: Address) -> Channel:
-        """A channel at whose other end `peer` has answered."""
+    def _answer_probe(self, connection: Connection, frame: Frame) -> None:
+        if not 1 <= frame.chunk <= PROBE_BYTES_MAX:
+            raise FrameError(f"a probe of {frame.chunk} bytes")
         try:
-            channel = self._carrier.connect(address, self._handshake_s)
-        except OSError as error:
-            raise TransferError(f"cannot connect to {peer} at {address}: {error}") from error
-        try:
-            channel.send(self._hello)
-            welcome = decode_header(channel.receive(HEADER_BYTES, self._handshake_s))
-            if welcome.kind is not FrameKind.HELLO or welcome.sender != peer:
-                raise FrameError(f"{welcome.sender} answered {welcome.kind.name}")
-        except (OSError, FrameError) as error:
-            channel.close()
-            raise TransferError(f"cannot connect to {peer} at {address}: {error}") from error
-        return channel
+            connection.outbox.put_probe(frame.plan, frame.chunk)
+        except OutboxFullError as error:
+            raise FrameError(str(error)) from None
 
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                channel = self._carrier.accept()
-            except ChannelClosedError:
-                return
-            except OSError:
-                # The process is out of file descriptors, mostly: others may free some.
-                self._closing.wait(_ACCEPT_PAUSE_S)
-                continue
-            with self._lock:
-                is_welcome = len(self._strangers) < _STRANGERS_MAX
-                if is_welcome:
-                    self._strangers.append(channel)
-            serve = functools.partial(self._serve, channel)
-            if not is_welcome or not self._start_thread(serve, f"{self.worker} receives"):
-                channel.close()
-
-    def _serve(self, channel: Channel) -> None:
-        try:
-            inbound = self._greet(channel)
-            if inbound is not None:
-                reason = "its receiving thread failed"
-                try:
-                    reason = inbound.serve(self._hello)
-                finally:
-                    self._forget_inbound(inbound, reason)
-        finally:
-            with self._lock, contextlib.suppress(ValueError):
-                self._strangers.remove(channel)
-            channel.close()
-
-    def _greet(self, channel: Channel) -> Inbound | None:
-        """Who opened the channel is known and takes the place of its earlier connection.
-
-        None for somebody who does not speak the protocol, or an incarnation that was followed
-        by another: the channel is closed without an answer.
-        """
-        try:
-            frame = decode_header(channel.receive(HEADER_BYTES, self._handshake_s))
-        except (OSError, FrameError):
-            return None
-        peer = frame.sender
-        if frame.kind is not FrameKind.HELLO or peer.worker == self.worker.worker:
-            return None
-        inbound = Inbound(peer, channel, self._book, self._order_wait_s)
+    def _take_probed(self, connection: Connection, frame: Frame) -> None:
         with self._lock:
-            old = self._inbound.get(peer.worker)
-            if self._closing.is_set() or (old is not None and old.peer > peer):
-                return None
-            self._inbound[peer.worker] = inbound
-            self._strangers.remove(channel)
-        if old is not None:
-            old.break_off()
-        return inbound
+            probe = self._probes.get(frame.plan)
+        begin_ns = time.monotonic_ns()
+        connection.channel.discard_range(frame.payload_bytes)
+        connection.count(frame.payload_bytes, frame.payload_bytes)
+        if probe is not None and probe.connection is connection:
+            probe.took(frame.payload_bytes, begin_ns, time.monotonic_ns())
 
-    def _forget_inbound(self, inbound: Inbound, reason: str) -> None:
-        with self._lock:
-            current = self._inbound.get(inbound.peer.worker)
-            if current is inbound:
-                del self._inbound[inbound.peer.worker]
-        if inbound.reception is not None:
-            inbound.reception.fail(reason)
-        # The same incarnation may have connected again: then the others can still begin.
-        if current is inbound or current is None or current.peer != inbound.peer:
-            for reception in self._book.all(inbound.peer):
-                if not reception.has_begun:
-                    reception.fail(reason)
+    # -- inside -----------------------------------------------------------------------------------
 
-    def _forget_outbound(self, outbound: Outbound) -> None:
-        with self._lock:
-            if self._outbound.get(outbound.peer.worker) is outbound:
-                del self._outbound[outbound.peer.worker]
+    def _connection(self, peer: WorkerRef, channel: Channel, is_own: bool) -> Connection:
+        outbox = Outbox(peer, self._holdings.lock)
+        size = self._memory.size_bytes
+        return Connection(self.worker, outbox, channel, self, size, is_own)
 
-    def _start_thread(self, run: Callable[[], None], name: str) -> bool:
-        """The thread runs and `close` will wait for it; False when closing."""
+    def _connected(self, connection: Connection) -> None:
+        for reception in self._all_receptions():
+            reception.connected(connection)
+
+    def _unreachable(self, peer: WorkerRef, reason: str) -> None:
+        for reception in self._all_receptions():
+            reception.unreachable(peer, reason)
+
+    def _strike(self, reception: Reception) -> None:
         with self._lock:
-            if self._closing.is_set():
-                return False
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            thread.start()
-            self._threads = [t for t in self._threads if t.is_alive()]
-            self._threads.append(thread)
-            return True
+            if self._receptions.get(reception.order.plan) is reception:
+                del self._receptions[reception.order.plan]
+
+    def _reception(self, plan: PlanId) -> Reception | None:
+        # One look-up, for every chunk: the interpreter's lock is enough.
+        return self._receptions.get(plan)
+
+    def _all_receptions(self) -> list[Reception]:
+        with self._lock:
+            return [self._receptions[plan] for plan in sorted(self._receptions)]
+
+    def _wait_unread(self, holding: Holding) -> None:
+        """Nobody reads from the copy, which was taken away; who does not let go is cut off."""
+        if self._holdings.wait_unread(holding, self._withdraw_wait_s):
+            return
+        for connection in self._exchange.connections():
+            if connection.outbox.reading is holding:
+                connection.break_off(f"{connection.peer} held up the withdrawal of a model")
+        self._holdings.wait_unread(holding, None)
 
     def __repr__(self) -> str:
-        with self._lock:
-            host, port = self.address
-            return (
-                f"<DataPlane {self.worker} on {host}:{port}, sends to {len(self._outbound)}, "
-                f"receives from {len(self._inbound)}>"
-            )
+        host, port = self.address
+        return (
+            f"<DataPlane {self.worker} on {host}:{port}, {len(self.connected())} peers, "
+            f"{len(self._all_receptions())} receptions, {self._holdings}>"
+        )
+
+
+def _with(moved: BytesMoved, connection: Connection) -> BytesMoved:
+    return BytesMoved(
+        parameter_sent_bytes=moved.parameter_sent_bytes + connection.sent_bytes,
+        parameter_received_bytes=moved.parameter_received_bytes + connection.received_bytes,
+        parcel_sent_bytes=moved.parcel_sent_bytes + connection.parcel_sent_bytes,
+        parcel_received_bytes=moved.parcel_received_bytes + connection.parcel_received_bytes,
+        discarded_bytes=moved.discarded_bytes + connection.discarded_bytes,
+    )

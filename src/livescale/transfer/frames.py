@@ -1,7 +1,7 @@
-"""The words of the wire: a fixed header before every payload, and its strict decoder.
+"""The words of the wire: a fixed header before every payload, and strict decoders.
 
-Formats only: no sockets, no state of a stream. A header never makes anybody allocate: payloads
-of chunks go into place, and all other payloads have a small bound.
+Formats only: no sockets, no state. A header never makes anybody allocate much: payloads of chunks
+go into place, and all others have a bound.
 """
 
 from __future__ import annotations
@@ -9,16 +9,29 @@ from __future__ import annotations
 import enum
 import struct
 
-from livescale.types import LayerEntry, Value, WorkerRef
+import xxhash
+
+from livescale.chunks import CHUNK_RANGES_MAX, ChunkRange
+from livescale.types import Manifest, Value, WorkerRef
 
 MAGIC = b"LScl"
-VERSION = 1
+VERSION = 3
 CHUNK_BYTES_MAX = 16 << 20
+PARCEL_BYTES_MAX = 16 << 20
+PROBE_BYTES_MAX = 64 << 20
 REASON_BYTES_MAX = 512
+COPY_ID_BYTES = 16
+NONCE_BYTES = 32
+PROOF_BYTES = 32
 
-# magic, version, kind, zero, plan, worker, incarnation, layer, offset in the layer, payload bytes
-_HEADER = struct.Struct(">4sBBHQIIIQI")
-HEADER_BYTES = _HEADER.size
+# magic, version, kind, zero, plan, worker, incarnation, attempt, layer, chunk, payload bytes
+_HEADER = struct.Struct(">4sBBHQIIIIII")
+_CHECK = struct.Struct(">I")
+HEADER_BYTES = _HEADER.size + _CHECK.size
+# copy, chunk bytes, must the layers be verified, number of ranges
+_WANT = struct.Struct(f">{COPY_ID_BYTES}sIBH")
+_RANGE = struct.Struct(">III")
+_RANGES_BYTES_MAX = CHUNK_RANGES_MAX * _RANGE.size
 
 
 class FrameError(Exception):
@@ -26,93 +39,158 @@ class FrameError(Exception):
 
 
 class FrameKind(enum.IntEnum):
-    """HELLO opens a connection; BEGIN, CHUNK… and END carry a plan; ABORT ends one early."""
+    """HELLO opens a connection (`greeting.py`); the other kinds come in any order after that."""
 
     HELLO = 1
-    BEGIN = 2
-    CHUNK = 3
-    END = 4
-    ABORT = 5
+    WANT = 2  # the sender wants chunks of a copy, for one of its plans
+    CHUNK = 3  # one of them
+    REFUSE = 4  # no more chunks come for the plan, and why
+    STOP = 5  # the sender wants no more: of these chunks, or (no ranges) of all the plan's
+    PARCEL = 6  # a message for whoever uses the data plane
+    PROBE = 7  # the sender wants `chunk` bytes to nowhere
+    PROBED = 8  # some of them
 
 
-_PAYLOAD_BYTES_MAX = {
-    FrameKind.HELLO: 0,
-    FrameKind.BEGIN: 0,
-    FrameKind.CHUNK: CHUNK_BYTES_MAX,
-    FrameKind.END: 0,
-    FrameKind.ABORT: REASON_BYTES_MAX,
+_PAYLOAD_BYTES = {
+    FrameKind.HELLO: (min(NONCE_BYTES, PROOF_BYTES), NONCE_BYTES + PROOF_BYTES),
+    FrameKind.WANT: (_WANT.size + _RANGE.size, _WANT.size + _RANGES_BYTES_MAX),
+    FrameKind.CHUNK: (1, CHUNK_BYTES_MAX),
+    FrameKind.REFUSE: (0, REASON_BYTES_MAX),
+    FrameKind.STOP: (0, _RANGES_BYTES_MAX),
+    FrameKind.PARCEL: (0, PARCEL_BYTES_MAX),
+    FrameKind.PROBE: (0, 0),
+    FrameKind.PROBED: (1, CHUNK_BYTES_MAX),
 }
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
 
 
 class Frame(Value, frozen=True):
     """A header. `payload_bytes` follow it on the wire.
 
-    `layer` and `offset_bytes` place a chunk; in ABORT, `layer` says how far the sender came.
+    `plan` and `attempt` are those of who wants the chunks. `chunk` counts through the model.
     """
 
     kind: FrameKind
     sender: WorkerRef
     plan: int = 0
+    attempt: int = 0
     layer: int = 0
-    offset_bytes: int = 0
+    chunk: int = 0
     payload_bytes: int = 0
 
     def encode(self) -> bytes:
         """The HEADER_BYTES of this frame. Raises FrameError if a field does not fit."""
         try:
-            return _HEADER.pack(
-                MAGIC,
-                VERSION,
+            return _header(
                 self.kind,
-                0,
+                self.sender,
                 self.plan,
-                self.sender.worker,
-                self.sender.incarnation,
+                self.attempt,
                 self.layer,
-                self.offset_bytes,
+                self.chunk,
                 self.payload_bytes,
             )
         except struct.error as error:
             raise FrameError(f"{self} does not fit a header: {error}") from None
 
 
+def chunk_header(
+    sender: WorkerRef, plan: int, attempt: int, layer: int, chunk: int, size_bytes: int
+) -> bytes:
+    """The header of a CHUNK frame: there are many, and `plan` and `attempt` came in a frame."""
+    return _header(FrameKind.CHUNK, sender, plan, attempt, layer, chunk, size_bytes)
+
+
+def _header(kind: FrameKind, sender: WorkerRef, *fields: int) -> bytes:
+    header = _HEADER.pack(
+        MAGIC, VERSION, kind, 0, fields[0], sender.worker, sender.incarnation, *fields[1:]
+    )
+    return header + _CHECK.pack(xxhash.xxh32_intdigest(header))
+
+
+class WantedChunks(Value, frozen=True):
+    """Payload of WANT. `is_verified_only`: chunks of layers whose checksum has agreed, no others
+    (what was corrupt is asked for again this way, so that a holder that passed it on is not blamed
+    for what it received)."""
+
+    copy: bytes
+    chunk_bytes: int
+    ranges: tuple[ChunkRange, ...]
+    is_verified_only: bool = False
+
+    def encode(self) -> bytes:
+        head = _WANT.pack(self.copy, self.chunk_bytes, self.is_verified_only, len(self.ranges))
+        return head + encode_ranges(self.ranges)
+
+
 def decode_header(header: bytes) -> Frame:
     """The frame whose header this is.
 
-    Raises FrameError for a wrong size, magic, version, kind, or a payload that the kind does not
-    allow. Never raises anything else, whatever the bytes.
+    Raises FrameError for a wrong size, magic, version, checksum, kind, or a payload that the kind
+    does not allow. Never raises anything else, whatever the bytes.
     """
     if len(header) != HEADER_BYTES:
         raise FrameError(f"a header has {HEADER_BYTES} bytes, not {len(header)}")
-    fields = _HEADER.unpack(header)
-    magic, version, number, zero, plan, worker, incarnation, layer, offset, payload = fields
+    fields = _HEADER.unpack_from(header)
+    magic, version, number, zero, plan, worker, incarnation, attempt, layer, chunk, payload = fields
     if magic != MAGIC:
         raise FrameError(f"bad magic {magic!r}")
     if version != VERSION:
         raise FrameError(f"protocol version {version}, this side speaks {VERSION}")
-    try:
-        kind = FrameKind(number)
-    except ValueError:
-        raise FrameError(f"unknown frame kind {number}") from None
+    if _CHECK.unpack_from(header, _HEADER.size)[0] != xxhash.xxh32_intdigest(
+        header[: _HEADER.size]
+    ):
+        raise FrameError("the checksum of a header does not agree")
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise FrameError(f"unknown frame kind {number}")
     if zero != 0:
         raise FrameError(f"reserved bits are set in a {kind.name} frame")
-    if payload > _PAYLOAD_BYTES_MAX[kind] or (kind is FrameKind.CHUNK and payload == 0):
-        raise FrameError(
-            f"a {kind.name} frame with {payload} bytes of payload, "
-            f"{_PAYLOAD_BYTES_MAX[kind]} are allowed"
-        )
-    return Frame(kind, WorkerRef(worker, incarnation), plan, layer, offset, payload)
+    least, most = _PAYLOAD_BYTES[kind]
+    if not least <= payload <= most:
+        raise FrameError(f"a {kind.name} frame with {payload} bytes of payload, not {least}-{most}")
+    return Frame(kind, WorkerRef(worker, incarnation), plan, attempt, layer, chunk, payload)
 
 
-def check_chunk(frame: Frame, entry: LayerEntry, expected_offset_bytes: int) -> None:
-    """The chunk continues `entry` at the expected offset and ends inside it, else FrameError."""
-    if frame.layer != entry.layer or frame.offset_bytes != expected_offset_bytes:
-        raise FrameError(
-            f"chunk at layer {frame.layer} offset {frame.offset_bytes} where "
-            f"layer {entry.layer} offset {expected_offset_bytes} was expected"
-        )
-    if frame.offset_bytes + frame.payload_bytes > entry.size_bytes:
-        raise FrameError(
-            f"chunk of {frame.payload_bytes} bytes at offset {frame.offset_bytes} leaves "
-            f"layer {entry.layer} of {entry.size_bytes} bytes"
-        )
+def decode_wanted(payload: bytes) -> WantedChunks:
+    """The payload of a WANT. Raises FrameError, whatever the bytes."""
+    if len(payload) < _WANT.size:
+        raise FrameError(f"{len(payload)} bytes are no wanted chunks")
+    copy, chunk_bytes, verified, count = _WANT.unpack_from(payload)
+    if not 1 <= chunk_bytes <= CHUNK_BYTES_MAX or verified > 1 or count < 1:
+        raise FrameError(f"{count} ranges of chunks of {chunk_bytes} bytes cannot be wanted")
+    ranges = decode_ranges(payload[_WANT.size :])
+    if len(ranges) != count:
+        raise FrameError(f"{len(ranges)} ranges are wanted where {count} were announced")
+    return WantedChunks(copy, chunk_bytes, ranges, bool(verified))
+
+
+def encode_ranges(ranges: tuple[ChunkRange, ...]) -> bytes:
+    return b"".join(_RANGE.pack(r.start, r.stop, r.step) for r in ranges)
+
+
+def decode_ranges(payload: bytes) -> tuple[ChunkRange, ...]:
+    """Raises FrameError, whatever the bytes."""
+    if len(payload) % _RANGE.size or len(payload) > _RANGES_BYTES_MAX:
+        raise FrameError(f"{len(payload)} bytes are no list of ranges")
+    try:
+        return tuple(ChunkRange(*fields) for fields in _RANGE.iter_unpack(payload))
+    except ValueError as error:
+        raise FrameError(str(error)) from None
+
+
+def refusal(sender: WorkerRef, plan: int, attempt: int, reason: str) -> bytes:
+    """A whole REFUSE frame; a long reason is cut."""
+    text = reason.encode()[:REASON_BYTES_MAX]
+    frame = Frame(FrameKind.REFUSE, sender, plan, attempt, payload_bytes=len(text))
+    return frame.encode() + text
+
+
+def copy_id(manifest: Manifest) -> bytes:
+    """What a copy is asked for by: models of one shape and other weights are different copies
+    (`Manifest.id` is that of the shape)."""
+    parts = [manifest.model, manifest.id]
+    parts += [f"{e.offset_bytes} {e.size_bytes} {e.checksum}" for e in manifest.layers]
+    return bytes(xxhash.xxh3_128_digest("\n".join(parts).encode()))

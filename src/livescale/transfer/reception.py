@@ -1,192 +1,443 @@
-"""The receiving end of one plan: chunks into place, checksums, news, and what may be forwarded.
+"""Carrying out one ReceiveOrder: whom to ask for which chunk, and what has come.
 
-One Reception lives from its order until all layers are verified or the plan fails. Which
-connection the chunks come on, and how they are matched to the order, is decided elsewhere.
+One Reception lives from its order until all layers are verified or it is aborted. It keeps what
+has arrived when a holder fails, and waits for new feeds. Connections and other plans are not known
+here.
 """
 
 from __future__ import annotations
 
+import array
+import collections
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import xxhash
 
+from livescale.chunks import Feed
 from livescale.transfer.arena import Arena
-from livescale.transfer.carrier import Channel, WritePermit
-from livescale.transfer.frames import Frame, FrameError, check_chunk
-from livescale.transfer.orders import ABORTED, ChunkObserver, ReceiveListener, ReceiveOrder
-from livescale.transfer.outbound import Flow
-from livescale.types import Manifest
+from livescale.transfer.carrier import WritePermit
+from livescale.transfer.connection import Connection
+from livescale.transfer.frames import Frame, FrameError
+from livescale.transfer.holding import Holding
+from livescale.transfer.holdings import Holdings
+from livescale.transfer.intake import Arrival, Intake, stop_all_word, stop_words, want_words
+from livescale.transfer.layer_checks import LayerChecks
+from livescale.transfer.orders import (
+    ABORTED,
+    ChunkObserver,
+    ReceiveListener,
+    ReceiveOrder,
+    check_feeds,
+    holder_of,
+)
+from livescale.types import WorkerRef
+
+_MISSING, _ARRIVING, _PRESENT = 0, 1, 2
+_NOBODY = -1
+_CORRUPT_MAX = 2
 
 
 class Reception:
-    """Carries out one ReceiveOrder. `has_begun` is set by who matches the stream to it."""
+    """Thread-safe. `reach` gives a connection with a holder, or None if one may come later."""
 
     def __init__(
         self,
+        worker: WorkerRef,
         order: ReceiveOrder,
         arena: Arena,
+        holdings: Holdings,
         listener: ReceiveListener,
-        flow: Flow | None,
+        *,
         observer: ChunkObserver | None,
+        reach: Callable[[WorkerRef], Connection | None],
         tell_over: Callable[[Reception], None],
     ) -> None:
         self.order = order
-        self.has_begun = False
-        self.layer = 0
+        self.holding = Holding(order.manifest, order.chunk_bytes, order.offset_bytes)
+        self.permit = WritePermit()
         self.received_bytes = 0
-        self.failure: str | None = None
-        self._arena = arena
+        self._worker = worker
+        self._holdings = holdings
         self._listener = listener
-        # Whoever is forwarded to gets what has arrived and then every chunk: joining and advancing
-        # exclude each other.
-        self._forwarding = threading.Lock()
-        self._flows = [flow] if flow is not None else []
         self._observer = observer
+        self._reach = reach
         self._tell_over = tell_over
-        self._permit = WritePermit()
-        self._told_onward: str | None = None
-        self._offset_bytes = 0
-        self._hasher = xxhash.xxh3_64()
+        grid = self.holding.grid
+        self._checks = LayerChecks(arena, self.holding, self._is_in_place)
+        self._lock = threading.Lock()
+        self._intakes: list[Intake] = []
+        self._state = bytearray(grid.chunks)
+        # By chunk: the intake that is to bring it, and the one that brought it.
+        self._owner = array.array("i", [_NOBODY]) * grid.chunks
+        self._source = array.array("i", [_NOBODY]) * grid.chunks
+        self._missing_layers = set(range(len(order.manifest.layers)))
+        # Layers that were corrupt are wanted only from holders that have verified them.
+        self._was_corrupt: set[int] = set()
+        self._corrupt: dict[tuple[int, int], int] = {}
         # Held while the listener is told: news never overlaps and stops with the last word.
         # Reentrant, because a listener may abort the plan while it is being told of it.
         self._telling = threading.RLock()
+        self._has_begun = False
         self._is_over = False
 
     @property
     def is_over(self) -> bool:
-        """Completed or failed. (Forwarding may go on.)"""
         return self._is_over
 
-    def is_receiving(self, manifest: Manifest) -> bool:
-        """This very model is on its way."""
-        return not self._is_over and self.order.manifest == manifest
-
     def begin(self) -> None:
-        """The stream has begun. Layers without bytes at its start have arrived."""
-        self._pass_whole_layers()
+        """What is missing is asked for. Layers that need no bytes have arrived."""
+        order = self.order
+        for layer in order.present_layers:
+            self._missing_layers.discard(layer)
+            for chunk in self.holding.grid.of_layer(layer):
+                self._state[chunk] = _PRESENT
+                self._holdings.mark(self.holding, chunk)
+            self._holdings.verify(self.holding, layer)
+        empty = [layer for layer, size in enumerate(self.holding.grid.layer_bytes) if not size]
+        for layer in empty:
+            if layer in self._missing_layers:
+                self._layer_is_whole(layer, xxhash.xxh3_64_hexdigest(b""))
+        with self._telling:
+            self._complete_if_whole()
+        self.amend(order.feeds)
 
-    def take_chunk(self, frame: Frame, channel: Channel) -> None:
-        """The chunk is taken from the channel; written in place unless the plan is over.
+    def amend(self, feeds: Iterable[Feed]) -> None:
+        """These feeds, and no others, bring what is missing. Raises ValueError for feeds from
+        storage or chunks that the model does not have."""
+        feeds = tuple(feeds)
+        check_feeds(feeds, self.holding.grid.chunks)
+        with self._lock:
+            if self._is_over:
+                return
+            listed = self._assign(feeds)
+            for index, intake in enumerate(self._intakes):
+                self._stop_unowned(index, intake)
+                intake.to_ask = listed.get(index, collections.deque())
+                intake.is_closed = index not in listed
+            hanging = self._hanging()
+        self._cut(hanging)
+        self._ask_all()
 
-        A chunk that does not belong where the manifest has the next one fails the plan, not the
-        connection. Raises OSError when the channel ends.
-        """
-        layers = self.order.manifest.layers
-        if self._is_over or self.layer == len(layers):
-            channel.discard(frame.payload_bytes)
-            return
-        entry = layers[self.layer]
-        try:
-            check_chunk(frame, entry, self._offset_bytes)
-        except FrameError as error:
-            self.fail(str(error))
-            channel.discard(frame.payload_bytes)
-            return
-        if self.received_bytes == 0:
-            self._tell_first_byte()
-        place_bytes = entry.offset_bytes + frame.offset_bytes
-        written = channel.receive_range(place_bytes, frame.payload_bytes, self._permit)
-        if written < frame.payload_bytes:
-            return
-        at_ns = time.monotonic_ns()
-        self._offset_bytes += written
-        # Before hashing: the next worker in the chain gets the chunk as early as possible, and
-        # verifies it itself.
-        with self._forwarding:
-            self.received_bytes += written
-            for flow in self._flows:
-                flow.advance(written)
-        self._hasher.update(self._arena.view(place_bytes, written))
+    def connected(self, connection: Connection) -> None:
+        """There is a connection that was waited for."""
+        for intake in self._open_intakes(connection.peer):
+            if intake.connection is None:
+                self._connect(intake)
+
+    def introduced(self, peer: WorkerRef) -> None:
+        """The holder can be reached now."""
+        for intake in self._open_intakes(peer):
+            if intake.connection is None and intake.to_ask:
+                self._connect(intake)
+
+    # -- what comes on connections ----------------------------------------------------------------
+
+    def chunk_begins(self, connection: Connection, frame: Frame) -> Arrival | None:
+        """Where the chunk's bytes go; None if they are not waited for. Raises FrameError if it
+        is not the chunk that its number says."""
+        chunk = frame.chunk
+        with self._lock:
+            index = self._asked_of(connection, frame)
+            if index is None:
+                return None
+            intake = self._intakes[index]
+            layer, offset, size = self.holding.grid.place(chunk)
+            if (frame.layer, frame.payload_bytes) != (layer, size):
+                raise FrameError(
+                    f"chunk {chunk} is {frame.payload_bytes} bytes of layer {frame.layer} where "
+                    f"{size} bytes of layer {layer} belong"
+                )
+            if self._state[chunk] != _MISSING:
+                intake.took(chunk)
+                self._ask(intake)
+                return None
+            self._state[chunk] = _ARRIVING
+            intake.arriving = chunk
+            is_first, self._has_begun = not self._has_begun, True
+        if is_first:
+            self._tell(self._listener.first_byte)
+        return Arrival(index, chunk, layer, self.holding.place(layer, offset), size)
+
+    def chunk_ends(self, arrival: Arrival, written_bytes: int) -> None:
+        """The chunk's bytes are in place (those that were permitted)."""
+        chunk = arrival.chunk
+        with self._lock:
+            self.received_bytes += written_bytes
+            if self._is_over or written_bytes < arrival.size_bytes:
+                return
+            intake = self._intakes[arrival.intake]
+            self._state[chunk] = _PRESENT
+            self._source[chunk] = arrival.intake
+            intake.arriving = None
+            intake.took(chunk)
+            if intake.to_ask:
+                self._ask(intake)
+        # Before hashing: whoever wants the chunk gets it as early as possible, and verifies it.
+        self._holdings.mark(self.holding, chunk)
         if self._observer is not None:
-            self._observer(frame.layer, frame.offset_bytes, written, at_ns)
-        self._pass_whole_layers()
+            self._observer(self.order.plan, chunk, arrival.size_bytes, time.monotonic_ns())
+        checksum = self._checks.chunk_came(arrival.layer)
+        if checksum is not None:
+            self._layer_is_whole(arrival.layer, checksum)
 
-    def forward_also(self, flow: Flow) -> None:
-        """The flow sends what has arrived so far and all that follows; it fails with this plan."""
-        with self._forwarding:
-            reason = self._told_onward
-            if reason is None:
-                self._flows.append(flow)
-                flow.advance(self.received_bytes)
-        if reason is not None:
-            flow.end(reason)
+    def refused(self, peer: WorkerRef, reason: str) -> None:
+        """The holder gives no more for this order."""
+        for intake in self._open_intakes(peer):
+            self._fail(intake, reason)
 
-    def end(self) -> None:
-        """The sender says that this was all."""
-        if not self._is_over:
-            self.fail("the stream ended early")
+    def unreachable(self, peer: WorkerRef, reason: str) -> None:
+        """There is no connection with the holder and none will come."""
+        for intake in self._open_intakes(peer):
+            if intake.connection is None:
+                self._fail(intake, reason)
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        """What is owed on it does not come; a chunk that was arriving did not arrive."""
+        with self._lock:
+            on_it = [i for i in self._intakes if i.connection is connection]
+            for intake in on_it:
+                self._take_back(intake)
+                intake.connection = None
+            owing = [i for i in on_it if i.to_ask and not i.is_closed]
+        for intake in owing:
+            self._fail(intake, reason)
+        self._ask_all()
+
+    def check_stalls(self, now_ns: int, stall_ns: int) -> None:
+        """Feeds that have brought nothing for too long are told of."""
+        with self._lock:
+            stalled = [i for i in self._intakes if i.has_just_stalled(now_ns, stall_ns)]
+            hanging = self._hanging()
+        self._cut(hanging)
+        for intake in stalled:
+            reason = f"no byte came from {intake.upstream} for {stall_ns / 1e9:g} s"
+            self._tell(self._listener.feed_stalled, intake.upstream, reason)
+
+    def unconnected(self, before_ns: int) -> list[WorkerRef]:
+        """Holders that are waited for since before then, without a connection."""
+        with self._lock:
+            return [
+                intake.upstream
+                for intake in self._intakes
+                if intake.connection is None and intake.to_ask and intake.made_ns < before_ns
+            ]
+
+    # -- the end ----------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """The plan failed here: the reason is told with plan, layer and peer. Idempotent."""
-        story = self._story(reason)
-        self._end_early(story, told_onward=story)
-
-    def give_up_with_upstream(self, cause: str) -> None:
-        """The upstream gave the plan up. `cause` goes on unchanged, however long the chain."""
-        upstream = self.order.upstream
-        self._end_early(self._story(f"{upstream} gave up: {cause}"), told_onward=cause)
-
-    def abort(self) -> None:
-        """The worker itself wants no more of it. Idempotent."""
-        self._end_early(ABORTED, told_onward=ABORTED)
-
-    def _end_early(self, reason: str, told_onward: str) -> None:
+        """The order is over, and nobody writes into the memory for it. Idempotent."""
         with self._telling:
             if self._is_over:
                 return
-            self._is_over = True
-            self.failure = reason
-            self._permit.revoke()
-            self._tell_over(self)
+            self._end(reason)
+            self._holdings.remove(self.holding, f"{self._worker} gave it up: {reason}")
             self._listener.failed(reason)
-        with self._forwarding:
-            self._told_onward = told_onward
-            flows = list(self._flows)
-        for flow in flows:
-            flow.end(told_onward)
 
-    def _story(self, reason: str) -> str:
-        order = self.order
-        return (
-            f"plan {order.plan}: receiving from {order.upstream} failed "
-            f"at layer {self.layer}: {reason}"
-        )
+    def abort(self) -> None:
+        """The worker itself wants no more of it. Idempotent."""
+        self.fail(ABORTED)
 
-    def _pass_whole_layers(self) -> None:
-        """The layer stands at the first one with bytes missing; those before it are verified."""
-        layers = self.order.manifest.layers
-        while not self._is_over and self._offset_bytes == layers[self.layer].size_bytes:
-            entry = layers[self.layer]
-            checksum = self._hasher.hexdigest()
-            if checksum != entry.checksum:
-                self.fail(f"checksum of layer {entry.layer} is {checksum}, not {entry.checksum}")
-                return
-            self._hasher.reset()
-            self._offset_bytes = 0
+    def _end(self, reason: str | None) -> None:
+        with self._lock:
+            self._is_over = True
+            intakes = list(self._intakes)
+        if reason is not None:
+            self.permit.revoke()
+        self._tell_over(self)
+        for intake in intakes:
+            # Also where all has come: the holder keeps what is wanted until it is told.
+            if intake.connection is not None:
+                intake.connection.outbox.put(stop_all_word(self.order, self._worker))
+
+    def _layer_is_whole(self, layer: int, checksum: str) -> None:
+        right = self.order.manifest.layers[layer].checksum
+        if checksum == right:
             with self._telling:
                 if self._is_over:
                     return
-                self._listener.layer_arrived(entry.layer)
-                # The listener may have aborted the plan.
-                if self._is_over:
-                    return
-                self.layer += 1
-                if self.layer == len(layers):
-                    self._is_over = True
-                    self._tell_over(self)
-                    self._listener.completed(self.received_bytes)
+                self._holdings.verify(self.holding, layer)
+                self._missing_layers.discard(layer)
+                self._listener.layer_arrived(layer)
+                self._complete_if_whole()
+        elif not self.holding.grid.layer_bytes[layer]:
+            self.fail(f"plan {self.order.plan}: layer {layer} has no bytes but checksum {right}")
+        else:
+            self._layer_is_corrupt(layer, f"checksum of layer {layer} is {checksum}, not {right}")
 
-    def _tell_first_byte(self) -> None:
+    def _complete_if_whole(self) -> None:
+        # The listener may have aborted the plan.
+        if self._is_over or self._missing_layers:
+            return
+        self._holdings.complete(self.holding)
+        self._end(None)
+        self._listener.completed(self.received_bytes)
+
+    def _layer_is_corrupt(self, layer: int, problem: str) -> None:
+        """Its chunks are asked for again where they came from; whoever was wrong twice fails."""
+        self._holdings.reset(self.holding, layer)
+        wrong_twice = []
+        with self._lock:
+            self._was_corrupt.add(layer)
+            chunks = self.holding.grid.of_layer(layer)
+            for index in sorted({self._source[chunk] for chunk in chunks}):
+                self._corrupt[index, layer] = self._corrupt.get((index, layer), 0) + 1
+                if self._corrupt[index, layer] >= _CORRUPT_MAX:
+                    wrong_twice.append(self._intakes[index])
+            for chunk in chunks:
+                self._state[chunk] = _MISSING
+            self._checks.reset(layer)
+            self._give_back(chunks)
+        for intake in wrong_twice:
+            self._fail(intake, f"{problem}, for the second time")
+        self._ask_all()
+
+    # -- who brings what --------------------------------------------------------------------------
+
+    def _assign(self, feeds: tuple[Feed, ...]) -> dict[int, collections.deque[int]]:
+        """Every chunk has the first feed that lists it as its owner. Returns what each intake
+        has to ask for, by index."""
+        self._owner = array.array("i", [_NOBODY]) * len(self._owner)
+        listed: dict[int, collections.deque[int]] = {}
+        for feed in feeds:
+            index = self._index_of_open(holder_of(feed))
+            intake = self._intakes[index]
+            intake.window = feed.window
+            to_ask = listed.setdefault(index, collections.deque())
+            for chunk in (chunk for part in feed.chunks for chunk in part):
+                if self._owner[chunk] == _NOBODY:
+                    self._owner[chunk] = index
+                    if self._state[chunk] == _MISSING and chunk not in intake.asked:
+                        to_ask.append(chunk)
+        return listed
+
+    def _index_of_open(self, upstream: WorkerRef) -> int:
+        """The intake that gets chunks from this holder; a holder that failed may try again."""
+        for index, intake in enumerate(self._intakes):
+            if intake.upstream == upstream and not intake.is_closed:
+                return index
+        self._intakes.append(Intake(upstream, time.monotonic_ns()))
+        return len(self._intakes) - 1
+
+    def _stop_unowned(self, index: int, intake: Intake) -> None:
+        """What it was asked for and others are to bring now is not waited for any more."""
+        dropped = [
+            chunk
+            for chunk in sorted(intake.asked)
+            if self._owner[chunk] != index and chunk != intake.arriving
+        ]
+        intake.asked.difference_update(dropped)
+        if dropped and intake.connection is not None:
+            for word in stop_words(self.order, self._worker, dropped):
+                intake.connection.outbox.put(word)
+
+    def _hanging(self) -> list[Connection]:
+        """On these a chunk has begun and does not go on that somebody else is to bring: nobody can
+        be asked for it before it is certain that the rest does not come."""
+        return [
+            intake.connection
+            for index, intake in enumerate(self._intakes)
+            if intake.connection is not None
+            and intake.arriving is not None
+            and intake.is_stalled
+            and self._owner[intake.arriving] != index
+        ]
+
+    def _cut(self, hanging: list[Connection]) -> None:
+        for connection in hanging:
+            connection.break_off(f"{connection.peer} does not end a chunk that it began")
+
+    def _take_back(self, intake: Intake) -> None:
+        """Nothing that it was asked for comes; whoever is to bring the chunks has to ask."""
+        chunks = set(intake.asked)
+        if intake.arriving is not None:
+            chunks.add(intake.arriving)
+            self._state[intake.arriving] = _MISSING
+            intake.arriving = None
+        intake.asked.clear()
+        self._give_back(sorted(chunks))
+
+    def _give_back(self, chunks: Iterable[int]) -> None:
+        """Missing chunks are asked for next: of their owner, else of who brought them, else of
+        anybody who is open; if nobody is, they wait for new feeds."""
+        opened = [index for index, intake in enumerate(self._intakes) if not intake.is_closed]
+        again: dict[int, list[int]] = {}
+        for chunk in chunks:
+            for index in (self._owner[chunk], self._source[chunk], *opened):
+                if index != _NOBODY and not self._intakes[index].is_closed:
+                    again.setdefault(index, []).append(chunk)
+                    break
+        for index, given in again.items():
+            self._intakes[index].to_ask.extendleft(reversed(given))
+
+    def _fail(self, intake: Intake, reason: str) -> None:
+        """Its chunks wait for `amend`."""
+        with self._lock:
+            if intake.is_closed or self._is_over:
+                return
+            intake.is_closed = True
+            if intake.connection is not None and intake.asked:
+                intake.connection.outbox.put(stop_all_word(self.order, self._worker))
+            intake.asked = {intake.arriving} if intake.arriving is not None else set()
+            intake.to_ask.clear()
+        self._tell(self._listener.feed_failed, intake.upstream, reason)
+
+    def _ask_all(self) -> None:
+        with self._lock:
+            intakes = [i for i in self._intakes if i.to_ask and not i.is_closed]
+        for intake in intakes:
+            self._connect(intake)
+
+    def _connect(self, intake: Intake) -> None:
+        """The intake asks on a connection with its holder, now or when there is one."""
+        connection = intake.connection or self._reach(intake.upstream)
+        with self._lock:
+            if intake.connection is None:
+                intake.connection = connection
+            self._ask(intake)
+        # Its end may have been told before this order was on it.
+        if connection is not None and not connection.is_alive:
+            self.connection_ended(connection, "the connection was lost")
+
+    def _ask(self, intake: Intake) -> None:
+        if intake.connection is None or intake.is_closed or self._is_over:
+            return
+        chunks = intake.next_to_ask()
+        grid = self.holding.grid
+        for word in want_words(
+            self.order,
+            self._worker,
+            self.holding.copy,
+            chunks,
+            lambda chunk: bool(self._was_corrupt) and grid.layer(chunk) in self._was_corrupt,
+        ):
+            intake.connection.outbox.put(word)
+
+    def _asked_of(self, connection: Connection, frame: Frame) -> int | None:
+        if self._is_over or frame.attempt != self.order.attempt:
+            return None
+        for index, intake in enumerate(self._intakes):
+            if intake.connection is connection and frame.chunk in intake.asked:
+                return index
+        return None
+
+    def _open_intakes(self, peer: WorkerRef) -> list[Intake]:
+        with self._lock:
+            return [i for i in self._intakes if i.upstream == peer and not i.is_closed]
+
+    def _is_in_place(self, chunk: int) -> bool:
+        return self._state[chunk] == _PRESENT
+
+    def _tell(self, news: Callable[..., None], *args: object) -> None:
         with self._telling:
             if not self._is_over:
-                self._listener.first_byte()
+                news(*args)
 
     def __repr__(self) -> str:
-        order = self.order
-        state = "failed" if self.failure is not None else "completed" if self._is_over else ""
+        layers = len(self.order.manifest.layers)
+        state = "over, " if self._is_over else ""
         return (
-            f"<Reception plan {order.plan} from {order.upstream}, {state or 'waiting'} at "
-            f"{self.layer}/{len(order.manifest.layers)} layers, {self.received_bytes} bytes>"
+            f"<Reception plan {self.order.plan}, {state}{layers - len(self._missing_layers)}/"
+            f"{layers} layers, {self.received_bytes} bytes, {self._intakes}>"
         )

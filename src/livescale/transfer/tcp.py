@@ -11,11 +11,17 @@ import socket
 import time
 
 from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
+from livescale.transfer.frames import HEADER_BYTES
 from livescale.transfer.token_bucket import TokenBucket
 
 # 64 KiB of socket buffer cuts throughput to a quarter; 1-4 MiB is right.
 _SOCKET_BUFFER_BYTES = 1 << 20
 _SCRATCH_BYTES = 64 << 10
+# A thread that is woken for every few packets costs as much as the copying. Half of the socket
+# buffer is the most that the system takes for it.
+_WAKE_BYTES = 512 << 10
+# On a slow link what has come is taken sooner: whoever looks for stalls must see that bytes come.
+_WAKE_MS = 50.0
 _BACKLOG = 128
 
 
@@ -25,16 +31,32 @@ class TcpChannel:
     def __init__(
         self, sock: socket.socket, memory: memoryview, uplink: TokenBucket, downlink: TokenBucket
     ) -> None:
+        self.taken_bytes = 0
         self._sock = sock
         self._memory = memory
         self._uplink = uplink
         self._downlink = downlink
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
+        self._wake_bytes = 1
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        # What follows a range is a header: taken along with it, that needs no waking of its own.
+        self._ahead = memoryview(bytearray(HEADER_BYTES))
+        self._ahead_start = self._ahead_stop = 0
 
-    def send(self, message: bytes) -> None:
-        self._sock.sendall(message)
+    def share_memory(self, timeout_s: float) -> None:
+        """Ranges travel on the socket."""
+
+    def send(self, message: bytes, is_urgent_payload: bool = False) -> None:
+        if not is_urgent_payload:
+            self._sock.sendall(message)
+            return
+        view = memoryview(message)
+        while view:
+            step = self._uplink.slice_bytes(len(view))
+            self._uplink.take(step, is_urgent=True)
+            self._sock.sendall(view[:step])
+            view = view[step:]
 
     def send_range(self, header: bytes, offset_bytes: int, size_bytes: int) -> None:
         end_bytes = offset_bytes + size_bytes
@@ -48,15 +70,25 @@ class TcpChannel:
             self._sock.sendall(self._memory[offset_bytes : offset_bytes + step])
             offset_bytes += step
 
-    def receive(self, size_bytes: int, timeout_s: float | None = None) -> bytes:
+    def settle(self) -> None:
+        """The network has its own copy of what was sent."""
+
+    def receive(
+        self, size_bytes: int, timeout_s: float | None = None, is_urgent_payload: bool = False
+    ) -> bytes:
         message = bytearray(size_bytes)
         view = memoryview(message)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         got = 0
         while got < size_bytes:
+            wait_ms = None
+            if deadline_s is not None:
+                wait_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+            if not self._wait_readable(1, wait_ms):
+                raise TimeoutError("nothing was received in time")
             taken = self._take_into(view[got:])
-            if taken == 0:
-                self._wait_readable(deadline_s)
+            if is_urgent_payload:
+                self._downlink.take(taken, is_urgent=True)
             got += taken
         return bytes(message)
 
@@ -65,31 +97,26 @@ class TcpChannel:
         got = 0
         while got < size_bytes:
             step = self._downlink.slice_bytes(size_bytes - got)
+            self._wait_readable(size_bytes - got, _WAKE_MS)
             with permit.lock:
                 if permit.is_revoked:
                     break
                 # Without blocking: whoever revokes the permit waits for one copy at most.
-                taken = self._take_into(place[got : got + step])
-            if taken == 0:
-                self._wait_readable()
-                continue
+                taken = self._take_into(place[got : got + step], is_end=got + step == size_bytes)
             got += taken
+            self.taken_bytes += taken
             self._downlink.take(taken)
-        self.discard(size_bytes - got)
+        self.discard_range(size_bytes - got)
         return got
 
-    def discard(self, size_bytes: int) -> None:
+    def discard_range(self, size_bytes: int) -> None:
         while size_bytes > 0:
-            taken = self._take_into(self._scratch[: self._downlink.slice_bytes(size_bytes)])
-            if taken == 0:
-                self._wait_readable()
-                continue
+            step = self._downlink.slice_bytes(min(size_bytes, _SCRATCH_BYTES))
+            self._wait_readable(step, _WAKE_MS)
+            taken = self._take_into(self._scratch[:step])
             size_bytes -= taken
+            self.taken_bytes += taken
             self._downlink.take(taken)
-
-    def wait_closed(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wait_readable()
 
     def break_off(self) -> None:
         # Shutting down wakes threads that wait on the socket; closing it here would let the
@@ -99,6 +126,7 @@ class TcpChannel:
 
     def close(self) -> None:
         self._sock.close()
+        self._memory = memoryview(b"")
 
     def _send_pair(self, header: bytes, payload: memoryview) -> None:
         sent = self._sock.sendmsg((header, payload))
@@ -108,31 +136,55 @@ class TcpChannel:
         if sent < len(header) + len(payload):
             self._sock.sendall(payload[sent - len(header) :])
 
-    def _take_into(self, view: memoryview) -> int:
-        """Bytes that were there to take, 0 if none are there yet."""
+    def _take_into(self, view: memoryview, is_end: bool = False) -> int:
+        """Bytes that were there to take, 0 if none are there yet. `is_end`: of a range."""
+        if self._ahead_start < self._ahead_stop:
+            return self._take_from_ahead(view)
         try:
-            taken = self._sock.recv_into(view, len(view), socket.MSG_DONTWAIT)
+            if is_end:
+                pair = (view, self._ahead)
+                taken = self._sock.recvmsg_into(pair, 0, socket.MSG_DONTWAIT)[0]
+            else:
+                taken = self._sock.recv_into(view, len(view), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
         if taken == 0:
             raise ChannelClosedError("the other side closed the connection")
+        if taken > len(view):
+            self._ahead_start, self._ahead_stop = 0, taken - len(view)
+            return len(view)
         return taken
 
-    def _wait_readable(self, deadline_s: float | None = None) -> None:
-        wait_ms = None
-        if deadline_s is not None:
-            wait_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
-        if not self._readable.poll(wait_ms):
-            raise TimeoutError("nothing was received in time")
+    def _take_from_ahead(self, view: memoryview) -> int:
+        taken = min(self._ahead_stop - self._ahead_start, len(view))
+        stop = self._ahead_start + taken
+        view[:taken] = self._ahead[self._ahead_start : stop]
+        self._ahead_start = stop
+        return taken
+
+    def _wait_readable(self, size_bytes: int, wait_ms: float | None) -> bool:
+        """That many bytes are there, or enough of them, or the end; False after the time.
+
+        First of all: mostly nothing is there yet, and an attempt that fails costs more.
+        """
+        if self._ahead_start < self._ahead_stop:
+            return True
+        wake_bytes = min(size_bytes, _WAKE_BYTES)
+        if wake_bytes != self._wake_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
+            self._wake_bytes = wake_bytes
+        return bool(self._readable.poll(wait_ms))
 
 
 class TcpCarrier:
     """Listens on an ephemeral port of `host`; all its channels share both buckets."""
 
-    def __init__(self, host: str, uplink: TokenBucket, downlink: TokenBucket) -> None:
+    def __init__(
+        self, host: str, memory: memoryview, uplink: TokenBucket, downlink: TokenBucket
+    ) -> None:
+        self._memory = memory
         self._uplink = uplink
         self._downlink = downlink
-        self._memory = memoryview(b"")
         self._listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         # Set before listen(): the window scale of accepted connections follows from the buffer.
         _tune(self._listening)
@@ -145,11 +197,10 @@ class TcpCarrier:
     def address(self) -> Address:
         return self._address
 
-    def register(self, memory: memoryview) -> None:
-        self._memory = memory
-
     def connect(self, address: Address, timeout_s: float) -> TcpChannel:
-        sock = socket.create_connection(address, timeout_s)
+        """A channel to whoever listens there. Raises OSError."""
+        # From the own address: a host with several NICs would take the first one for everything.
+        sock = socket.create_connection(address, timeout_s, source_address=(self._address[0], 0))
         return self._channel(sock)
 
     def accept(self) -> TcpChannel:
@@ -171,6 +222,7 @@ class TcpCarrier:
 
     def close(self) -> None:
         self._listening.close()
+        self._memory = memoryview(b"")
 
     def _channel(self, sock: socket.socket) -> TcpChannel:
         try:
@@ -191,6 +243,10 @@ def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # A machine that is gone without a word is noticed after about 10 s even if nothing is sent.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     # bbr, the default of some kernels, halves the rate on loopback.
     if hasattr(socket, "TCP_CONGESTION"):
         with contextlib.suppress(OSError):

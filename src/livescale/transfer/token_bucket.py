@@ -6,12 +6,14 @@ alone would let n senders reach one receiver n times too fast.
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 
 _SLICE_BYTES_MIN = 16 << 10
 _SLICES_PER_S = 200
 _BURSTS_PER_S = 100
+_S_NS = 1_000_000_000
 
 
 class BucketClosedError(ConnectionError):
@@ -22,25 +24,39 @@ class TokenBucket:
     """Thread-safe pace of `bytes_per_s`; None does not limit.
 
     The bucket books each take on a virtual line: the line is busy until `_clear_ns`, and a take
-    returns when the line has carried its bytes. Bookings are made in the order of the calls, so
-    threads that take equal amounts get equal shares, and a late wake-up costs no rate as long as
-    it is shorter than the burst.
+    returns when the line has carried its bytes. A late wake-up costs no rate as long as it is
+    shorter than the burst. Two classes share the line. Urgent takes are booked at once. Parameter
+    takes are booked one after the other, in the order of the calls and only when the line is
+    free: what is urgent waits for one slice of parameters at most, and threads that take equal
+    amounts get equal shares. Parameters have a second line of `parameter_share_percent` of the
+    rate, which leaves the rest to urgent bytes even when none are there.
     """
 
-    def __init__(self, bytes_per_s: int | None, burst_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        bytes_per_s: int | None,
+        burst_bytes: int | None = None,
+        parameter_share_percent: int = 100,
+    ) -> None:
         """`burst_bytes`: credit that an idle line collects at most; by default 10 ms of rate."""
         if bytes_per_s is not None and bytes_per_s < 1:
             raise ValueError(f"a rate of {bytes_per_s} bytes per second carries nothing")
         if burst_bytes is not None and burst_bytes < 0:
             raise ValueError(f"a burst of {burst_bytes} bytes is negative")
+        if not 1 <= parameter_share_percent <= 100:
+            raise ValueError(f"a share of {parameter_share_percent} % is not in 1..100")
         self.bytes_per_s = bytes_per_s
+        self._share_percent = parameter_share_percent
         self._burst_ns = 0
         if bytes_per_s is not None:
             burst = bytes_per_s // _BURSTS_PER_S if burst_bytes is None else burst_bytes
-            self._burst_ns = burst * 1_000_000_000 // bytes_per_s
-        self._lock = threading.Lock()
+            self._burst_ns = burst * _S_NS // bytes_per_s
+        self._changed = threading.Condition()
         self._clear_ns = 0
-        self._closed = threading.Event()
+        self._parameter_clear_ns = 0
+        # Tickets of those who wait to take for parameters, in order.
+        self._line: collections.deque[object] = collections.deque()
+        self._is_closed = False
 
     def slice_bytes(self, size_bytes: int) -> int:
         """How much of `size_bytes` to take at once so that the pace stays smooth (about 5 ms)."""
@@ -48,28 +64,56 @@ class TokenBucket:
             return size_bytes
         return min(size_bytes, max(_SLICE_BYTES_MIN, self.bytes_per_s // _SLICES_PER_S))
 
-    def take(self, size_bytes: int) -> None:
+    def take(self, size_bytes: int, is_urgent: bool = False) -> None:
         """The line has carried `size_bytes` more. Blocks; raises BucketClosedError after close."""
         if self.bytes_per_s is None:
-            if self._closed.is_set():
+            if self._is_closed:
                 raise BucketClosedError("the token bucket is closed")
             return
-        with self._lock:
-            # An idle line collects credit for one burst, not for all the time it was idle.
-            start_ns = max(self._clear_ns, time.monotonic_ns() - self._burst_ns)
-            clear_ns = start_ns + size_bytes * 1_000_000_000 // self.bytes_per_s
-            self._clear_ns = clear_ns
-        while True:
-            wait_ns = max(0, clear_ns - time.monotonic_ns())
-            if self._closed.wait(wait_ns / 1e9) if wait_ns else self._closed.is_set():
-                raise BucketClosedError("the token bucket is closed")
-            if wait_ns == 0:
-                return
+        line_ns = size_bytes * _S_NS // self.bytes_per_s
+        with self._changed:
+            clear_ns = self._book(line_ns) if is_urgent else self._take_turn(line_ns)
+            self._wait_until(clear_ns)
 
     def close(self) -> None:
         """Everybody who waits, now or later, gets BucketClosedError."""
-        self._closed.set()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _book(self, line_ns: int) -> int:
+        # An idle line collects credit for one burst, not for all the time it was idle.
+        start_ns = max(self._clear_ns, time.monotonic_ns() - self._burst_ns)
+        self._clear_ns = start_ns + line_ns
+        return self._clear_ns
+
+    def _take_turn(self, line_ns: int) -> int:
+        """Books for parameters when all who came before have and the line is free."""
+        ticket = object()
+        self._line.append(ticket)
+        try:
+            while self._line[0] is not ticket:
+                self._wait()
+            while (free_ns := max(self._clear_ns, self._parameter_clear_ns)) > time.monotonic_ns():
+                self._wait_until(free_ns)
+            start_ns = max(self._parameter_clear_ns, time.monotonic_ns() - self._burst_ns)
+            self._parameter_clear_ns = start_ns + line_ns * 100 // self._share_percent
+            return self._book(line_ns)
+        finally:
+            self._line.remove(ticket)
+            self._changed.notify_all()
+
+    def _wait_until(self, at_ns: int) -> None:
+        while not self._is_closed and (rest_ns := at_ns - time.monotonic_ns()) > 0:
+            self._changed.wait(rest_ns / _S_NS)
+        if self._is_closed:
+            raise BucketClosedError("the token bucket is closed")
+
+    def _wait(self) -> None:
+        self._changed.wait()
+        if self._is_closed:
+            raise BucketClosedError("the token bucket is closed")
 
     def __repr__(self) -> str:
         rate = "unlimited" if self.bytes_per_s is None else f"{self.bytes_per_s} bytes/s"
-        return f"<TokenBucket {rate}{', closed' if self._closed.is_set() else ''}>"
+        return f"<TokenBucket {rate}{', closed' if self._is_closed else ''}>"

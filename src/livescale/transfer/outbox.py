@@ -1,0 +1,274 @@
+"""What waits to be sent on one connection, and in which order it goes.
+
+Queues only: the threads that send are in `connection.py`, and who fills the queues is elsewhere.
+Words and parcels go before chunks; wants take turns, chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Iterable
+
+from livescale.chunks import ChunkGrid, ChunkRange
+from livescale.transfer.frames import FrameError, WantedChunks
+from livescale.transfer.holding import Holding
+from livescale.types import PlanId, Value, WorkerRef
+
+_WORDS_MAX = 4096
+_PARCEL_BYTES_MAX = 64 << 20
+_PROBES_MAX = 4
+_WANTED_CHUNKS_MAX = 1 << 21
+_EARLY_FRAMES_MAX = 64
+
+
+class OutboxFullError(ConnectionError):
+    """More waits to be sent to this peer than there may be."""
+
+
+class Word(Value, frozen=True):
+    """A frame that goes before all chunks; `parcel` is its payload if it has an urgent one."""
+
+    frame: bytes
+    parcel: bytes | None = None
+
+
+class ProbeBytes(Value, frozen=True):
+    """The next bytes of a probe."""
+
+    plan: PlanId
+    size_bytes: int
+
+
+class WantedChunk(Value, frozen=True):
+    """The next chunk of a want and where its bytes lie in the memory."""
+
+    plan: PlanId
+    attempt: int
+    layer: int
+    chunk: int
+    offset_bytes: int
+    size_bytes: int
+
+
+class Settle(Value, frozen=True):
+    """Nothing of the copy that was read last may be read any more before what comes next: it is
+    withdrawn, or chunks of another copy come next."""
+
+
+class Want:
+    """Chunks of one copy that a peer wants for one of its plans. Guarded by the store's lock.
+
+    Until the copy is known here, what the peer says is kept and not looked at.
+    """
+
+    def __init__(
+        self, outbox: Outbox, plan: PlanId, attempt: int, first: WantedChunks, since_ns: int
+    ) -> None:
+        self.outbox = outbox
+        self.plan = plan
+        self.attempt = attempt
+        self.copy = first.copy
+        self.chunk_bytes = first.chunk_bytes
+        self.since_ns = since_ns
+        self.holding: Holding | None = None
+        self.ready: collections.deque[int] = collections.deque()
+        #: chunks that are not there yet, and whether they must be verified
+        self._pending: dict[int, bool] = {}
+        self._grid = ChunkGrid((), 1)
+        self._early: list[WantedChunks | tuple[ChunkRange, ...]] = []
+
+    def bind(self, holding: Holding) -> None:
+        """The copy is here. Raises FrameError if what was wanted is not a part of it."""
+        self.holding = holding
+        self._grid = ChunkGrid(holding.grid.layer_bytes, self.chunk_bytes)
+        early, self._early = self._early, []
+        for said in early:
+            if isinstance(said, WantedChunks):
+                self.add(said)
+            else:
+                self.stop(said)
+
+    def add(self, wanted: WantedChunks) -> None:
+        """More chunks are wanted. Raises FrameError."""
+        if (wanted.copy, wanted.chunk_bytes) != (self.copy, self.chunk_bytes):
+            raise FrameError(f"plan {self.plan} wants two copies or two sizes of chunks")
+        if self.holding is None:
+            self._keep(wanted)
+            return
+        count = sum(map(len, wanted.ranges)) + len(self._pending) + len(self.ready)
+        if count > _WANTED_CHUNKS_MAX:
+            raise FrameError(f"plan {self.plan} wants {count} chunks, above {_WANTED_CHUNKS_MAX}")
+        if max(part.stop for part in wanted.ranges) > self._grid.chunks:
+            raise FrameError(f"plan {self.plan} wants chunks that the copy does not have")
+        for part in wanted.ranges:
+            if self.holding.is_complete:
+                self.ready.extend(part)
+                continue
+            for chunk in part:
+                if self._is_there(chunk, wanted.is_verified_only):
+                    self.ready.append(chunk)
+                else:
+                    self._pending[chunk] = wanted.is_verified_only
+        self._take_turn()
+
+    def stop(self, ranges: tuple[ChunkRange, ...]) -> None:
+        """These chunks are not wanted any more. Raises FrameError."""
+        if self.holding is None:
+            self._keep(ranges)
+            return
+
+        def is_wanted(chunk: int) -> bool:
+            return not any(chunk in part for part in ranges)
+
+        self.ready = collections.deque(filter(is_wanted, self.ready))
+        self._pending = {c: flag for c, flag in self._pending.items() if is_wanted(c)}
+
+    def bytes_came(self, chunks: Iterable[int]) -> None:
+        """Chunks (of this want's grid) may be there now."""
+        assert self.holding is not None
+        for chunk in chunks:
+            flag = self._pending.get(chunk)
+            if flag is not None and self._is_there(chunk, flag):
+                del self._pending[chunk]
+                self.ready.append(chunk)
+        self._take_turn()
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def grid(self) -> ChunkGrid:
+        return self._grid
+
+    def next_chunk(self) -> WantedChunk:
+        assert self.holding is not None
+        chunk = self.ready.popleft()
+        layer, offset, size = self._grid.place(chunk)
+        place = self.holding.place(layer, offset)
+        return WantedChunk(self.plan, self.attempt, layer, chunk, place, size)
+
+    def _is_there(self, chunk: int, is_verified_only: bool) -> bool:
+        assert self.holding is not None
+        if not is_verified_only and self.chunk_bytes == self.holding.grid.chunk_bytes:
+            return self.holding.has_chunk(chunk)
+        return self.holding.has(*self._grid.place(chunk), is_verified_only)
+
+    def _keep(self, said: WantedChunks | tuple[ChunkRange, ...]) -> None:
+        if len(self._early) >= _EARLY_FRAMES_MAX:
+            raise FrameError(f"plan {self.plan} wants too much of a copy that is not here")
+        self._early.append(said)
+
+    def _take_turn(self) -> None:
+        if self.ready:
+            self.outbox.take_turn(self)
+
+
+class Outbox:
+    """The queues of one connection. Guarded by the store's lock, like all wants in it."""
+
+    def __init__(self, peer: WorkerRef, lock: threading.RLock) -> None:
+        self.peer = peer
+        self.changed = threading.Condition(lock)
+        self.wants: dict[PlanId, Want] = {}
+        #: the copy that the connection's sending thread reads from
+        self.reading: Holding | None = None
+        self.is_closed = False
+        self._words: collections.deque[Word] = collections.deque()
+        self._parcel_bytes = 0
+        self._probes: collections.deque[tuple[PlanId, int]] = collections.deque()
+        self._turns: collections.deque[Want] = collections.deque()
+
+    def put(self, word: Word) -> None:
+        """The frame goes next, behind other words. A parcel that finds no room raises
+        OutboxFullError; a peer that lets words pile up loses its connection."""
+        size = len(word.parcel or b"")
+        with self.changed:
+            if word.parcel is not None and self._parcel_bytes + size > _PARCEL_BYTES_MAX:
+                raise OutboxFullError(f"too many parcels wait to be sent to {self.peer}")
+            if len(self._words) >= _WORDS_MAX:
+                self.close()
+            if self.is_closed:
+                return
+            self._parcel_bytes += size
+            self._words.append(word)
+            self.changed.notify()
+
+    def put_probe(self, plan: PlanId, size_bytes: int) -> None:
+        """That many bytes are sent, in turn with the wants. Raises OutboxFullError."""
+        with self.changed:
+            if len(self._probes) >= _PROBES_MAX:
+                raise OutboxFullError(f"{self.peer} probes too much")
+            self._probes.append((plan, size_bytes))
+            self.changed.notify()
+
+    def take_turn(self, want: Want) -> None:
+        """The want has chunks to send."""
+        if want not in self._turns:
+            self._turns.append(want)
+            self.changed.notify()
+
+    def drop(self, want: Want) -> None:
+        if self.wants.get(want.plan) is want:
+            del self.wants[want.plan]
+        want.ready.clear()
+
+    def close(self) -> None:
+        with self.changed:
+            self.is_closed = True
+            self._words.clear()
+            self._turns.clear()
+            self._probes.clear()
+            self.changed.notify()
+
+    def next(self, chunk_bytes: int) -> Word | WantedChunk | ProbeBytes | Settle | None:
+        """What is to be sent now; waits for it. None when closed. Probes go by `chunk_bytes`."""
+        with self.changed:
+            while not self.is_closed:
+                if self.reading is not None and self.reading.is_withdrawn:
+                    return Settle()
+                if self._words:
+                    word = self._words.popleft()
+                    self._parcel_bytes -= len(word.parcel or b"")
+                    return word
+                chunk = self._next_chunk()
+                if chunk is not None:
+                    return chunk
+                if self._probes:
+                    return self._next_probe(chunk_bytes)
+                self.changed.wait()
+            return None
+
+    def settled(self) -> Holding | None:
+        """Nothing is read any more; returns what was, if anybody waits for that."""
+        with self.changed:
+            was, self.reading = self.reading, None
+            if was is not None:
+                was.readers.remove(self.changed)
+            return was
+
+    def _next_chunk(self) -> WantedChunk | Settle | None:
+        while self._turns:
+            want = self._turns[0]
+            if not want.ready or want.holding is None:
+                self._turns.popleft()
+                continue
+            if self.reading is not want.holding:
+                if self.reading is not None:
+                    return Settle()
+                self.reading = want.holding
+                self.reading.readers.append(self.changed)
+            chunk = want.next_chunk()
+            self._turns.rotate(-1)
+            return chunk
+        return None
+
+    def _next_probe(self, chunk_bytes: int) -> ProbeBytes:
+        plan, size_bytes = self._probes.popleft()
+        if size_bytes > chunk_bytes:
+            self._probes.appendleft((plan, size_bytes - chunk_bytes))
+        return ProbeBytes(plan, min(size_bytes, chunk_bytes))
+
+    def __repr__(self) -> str:
+        return f"<Outbox to {self.peer}, {len(self._words)} words, {len(self.wants)} wants>"
