@@ -1,55 +1,176 @@
-"""Serial forwarding chains (BlitzScale §5.1): the multicast strategy of the first step."""
+"""Serial forwarding chains and their sharded form (BlitzScale §5.1, Algorithm 1 and Figure 14)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from livescale.topology import Device, hop_bytes_per_s
-from livescale.types import Chain, WorkerRef
+from livescale.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.control.multicast.cost import Chunks, Receiver
+from livescale.control.multicast.fabric import IN, OUT, Fabric
+from livescale.control.multicast.nodes import Head, Node, deal, ids, make_head, make_nodes
+from livescale.control.multicast.placing import Element
+from livescale.control.multicast.request import PlanRequest
+from livescale.topology import Direction
+from livescale.types import FromStorage, FromWorker, Upstream
+
+FeedsOf = dict[Receiver, tuple[Feed, ...]]
 
 
-def plan_chains(
-    sources: Sequence[tuple[WorkerRef, ...]],
-    targets: Sequence[tuple[WorkerRef, ...]],
-    devices: Mapping[WorkerRef, Device],
-) -> tuple[Chain, ...]:
-    """Chains that bring a model from some of `sources` to all `targets`.
+def chain_feeds(
+    request: PlanRequest,
+    fabric: Fabric,
+    grid: ChunkGrid,
+    sources: Sequence[Element],
+    targets: Sequence[Element],
+) -> FeedsOf:
+    """One chain per source that targets were dealt to; one from storage without a source.
 
-    Both are lists of instances: the workers of each by tensor-parallel rank. Chains join equal
-    ranks, so every group of targets gets one chain per rank. Sources come in order of preference.
-    As many groups as both lists allow, so that several sources share the work; targets are dealt
-    out in falling order of their slowest downlink (a slow node must not delay the nodes behind
-    it), then by id. Raises ValueError without a source.
+    Every element passes on to the next, equal ranks joined. A chain enters a scale-up group once,
+    goes through its elements over the group's own network, and leaves it from the element whose
+    NIC is the nearest and fastest.
     """
-    if not sources:
-        raise ValueError("a chain needs a source")
-
-    def rate(workers: tuple[WorkerRef, ...]) -> int:
-        return min(_rate(devices[worker].downlink_bytes_per_s) for worker in workers)
-
-    ordered = sorted(targets, key=lambda workers: (-rate(workers), workers))
-    count = min(len(sources), len(ordered))
-    return tuple(
-        Chain(sources[k][rank], tuple(workers[rank] for workers in ordered[k::count]))
-        for k in range(count)
-        for rank in range(len(sources[k]))
-    )
+    feeds: FeedsOf = {}
+    for head in _heads([[source] for source in sources], request, fabric, targets):
+        ways_out: list[Element] = head.elements
+        for node in head.nodes:
+            sender, entry = _partners(ways_out, node.elements, fabric)[0]
+            for element in [entry, *(e for e in node.elements if e != entry)]:
+                give(feeds, sender, element, grid.all())
+                sender = element
+            ways_out = _ways_out(ways_out, node, fabric)
+    return feeds
 
 
-def predict_chain_ns(
-    chain: Chain, size_bytes: int, chunk_bytes: int, devices: Mapping[WorkerRef, Device]
-) -> int | None:
-    """Time until the last target has everything: (chunks + n - 1) / chunks of one copy's time.
+def sharded_feeds(
+    request: PlanRequest,
+    fabric: Fabric,
+    grid: ChunkGrid,
+    sources: Sequence[Element],
+    targets: Sequence[Element],
+) -> FeedsOf:
+    """Chains of groups: every sender sends its part of the chunks over its own NIC to its partner
+    in the next group, and the partners exchange them over the scale-up network as they come.
 
-    None when no link of the chain has a known rate.
+    With groups of different sizes there are as many parts as the smaller one has members. Sources
+    that are in no group are put together until they are as many as the largest group of targets.
     """
-    rates = [hop_bytes_per_s(devices[a], devices[b]) for a, b in chain.hops()]
-    known = [rate for rate in rates if rate is not None]
-    if not known:
-        return None
-    bytes_on_the_way = size_bytes + (len(chain.targets) - 1) * min(chunk_bytes, size_bytes)
-    return bytes_on_the_way * 1_000_000_000 // min(known)
+    width = max(len(node.elements) for node in make_nodes(targets, request, fabric))
+    feeds: FeedsOf = {}
+    for head in _heads(_bundles(sources, fabric, width), request, fabric, targets):
+        senders = head.elements
+        for node in head.nodes:
+            _give_shards(feeds, senders, node.elements, grid, fabric)
+            senders = _ways_out(senders, node, fabric)
+    return feeds
 
 
-def _rate(rate: int | None) -> int:
-    return rate if rate is not None else 1 << 62
+def give(feeds: FeedsOf, sender: Element | None, receiver: Element, chunks: Chunks) -> None:
+    """Every rank of the receiver gets these chunks from the sender's (None: from storage)."""
+    for rank, worker in enumerate(receiver):
+        upstream: Upstream = FromStorage() if sender is None else FromWorker(sender[rank])
+        feeds[worker, rank] = (Feed(upstream, chunks),)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _heads(
+    bundles: Sequence[Sequence[Element]],
+    request: PlanRequest,
+    fabric: Fabric,
+    targets: Sequence[Element],
+) -> list[Head]:
+    """A head per bundle of copies, with the nodes dealt to it; those with none are left out."""
+    nodes = make_nodes(targets, request, fabric)
+    heads = [make_head(bundle, fabric) for bundle in bundles or [[]]]
+    deal(nodes, heads, fabric)
+    return [head for head in heads if head.nodes]
+
+
+def _bundles(sources: Sequence[Element], fabric: Fabric, width: int) -> list[list[Element]]:
+    """Copies that are read together: those of a group, put together up to `width`."""
+    together: dict[str, list[Element]] = {}
+    for number, element in enumerate(sources):
+        group = _group(element, fabric)
+        together.setdefault(group or f"\0{number}", []).append(element)
+    bundles: list[list[Element]] = []
+    for members in together.values():
+        if bundles and len(bundles[-1]) < width:
+            bundles[-1] += members
+        else:
+            bundles.append(members)
+    return bundles
+
+
+def _give_shards(
+    feeds: FeedsOf,
+    senders: Sequence[Element],
+    members: Sequence[Element],
+    grid: ChunkGrid,
+    fabric: Fabric,
+) -> None:
+    pairs = _partners(senders, members, fabric)[: grid.chunks]
+    shards = [
+        (ChunkRange(i, grid.chunks, len(pairs)),) for i in range(min(len(pairs), grid.chunks))
+    ]
+    entries = {entry: i for i, (_, entry) in enumerate(pairs)}
+    for rank in range(len(members[0])):
+        outside = [
+            Feed(FromStorage() if sender is None else FromWorker(sender[rank]), shard)
+            for (sender, _), shard in zip(pairs, shards, strict=False)
+        ]
+        inside = [
+            Feed(FromWorker(entry[rank]), shard)
+            for (_, entry), shard in zip(pairs, shards, strict=False)
+        ]
+        for member in members:
+            own = entries.get(member)
+            feeds[member[rank], rank] = tuple(
+                outside[i] if i == own else inside[i] for i in range(len(shards))
+            )
+
+
+def _partners(
+    senders: Sequence[Element], members: Sequence[Element], fabric: Fabric
+) -> list[tuple[Element | None, Element]]:
+    """Who sends to whom from one group to the next: under one leaf where that can be, the others
+    fastest first."""
+    if not senders:
+        return [(None, members[0])]
+    if len(senders) == len(members) == 1:
+        return [(senders[0], members[0])]
+    count = min(len(senders), len(members))
+    free: dict[tuple[str, ...], list[Element]] = {}
+    for sender in sorted(senders, key=lambda e: _pace(e, OUT, fabric)):
+        free.setdefault(_rails(sender, fabric), []).append(sender)
+    receivers = sorted(members, key=lambda e: _pace(e, IN, fabric))
+    pairs: list[tuple[Element | None, Element]] = []
+    unmatched = []
+    for receiver in receivers:
+        found = free.get(_rails(receiver, fabric))
+        if found:
+            pairs.append((found.pop(0), receiver))
+        else:
+            unmatched.append(receiver)
+    left = [sender for rest in free.values() for sender in rest]
+    pairs += zip(left, unmatched, strict=False)
+    return pairs[:count]
+
+
+def _ways_out(senders: Sequence[Element], node: Node, fabric: Fabric) -> list[Element]:
+    """Who can send to what follows a node: its elements, and senders in the same group."""
+    beside = [e for e in senders if node.group and _group(e, fabric) == node.group]
+    return [*beside, *node.elements]
+
+
+def _group(element: Element, fabric: Fabric) -> str:
+    return fabric.topology.group_of(element[0])
+
+
+def _rails(element: Element, fabric: Fabric) -> tuple[str, ...]:
+    return tuple(fabric.topology.leaf_of(worker) for worker in element)
+
+
+def _pace(element: Element, direction: Direction, fabric: Fabric) -> tuple[int, tuple[int, ...]]:
+    rate = min(fabric.nic_bytes_per_s(worker, direction) for worker in element)
+    return -rate, ids(element)

@@ -1,0 +1,69 @@
+"""Strategies without forwarding in a row: trees, one source for all, host memory, storage.
+
+They are baselines of the papers, and sometimes the best there is: host memory for a device whose
+own host has a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from livescale.chunks import ChunkGrid
+from livescale.control.multicast.chain import FeedsOf, give
+from livescale.control.multicast.fabric import Fabric
+from livescale.control.multicast.nodes import make_nodes
+from livescale.control.multicast.placing import Element
+from livescale.control.multicast.request import PlanRequest
+
+
+def tree_feeds(
+    request: PlanRequest,
+    fabric: Fabric,
+    grid: ChunkGrid,
+    sources: Sequence[Element],
+    targets: Sequence[Element],
+) -> FeedsOf:
+    """Binary trees (FaaSNet, as λScale §7 compares with it): one per source, the targets dealt in
+    falling order of bandwidth, everyone sends to at most two."""
+    feeds: FeedsOf = {}
+    ordered = [e for node in make_nodes(targets, request, fabric) for e in node.elements]
+    count = min(len(sources), len(ordered))
+    for k in range(count):
+        members = [sources[k], *ordered[k::count]]
+        for i, element in enumerate(members[1:]):
+            give(feeds, members[i // 2], element, grid.all())
+    return feeds
+
+
+def unicast_feeds(grid: ChunkGrid, source: Element, targets: Sequence[Element]) -> FeedsOf:
+    """One source sends to every target itself."""
+    feeds: FeedsOf = {}
+    for element in targets:
+        give(feeds, source, element, grid.all())
+    return feeds
+
+
+def host_feeds(
+    fabric: Fabric, grid: ChunkGrid, copies: Sequence[Element], targets: Sequence[Element]
+) -> FeedsOf:
+    """Every target from host memory: its own host's where that has a copy, else the copy that
+    fewest read from (ServerlessLLM)."""
+    topology = fabric.topology
+    feeds: FeedsOf = {}
+    readers = dict.fromkeys(copies, 0)
+    for element in targets:
+        hosts = {topology.host_of(worker) for worker in element}
+        local = [copy for copy in copies if hosts == {topology.host_of(copy[0])}]
+        chosen = local[0] if local else min(copies, key=lambda copy: readers[copy])
+        if not local:
+            readers[chosen] += 1
+        give(feeds, chosen, element, grid.all())
+    return feeds
+
+
+def storage_feeds(grid: ChunkGrid, targets: Sequence[Element]) -> FeedsOf:
+    """Every target reads the model's directory."""
+    feeds: FeedsOf = {}
+    for element in targets:
+        give(feeds, None, element, grid.all())
+    return feeds

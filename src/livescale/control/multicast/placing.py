@@ -1,0 +1,148 @@
+"""Where new instances go and which copies they are read from. No feeds: those are strategies'.
+
+An *element* is one instance to load, or one copy to read: its workers by tensor-parallel rank.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
+from livescale.control.multicast.request import PlanRequest, Source
+from livescale.topology import LinkKind, LinkUse
+from livescale.types import WorkerRef
+
+Element = tuple[WorkerRef, ...]
+
+
+def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
+    """The copies to read, device copies before host copies, else in the order given.
+
+    BlitzScale §5.1 prunes sources whose outgoing direction serves. After that complete copies that
+    nobody reads come first; then those that are still arriving and that nobody reads (they pass
+    on); then the least read of the complete ones; only then those that serve.
+    """
+    busy = set(request.busy)
+    quiet = [source for source in request.sources if not serves_outward(source, busy)]
+    complete = [source for source in quiet if not source.is_loading]
+    arriving = [source for source in quiet if source.is_loading]
+    least = min((source.readers for source in complete), default=0)
+    tiers = (
+        [source for source in complete if not source.readers],
+        [source for source in arriving if not source.readers],
+        [source for source in complete if source.readers == least],
+        [source for source in request.sources if not source.is_loading],
+        request.sources,
+    )
+    chosen = next((tier for tier in tiers if tier), ())
+    return tuple(sorted(chosen, key=lambda source: source.is_host_copy))
+
+
+def serves_outward(source: Source, busy: Iterable[LinkUse]) -> bool:
+    return any(LinkUse(LinkKind.NIC, str(worker), OUT) in busy for worker in source.workers)
+
+
+class Preference(enum.Enum):
+    """What decides between devices that are in no source's scale-up group."""
+
+    LEAF = "leaf"  # same leaf, then bandwidth: the rule
+    RATE = "rate"  # the rate at which a source can reach it, then same leaf
+    GROUP = "group"  # like RATE, but whoever shares a group with the best follows at once
+
+
+def choose_targets(
+    request: PlanRequest,
+    fabric: Fabric,
+    sources: Sequence[Source],
+    preference: Preference = Preference.LEAF,
+) -> tuple[Element, ...]:
+    """Spare workers for the new instances: in a source's scale-up group first, then under a
+    source's leaf, then those with more bandwidth, then by id.
+
+    The ranks of an instance share a group, or at least a host, where possible. Fewer than asked
+    for, if there are not enough.
+    """
+    topology = fabric.topology
+    groups = {topology.group_of(w): None for s in sources for w in s.workers}
+    groups.pop("", None)
+    hosts = {topology.host_of(w): None for s in sources for w in s.workers if w.is_agent}
+    leaves = {topology.leaf_of(w): None for s in sources for w in s.workers}
+    busy = {use.owner for use in request.busy if use.direction is IN and use.kind is LinkKind.NIC}
+    devices = topology.devices
+    is_leaf_first = preference is Preference.LEAF
+    is_quiet, left = fabric.is_quiet, fabric.nic_bytes_per_s
+    reach: dict[str, int] = {}
+    if not is_leaf_first:
+        senders = [source.workers[0] for source in sources]
+        senders += [ref for ref in request.spare if devices[ref].group in groups]
+        reach = _reach(fabric, senders, request.spare)
+
+    def distance(ref: WorkerRef) -> tuple[int, ...]:
+        device = devices[ref]
+        rate = -(device.downlink_bytes_per_s or UNLIMITED) if is_quiet else -left(ref, IN)
+        near = 0 if device.group in groups or device.host in hosts else 1
+        far = 0 if device.leaf in leaves else 1
+        first, second = (far, rate)
+        if not is_leaf_first:
+            first, second = max(rate, -reach[device.leaf]), far
+        serves = 1 if busy and str(ref) in busy else 0
+        return (serves, near, first, second, ref.worker, ref.incarnation)
+
+    ranked: list[Element]
+    if request.tp_size == 1:
+        ranked = [(ref,) for ref in sorted(request.spare, key=distance)]
+    else:
+        cut = [((spread, *max(map(distance, e))), e) for spread, e in _cut(request, fabric)]
+        ranked = [element for _, element in sorted(cut)]
+    if preference is Preference.GROUP:
+        ranked = _grouped(ranked, fabric)
+    return tuple(ranked[: request.instances])
+
+
+def _reach(
+    fabric: Fabric, senders: Sequence[WorkerRef], spare: Sequence[WorkerRef]
+) -> dict[str, int]:
+    """How fast the best of the senders can send to a device under each leaf."""
+    topology = fabric.topology
+    found: dict[str, int] = {}
+    for name in {topology.leaf_of(ref): None for ref in spare}:
+        into = topology.leaves.get(name)
+        down = UNLIMITED if into is None else into.downlink_bytes_per_s or UNLIMITED
+        for worker in senders:
+            rate = fabric.nic_bytes_per_s(worker, OUT)
+            own = topology.leaf_of(worker)
+            if own != name:
+                out = topology.leaves.get(own)
+                up = UNLIMITED if out is None else out.uplink_bytes_per_s or UNLIMITED
+                rate = min(rate, up, down)
+            found[name] = max(found.get(name, 0), rate)
+    return found
+
+
+def _grouped(ranked: list[Element], fabric: Fabric) -> list[Element]:
+    """Members of one scale-up group follow the best of them."""
+    together: dict[str, list[Element]] = {}
+    for number, element in enumerate(ranked):
+        group = fabric.topology.group_of(element[0])
+        together.setdefault(group or f"\0{number}", []).append(element)
+    return [element for members in together.values() for element in members]
+
+
+def _cut(request: PlanRequest, fabric: Fabric) -> list[tuple[int, Element]]:
+    """Spare workers as instances: inside groups, then hosts (0); the rest as they come (1)."""
+    topology = fabric.topology
+    size = request.tp_size
+    together: dict[str, list[WorkerRef]] = {}
+    for ref in sorted(request.spare):
+        device = topology.devices[ref]
+        together.setdefault(device.group or f"host {device.host}", []).append(ref)
+    found: list[tuple[int, Element]] = []
+    left: list[WorkerRef] = []
+    for members in together.values():
+        whole = len(members) // size * size
+        found += [(0, tuple(members[i : i + size])) for i in range(0, whole, size)]
+        left += members[whole:]
+    left.sort()
+    whole = len(left) // size * size
+    return found + [(1, tuple(left[i : i + size])) for i in range(0, whole, size)]
