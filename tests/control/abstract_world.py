@@ -11,38 +11,52 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from livescale.chunks import Feed, senders
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.messages.commands import (
+    AmendLoad,
     AnyCommand,
     Dispatch,
+    DropCopy,
     FailRequest,
+    ModelGone,
     Release,
     Resume,
+    StartCopy,
     StartLoad,
-    StartSend,
     WakeAt,
 )
 from livescale.messages.events import (
+    AgentJoined,
     AnyEvent,
+    CopyCompleted,
+    CopyDropped,
+    CopyFailed,
+    CopyLayerArrived,
+    CopyReport,
+    FeedFailed,
     InstanceReport,
     InstanceReported,
     LayerArrived,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
+    ModelAdded,
+    ModelRemoved,
     Released,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
-    SendEnded,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
-from livescale.sim.checkers import CommandChecker
-from livescale.topology import Device
-from livescale.types import Outcome, RequestId, WorkerRef
+from livescale.placements import AllCopies, SpreadCopies
+from livescale.policies import ModelPolicy
+from livescale.sim.command_checker import CommandChecker
+from livescale.topology import Device, Host
+from livescale.types import FromWorker, Outcome, PlanId, RequestId, WorkerRef, agent_ref
 
 DEVICE = Device("abstract", "h", "l", 1000, 1000)
 
@@ -53,11 +67,31 @@ class AbstractWorker:
 
     ref: WorkerRef
     load: StartLoad | None = None
+    feeds: tuple[Feed, ...] = ()
     watermark: int = 0
     is_loaded: bool = False
     answers: deque[AnyEvent] = field(default_factory=deque)
     #: dispatched here and not ended
     requests: dict[RequestId, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class AbstractCopy:
+    """A model in a host's memory, whole or arriving."""
+
+    order: StartCopy
+    feeds: tuple[Feed, ...]
+    is_complete: bool = False
+
+
+@dataclass(slots=True)
+class AbstractAgent:
+    """A host agent's truth."""
+
+    ref: WorkerRef
+    host: Host
+    copies: dict[PlanId, AbstractCopy] = field(default_factory=dict)
+    answers: deque[AnyEvent] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -70,14 +104,18 @@ class AbstractRequest:
 
 
 class AbstractWorld:
-    """Controller, workers and requests; `events` wait for the next step."""
+    """Controller, workers, host agents and requests; `events` wait for the next step."""
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def __init__(self, config: ControllerConfig, memory_bytes: int = 1000) -> None:
         self.config = config
-        self.layers = {p.spec.name: p.spec.layers for p in config.models}
+        self.memory_bytes = memory_bytes
+        #: what is served; those of them that were withdrawn
+        self.policies = {policy.spec.name: policy for policy in config.models}
+        self.leaving: dict[str, None] = {}
         self.now_ns = 0
         self.wake_ns: int | None = None
         self.workers: dict[int, AbstractWorker] = {}
+        self.agents: dict[int, AbstractAgent] = {}
         self.incarnations: dict[int, int] = {}
         self.requests: dict[RequestId, AbstractRequest] = {}
         self.events: list[AnyEvent] = []
@@ -87,7 +125,11 @@ class AbstractWorld:
         self.repeats: list[AnyEvent] = []
         self.has_gateway = True
         self.controller = Controller(config)
-        self.checker = CommandChecker(self.config.models)
+        self.checker = self._new_checker()
+
+    def _new_checker(self) -> CommandChecker:
+        keeps_last = isinstance(self.config.placement, SpreadCopies | AllCopies)
+        return CommandChecker(self.config.models, keeps_last)
 
     # -- what may happen ------------------------------------------------------------------------
 
@@ -97,6 +139,29 @@ class AbstractWorld:
         self.incarnations[number] = ref.incarnation
         self.workers[number] = AbstractWorker(ref)
         self.events.append(WorkerJoined(ref, DEVICE))
+
+    def join_agent(self, number: int) -> None:
+        """A host agent comes, as its next incarnation, with empty memory."""
+        place = agent_ref(number).worker
+        ref = WorkerRef(place, self.incarnations.get(place, -1) + 1)
+        self.incarnations[place] = ref.incarnation
+        host = Host(f"h{number}", "l", self.memory_bytes)
+        self.agents[number] = AbstractAgent(ref, host)
+        self.events.append(AgentJoined(ref, host))
+
+    def lose_agent(self, number: int) -> None:
+        agent = self.agents.pop(number)
+        self.events.append(WorkerLost(agent.ref, "abstract"))
+        self.old_news += agent.answers
+
+    def add_model(self, policy: ModelPolicy) -> None:
+        self.policies[policy.spec.name] = policy
+        self.events.append(ModelAdded(policy))
+
+    def remove_model(self, name: str) -> None:
+        """No new requests come; the controller ends with ModelGone."""
+        self.leaving[name] = None
+        self.events.append(ModelRemoved(name))
 
     def lose(self, number: int, gateway_first: bool) -> None:
         """A worker dies. Its gateway sees that too, before or after the controller."""
@@ -125,6 +190,7 @@ class AbstractWorld:
             worker = self.workers[record.worker.worker]
             del worker.requests[request]
             worker.answers.append(RequestEnded(request, record.attempt, Outcome.CANCELLED))
+            self._report(worker)
 
     def finish(self, request: RequestId, outcome: Outcome) -> None:
         """The worker that runs the request ends it."""
@@ -146,6 +212,45 @@ class AbstractWorld:
         self.events.append(event)
         self.old_news.append(event)
 
+    def answer_agent(self, number: int) -> None:
+        """The agent's next word reaches the controller."""
+        event = self.agents[number].answers.popleft()
+        if isinstance(event, CopyCompleted):
+            self.agents[number].copies[event.plan].is_complete = True
+        self.events.append(event)
+        self.old_news.append(event)
+
+    def open_feeds(self) -> list[tuple[PlanId, WorkerRef, WorkerRef]]:
+        """(plan, receiver, upstream) of everything that comes from a member."""
+        found = []
+        for worker in self.workers.values():
+            if worker.load is not None and not worker.is_loaded:
+                ups = senders(worker.feeds)
+                found += [(worker.load.plan, worker.ref, up.worker) for up in ups]
+        for agent in self.agents.values():
+            for plan, copy in agent.copies.items():
+                ups = senders(copy.feeds) if not copy.is_complete else []
+                found += [(plan, agent.ref, up.worker) for up in ups]
+        return found
+
+    def break_feed(self, index: int, is_stalled: bool) -> None:
+        """A receiver says that nothing (more) comes from one of its upstreams."""
+        feed = self.open_feeds()[index]
+        self.events.append(FeedFailed(*feed, "abstract", is_stalled))
+
+    def fail_copy(self, number: int, plan: PlanId) -> None:
+        """A copy goes wrong: what was still to be said of it is replaced."""
+        agent = self.agents[number]
+        order = agent.copies.pop(plan).order
+        self._forget_words(agent, plan)
+        agent.answers.append(CopyFailed(order.model, agent.ref, plan, "abstract"))
+
+    def _forget_words(self, agent: AbstractAgent, plan: PlanId) -> None:
+        about = (CopyLayerArrived, CopyCompleted)
+        agent.answers = deque(
+            a for a in agent.answers if not (isinstance(a, about) and a.plan == plan)
+        )
+
     def fail_load(self, number: int) -> None:
         """The worker's load goes wrong: what it had still to say of it is replaced."""
         worker = self.workers[number]
@@ -159,6 +264,10 @@ class AbstractWorld:
     def repeat_old_news(self, index: int) -> None:
         """Something about an instance or a worker that is no more is said once again."""
         event = self.old_news[index]
+        if isinstance(event, CopyLayerArrived | CopyCompleted | CopyFailed | CopyDropped):
+            if all(event.plan not in agent.copies for agent in self.agents.values()):
+                self.repeats.append(event)
+            return
         instance = getattr(event, "instance", None)
         alive = [w.load.instance for w in self.workers.values() if w.load is not None]
         is_known = instance in self.controller.fleet.instances
@@ -167,22 +276,36 @@ class AbstractWorld:
 
     def restart(self) -> None:
         """The controller dies; the next one hears what the workers hold, at once."""
-        epoch = self.controller.config.epoch + 1
-        self.controller = Controller(msgspec.structs.replace(self.config, epoch=epoch))
-        self.checker = CommandChecker(self.config.models)
+        epoch = self.config.epoch + 1
+        models = tuple(self.policies.values())
+        self.config = msgspec.structs.replace(self.config, epoch=epoch, models=models)
+        self.controller = Controller(self.config)
+        self.checker = self._new_checker()
         self.wake_ns = None
-        self.events = []
+        self.events = [ModelRemoved(name) for name in self.leaving]
         for worker in self.workers.values():
             report = None
             if worker.load is not None:
                 load = worker.load
                 report = InstanceReport(
-                    load.instance, load.model, load.attempt, worker.watermark, worker.is_loaded
+                    *(load.instance, load.model, load.attempt, worker.watermark),
+                    worker.is_loaded,
+                    plan=load.plan,
+                    feeds=() if worker.is_loaded else worker.feeds,
                 )
             self.events.append(WorkerJoined(worker.ref, DEVICE, report))
             if worker.is_loaded:
                 self._report(worker)
                 self.events.append(worker.answers.pop())
+        for agent in self.agents.values():
+            reports = tuple(
+                CopyReport(
+                    *(copy.order.model, plan, copy.is_complete),
+                    feeds=() if copy.is_complete else copy.feeds,
+                )
+                for plan, copy in agent.copies.items()
+            )
+            self.events.append(AgentJoined(agent.ref, agent.host, reports))
         self.has_gateway = False
 
     def connect_gateway(self) -> None:
@@ -215,7 +338,7 @@ class AbstractWorld:
             self._check_limits()
 
     def _check_limits(self) -> None:
-        for policy in self.config.models:
+        for policy in self.policies.values():
             instances = self.controller.fleet.of_model(policy.spec.name)
             count = sum(1 for i in instances if i.is_capacity)
             # A restarted controller may have adopted more, but it never asks for more.
@@ -225,12 +348,14 @@ class AbstractWorld:
     def _carry_out(self, command: AnyCommand) -> None:
         if isinstance(command, StartLoad):
             self._load(command)
-        elif isinstance(command, StartSend):
-            worker = self.workers.get(command.source.worker)
-            if worker is not None and worker.ref == command.source:
-                is_here = worker.load is not None and worker.load.model == command.model
-                error = None if is_here else "not here any more"
-                worker.answers.append(SendEnded(command.plan, command.source, 1, error))
+        elif isinstance(command, AmendLoad):
+            self._amend(command)
+        elif isinstance(command, StartCopy):
+            self._start_copy(command)
+        elif isinstance(command, DropCopy):
+            self._drop_copy(command)
+        elif isinstance(command, ModelGone):
+            self._model_gone(command.model)
         elif isinstance(command, Release):
             self._release(command)
         elif isinstance(command, Dispatch):
@@ -249,11 +374,61 @@ class AbstractWorld:
             return
         assert worker.load is None, f"{worker} is given {order}"
         worker.load = order
+        worker.feeds = order.feeds
         worker.watermark = 0
         worker.answers.append(LoadStarted(order.instance, order.attempt))
-        for watermark in range(1, self.layers[order.model] + 1):
-            worker.answers.append(LayerArrived(order.instance, order.attempt, watermark))
+        for watermark in range(1, self.policies[order.model].spec.layers + 1):
+            arrived = LayerArrived(order.instance, order.attempt, watermark, layer=watermark - 1)
+            worker.answers.append(arrived)
         worker.answers.append(LoadCompleted(order.instance, order.attempt, 1))
+
+    def _amend(self, order: AmendLoad) -> None:
+        assert all(feed.upstream != FromWorker(order.receiver) for feed in order.feeds)
+        for worker in self.workers.values():
+            load = worker.load
+            is_meant = load is not None and load.plan == order.plan
+            if is_meant and worker.ref == order.receiver:
+                worker.feeds = order.feeds
+        for agent in self.agents.values():
+            if agent.ref == order.receiver and order.plan in agent.copies:
+                agent.copies[order.plan].feeds = order.feeds
+
+    def _agent(self, ref: WorkerRef) -> AbstractAgent | None:
+        return next((agent for agent in self.agents.values() if agent.ref == ref), None)
+
+    def _start_copy(self, order: StartCopy) -> None:
+        agent = self._agent(order.agent)
+        if agent is None:
+            return
+        held = [copy.order.model for copy in agent.copies.values()]
+        assert order.model not in held, f"{order} comes a second time"
+        agent.copies[order.plan] = AbstractCopy(order, order.feeds)
+        sizes = [self.policies[c.order.model].spec.size_bytes for c in agent.copies.values()]
+        assert sum(sizes) <= agent.host.memory_bytes, "host memory is overdrawn"
+        for layer in range(self.policies[order.model].spec.layers):
+            arrived = CopyLayerArrived(order.model, agent.ref, order.plan, layer)
+            agent.answers.append(arrived)
+        agent.answers.append(CopyCompleted(order.model, agent.ref, order.plan, 1))
+
+    def _drop_copy(self, order: DropCopy) -> None:
+        agent = self._agent(order.agent)
+        if agent is None:
+            return
+        copy = agent.copies.pop(order.plan, None)
+        if copy is not None and not copy.is_complete:
+            self._forget_words(agent, order.plan)
+            agent.answers.append(CopyFailed(order.model, agent.ref, order.plan, "dropped"))
+        agent.answers.append(CopyDropped(order.model, agent.ref, order.plan))
+
+    def _model_gone(self, name: str) -> None:
+        """Nothing of it is left anywhere."""
+        assert name in self.leaving
+        assert all(w.load is None or w.load.model != name for w in self.workers.values())
+        for agent in self.agents.values():
+            assert all(copy.order.model != name for copy in agent.copies.values())
+        if self.has_gateway:
+            assert all(r.arrived.model != name for r in self.requests.values())
+        del self.leaving[name], self.policies[name]
 
     def _release(self, order: Release) -> None:
         worker = self.workers.get(order.worker.worker)

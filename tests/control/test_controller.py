@@ -8,23 +8,30 @@ from stories import (
     DEVICE,
     MS,
     SPEC,
+    H,
     W,
     adopted,
     arrived,
     finished,
     joined,
+    load_order,
     loaded,
+    loads_of,
     make_controller,
+    make_policy,
+    plans_of,
     reported,
     scaled,
     serving,
     step,
+    whole,
 )
 
-from livescale.control.config import ControllerConfig, ModelPolicy
+from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.fleet import InvalidTransition
 from livescale.messages.commands import (
+    AmendLoad,
     Dispatch,
     Drain,
     FailRequest,
@@ -32,45 +39,45 @@ from livescale.messages.commands import (
     Release,
     Resume,
     StartLoad,
-    StartSend,
     WakeAt,
 )
 from livescale.messages.events import (
     AnyEvent,
     CapacityMeasured,
+    CopyCompleted,
+    CopyDropped,
+    CopyFailed,
+    CopyLayerArrived,
+    FeedFailed,
     InstanceReport,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
+    ModelAdded,
+    ModelRemoved,
     Released,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
-    SendEnded,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
-from livescale.types import (
-    Chain,
-    FromStorage,
-    FromWorker,
-    InstanceState,
-    Outcome,
-    ScalePlan,
-    WorkerRef,
-)
+from livescale.policies import ModelPolicy
+from livescale.types import InstanceState, Outcome, WorkerRef
 
 LOW_NS = 333 * MS
 
 
 def test_the_first_instance_comes_from_storage() -> None:
     controller = make_controller(workers=2)
-    assert step(controller, 0, *joined(W[0], W[1])) == [
-        scaled(0, 1, "below_min"),
-        PlanMade(ScalePlan(1, "m", (), (W[0],), 60, None), (2,)),
-        StartLoad(2, 0, W[0], "m", 1, FromStorage(), None, False),
-    ]
+    decided, planned, *orders = step(controller, 0, *joined(W[0], W[1]))
+    assert decided == scaled(0, 1, "below_min")
+    assert isinstance(planned, PlanMade)
+    assert (planned.instances, planned.plan.instances) == ((2,), ((W[0],),))
+    assert planned.plan.routes() == ("storage -> w0.0",)
+    assert planned.plan.bytes_per_target == 60
+    assert orders == [load_order(2, W[0], 1, None)]
     assert step(controller, 1, *loaded(2)) == []
 
 
@@ -86,13 +93,14 @@ def test_nothing_is_placed_before_the_expected_workers_or_the_settling_time() ->
 
 def test_from_one_to_three_is_one_plan_with_one_chain() -> None:
     controller = serving(workers=3, instances=1, instances_max=3)
-    chain = Chain(W[0], (W[1], W[2]))
-    assert step(controller, 1, arrived("r", 2500)) == [
-        scaled(1, 3, "prefill_backlog"),
-        PlanMade(ScalePlan(1, "m", (chain,), (), 60, None), (2, 3)),
-        StartLoad(2, 0, W[1], "m", 1, FromWorker(W[0]), W[2], False),
-        StartLoad(3, 0, W[2], "m", 1, FromWorker(W[1]), None, False),
-        StartSend(1, W[0], W[1], "m"),
+    decided, planned, *orders = step(controller, 1, arrived("r", 2500))
+    assert decided == scaled(1, 3, "prefill_backlog")
+    assert isinstance(planned, PlanMade)
+    assert planned.instances == (2, 3)
+    assert planned.plan.routes() == ("w0.0 -> w1.0 -> w2.0",)
+    assert orders == [
+        load_order(2, W[1], 1, W[0]),
+        load_order(3, W[2], 1, W[1]),
         Dispatch("r", 1, 101, W[0]),
     ]
 
@@ -107,16 +115,17 @@ def test_all_events_of_a_step_are_absorbed_before_anything_is_decided() -> None:
 def test_two_sources_make_two_chains() -> None:
     controller = serving(workers=4, instances=2)
     commands = step(controller, 1, arrived("r", 2500))
-    (plan,) = [c.plan for c in commands if isinstance(c, PlanMade)]
-    assert plan.chains == (Chain(W[0], (W[2],)), Chain(W[1], (W[3],)))
+    (plan,) = plans_of(commands)
+    assert plan.routes() == ("w0.0 -> w2.0", "w1.0 -> w3.0")
 
 
-def test_a_source_that_sends_already_is_spared() -> None:
+def test_a_source_that_is_read_from_already_is_spared() -> None:
     controller = serving(workers=5, instances=2, instances_max=5)
     step(controller, 1, arrived("a", 1500))
     commands = step(controller, 2, arrived("b", 1500))
-    plans = [c.plan for c in commands if isinstance(c, PlanMade)]
-    assert [chain.source for plan in plans for chain in plan.chains] == [W[1]]
+    assert [route for plan in plans_of(commands) for route in plan.routes()] == [
+        "w1.0 -> w3.0 -> w4.0"
+    ]
 
 
 def test_scaling_down_drains_then_releases() -> None:
@@ -159,13 +168,13 @@ def test_a_copy_that_is_read_from_is_released_only_afterwards() -> None:
     controller = serving(workers=3, instances=2, instances_max=3)
     step(controller, 1, arrived("a", 1500), arrived("b", 100))
     step(controller, 2, finished("a"))
-    ((plan, source),) = controller.scaling.sends
-    assert source == W[0]
+    (load,) = controller.loads.open.values()
+    assert (load.receiver, controller.pool.readers(W[0])) == (W[2], 1)
     step(controller, 2000 * MS, Tick())
     low_ns = 2000 * MS + LOW_NS
     assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(101, 0)]
-    assert step(controller, low_ns + 1, *loaded(2)) == []
-    assert step(controller, low_ns + 2, SendEnded(plan, W[0], 60)) == [Release(101, 0, W[0])]
+    assert step(controller, low_ns + 1, *loaded(2)[:-1]) == []
+    assert step(controller, low_ns + 2, loaded(2)[-1]) == [Release(101, 0, W[0])]
 
 
 def test_the_last_copy_is_kept_and_resumed() -> None:
@@ -188,7 +197,8 @@ def test_a_drained_instance_keeps_the_last_copy_until_there_is_another() -> None
     low_ns = 2000 * MS + LOW_NS
     assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(102, 0)]
     # An instance still loads, so nothing has to be resumed; but no other copy is complete.
-    assert step(controller, low_ns + 1, WorkerLost(W[0], "gone"), finished("b")) == []
+    lost = step(controller, low_ns + 1, WorkerLost(W[0], "gone"), finished("b"))
+    assert lost == [AmendLoad(1, W[2], whole(W[1]))]
     assert controller.pool.holders("m") == [W[1]]
     assert step(controller, low_ns + 2, LoadFailed(2, 0, "its source is gone")) == [
         scaled(0, 1, "below_min"),
@@ -245,22 +255,24 @@ def test_a_failed_load_is_tried_again_after_its_time() -> None:
 
 
 def test_only_one_worker_reads_storage_and_the_others_follow_in_a_chain() -> None:
-    spec = ModelPolicy(SPEC, 3, 3, 1000, 100)
-    controller = Controller(ControllerConfig((spec,), workers_expected=3))
-    commands = step(controller, 0, *joined(*W[:3]))
-    assert [c.worker for c in commands if isinstance(c, StartLoad)] == [W[0]]
-    commands = step(controller, 1, *loaded(2))
-    (plan,) = [c.plan for c in commands if isinstance(c, PlanMade)]
-    assert plan.chains == (Chain(W[0], (W[1], W[2])),)
+    controller = make_controller(workers=3, models=(make_policy(least=3, most=3),))
+    (plan,) = plans_of(step(controller, 0, *joined(*W[:3])))
+    assert plan.routes() == ("storage -> w0.0 -> w1.0 -> w2.0",)
+
+
+def test_who_comes_later_follows_a_copy_that_is_still_arriving() -> None:
+    controller = make_controller(workers=1, models=(make_policy(least=2, most=2),))
+    assert loads_of(step(controller, 0, *joined(W[0]))) == [load_order(2, W[0], 1, None)]
+    assert loads_of(step(controller, 1, *joined(W[1]))) == [load_order(4, W[1], 3, W[0])]
 
 
 def test_capacity_is_measured_where_it_is_not_configured() -> None:
     controller = Controller(ControllerConfig((ModelPolicy(SPEC, 1, 2),), workers_expected=2))
     commands = step(controller, 0, *joined(W[0], W[1]))
-    assert [c.measure_capacity for c in commands if isinstance(c, StartLoad)] == [True]
+    assert [c.measure_capacity for c in loads_of(commands)] == [True]
     step(controller, 1, arrived("flood", 10**6))
     commands = step(controller, 2, CapacityMeasured("cpu", "m", 1000, 100), *loaded(2))
-    assert [c.measure_capacity for c in commands if isinstance(c, StartLoad)] == [False]
+    assert [c.measure_capacity for c in loads_of(commands)] == [False]
 
 
 def test_a_restarted_controller_adopts_and_orders_nothing() -> None:
@@ -285,7 +297,7 @@ def test_a_restarted_controller_adopts_a_load_under_way() -> None:
 def test_ids_of_an_earlier_life_are_not_used_again() -> None:
     controller = make_controller(workers=1, epoch=1)
     commands = step(controller, 0, *joined(W[0]))
-    assert [c.instance for c in commands if isinstance(c, StartLoad)] == [1_000_002]
+    assert [c.instance for c in loads_of(commands)] == [1_000_002]
 
 
 def test_an_instance_with_requests_that_nobody_announced_yet_is_not_released() -> None:
@@ -332,11 +344,19 @@ def test_more_instances_than_allowed_are_shed_one_at_a_time() -> None:
         LoadCompleted(101, 5, 60),
         LoadFailed(77, 0, "?"),
         Released(77, 0),
-        SendEnded(5, W[0], 0),
+        FeedFailed(5, W[0], W[1], "?"),
+        FeedFailed(5, W[0], W[1], "?", is_stalled=True),
+        CopyLayerArrived("m", H[0], 5, 1),
+        CopyCompleted("m", H[0], 5, 60),
+        CopyFailed("m", H[0], 5, "?"),
+        CopyDropped("m", H[0], 5),
+        WorkerLost(H[0], "?"),
+        ModelAdded(make_policy()),
+        ModelRemoved("unknown-model"),
         RequestCancelled("nobody"),
         RequestEnded("nobody", 1, Outcome.FINISHED),
         RequestEnded("r", 7, Outcome.FINISHED),
-        RequestArrived("x", "unknown-model", 1, 1),
+        RequestArrived("x", "unknown-model", 1, 1, attempt=1, worker=W[0]),
         arrived("r"),
         CapacityMeasured("cpu", "unknown-model", 1, 1),
         msgspec.structs.replace(reported(101), attempt=3),
@@ -362,12 +382,19 @@ def test_a_request_whose_end_never_reached_its_gateway_is_run_again() -> None:
     assert commands == [Dispatch("r", 2, 102, W[1])]
 
 
-def test_a_chain_is_continued_at_its_tail_while_its_source_sends() -> None:
+def test_a_chain_is_continued_at_its_tail_while_its_source_is_read() -> None:
     controller = serving(workers=3, instances=1)
     first = step(controller, 1, arrived("a", 950))
-    assert first[-2:] == [StartSend(1, W[0], W[1], "m"), Dispatch("a", 1, 101, W[0])]
+    assert loads_of(first) == [load_order(2, W[1], 1, W[0])]
     second = step(controller, 2, arrived("b", 1500))
-    assert StartSend(3, W[1], W[2], "m") in second
+    assert loads_of(second) == [load_order(4, W[2], 3, W[1])]
+
+
+def test_a_request_for_a_model_that_is_not_served_fails_by_name() -> None:
+    """It may have waited in the gateway while its model left."""
+    controller = serving(workers=1, instances=1)
+    late = RequestArrived("x", "gone", 1, 1)
+    assert step(controller, 1, late) == [FailRequest("x", "gone is not served")]
 
 
 def test_a_move_that_cannot_be_raises_with_the_story() -> None:
@@ -392,8 +419,7 @@ def test_a_model_that_fits_nowhere_is_not_loaded() -> None:
 def make_pair_controller(workers: int) -> Controller:
     """A controller of a model whose instances take two workers each."""
     spec = msgspec.structs.replace(SPEC, tp_size=2)
-    policy = ModelPolicy(spec, 1, 4, prefill_tokens_per_s=1000, kv_blocks=100)
-    return Controller(ControllerConfig((policy,), workers_expected=workers))
+    return make_controller(workers, models=(make_policy(most=4, spec=spec),))
 
 
 def loaded_pair(instance: int) -> list[AnyEvent]:
@@ -410,7 +436,7 @@ def serving_pair(workers: int) -> Controller:
 def test_an_instance_takes_a_worker_per_rank_and_serves_when_all_are_loaded() -> None:
     controller = make_pair_controller(workers=3)
     commands = step(controller, 0, *joined(*W[:3]), arrived("r"))
-    assert [(c.worker, c.rank) for c in commands if isinstance(c, StartLoad)] == [
+    assert [(c.worker, c.rank) for c in loads_of(commands)] == [
         (W[0], 0),
         (W[1], 1),
     ]
@@ -423,14 +449,13 @@ def test_an_instance_takes_a_worker_per_rank_and_serves_when_all_are_loaded() ->
 def test_chains_of_a_pair_join_equal_ranks() -> None:
     controller = serving_pair(workers=6)
     commands = step(controller, 2, arrived("r", 1500))
-    (plan,) = [c.plan for c in commands if isinstance(c, PlanMade)]
-    assert [str(chain) for chain in plan.chains] == [
-        "w0.0 -> w2.0 -> w4.0",
-        "w1.0 -> w3.0 -> w5.0",
-    ]
-    assert [c for c in commands if isinstance(c, StartSend)] == [
-        StartSend(plan.plan, W[0], W[2], "m"),
-        StartSend(plan.plan, W[1], W[3], "m"),
+    (plan,) = plans_of(commands)
+    assert plan.routes() == ("w0.0 -> w2.0 -> w4.0", "w1.0 -> w3.0 -> w5.0")
+    assert [(c.instance, c.rank, c.worker) for c in loads_of(commands)] == [
+        (4, 0, W[2]),
+        (4, 1, W[3]),
+        (5, 0, W[4]),
+        (5, 1, W[5]),
     ]
 
 
@@ -441,8 +466,8 @@ def test_one_lost_rank_loses_the_instance_and_frees_the_others() -> None:
     assert step(controller, 4, Released(2, 0, 0)) == []
     next_life = WorkerRef(1, 1)
     commands = step(controller, 5, *joined(next_life))
-    assert [c.worker for c in commands if isinstance(c, StartLoad)] == [W[0], next_life]
-    number = next(c.instance for c in commands if isinstance(c, StartLoad))
+    assert [c.worker for c in loads_of(commands)] == [W[0], next_life]
+    number = loads_of(commands)[0].instance
     again = step(controller, 6, *loaded_pair(number))
     assert again == [Dispatch("r", 2, number, W[0])]
 
@@ -461,4 +486,4 @@ def test_half_an_instance_is_given_up_when_nobody_can_have_the_other_half() -> N
     assert step(controller, 0, half) == []
     assert step(controller, 1, *joined(W[1])) == [Release(101, 0, W[0], 0)]
     commands = step(controller, 2, Released(101, 0, 0))
-    assert [c.worker for c in commands if isinstance(c, StartLoad)] == [W[0], W[1]]
+    assert [c.worker for c in loads_of(commands)] == [W[0], W[1]]

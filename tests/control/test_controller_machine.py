@@ -7,23 +7,53 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
+from livescale.control.config import ControllerConfig
 from livescale.messages.events import RequestArrived
+from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.policies import Bounds, ModelPolicy, TargetOngoing
 from livescale.types import InstanceState, ModelSpec, Outcome
 
 MS = 1_000_000
 NUMBERS = range(5)
+HOSTS = range(2)
+MODELS_MAX = 4
+STRATEGIES = [
+    (SpreadCopies(), "auto"),
+    (SpreadCopies(), "binomial"),
+    (CacheCopies(40 * MS), "host"),
+    (AllCopies(), "chain"),
+    (NoCopies(), "storage"),
+]
+
+
+def make_policy(
+    number: int, least: int, more: int, known: bool, *, by_requests: bool = False
+) -> ModelPolicy:
+    """Models of different sizes; some may go to zero, some count requests."""
+    return ModelPolicy(
+        ModelSpec(f"m{number}", (10,) * (3 + number), 1, 100),
+        least,
+        max(least + more, 1),
+        1000 if known else None,
+        100 if known else None,
+        priority=number % 2,
+        scaling=TargetOngoing(2000, 900, 20 * MS) if by_requests else None,
+        idle_ns=30 * MS,
+    )
 
 
 class ControllerMachine(RuleBasedStateMachine):
     """Random histories of workers, requests, answers and controllers."""
 
     @initialize(
-        limits=st.lists(st.tuples(st.integers(1, 2), st.integers(0, 3)), min_size=1, max_size=2),
+        limits=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=2),
         expected=st.integers(0, 5),
         ahead=st.integers(1, 3),
         attempts=st.integers(1, 3),
         known=st.booleans(),
+        strategy=st.sampled_from(STRATEGIES),
+        memory=st.sampled_from([30, 80, 1000]),
+        hosts=st.integers(0, 2),
     )
     def begin(
         self,
@@ -32,29 +62,32 @@ class ControllerMachine(RuleBasedStateMachine):
         ahead: int,
         attempts: int,
         known: bool,
+        strategy: tuple[Placement, str],
+        memory: int,
+        hosts: int,
     ) -> None:
         models = tuple(
-            ModelPolicy(
-                ModelSpec(f"m{number}", (10,) * (3 + number), 1, 100),
-                least,
-                least + more,
-                1000 if known else None,
-                100 if known else None,
-            )
-            for number, (least, more) in enumerate(limits)
+            make_policy(number, *limit, known, by_requests=number == 1)
+            for number, limit in enumerate(limits)
         )
         config = ControllerConfig(
             models,
             workers_expected=expected,
+            agents_expected=hosts,
             settle_ns=20 * MS,
             dispatched_ahead_max=ahead,
             request_attempts_max=attempts,
             load_retry_ns=30 * MS,
             avoid_ns=10 * MS,
-            bounds=Bounds(load_window_ns=50 * MS, scale_down_timeout_ns=20 * MS),
+            scaling=Bounds(load_window_ns=50 * MS, scale_down_timeout_ns=20 * MS),
+            placement=strategy[0],
+            multicast=strategy[1],
+            chunk_bytes=4,
         )
-        self.world = AbstractWorld(config)
+        self.world = AbstractWorld(config, memory)
+        self.hosts = range(hosts)
         self.arrivals = 0
+        self.models_made = len(models)
 
     # -- what may happen ------------------------------------------------------------------------
 
@@ -69,13 +102,38 @@ class ControllerMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.world.workers)))
         self.world.lose(number, gateway_first)
 
-    @rule(count=st.integers(1, 4), tokens=st.integers(1, 80), second=st.booleans())
-    def arrive(self, count: int, tokens: int, second: bool) -> None:
-        models = list(self.world.layers)
+    @rule(number=st.sampled_from(HOSTS))
+    def join_agent(self, number: int) -> None:
+        if number in self.hosts and number not in self.world.agents:
+            self.world.join_agent(number)
+
+    @precondition(lambda self: self.world.agents)
+    @rule(data=st.data())
+    def lose_agent(self, data: st.DataObject) -> None:
+        self.world.lose_agent(data.draw(st.sampled_from(sorted(self.world.agents))))
+
+    @rule(least=st.integers(0, 1), known=st.booleans())
+    def add_model(self, least: int, known: bool) -> None:
+        # There are workers for the least that everybody needs.
+        needed = sum(max(p.instances_min, 1) for p in self.world.policies.values())
+        if self.models_made < MODELS_MAX and needed < len(NUMBERS):
+            self.world.add_model(make_policy(self.models_made, least, 1, known))
+            self.models_made += 1
+
+    @precondition(lambda self: len(self.served()) > 1)
+    @rule(data=st.data())
+    def remove_model(self, data: st.DataObject) -> None:
+        self.world.remove_model(data.draw(st.sampled_from(self.served())))
+
+    @rule(count=st.integers(1, 4), tokens=st.integers(1, 80), last=st.booleans())
+    def arrive(self, count: int, tokens: int, last: bool) -> None:
         for _ in range(count):
             self.arrivals += 1
-            model = models[-1] if second else models[0]
+            model = self.served()[-1 if last else 0]
             self.world.arrive(f"r{self.arrivals}", model, tokens)
+
+    def served(self) -> list[str]:
+        return [name for name in self.world.policies if name not in self.world.leaving]
 
     @precondition(lambda self: self.world.requests)
     @rule(data=st.data())
@@ -102,6 +160,33 @@ class ControllerMachine(RuleBasedStateMachine):
         workers = self.world.workers
         loading = sorted(n for n, w in workers.items() if w.load and not w.is_loaded)
         self.world.fail_load(data.draw(st.sampled_from(loading)))
+
+    @precondition(lambda self: any(a.answers for a in self.world.agents.values()))
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def answer_agent(self, data: st.DataObject, count: int) -> None:
+        talking = sorted(n for n, a in self.world.agents.items() if a.answers)
+        number = data.draw(st.sampled_from(talking))
+        for _ in range(min(count, len(self.world.agents[number].answers))):
+            self.world.answer_agent(number)
+
+    @precondition(lambda self: self.world.open_feeds())
+    @rule(data=st.data(), is_stalled=st.booleans())
+    def break_feed(self, data: st.DataObject, is_stalled: bool) -> None:
+        last = len(self.world.open_feeds()) - 1
+        self.world.break_feed(data.draw(st.integers(0, last)), is_stalled)
+
+    @precondition(lambda self: self.arriving_copies())
+    @rule(data=st.data())
+    def fail_copy(self, data: st.DataObject) -> None:
+        self.world.fail_copy(*data.draw(st.sampled_from(self.arriving_copies())))
+
+    def arriving_copies(self) -> list[tuple[int, int]]:
+        return [
+            (number, plan)
+            for number, agent in self.world.agents.items()
+            for plan, copy in agent.copies.items()
+            if not copy.is_complete
+        ]
 
     @precondition(lambda self: self.world.old_news)
     @rule(data=st.data())
@@ -154,26 +239,49 @@ class ControllerMachine(RuleBasedStateMachine):
         for number in NUMBERS:
             if number not in world.workers:
                 world.join(number)
+        for number in self.hosts:
+            if number not in world.agents:
+                world.join_agent(number)
         rounds = 0
         while world.requests and rounds < 500:
             rounds += 1
             self._quiet_round()
-        for _ in range(40):
+        for _ in range(60):
             self._quiet_round()
         assert not world.events
         assert not world.requests, f"{world.controller!r} leaves {list(world.requests)}"
         assert not world.controller.router.requests
+        assert not world.leaving, "every model that was withdrawn is gone"
         world.checker.all_answered()
-        for policy in world.config.models:
-            instances = world.controller.fleet.of_model(policy.spec.name)
-            serving = [i for i in instances if i.is_capacity]
-            assert len(serving) <= policy.instances_max, serving
-            assert world.controller.pool.holders(policy.spec.name), policy.spec.name
-            draining = [i for i in instances if i.state is InstanceState.DRAINING]
-            assert not draining, "everything that drains is released"
-        assert not world.controller.scaling.sends
-        reads = [w.ref for w in world.workers.values() if world.controller.pool.readers(w.ref)]
+        for policy in world.policies.values():
+            self._check_at_rest(policy)
+        assert not world.controller.loads.open
+        members = [*world.workers.values(), *world.agents.values()]
+        reads = [m.ref for m in members if world.controller.pool.readers(m.ref)]
         assert not reads, "no read outlives its transfer"
+
+    def _check_at_rest(self, policy: ModelPolicy) -> None:
+        name, pool = policy.spec.name, self.world.controller.pool
+        instances = self.world.controller.fleet.of_model(name)
+        serving = [i for i in instances if i.is_capacity]
+        assert policy.instances_min <= len(serving) <= policy.instances_max, serving
+        draining = [i for i in instances if i.state is InstanceState.DRAINING]
+        may_stay = [i for i in draining if pool.is_last(name, i.worker)]
+        assert draining == may_stay, "everything that drains is released, but for last copies"
+        copies = pool.host_copies(name)
+        assert all(copy.is_complete for copy in copies)
+        placement = self.world.config.placement
+        if isinstance(placement, SpreadCopies):
+            assert len(copies) <= 1, "one host copy per model is enough"
+        if isinstance(placement, SpreadCopies | AllCopies) and self._has_much_memory():
+            wanted = 1 if isinstance(placement, SpreadCopies) else len(self.hosts)
+            assert len(copies) == wanted, copies
+            assert not draining, "a host copy lets the last instance go"
+        if isinstance(placement, NoCopies) or not self.hosts:
+            assert not copies
+
+    def _has_much_memory(self) -> bool:
+        return bool(self.hosts) and self.world.memory_bytes == 1000
 
     def _quiet_round(self) -> None:
         world = self.world
@@ -188,6 +296,9 @@ class ControllerMachine(RuleBasedStateMachine):
         for number, worker in self.world.workers.items():
             while worker.answers:
                 self.world.answer(number)
+        for number, agent in self.world.agents.items():
+            while agent.answers:
+                self.world.answer_agent(number)
 
 
 def test_the_announcement_of_a_running_request_names_its_worker() -> None:

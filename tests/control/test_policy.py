@@ -1,7 +1,8 @@
-"""Bounds and hysteresis, by hand and by property."""
+"""Bounds, targets, schedules and hysteresis, by hand and by property."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
@@ -10,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.control.autoscaler import Autoscaler, TokenWindow
-from livescale.control.config import Bounds, ModelPolicy
-from livescale.control.policy import BoundsPolicy, LoadSnapshot, Suggestion
+from livescale.control.policy import (
+    BoundsPolicy,
+    LoadSnapshot,
+    Suggestion,
+    TargetOngoingPolicy,
+    make_policy,
+)
+from livescale.policies import DAY_NS, Bounds, ModelPolicy, Period, TargetOngoing
 from livescale.types import ModelSpec
 
 MS = 1_000_000
+HOUR_NS = DAY_NS // 24
 
 
 def suggest(window: int = 0, queued: int = 0, kv: int = 0, rate: int | None = 15_000) -> Suggestion:
@@ -55,18 +63,61 @@ def test_the_load_that_asks_for_most_gives_the_reason() -> None:
     assert (suggest(kv=30_000).at_least, suggest(kv=30_000).at_most) == (2, 2)
 
 
-def test_without_capacity_nothing_is_suggested() -> None:
-    load = LoadSnapshot(1, 10**9, 1000 * MS, 10**9, 10**9, None, None)
-    suggestion = BoundsPolicy(Bounds()).suggest(load)
-    assert (suggestion.at_least, suggestion.at_most, suggestion.reason) == (0, 0, "idle")
+def test_without_capacity_nothing_is_suggested_but_one_instance_for_requests() -> None:
+    unknown = LoadSnapshot(1, 10**9, 1000 * MS, 10**9, 10**9, None, None)
+    idle = BoundsPolicy(Bounds()).suggest(unknown)
+    assert (idle.at_least, idle.at_most, idle.reason) == (0, 0, "idle")
+    waiting = BoundsPolicy(Bounds()).suggest(replace(unknown, requests=3))
+    assert (waiting.at_least, waiting.at_most, waiting.reason) == (1, 1, "requests")
+
+
+@given(
+    requests=st.integers(0, 10_000),
+    target=st.integers(1, 20_000),
+    lower=st.integers(1, 1000),
+    instances=st.integers(0, 50),
+)
+def test_a_target_of_ongoing_requests_is_kept_per_instance(
+    requests: int, target: int, lower: int, instances: int
+) -> None:
+    """Ray Serve's rule: requests / target instances; `at_most` at the lower edge of the band."""
+    load = LoadSnapshot(instances, 0, 1, 0, 0, None, None, requests)
+    found = TargetOngoingPolicy(TargetOngoing(target, lower)).suggest(load)
+    assert found.at_least == ceil(Fraction(requests * 1000, target))
+    assert found.at_most == ceil(Fraction(requests * 1000, target) * Fraction(1000, lower))
+    assert found.at_most >= found.at_least
+    assert (found.reason, found.values["requests"]) == ("ongoing_requests", requests)
+
+
+def test_the_policy_of_a_value() -> None:
+    assert isinstance(make_policy(Bounds()), BoundsPolicy)
+    assert isinstance(make_policy(TargetOngoing()), TargetOngoingPolicy)
 
 
 def suggestion(at_least: int, at_most: int) -> Suggestion:
     return Suggestion(at_least, at_most, "load", {})
 
 
-def make(instances_min: int = 1, instances_max: int = 16) -> Autoscaler:
-    return Autoscaler(Bounds(), instances_min, instances_max)
+IDLE_NS = 1000 * MS
+
+
+class Scaler:
+    """An autoscaler with fixed limits, of a model that has requests unless `idle_since_ns`."""
+
+    def __init__(self, least: int = 1, most: int = 16) -> None:
+        self.autoscaler = Autoscaler(333 * MS, IDLE_NS)
+        self.limits = (least, most)
+        self.idle_since_ns: int | None = None
+
+    def wanted(self, now_ns: int, instances: int, needs: Suggestion) -> tuple[int, str]:
+        return self.autoscaler.wanted(now_ns, instances, needs, self.limits, self.idle_since_ns)
+
+    def deadlines_ns(self) -> list[int]:
+        return self.autoscaler.deadlines_ns(self.idle_since_ns)
+
+
+def make(instances_min: int = 1, instances_max: int = 16) -> Scaler:
+    return Scaler(instances_min, instances_max)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +142,7 @@ def test_growing_is_immediate_and_to_the_middle(
 def test_shrinking_waits_for_the_timeout_and_sheds_one_at_a_time() -> None:
     scaler, low = make(), suggestion(1, 1)
     assert scaler.wanted(0, 5, low) == (5, "below_lower_bound")
-    assert scaler.deadline_ns() == 333 * MS
+    assert scaler.deadlines_ns() == [333 * MS]
     assert scaler.wanted(332 * MS, 5, low) == (5, "below_lower_bound")
     assert scaler.wanted(333 * MS, 5, low) == (4, "idle")
     assert scaler.wanted(334 * MS, 4, low) == (4, "below_lower_bound")
@@ -102,7 +153,7 @@ def test_load_within_the_bounds_starts_the_timeout_anew() -> None:
     scaler = make()
     scaler.wanted(0, 5, suggestion(1, 1))
     assert scaler.wanted(300 * MS, 5, suggestion(4, 5)) == (5, "within_bounds")
-    assert scaler.deadline_ns() is None
+    assert scaler.deadlines_ns() == []
     assert scaler.wanted(340 * MS, 5, suggestion(1, 1)) == (5, "below_lower_bound")
 
 
@@ -117,7 +168,7 @@ def test_more_than_max_are_shed_one_at_a_time() -> None:
     """A restarted controller may adopt more than it would start: those that were draining."""
     scaler = make(instances_max=4)
     assert scaler.wanted(0, 6, suggestion(9, 9)) == (5, "above_max")
-    assert scaler.wanted(0, 4, suggestion(9, 9)) == (4, "load")
+    assert scaler.wanted(0, 4, suggestion(9, 9)) == (4, "within_bounds")
 
 
 @given(
@@ -130,10 +181,47 @@ def test_never_below_what_the_load_needs(
     instances: int, at_least: int, spread: int, now_ns: int
 ) -> None:
     scaler = make()
-    scaler.below_since_ns = 0
+    scaler.autoscaler.below_since_ns = 0
     wanted, _ = scaler.wanted(now_ns, instances, suggestion(at_least, at_least + spread))
     assert wanted >= min(at_least, instances, 16) or wanted == instances - 1 >= 16
     assert wanted >= instances - 1
+
+
+def test_the_last_instance_goes_after_a_time_without_requests() -> None:
+    scaler, none = make(instances_min=0), suggestion(0, 0)
+    assert scaler.wanted(0, 1, none) == (1, "kept_warm")
+    scaler.idle_since_ns = 100 * MS
+    assert scaler.deadlines_ns() == [333 * MS, 1100 * MS]
+    assert scaler.wanted(1099 * MS, 1, none) == (1, "kept_warm")
+    assert scaler.wanted(1100 * MS, 1, none) == (0, "unused")
+    assert scaler.wanted(1101 * MS, 0, none) == (0, "within_bounds")
+    assert scaler.wanted(1102 * MS, 0, suggestion(1, 1)) == (1, "load")
+
+
+def test_periods_of_the_day_replace_the_limits() -> None:
+    day = Period(8 * HOUR_NS, 20 * HOUR_NS, 3, 9)
+    night = Period(22 * HOUR_NS, 6 * HOUR_NS, 0, 1)
+    policy = ModelPolicy(ModelSpec("m", (1,), 1, 1), 1, 4, schedule=(day, night))
+    limits = [policy.limits_at(7 * DAY_NS + hour * HOUR_NS) for hour in range(24)]
+    assert limits == [(0, 1)] * 6 + [(1, 4)] * 2 + [(3, 9)] * 12 + [(1, 4)] * 2 + [(0, 1)] * 2
+
+
+@given(st.integers(0, DAY_NS - 1), st.integers(0, DAY_NS), st.integers(0, 10 * DAY_NS))
+def test_a_period_holds_every_day_for_as_long_as_it_says(
+    start_ns: int, stop_ns: int, wall_ns: int
+) -> None:
+    period = Period(start_ns, stop_ns, 0, 1)
+    since_ns = (wall_ns - start_ns) % DAY_NS
+    length_ns = stop_ns - start_ns if start_ns <= stop_ns else stop_ns - start_ns + DAY_NS
+    assert period.holds_at(wall_ns) is (since_ns < length_ns)
+    assert period.holds_at(wall_ns) is period.holds_at(wall_ns + DAY_NS)
+
+
+def test_periods_must_make_sense() -> None:
+    with pytest.raises(ValueError, match="is not in its day"):
+        Period(5, 11, 0, 1, every_ns=10)
+    with pytest.raises(ValueError, match="0 <= min 2 <= max 1 is broken"):
+        Period(0, 1, 2, 1)
 
 
 @given(
@@ -154,7 +242,8 @@ def test_a_window_holds_the_tokens_of_its_span(
         assert tokens.tokens == sum(c for at_ns, c in seen if at_ns > now_ns - window)
 
 
-def test_bounds_of_a_model_must_make_sense() -> None:
+@pytest.mark.parametrize(("least", "most"), [(3, 2), (-1, 2), (0, 0)])
+def test_limits_of_a_model_must_make_sense(least: int, most: int) -> None:
     spec = ModelSpec("m", (1,), 1, 1)
-    with pytest.raises(ValueError, match="m: 1 <= min 3 <= max 2 does not hold"):
-        ModelPolicy(spec, 3, 2)
+    with pytest.raises(ValueError, match=f"m: 0 <= min {least} <= max {most}"):
+        ModelPolicy(spec, least, most)

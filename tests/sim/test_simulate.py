@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 from worlds import MIB, MS, Row, make_config, make_model
 
-from livescale.control.config import ModelPolicy
 from livescale.messages.events import InstanceReported
+from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.presets import LLAMA_3_8B
 from livescale.sim.simulate import SimResult, simulate
@@ -87,7 +87,7 @@ def test_a_chain_takes_as_long_as_its_law_says() -> None:
         slack_ns = 2 * config.message_delay_ns + config.step_gap_ns
         assert expected_ns <= took_ns <= expected_ns + slack_ns + MS
         assert line.predicted_ns is not None
-        assert abs(line.predicted_ns - expected_ns) <= 1
+        assert abs(line.predicted_ns - expected_ns) <= len(line.loads)  # a nanosecond a hop
 
 
 def test_a_full_queue_rejects_and_says_so() -> None:

@@ -46,7 +46,12 @@ def test_without_faults_and_with_room_every_request_finishes() -> None:
     checked = 0
     for seed in range(SEEDS):
         config = make_world(seed).config
-        if config.faults.until_ns or config.queue_requests_max < 1000 or config.kv_blocks < 512:
+        if (
+            config.changes
+            or config.faults.until_ns
+            or config.queue_requests_max < 1000
+            or config.kv_blocks < 512
+        ):
             continue
         checked += 1
         outcomes = {line.outcome for line in run_world(seed).requests}

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import msgspec
 
 from livescale.batching.latency import LinearLatency
-from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
-from livescale.sim.config import FaultConfig, SimConfig
+from livescale.control.config import ControllerConfig
+from livescale.placements import AllCopies, CacheCopies, NoCopies, SpreadCopies
+from livescale.policies import Bounds, ModelPolicy, TargetOngoing
+from livescale.sim.config import FaultConfig, ModelChange, SimConfig
 from livescale.sim.network import Network
-from livescale.topology import Device
+from livescale.topology import Device, Host
 from livescale.types import ModelSpec
 
 MS = 1_000_000
@@ -88,7 +90,7 @@ def make_world(seed: int) -> World:
             dispatched_ahead_max=rng.randint(1, 8),
             request_attempts_max=rng.randint(1, 3),
             load_retry_ns=rng.choice([10, 1_000]) * MS,
-            bounds=Bounds(
+            scaling=Bounds(
                 load_window_ns=rng.choice([50, 1_000]) * MS,
                 scale_down_timeout_ns=rng.choice([5, 30, 333]) * MS,
             ),
@@ -108,12 +110,98 @@ def make_world(seed: int) -> World:
         queue_requests_max=rng.choice([4, 1_000]),
         step_gap_ns=rng.choice([0, MS, 5 * MS]),
         message_delay_ns=rng.choice([0, 200_000, 3 * MS]),
-        load_timeout_ns=500 * MS,
+        holder_wait_ns=500 * MS,
+        stall_ns=random.Random(f"stall {seed}").choice([20, 200]) * MS,
         grace_ns=120_000 * MS,
         faults=_faults(rng, until_ns),
     )
+    config = _with_elastic_planes(config, seed)
     rows = {policy.spec.name: _rows(rng, until_ns) for policy in policies}
-    return World(rows, config, seed)
+    config, more_rows = _with_changes(config, seed, until_ns)
+    return World(rows | more_rows, config, seed)
+
+
+def _with_elastic_planes(config: SimConfig, seed: int) -> SimConfig:
+    """Hosts with agents, strategies, priorities, models that may go to zero, broken feeds."""
+    rng = random.Random(f"elastic {seed}")
+    controller = config.controller
+    policies = tuple(
+        msgspec.structs.replace(
+            policy,
+            instances_min=rng.choice([0, policy.instances_min]),
+            priority=rng.choice([0, 0, 1]),
+            idle_ns=rng.choice([10, 500]) * MS,
+            scaling=rng.choice([None, None, TargetOngoing(2000, 900, 30 * MS)]),
+        )
+        for policy in controller.models
+    )
+    hosts: tuple[Host, ...] = ()
+    placement, multicast = rng.choice(
+        [
+            (SpreadCopies(), "auto"),
+            (SpreadCopies(), "chain"),
+            (SpreadCopies(), "binomial"),
+            (CacheCopies(50 * MS), "host"),
+            (AllCopies(), "host"),
+            (NoCopies(), "storage"),
+        ]
+    )
+    needed = sum(p.spec.size_bytes * p.spec.tp_size for p in policies)
+    if rng.random() < 0.7:
+        # Often room for everything on every host, sometimes barely for all of it together.
+        count = rng.randint(1, 3)
+        largest = max(p.spec.size_bytes * p.spec.tp_size for p in policies)
+        memory = rng.choice([needed, max(largest, needed // count)])
+        hosts = tuple(Host(f"host-{n}", "leaf", memory) for n in range(count))
+    else:
+        placement, multicast = NoCopies(), rng.choice(["chain", "auto"])
+        # Without host copies nothing brings back a model whose last instance went.
+    faults = config.faults
+    if faults.until_ns:
+        faults = msgspec.structs.replace(
+            faults,
+            agent_losses=rng.choice([0, 0, 1, 3]),
+            feed_failures=rng.choice([0, 2, 20]),
+            stalls=rng.choice([0, 0, 3]),
+            stall_ns=rng.choice([10, 1000]) * MS,
+        )
+    controller = msgspec.structs.replace(
+        controller,
+        models=policies,
+        agents_expected=len(hosts),
+        placement=placement,
+        multicast=multicast,
+        chunk_bytes=MIB,
+    )
+    return msgspec.structs.replace(config, controller=controller, hosts=hosts, faults=faults)
+
+
+def _with_changes(
+    config: SimConfig, seed: int, until_ns: int
+) -> tuple[SimConfig, dict[str, list[Row]]]:
+    """In a third of the worlds a model is published while the pool runs, and one is withdrawn."""
+    rng = random.Random(f"changes {seed}")
+    if rng.random() < 0.67:
+        return config, {}
+    changes, rows = [], {}
+    if rng.random() < 0.7:
+        spec = make_model("added", rng.randint(1, 6), rng.randint(1, 4) * MIB)
+        # Where all workers are somebody's by right it comes only when there is room.
+        taken = sum(max(p.instances_min, 1) * p.spec.tp_size for p in config.controller.models)
+        room = config.workers - taken
+        if room > 0:
+            policy = ModelPolicy(spec, rng.choice([0, 1]), room, idle_ns=50 * MS)
+            at_ns = rng.randrange(until_ns)
+            changes.append(ModelChange(at_ns, added=policy))
+            rows["added"] = _rows(rng, until_ns)
+    names = [policy.spec.name for policy in config.controller.models]
+    if rng.random() < 0.7:
+        changes.append(ModelChange(rng.randrange(until_ns), removed=rng.choice(names)))
+    hosts = tuple(
+        msgspec.structs.replace(host, memory_bytes=host.memory_bytes + rng.choice([0, 64 * MIB]))
+        for host in config.hosts
+    )
+    return msgspec.structs.replace(config, changes=tuple(changes), hosts=hosts), rows
 
 
 def _tp_size(seed: int, workers: int) -> int:

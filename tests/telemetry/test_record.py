@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from livescale.control.config import ControllerConfig, ModelPolicy
-from livescale.messages.commands import StartLoad
+from livescale.chunks import ChunkRange, Feed
+from livescale.control.config import ControllerConfig
+from livescale.messages.commands import StartCopy, StartLoad
 from livescale.messages.events import Tick, WorkerJoined
+from livescale.policies import ModelPolicy
 from livescale.telemetry.record import (
     RECORD_VERSION,
     AnyLine,
@@ -24,18 +26,21 @@ from livescale.telemetry.record import (
     write_record,
 )
 from livescale.topology import Device
-from livescale.types import FromWorker, ModelSpec, Outcome, WorkerRef
+from livescale.types import FromWorker, ModelSpec, Outcome, WorkerRef, agent_ref
 
 DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
 CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1, 2, 3), 1, 10), 1, 2),), 2)
-LOAD = StartLoad(1, 0, WorkerRef(1), "m", 2, FromWorker(WorkerRef(0, 3)), None, True)
+FEEDS = (Feed(FromWorker(WorkerRef(0, 3)), (ChunkRange(0, 3, 2),), window=4),)
+LOAD = StartLoad(1, 0, WorkerRef(1), "m", 2, FEEDS, 1, measure_capacity=True)
+COPY = StartCopy("m", agent_ref(0), 3, FEEDS, 1, "spread")
 LINES: list[AnyLine] = [
     RunLine(RECORD_VERSION, "sim", CONFIG, {"a": 1}),
-    StepLine(5, (WorkerJoined(WorkerRef(0), DEVICE), Tick()), (LOAD,), 6),
-    RequestLine("r", "m", 3, 4, 1, 9, Outcome.FINISHED, 1, 2, (5, 9), worker=WorkerRef(0)),
+    StepLine(5, (WorkerJoined(WorkerRef(0), DEVICE), Tick()), (LOAD, COPY), 6),
+    RequestLine("r", "m", 3, 4, 1, 9, Outcome.FINISHED, 1, 0, 2, 2, (5, 9), worker=WorkerRef(0)),
     ScaleLine(
-        "m", 1, 2, "token_rate", {"at_least": 2}, 1, 2, 3, 6, ("w0.0 -> w1.0",), 7,
+        "m", 0, 2, "requests", {"at_least": 2}, 1, 2, 3, 6, "chain", ("w0.0 -> w1.0",), 7,
         (LoadPhases(1, WorkerRef(1), "w0.0", first_byte_ns=3),), {8: 9},
+        ("w1.0 from storage",), "r", 1,
     ),
 ]  # fmt: skip
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from livescale.chunks import ChunkRange, Feed
 from livescale.messages.commands import (
+    AmendLoad,
     AnyCommand,
+    Dispatch,
     Drain,
     PlanMade,
     Release,
@@ -21,19 +24,24 @@ from livescale.messages.events import (
     LoadFailed,
     LoadStarted,
     Released,
+    RequestArrived,
+    RequestCancelled,
     WorkerJoined,
     WorkerLost,
 )
+from livescale.plans import PlannedLoad, ScalePlan
 from livescale.telemetry.record import ScaleLine
 from livescale.telemetry.scale_events import ScaleTracker
 from livescale.topology import Device
-from livescale.types import FromStorage, Role, ScalePlan, WorkerRef
+from livescale.types import FromStorage, FromWorker, Role, WorkerRef
 
 W0, W1 = WorkerRef(0), WorkerRef(1)
+FEEDS = (Feed(FromStorage(), (ChunkRange(0, 10),)),)
+PLAN = ScalePlan(1, "m", "chain", ((W0,),), (PlannedLoad(W0, FEEDS),), 10, 100, None)
 UP = [
     ScaleDecided("m", Role.UNIFIED, 0, 1, "below_min", {}),
-    PlanMade(ScalePlan(1, "m", (), (W0,), 100, None), (2,)),
-    StartLoad(2, 0, W0, "m", 1, FromStorage(), None, False),
+    PlanMade(PLAN, (2,)),
+    StartLoad(2, 0, W0, "m", 1, FEEDS, 10, measure_capacity=False),
 ]
 DOWN = [ScaleDecided("m", Role.UNIFIED, 2, 1, "idle", {}), Drain(2, 0)]
 
@@ -67,7 +75,7 @@ def test_a_scale_up_is_finished_by_its_first_token() -> None:
     (load,) = line.loads
     assert (line.decided_ns, load.first_byte_ns, load.first_layer_ns) == (1, 2, 3)
     assert (load.loaded_ns, load.first_token_ns, load.failed) == (5, 6, None)
-    assert line.plan == 1
+    assert (line.plan, line.strategy, line.routes) == (1, "chain", ("storage -> w0.0",))
     assert story.tracker.flush() == []
 
 
@@ -132,3 +140,34 @@ def test_flush_hands_out_what_is_unfinished() -> None:
     (line,) = story.tracker.flush()
     assert line.loads[0].first_byte_ns == 2
     assert story.tracker.flush() == []
+
+
+def arrived(request: str, model: str = "m") -> RequestArrived:
+    return RequestArrived(request, model, 1, 1)
+
+
+def test_what_woke_a_model_without_instances_is_told() -> None:
+    story = Story()
+    story.step(arrived("other", "n"), arrived("gone"), arrived("first"))
+    story.step(RequestCancelled("gone"), arrived("second"), *UP)
+    (line,) = story.step(LoadFailed(2, 0, "no disk"))
+    assert (line.woken_by, line.asked_ns, line.decided_ns) == ("first", 1, 2)
+
+
+def test_nobody_woke_a_model_whose_requests_all_run() -> None:
+    story = Story()
+    story.step(arrived("r"), Dispatch("r", 1, 7, W1))
+    story.step(*UP)
+    (line,) = story.tracker.flush()
+    assert (line.woken_by, line.asked_ns) == (None, None)
+
+
+def test_amendments_are_told_until_the_scale_up_is_finished() -> None:
+    story = Story()
+    story.step(*UP)
+    halves = [ChunkRange(k, 10, 2) for k in range(2)]
+    feeds = tuple(Feed(FromWorker(w), (h,)) for w, h in zip((W1, W0), halves, strict=True))
+    story.step(AmendLoad(1, W0, feeds), AmendLoad(99, W1, FEEDS))
+    (line,) = story.step(reported(1))
+    assert line.amendments == ("w0.0 from w1.0 + w0.0",)
+    assert story.step(AmendLoad(1, W0, FEEDS)) == []

@@ -11,6 +11,8 @@ import msgspec
 
 from livescale.cli.errors import UserError
 from livescale.cli.loads import add_load_arguments, choose_load, write_json
+from livescale.control.multicast.planner import STRATEGIES
+from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.sim.config import SimConfig
@@ -19,10 +21,17 @@ from livescale.sim.presets import LLAMA_3_8B
 from livescale.sim.simulate import SimResult, simulate
 from livescale.slo import RequestTiming, SloError, parse_slo
 from livescale.telemetry.record import RequestLine, read_record
+from livescale.topology import Host
 from livescale.traces import TraceError
 from livescale.types import Outcome
 
 _GBIT_BYTES = 125_000_000
+_PLACEMENTS: dict[str, Placement] = {
+    "spread": SpreadCopies(),
+    "cache": CacheCopies(),
+    "all": AllCopies(),
+    "none": NoCopies(),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=8, help="workers of the pool")
     parser.add_argument("--link-gbit", type=float, default=100, help="rate of every link")
     parser.add_argument("--storage-gbit", type=float, default=10, help="rate of storage")
+    parser.add_argument("--multicast", choices=STRATEGIES, default="auto", help="who sends to whom")
+    words = "hosts with memory for copies, among which the workers are dealt (default: none)"
+    parser.add_argument("--hosts", type=int, default=0, help=words)
+    parser.add_argument("--host-memory-gb", type=float, default=192, help="of every host")
+    words = "which host keeps what: " + ", ".join(_PLACEMENTS)
+    parser.add_argument("--placement", choices=list(_PLACEMENTS), default="spread", help=words)
     parser.add_argument("--slo", default="5x-mean", help="'5x-mean' or 'ttft=450ms,tbt=150ms'")
     parser.add_argument("--record", type=Path, default=Path("runs/simulated.jsonl"))
 
@@ -75,13 +90,26 @@ def run(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> SimConfig:
     if arguments.workers < 1 or min(arguments.link_gbit, arguments.storage_gbit) <= 0:
         raise UserError("--workers, --link-gbit and --storage-gbit must be positive")
+    if arguments.hosts < 0 or arguments.host_memory_gb <= 0:
+        raise UserError("--hosts must not be negative and --host-memory-gb must be positive")
     config = SimConfig.default(LLAMA_3_8B, workers=arguments.workers)
     link = int(arguments.link_gbit * _GBIT_BYTES)
     network = Network(link, int(arguments.storage_gbit * _GBIT_BYTES), config.network.chunk_bytes)
     device = msgspec.structs.replace(
         config.device, uplink_bytes_per_s=link, downlink_bytes_per_s=link
     )
-    return msgspec.structs.replace(config, network=network, device=device)
+    memory_bytes = int(arguments.host_memory_gb * 1e9)
+    leaf = device.leaf
+    hosts = tuple(Host(f"host-{n}", leaf, memory_bytes, link, link) for n in range(arguments.hosts))
+    controller = msgspec.structs.replace(
+        config.controller,
+        agents_expected=len(hosts),
+        multicast=arguments.multicast,
+        placement=_PLACEMENTS[arguments.placement],
+    )
+    return msgspec.structs.replace(
+        config, controller=controller, network=network, device=device, hosts=hosts
+    )
 
 
 def _write(path: Path, content: bytes) -> None:

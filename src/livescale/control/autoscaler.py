@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from livescale.control.config import Bounds
 from livescale.control.policy import Suggestion
 
 
@@ -34,34 +33,54 @@ class TokenWindow:
 class Autoscaler:
     """Hysteresis of one model."""
 
-    bounds: Bounds
-    instances_min: int
-    instances_max: int
+    scale_down_timeout_ns: int
+    #: how long a model must have been without requests before its last instance goes
+    idle_ns: int
     #: since when the load has been below every lower bound (None: it is not)
     below_since_ns: int | None = None
 
-    def wanted(self, now_ns: int, instances: int, suggestion: Suggestion) -> tuple[int, str]:
-        """Instances wanted now and why; equal to `instances` when nothing should change."""
-        if instances < self.instances_min:
-            return self.instances_min, "below_min"
-        if instances > self.instances_max:
+    def wanted(
+        self,
+        now_ns: int,
+        instances: int,
+        suggestion: Suggestion,
+        limits: tuple[int, int],
+        idle_since_ns: int | None,
+    ) -> tuple[int, str]:
+        """Instances wanted now and why; equal to `instances` when nothing should change.
+
+        `limits` are the least and the largest number now; `idle_since_ns` is when the model's last
+        request ended (None: it has some).
+        """
+        least, most = limits
+        if instances < least:
+            return least, "below_min"
+        if instances > most:
             return instances - 1, "above_max"
-        if suggestion.at_least > instances:
+        if suggestion.at_least > instances and instances < most:
             self.below_since_ns = None
             middle = (suggestion.at_least + suggestion.at_most + 1) // 2
-            return min(max(middle, suggestion.at_least), self.instances_max), suggestion.reason
-        if max(suggestion.at_most, self.instances_min) >= instances:
+            return min(max(middle, suggestion.at_least), most), suggestion.reason
+        if max(suggestion.at_most, least) >= instances:
             self.below_since_ns = None
             return instances, "within_bounds"
         if self.below_since_ns is None:
             self.below_since_ns = now_ns
-        if now_ns < self.below_since_ns + self.bounds.scale_down_timeout_ns:
+        if instances == 1:
+            return self._wanted_of_last(now_ns, idle_since_ns)
+        if now_ns < self.below_since_ns + self.scale_down_timeout_ns:
             return instances, "below_lower_bound"
         self.below_since_ns = now_ns
         return instances - 1, "idle"
 
-    def deadline_ns(self) -> int | None:
+    def _wanted_of_last(self, now_ns: int, idle_since_ns: int | None) -> tuple[int, str]:
+        if idle_since_ns is None or now_ns < idle_since_ns + self.idle_ns:
+            return 1, "kept_warm"
+        return 0, "unused"
+
+    def deadlines_ns(self, idle_since_ns: int | None) -> list[int]:
         """When a pending scale-down is due."""
         if self.below_since_ns is None:
-            return None
-        return self.below_since_ns + self.bounds.scale_down_timeout_ns
+            return []
+        due = [self.below_since_ns + self.scale_down_timeout_ns]
+        return due if idle_since_ns is None else [*due, idle_since_ns + self.idle_ns]

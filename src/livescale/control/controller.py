@@ -10,33 +10,50 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet, Instance
+from livescale.control.host_copies import HostCopies
+from livescale.control.loads import Loads
+from livescale.control.model_state import ModelState
+from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
-from livescale.control.router import RequestRecord, Router
-from livescale.control.scaling import ModelState, Scaling
-from livescale.messages.commands import AnyCommand, Dispatch, FailRequest, WakeAt
+from livescale.control.repairs import repair_loads
+from livescale.control.router import Router
+from livescale.control.scaling import Scaling
+from livescale.messages.commands import AnyCommand, Dispatch, ModelGone, WakeAt
 from livescale.messages.events import (
+    AgentJoined,
     AnyEvent,
     CapacityMeasured,
+    CopyCompleted,
+    CopyDropped,
+    CopyFailed,
+    CopyLayerArrived,
+    FeedFailed,
+    InstanceReport,
     InstanceReported,
     LayerArrived,
+    LinkMeasured,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
+    ModelAdded,
+    ModelRemoved,
     Released,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
-    SendEnded,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
-from livescale.types import InstanceId, InstanceState, Outcome, WorkerRef
+from livescale.placements import AllCopies, SpreadCopies
+from livescale.plans import PlannedLoad
+from livescale.types import InstanceId, InstanceState, WorkerRef
 
-# A window's tokens leave it at any time: look again this many times per window while they do.
-_LOOKS_PER_WINDOW = 10
+# Everybody behind a sender that stalls reports it within this time; then it is judged.
+_STALL_GRACE_NS = 100_000_000
 
 
 class Controller:
@@ -45,19 +62,28 @@ class Controller:
     def __init__(self, config: ControllerConfig) -> None:
         self.config = config
         self.fleet = Fleet()
-        self.pool = ParameterPool()
+        self.pool = ParameterPool(isinstance(config.placement, SpreadCopies | AllCopies))
         self.router = Router(config.dispatched_ahead_max)
-        self.models = {policy.spec.name: ModelState(policy, config) for policy in config.models}
-        self.scaling = Scaling(config, self.fleet, self.pool, self.router)
+        self.models = {p.spec.name: ModelState(p, config, 0) for p in config.models}
+        self.attempts = Attempts(config, self.router, self.models)
+        self.loads = Loads(self.pool)
+        self.planning = Planning(config, self.fleet, self.pool, self.loads)
+        self.host_copies = HostCopies(
+            config, self.fleet, self.pool, self.loads, self.planning, self.models
+        )
+        self.scaling = Scaling(
+            self.fleet, self.pool, self.router, self.loads, self.planning, self.host_copies
+        )
         self.stale_events = 0
         self._settled_at_ns: int | None = None
+        #: loads were taken over from an earlier life, and their senders not looked at yet
+        self._has_adopted = False
         self._wake_at_ns: int | None = None
-        #: the latest end of any request's avoidance of a worker
-        self._avoid_until_ns = 0
         self._now_ns = 0
         self._commands: list[AnyCommand] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             WorkerJoined: self._worker_joined,
+            AgentJoined: self._agent_joined,
             WorkerLost: self._worker_lost,
             RequestArrived: self._request_arrived,
             RequestCancelled: self._request_cancelled,
@@ -67,7 +93,14 @@ class Controller:
             LayerArrived: self._load_progressed,
             LoadCompleted: self._load_completed,
             LoadFailed: self._load_failed,
-            SendEnded: self._send_ended,
+            FeedFailed: self._feed_failed,
+            CopyLayerArrived: self._copy_layer_arrived,
+            CopyCompleted: self._copy_completed,
+            CopyFailed: self._copy_failed,
+            CopyDropped: self._copy_dropped,
+            LinkMeasured: self._link_measured,
+            ModelAdded: self._model_added,
+            ModelRemoved: self._model_removed,
             Released: self._released,
             CapacityMeasured: self._capacity_measured,
             Tick: self._ticked,
@@ -96,83 +129,81 @@ class Controller:
             # The old connection's end may be seen later than the next incarnation's first word.
             self._worker_lost(WorkerLost(before.ref, f"{event.worker} took its place"))
         self.fleet.join(event.worker, event.device)
-        if event.report is not None and event.report.model in self.models:
-            spec = self.models[event.report.model].spec
-            instance = self.fleet.adopt(event.report, event.worker, spec.layers, spec.tp_size)
-            if instance is not None and instance.state is InstanceState.SERVING:
-                self.pool.add(instance.model, *instance.workers)
+        self.planning.worker_joined(event.worker, event.device)
+        if event.report is not None:
+            if event.report.model in self.models:
+                self._adopt(event.worker, event.report)
+            else:
+                self.fleet.give_back(event.report, event.worker)
+
+    def _adopt(self, worker: WorkerRef, report: InstanceReport) -> None:
+        """The worker holds a rank of an instance from an earlier controller's life."""
+        spec = self.models[report.model].spec
+        if not report.is_loaded:
+            self._has_adopted = True
+            load = PlannedLoad(worker, report.feeds)
+            self.loads.begin(report.plan, load, report.model, report.rank)
+        instance = self.fleet.adopt(report, worker, spec.layers, spec.tp_size)
+        if instance is None:
+            return
+        size = self.models[report.model].instance_bytes
+        self.pool.begin(instance.model, instance.workers, spec.layers, size)
+        for rank in range(spec.tp_size):
+            for layer in range(instance.watermarks.get(rank, 0)):
+                self.pool.arrived(instance.model, instance.worker, rank, layer)
+        for rank in instance.loaded_ranks:
+            self.pool.complete(instance.model, instance.worker, rank)
+
+    def _agent_joined(self, event: AgentJoined) -> None:
+        before = self.fleet.agents.get(event.agent.worker)
+        if before is not None and event.agent <= before.ref:
+            self._stale()
+            return
+        if before is not None:
+            self._worker_lost(WorkerLost(before.ref, f"{event.agent} took its place"))
+        self.fleet.agent_joins(event.agent, event.host)
+        self.planning.agent_joined(event.agent, event.host)
+        for name in dict.fromkeys(report.model for report in event.copies):
+            reports = tuple(report for report in event.copies if report.model == name)
+            self._has_adopted = True
+            self.host_copies.adopt(event.agent, reports, self.models.get(name))
 
     def _worker_lost(self, event: WorkerLost) -> None:
         if not self.fleet.is_alive(event.worker):
             self._stale()
             return
+        if event.worker.is_agent:
+            self.host_copies.agent_lost(event.worker)
+            del self.fleet.agents[event.worker.worker]
+        else:
+            self._instance_lost(event)
+            self.fleet.leave(event.worker)
+        self.planning.member_left(event.worker)
+        self.loads.lose(event.worker)
+        self.pool.lose(event.worker)
+
+    def _instance_lost(self, event: WorkerLost) -> None:
+        """One lost rank loses the instance, and with it what its rank 0 was asked."""
         reason = f"worker {event.worker} was lost: {event.reason}"
         number = self.fleet.workers[event.worker.worker].instance
         instance = self.fleet.instances.get(number) if number is not None else None
         if instance is not None:
-            # One lost rank loses the instance, and with it what its rank 0 was asked.
             instance.empty_ranks[instance.workers.index(event.worker)] = None
-            self._end_reads(instance)
+            self.pool.lose(event.worker)
             self.fleet.move(instance, WorkerLost)
-            self._attempts_failed(instance.worker, reason)
-        self._attempts_failed(event.worker, reason)
-        self.pool.lose(event.worker)
-        for key in [key for key in self.scaling.sends if key[1] == event.worker]:
-            del self.scaling.sends[key]
-        self.fleet.leave(event.worker)
+            self.attempts.worker_lost(instance.worker, reason)
+        self.attempts.worker_lost(event.worker, reason)
 
     # -- what happened: requests --------------------------------------------------------------
 
     def _request_arrived(self, event: RequestArrived) -> None:
-        state = self.models.get(event.model)
-        if state is None or event.request in self.router.requests:
-            self._stale()
-            return
-        record = self.router.arrive(
-            event.request, event.model, event.prompt_tokens, event.output_tokens_max
-        )
-        record.attempt = event.attempt
-        if event.worker is None:
-            state.window.add(self._now_ns, event.prompt_tokens)
-        else:
-            self.router.place(record, event.worker)
-            record.is_started = True
+        self._count_stale(self.attempts.arrived(event, self._now_ns))
 
     def _request_cancelled(self, event: RequestCancelled) -> None:
-        record = self.router.requests.get(event.request)
-        if record is None:
-            self._stale()
-        elif record.worker is None:
-            self.router.end(record)
-        else:
-            record.is_cancelled = True
+        self._count_stale(self.attempts.cancelled(event))
 
     def _request_ended(self, event: RequestEnded) -> None:
-        record = self.router.requests.get(event.request)
-        if record is None or record.attempt != event.attempt or record.worker is None:
-            self._stale()
-        elif event.outcome is Outcome.WORKER_LOST:
-            # The gateway often sees it first: until WorkerLost is here the worker still looks
-            # alive, and the request must not be sent to it again.
-            record.avoided = record.worker
-            record.avoided_until_ns = self._now_ns + self.config.avoid_ns
-            self._avoid_until_ns = max(self._avoid_until_ns, record.avoided_until_ns)
-            self._attempt_failed(record, f"worker {record.worker} was lost")
-        else:
-            self.router.end(record)
-
-    def _attempts_failed(self, worker: WorkerRef, reason: str) -> None:
-        for record in self.router.on_worker(worker):
-            self._attempt_failed(record, reason)
-
-    def _attempt_failed(self, record: RequestRecord, reason: str) -> None:
-        if record.is_cancelled:
-            self.router.end(record)
-        elif record.attempt >= self.config.request_attempts_max:
-            self.router.end(record)
-            self._commands.append(FailRequest(record.id, reason))
-        else:
-            self.router.retry(record)
+        self._count_stale(self.attempts.ended(event, self._now_ns))
 
     # -- what happened: instances -------------------------------------------------------------
 
@@ -190,58 +221,117 @@ class Controller:
             self.router.start(request, attempt)
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
+            instance.is_unheard = False
             instance.running = event.running
             instance.queued_prefill_tokens = event.queued_prefill_tokens
             instance.kv_blocks_used = event.kv_blocks_used
             instance.kv_blocks = event.kv_blocks
 
     def _load_progressed(self, event: LoadStarted | LayerArrived) -> None:
-        if isinstance(event, LayerArrived) and self.fleet.reported_load(event):
-            return
+        if isinstance(event, LayerArrived):
+            reported = self.fleet.reported_load(event)
+            if reported is not None:
+                self.loads.progressed(*reported, self._now_ns)
+                return
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
             self.fleet.move(instance, type(event))
             if isinstance(event, LayerArrived):
                 known = instance.watermarks.get(event.rank, 0)
                 instance.watermarks[event.rank] = max(known, event.watermark)
+                receiver = instance.workers[event.rank]
+                self.loads.progressed(instance.plan, receiver, self._now_ns)
+                self.pool.arrived(instance.model, instance.worker, event.rank, event.layer)
 
     def _load_completed(self, event: LoadCompleted) -> None:
-        if self.fleet.reported_load(event):
+        reported = self.fleet.reported_load(event)
+        if reported is not None:
+            self.loads.completed(*reported, self._now_ns)
+            return
+        if self._is_over_for_remnant(event):
             return
         instance = self._instance(event.instance, event.attempt)
         if instance is None:
             return
         instance.watermarks[event.rank] = instance.layers
         instance.loaded_ranks[event.rank] = None
+        self.loads.completed(instance.plan, instance.workers[event.rank], self._now_ns)
+        self.pool.complete(instance.model, instance.worker, event.rank)
         if len(instance.loaded_ranks) == len(instance.workers):
-            self._end_reads(instance)
             self.fleet.move(instance, LoadCompleted)
-            self.pool.add(instance.model, *instance.workers)
+
+    def _is_over_for_remnant(self, event: LoadCompleted | LoadFailed) -> bool:
+        """The load of a rank whose instance has ended otherwise needs no other feeds any more."""
+        remnant = self.fleet.remnants.get((event.instance, event.rank))
+        if remnant is None or remnant.attempt != event.attempt:
+            return False
+        self.loads.end_of(remnant.worker)
+        return True
 
     def _load_failed(self, event: LoadFailed) -> None:
-        if self.fleet.reported_load(event):
+        reported = self.fleet.reported_load(event)
+        if reported is not None:
+            self.loads.end(*reported)
+            return
+        if self._is_over_for_remnant(event):
             return
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
             instance.empty_ranks[event.rank] = None
-            self._end_reads(instance)
+            # Other ranks read until they are released.
+            self.loads.end(instance.plan, instance.workers[event.rank])
+            self.pool.forget(instance.model, instance.worker)
             self.fleet.move(instance, LoadFailed)
             state = self.models[instance.model]
             state.blocked_until_ns = self._now_ns + self.config.load_retry_ns
 
-    def _end_reads(self, instance: Instance) -> None:
-        for upstream in instance.upstreams:
-            self.pool.end_read(f"instance {instance.id}", upstream)
+    # -- what happened: copies and feeds ------------------------------------------------------
 
-    def _send_ended(self, event: SendEnded) -> None:
-        if (event.plan, event.source) not in self.scaling.sends:
+    def _feed_failed(self, event: FeedFailed) -> None:
+        key = (event.plan, event.receiver, event.upstream)
+        if event.is_stalled:
+            is_news = self.loads.feed_stalled(*key, self._now_ns)
+        else:
+            is_news = self.loads.feed_failed(*key)
+        if not is_news:
+            self._stale()
+
+    def _copy_layer_arrived(self, event: CopyLayerArrived) -> None:
+        self._count_stale(self.host_copies.layer_arrived(event, self._now_ns))
+
+    def _copy_completed(self, event: CopyCompleted) -> None:
+        self._count_stale(self.host_copies.completed(event, self._now_ns))
+
+    def _copy_failed(self, event: CopyFailed) -> None:
+        self._count_stale(self.host_copies.failed(event, self._now_ns))
+
+    def _copy_dropped(self, event: CopyDropped) -> None:
+        self._count_stale(self.host_copies.dropped(event))
+
+    def _link_measured(self, event: LinkMeasured) -> None:
+        self.planning.link_measured(event.sender, event.receiver, event.bytes_per_s)
+
+    # -- what happened: models ----------------------------------------------------------------
+
+    def _model_added(self, event: ModelAdded) -> None:
+        name = event.policy.spec.name
+        if name in self.models:
             self._stale()
             return
-        del self.scaling.sends[event.plan, event.source]
-        self.pool.end_read(f"send {event.plan}", event.source)
+        self.models[name] = ModelState(event.policy, self.config, self._now_ns)
+
+    def _model_removed(self, event: ModelRemoved) -> None:
+        state = self.models.get(event.model)
+        if state is None or state.is_leaving:
+            self._stale()
+            return
+        state.is_leaving = True
+        self.pool.retire(event.model)
 
     def _released(self, event: Released) -> None:
-        if (event.instance, event.rank) in self.fleet.remnants:
+        remnant = self.fleet.remnants.get((event.instance, event.rank))
+        if remnant is not None:
+            self.loads.end_of(remnant.worker)
             self.fleet.free((event.instance, event.rank))
             return
         instance = self._instance(event.instance, event.attempt)
@@ -267,28 +357,58 @@ class Controller:
     def _stale(self) -> None:
         self.stale_events += 1
 
+    def _count_stale(self, was_news: bool) -> None:
+        self.stale_events += not was_news
+
     # -- what to do ---------------------------------------------------------------------------
 
     def _decide(self) -> None:
+        self._commands += self.attempts.take_failed()
         if len(self.fleet.workers) >= self.config.workers_expected:
             # Nobody is missing any more who could hold the ranks that were not reported.
             self.fleet.give_up_incomplete()
-        if self._is_settled():
+        if not self._is_settled():
+            # Requests of an earlier life may still be announced: nobody counts as idle before.
             for state in self.models.values():
-                self._commands += self.scaling.decide(self._now_ns, state)
+                state.has_been_idle_since(self._now_ns)
+        else:
+            if self._has_adopted:
+                self._has_adopted = False
+                self.loads.fail_dead(self.fleet.is_alive)
+            self.loads.blame_stalled(self._now_ns, _STALL_GRACE_NS)
+            self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
+            self._commands += self.host_copies.decide(self._now_ns)
+            wall_ns = self.config.wall_ns + self._now_ns
+            states = list(self.models.values())
+            self._commands += self.scaling.decide(self._now_ns, wall_ns, states)
         for state in self.models.values():
             self._dispatch(state)
         self._commands += self.scaling.release_empty()
+        if self._is_settled():
+            self._let_go()
         self._ask_to_wake()
+
+    def _let_go(self) -> None:
+        """Withdrawn models of which nothing is left are forgotten."""
+        for name in [name for name, state in self.models.items() if state.is_leaving]:
+            is_in_use = self.router.unfinished(name) or self.fleet.has_any(name)
+            if not is_in_use and not self.host_copies.has_any(name):
+                del self.models[name]
+                self.pool.forget_model(name)
+                self.fleet.forget_model(name)
+                self._commands.append(ModelGone(name))
 
     def _is_settled(self) -> bool:
         """All expected workers have joined, or waiting for them has lasted long enough."""
         assert self._settled_at_ns is not None
-        if len(self.fleet.workers) >= self.config.workers_expected:
+        are_workers_there = len(self.fleet.workers) >= self.config.workers_expected
+        if are_workers_there and len(self.fleet.agents) >= self.config.agents_expected:
             self._settled_at_ns = min(self._settled_at_ns, self._now_ns)
         return self._now_ns >= self._settled_at_ns
 
     def _dispatch(self, state: ModelState) -> None:
+        if not self.router.waiting(state.spec.name):
+            return
         serving = [
             (instance.id, instance.worker)
             for instance in self.fleet.of_model(state.spec.name)
@@ -306,12 +426,11 @@ class Controller:
         if not self._is_settled():
             assert self._settled_at_ns is not None
             deadlines.append(self._settled_at_ns)
-        deadlines.append(self._avoid_until_ns)
+        deadlines.append(self.attempts.avoid_until_ns)
         for state in self.models.values():
-            deadlines.append(state.blocked_until_ns)
-            deadlines.append(state.autoscaler.deadline_ns() or 0)
-            if state.window.tokens:
-                deadlines.append(self._now_ns + state.window.window_ns // _LOOKS_PER_WINDOW)
+            deadlines += state.deadlines_ns(self._now_ns, self.config.wall_ns)
+        deadlines.append(self.host_copies.deadline_ns() or 0)
+        deadlines += self.loads.blame_deadlines_ns(_STALL_GRACE_NS)
         future = [deadline for deadline in deadlines if deadline > self._now_ns]
         if self._wake_at_ns is not None and self._wake_at_ns <= self._now_ns:
             self._wake_at_ns = None
@@ -333,8 +452,8 @@ class Controller:
                 if i.state in (InstanceState.SERVING, InstanceState.DRAINING) and not i.is_released
             ]
             assert holders == sorted(keepers), (holders, keepers)
-        for _plan, source in self.scaling.sends:
-            assert self.fleet.is_alive(source), f"{source} sends and is gone"
+        for load in self.loads.open.values():
+            assert self.fleet.is_alive(load.receiver), f"{load.receiver} loads and is gone"
 
     def __repr__(self) -> str:
         waiting = sum(self.router.waiting(model) for model in self.models)

@@ -21,8 +21,8 @@ from livescale.messages.events import (
     Released,
     WorkerLost,
 )
-from livescale.topology import Device
-from livescale.types import InstanceId, InstanceState, Role, Value, WorkerRef
+from livescale.topology import Device, Host
+from livescale.types import InstanceId, InstanceState, PlanId, Role, Value, WorkerRef
 
 _STORY_MAX = 32
 
@@ -84,10 +84,12 @@ class Instance:
     loaded_ranks: dict[int, None] = field(default_factory=dict)
     #: ranks whose workers hold nothing of it any more
     empty_ranks: dict[int, None] = field(default_factory=dict)
-    #: who sends to each rank (empty: storage, or adopted)
-    upstreams: tuple[WorkerRef, ...] = ()
+    #: the plan of its load
+    plan: PlanId = 0
     #: DRAINING only: Release was ordered, there is no way back
     is_released: bool = False
+    #: taken over from an earlier life of the controller; it has not said yet what it is doing
+    is_unheard: bool = False
     #: last InstanceReported
     running: int = 0
     queued_prefill_tokens: int = 0
@@ -132,9 +134,18 @@ class WorkerRecord:
 
 
 @dataclass(slots=True)
+class AgentRecord:
+    """A living host agent."""
+
+    ref: WorkerRef
+    host: Host
+
+
+@dataclass(slots=True)
 class Remnant:
     """A rank of an instance that has ended otherwise: its worker must be released."""
 
+    model: str
     worker: WorkerRef
     attempt: int
     is_released: bool = False
@@ -144,9 +155,14 @@ class Fleet:
     """All living workers and instances. Stopped and lost instances are forgotten."""
 
     def __init__(self) -> None:
+        #: grows with every move of an instance, and when a host agent joins
+        self.version = 0
         #: by worker number: at most one incarnation is alive
         self.workers: dict[int, WorkerRecord] = {}
+        #: host agents by number: at most one incarnation is alive
+        self.agents: dict[int, AgentRecord] = {}
         self.instances: dict[InstanceId, Instance] = {}
+        self._of_model: dict[str, dict[InstanceId, Instance]] = {}
         #: what ended instances left on living workers, by (instance, rank)
         self.remnants: dict[tuple[InstanceId, int], Remnant] = {}
         #: ranks that were reported by workers, until all ranks of the instance are there
@@ -156,9 +172,20 @@ class Fleet:
         assert ref.worker not in self.workers, f"{ref} joins, {self.workers[ref.worker]} is alive"
         self.workers[ref.worker] = WorkerRecord(ref, device)
 
+    def agent_joins(self, ref: WorkerRef, host: Host) -> None:
+        assert ref.worker not in self.agents, f"{ref} joins, {self.agents[ref.worker]} is alive"
+        self.version += 1
+        self.agents[ref.worker] = AgentRecord(ref, host)
+
     def is_alive(self, ref: WorkerRef) -> bool:
-        record = self.workers.get(ref.worker)
+        """A worker or agent in its current incarnation."""
+        records = self.agents if ref.is_agent else self.workers
+        record = records.get(ref.worker)
         return record is not None and record.ref == ref
+
+    def living_agents(self) -> list[AgentRecord]:
+        """In id order."""
+        return [self.agents[number] for number in sorted(self.agents)]
 
     def leave(self, ref: WorkerRef) -> None:
         """The worker is gone; its instance was moved to LOST before."""
@@ -187,7 +214,7 @@ class Fleet:
             assert record.ref == worker, f"{instance!r} on {record.ref}"
             assert record.instance is None, f"{instance!r} on a worker with {record.instance}"
             record.instance = instance.id
-        self.instances[instance.id] = instance
+        self._add(instance)
 
     def adopt(
         self, report: InstanceReport, worker: WorkerRef, layers: int, tp_size: int
@@ -214,28 +241,37 @@ class Fleet:
             state=state,
             watermarks={r.rank: layers if r.is_loaded else r.watermark for r in reports},
             loaded_ranks={r.rank: None for r in reports if r.is_loaded},
+            plan=reports[0].plan,
+            is_unheard=is_loaded,
         )
         instance.story.append(f"adopted as {state.name}")
-        self.instances[instance.id] = instance
+        self._add(instance)
         return instance
 
-    def reported_load(self, event: LayerArrived | LoadCompleted | LoadFailed) -> bool:
-        """News of a rank whose instance has not come together yet. False if there is none."""
+    def give_back(self, report: InstanceReport, worker: WorkerRef) -> None:
+        """The worker holds a rank of a model that is served no more: it is to be released."""
+        self.remnants[report.instance, report.rank] = Remnant(report.model, worker, report.attempt)
+        self.workers[worker.worker].instance = report.instance
+
+    def reported_load(
+        self, event: LayerArrived | LoadCompleted | LoadFailed
+    ) -> tuple[PlanId, WorkerRef] | None:
+        """News of a rank whose instance has not come together yet: its load, or None."""
         ranks = self._reported.get(event.instance, {})
         if event.rank not in ranks:
-            return False
+            return None
         worker, report = ranks[event.rank]
         if isinstance(event, LoadFailed):
             del ranks[event.rank]
             self.workers[worker.worker].instance = None
             self._give_up(event.instance)
-            return True
+            return report.plan, worker
         if isinstance(event, LayerArrived):
             newer = msgspec.structs.replace(report, watermark=event.watermark)
         else:
             newer = msgspec.structs.replace(report, is_loaded=True)
         ranks[event.rank] = (worker, newer)
-        return True
+        return report.plan, worker
 
     def give_up_incomplete(self) -> None:
         """Ranks whose instance did not come together become remnants."""
@@ -244,7 +280,7 @@ class Fleet:
 
     def _give_up(self, number: InstanceId) -> None:
         for rank, (worker, report) in self._reported.pop(number).items():
-            self.remnants[number, rank] = Remnant(worker, report.attempt)
+            self.remnants[number, rank] = Remnant(report.model, worker, report.attempt)
 
     def move(self, instance: Instance, cause: type[Value]) -> None:
         """Apply the table. STOPPED and LOST instances leave the fleet, and free their workers:
@@ -255,21 +291,37 @@ class Fleet:
                 f"{instance!r} cannot take {cause.__name__}; story: {', '.join(instance.story)}"
             )
         instance.story.append(f"{cause.__name__} {instance.state.name}->{target.name}")
+        if instance.state is not target:
+            self.version += 1
         instance.state = target
         if target in (InstanceState.STOPPED, InstanceState.LOST):
             del self.instances[instance.id]
+            del self._of_model[instance.model][instance.id]
             for rank, worker in enumerate(instance.workers):
                 self.remnants[instance.id, rank] = Remnant(
-                    worker, instance.attempt, instance.is_released
+                    instance.model, worker, instance.attempt, instance.is_released
                 )
                 if rank in instance.empty_ranks:
                     self.free((instance.id, rank))
 
     def of_model(self, model: str) -> list[Instance]:
         """Living instances of the model in id order."""
-        return [
-            self.instances[i] for i in sorted(self.instances) if self.instances[i].model == model
-        ]
+        return [instance for _, instance in sorted(self._of_model.get(model, {}).items())]
+
+    def has_any(self, model: str) -> bool:
+        """Some worker holds something of the model."""
+        left = [remnant.model for remnant in self.remnants.values()]
+        left += [r.model for ranks in self._reported.values() for _, r in ranks.values()]
+        return bool(self._of_model.get(model)) or model in left
+
+    def forget_model(self, model: str) -> None:
+        """The model leaves the pool; it has no instance any more."""
+        assert not self._of_model.pop(model, None), f"{model} has instances"
+
+    def _add(self, instance: Instance) -> None:
+        self.version += 1
+        self.instances[instance.id] = instance
+        self._of_model.setdefault(instance.model, {})[instance.id] = instance
 
     def validate(self) -> None:
         """Workers and instances name each other. Raises AssertionError."""

@@ -2,14 +2,16 @@
 
 BoundsPolicy follows BlitzScale §5.3 with its loads measured twice: the paper's windowed token
 rate and KV in use, and the authors' code's seconds of queued prefill work per instance, each
-against an upper and a lower bound.
+against an upper and a lower bound. TargetOngoingPolicy counts requests, as Ray Serve does. Both
+count capacity that is still loading, so that a load is not ordered twice for one need.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from livescale.control.config import Bounds
+from livescale.policies import Bounds, ScalingPolicy, TargetOngoing
 
 _NS_PER_S = 1_000_000_000
 
@@ -19,8 +21,9 @@ class LoadSnapshot:
     """Load of one (model, role) now.
 
     `instances` counts capacity that serves or is still loading. `window_tokens` are prompt tokens
-    that arrived within `window_ns`; `queued_prefill_tokens` wait in the router and on instances.
-    Rates and KV blocks are per instance; None means not known yet.
+    that arrived within `window_ns`; `queued_prefill_tokens` wait in the router and on instances;
+    `requests` are all unfinished ones. Rates and KV blocks are per instance; None means not known
+    yet.
     """
 
     instances: int
@@ -30,6 +33,7 @@ class LoadSnapshot:
     kv_blocks_used: int
     prefill_tokens_per_s: int | None
     kv_blocks: int | None
+    requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,42 @@ class Suggestion:
     at_most: int
     reason: str
     values: dict[str, int]
+
+
+class Policy(Protocol):
+    """What the autoscaler asks."""
+
+    def suggest(self, load: LoadSnapshot) -> Suggestion:
+        """How many instances this load needs."""
+
+
+def make_policy(scaling: ScalingPolicy) -> Policy:
+    """The policy of a configuration value."""
+    if isinstance(scaling, TargetOngoing):
+        return TargetOngoingPolicy(scaling)
+    return BoundsPolicy(scaling)
+
+
+class TargetOngoingPolicy:
+    """Instances such that each has so many unfinished requests."""
+
+    def __init__(self, target: TargetOngoing) -> None:
+        self._target = target
+
+    def suggest(self, load: LoadSnapshot) -> Suggestion:
+        """`at_most` is where the lower edge of the band would be reached."""
+        permille = load.requests * 1000
+        at_least = -(-permille // self._target.target_permille)
+        lower = self._target.target_permille * self._target.lower_permille
+        at_most = -(-permille * 1000 // lower)
+        values = {
+            "instances": load.instances,
+            "requests": load.requests,
+            "target_permille": self._target.target_permille,
+            "at_least": at_least,
+            "at_most": at_most,
+        }
+        return Suggestion(at_least, at_most, "ongoing_requests", values)
 
 
 class BoundsPolicy:
@@ -58,6 +98,9 @@ class BoundsPolicy:
             needs, key=lambda need: (need[1], need[2]), default=("idle", 0, 0)
         )
         at_most = max((need[2] for need in needs), default=0)
+        if load.requests and not at_least:
+            # Nothing is known of the model yet, or its rates hide one request: one instance.
+            reason, at_least, at_most = "requests", 1, max(at_most, 1)
         values = {
             "instances": load.instances,
             "window_tokens": load.window_tokens,
@@ -65,6 +108,7 @@ class BoundsPolicy:
             "kv_blocks_used": load.kv_blocks_used,
             "prefill_tokens_per_s": load.prefill_tokens_per_s or 0,
             "kv_blocks": load.kv_blocks or 0,
+            "requests": load.requests,
             "at_least": at_least,
             "at_most": at_most,
         }

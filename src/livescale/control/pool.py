@@ -1,10 +1,12 @@
-"""The ParameterPool: which complete copies of which model lie in the cluster's memory.
+"""The ParameterPool: which layers of which model lie where in the cluster's memory.
 
 Only the pool drops a copy, and it refuses the last one (BlitzScale §5.3: at least one copy of
 every model stays in device or host memory). Losing a worker is not dropping: that happens to us.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from livescale.types import WorkerRef
 
@@ -13,56 +15,171 @@ class LastCopyError(Exception):
     """The copy is the model's last in the cluster's memory, or bytes are still read from it."""
 
 
+@dataclass(slots=True)
+class Copy:
+    """One copy of a model: on devices, one worker per rank, or in the memory of an agent's host
+    (then every rank is the agent's). `presence` has a bit per whole layer, for each rank; a rank
+    counts as complete when its load has said so."""
+
+    model: str
+    workers: tuple[WorkerRef, ...]
+    layers: int
+    size_bytes: int
+    presence: list[int]
+    complete_ranks: dict[int, None] = field(default_factory=dict)
+
+    @property
+    def holder(self) -> WorkerRef:
+        """What the copy is called by: the worker of rank 0, or the agent."""
+        return self.workers[0]
+
+    @property
+    def is_on_host(self) -> bool:
+        return self.holder.is_agent
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.complete_ranks) == len(self.workers)
+
+    def __repr__(self) -> str:
+        there = min(bits.bit_count() for bits in self.presence)
+        return f"<Copy of {self.model} on {self.holder}, {there}/{self.layers} layers>"
+
+
 class ParameterPool:
-    """Holders of complete copies, and the transfers that read from them."""
+    """All copies, complete or arriving, and the loads that read from them.
 
-    def __init__(self) -> None:
-        #: per model, the workers of each copy by its first one (one worker per rank)
-        self._holders: dict[str, dict[WorkerRef, tuple[WorkerRef, ...]]] = {}
-        #: (reader, source) pairs: a copy that somebody reads from is not dropped
-        self._reads: dict[tuple[str, WorkerRef], None] = {}
+    `keeps_last` False is for baselines that rely on storage alone.
+    """
 
-    def add(self, model: str, *workers: WorkerRef) -> None:
-        """`workers`, in the order of their ranks, have all layers of the model, verified."""
-        self._holders.setdefault(model, {})[workers[0]] = workers
+    def __init__(self, keeps_last: bool = True) -> None:
+        self._keeps_last = keeps_last
+        #: grows with every change of copies, or of who reads from them
+        self.version = 0
+        self._copies: dict[str, dict[WorkerRef, Copy]] = {}
+        #: (reader, model) per source: a copy that somebody reads from is not dropped
+        self._reads: dict[WorkerRef, dict[tuple[str, str], None]] = {}
+        #: models that leave the pool: their last copies may go
+        self._retired: dict[str, None] = {}
+
+    # -- what is there ------------------------------------------------------------------------
+
+    def begin(self, model: str, workers: tuple[WorkerRef, ...], layers: int, size: int) -> None:
+        """A copy is arriving; `size` bytes of memory are its own from now on."""
+        self.version += 1
+        copies = self._copies.setdefault(model, {})
+        assert workers[0] not in copies, f"{copies[workers[0]]!r} is there already"
+        copies[workers[0]] = Copy(model, workers, layers, size, [0] * len(workers))
+
+    def arrived(self, model: str, holder: WorkerRef, rank: int, layer: int) -> None:
+        """A layer of a rank is whole and verified. Late news of a copy that is gone is ignored."""
+        copy = self.find(model, holder)
+        if copy is not None:
+            copy.presence[rank] |= 1 << layer
+
+    def complete(self, model: str, holder: WorkerRef, rank: int) -> None:
+        """All layers of a rank are there."""
+        self.version += 1
+        copy = self.find(model, holder)
+        if copy is not None:
+            copy.presence[rank] = (1 << copy.layers) - 1
+            copy.complete_ranks[rank] = None
+
+    def find(self, model: str, holder: WorkerRef) -> Copy | None:
+        return self._copies.get(model, {}).get(holder)
+
+    def copies(self, model: str) -> list[Copy]:
+        """Every copy of the model, arriving ones included, in the order of their holders."""
+        return [copy for _, copy in sorted(self._copies.get(model, {}).items())]
 
     def holders(self, model: str) -> list[WorkerRef]:
-        """Complete copies, each named by the worker of its rank 0, in worker order."""
-        return sorted(self._holders.get(model, {}))
+        """Complete copies on devices, each named by the worker of its rank 0, in worker order."""
+        return [c.holder for c in self.copies(model) if c.is_complete and not c.is_on_host]
 
-    def begin_read(self, reader: str, source: WorkerRef) -> None:
-        self._reads[reader, source] = None
+    def host_copies(self, model: str) -> list[Copy]:
+        """Copies in host memory, complete or arriving."""
+        return [copy for copy in self.copies(model) if copy.is_on_host]
 
-    def end_read(self, reader: str, source: WorkerRef) -> None:
-        self._reads.pop((reader, source), None)
+    def host_bytes(self, agent: WorkerRef) -> int:
+        """Bytes that copies take in the memory of this agent's host."""
+        there = (copies.get(agent) for copies in self._copies.values())
+        return sum(copy.size_bytes for copy in there if copy is not None)
+
+    # -- who reads ----------------------------------------------------------------------------
+
+    def begin_read(self, reader: str, model: str, source: WorkerRef) -> None:
+        self.version += 1
+        self._reads.setdefault(source, {})[reader, model] = None
+
+    def end_read(self, reader: str, model: str, source: WorkerRef) -> None:
+        self.version += 1
+        reads = self._reads.get(source, {})
+        reads.pop((reader, model), None)
+        if not reads:
+            self._reads.pop(source, None)
 
     def readers(self, source: WorkerRef) -> int:
-        """Transfers that read from the worker now."""
-        return sum(1 for _, worker in self._reads if worker == source)
+        """Loads that read from the worker or agent now, whatever the model."""
+        return len(self._reads.get(source, ()))
+
+    def _is_read(self, copy: Copy) -> bool:
+        return any(
+            model == copy.model
+            for worker in dict.fromkeys(copy.workers)
+            for _, model in self._reads.get(worker, ())
+        )
+
+    # -- what goes ----------------------------------------------------------------------------
 
     def can_drop(self, model: str, holder: WorkerRef) -> bool:
-        copies = self._holders.get(model, {})
-        if holder not in copies or len(copies) < 2:
+        """Nobody reads it, and another complete copy stays (or none is needed)."""
+        copy = self.find(model, holder)
+        if copy is None or self._is_read(copy):
             return False
-        return not any(self.readers(worker) for worker in copies[holder])
+        return not copy.is_complete or not self.is_last(model, holder)
+
+    def is_last(self, model: str, holder: WorkerRef) -> bool:
+        """No complete copy but this one is in the cluster's memory, and one must be."""
+        if not self._keeps_last or model in self._retired:
+            return False
+        return not any(c.is_complete and c.holder != holder for c in self.copies(model))
 
     def drop(self, model: str, holder: WorkerRef) -> None:
         """Forget a copy on purpose. Raises LastCopyError when `can_drop` is False."""
         if not self.can_drop(model, holder):
-            raise LastCopyError(
-                f"{holder} keeps {model}: {len(self._holders.get(model, {}))} copies,"
-                f" {self.readers(holder)} readers"
-            )
-        del self._holders[model][holder]
+            raise LastCopyError(f"{holder} keeps {model}: {self.copies(model)}, {self._reads}")
+        self.version += 1
+        del self._copies[model][holder]
+
+    def forget(self, model: str, holder: WorkerRef) -> None:
+        """A copy that was arriving did not come about. A complete one can only be dropped."""
+        copy = self.find(model, holder)
+        if copy is not None:
+            assert not copy.is_complete, f"{copy!r} is forgotten"
+            self.version += 1
+            del self._copies[model][holder]
 
     def lose(self, worker: WorkerRef) -> None:
-        """The worker is gone with everything it held and sent."""
-        for copies in self._holders.values():
-            for holder in [h for h, workers in copies.items() if worker in workers]:
+        """The worker or agent is gone with everything it held and sent."""
+        self.version += 1
+        for copies in self._copies.values():
+            for holder in [h for h, copy in copies.items() if worker in copy.workers]:
                 del copies[holder]
-        for key in [key for key in self._reads if key[1] == worker]:
-            del self._reads[key]
+        self._reads.pop(worker, None)
+
+    def retire(self, model: str) -> None:
+        """The model leaves the pool: none of its copies has to stay."""
+        self.version += 1
+        self._retired[model] = None
+
+    def forget_model(self, model: str) -> None:
+        """The retired model has no copy left."""
+        self.version += 1
+        assert not self._copies.get(model), f"{self.copies(model)} are left"
+        self._copies.pop(model, None)
+        self._retired.pop(model, None)
 
     def __repr__(self) -> str:
-        copies = ", ".join(f"{model}: {len(h)}" for model, h in self._holders.items())
-        return f"<ParameterPool {copies or 'empty'}, {len(self._reads)} reads>"
+        reads = sum(map(len, self._reads.values()))
+        copies = ", ".join(f"{model}: {len(h)}" for model, h in self._copies.items())
+        return f"<ParameterPool {copies or 'empty'}, {reads} reads>"

@@ -53,6 +53,8 @@ class Router:
         self._waiting_tokens: dict[str, int] = {}
         #: per worker: dispatched and not ended
         self._dispatched: dict[WorkerRef, dict[RequestId, RequestRecord]] = {}
+        #: per model, requests that are not over
+        self._unfinished: dict[str, int] = {}
         self._arrivals = 0
 
     # -- what happened ----------------------------------------------------------------------
@@ -65,6 +67,7 @@ class Router:
         self._arrivals += 1
         record = RequestRecord(request, model, prompt_tokens, output_tokens_max, self._arrivals)
         self.requests[request] = record
+        self._unfinished[model] = self.unfinished(model) + 1
         self._enqueue(record)
         return record
 
@@ -94,6 +97,7 @@ class Router:
         else:
             self._unplace(record)
         del self.requests[record.id]
+        self._unfinished[record.model] -= 1
 
     # -- what to do -------------------------------------------------------------------------
 
@@ -136,6 +140,10 @@ class Router:
     def waiting(self, model: str) -> int:
         return len(self._waiting.get(model, {}))
 
+    def unfinished(self, model: str) -> int:
+        """Requests that wait or are dispatched."""
+        return self._unfinished.get(model, 0)
+
     def waiting_tokens(self, model: str) -> int:
         """Prompt tokens of the requests that wait for an instance."""
         return self._waiting_tokens.get(model, 0)
@@ -158,6 +166,7 @@ class Router:
                 assert request not in seen, request
                 seen[request] = "dispatched"
         assert sorted(seen) == sorted(self.requests)
+        assert sum(self._unfinished.values()) == len(self.requests)
 
     # -- helpers ----------------------------------------------------------------------------
 

@@ -1,16 +1,20 @@
-"""Growing and shrinking one model: which workers, along which chains, and who goes first.
+"""Growing and shrinking models: which workers, in which order, and who gives way.
 
-Policies suggest a number; here it becomes plans, loads, drains and releases. The ParameterPool
-has the last word on every copy.
+Policies suggest numbers; here they become plans, loads, drains and releases. Several models share
+the workers: when these run short, priority decides, then need. The ParameterPool has the last
+word on every copy.
 """
 
 from __future__ import annotations
 
-from livescale.control.autoscaler import Autoscaler, TokenWindow
-from livescale.control.config import ControllerConfig, ModelPolicy
+from dataclasses import dataclass
+
 from livescale.control.fleet import Fleet, Instance
-from livescale.control.multicast.chain import plan_chains, predict_chain_ns
-from livescale.control.policy import BoundsPolicy, LoadSnapshot
+from livescale.control.host_copies import HostCopies
+from livescale.control.loads import Loads
+from livescale.control.model_state import ModelState
+from livescale.control.planning import Planning
+from livescale.control.policy import LoadSnapshot, Suggestion
 from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
 from livescale.messages.commands import (
@@ -21,68 +25,81 @@ from livescale.messages.commands import (
     Resume,
     ScaleDecided,
     StartLoad,
-    StartSend,
 )
-from livescale.types import (
-    Chain,
-    FromStorage,
-    FromWorker,
-    InstanceState,
-    PlanId,
-    Role,
-    ScalePlan,
-    Upstream,
-    WorkerRef,
-)
-
-_IDS_PER_EPOCH = 1_000_000
-# Only for predictions: the transfer's real chunk size is the world's business.
-_CHUNK_BYTES = 1 << 20
+from livescale.plans import PlannedLoad, ScalePlan
+from livescale.types import InstanceState, Role
 
 
-class ModelState:
-    """What the controller keeps per model besides its instances and queue."""
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one model wants now."""
 
-    def __init__(self, policy: ModelPolicy, config: ControllerConfig) -> None:
-        self.policy = policy
-        self.spec = policy.spec
-        self.window = TokenWindow(config.bounds.load_window_ns)
-        self.autoscaler = Autoscaler(config.bounds, policy.instances_min, policy.instances_max)
-        self.prefill_tokens_per_s = policy.prefill_tokens_per_s
-        self.kv_blocks = policy.kv_blocks
-        #: no load is ordered before this time (after a failed one)
-        self.blocked_until_ns = 0
+    state: ModelState
+    instances: list[Instance]
+    capacity: int
+    wanted: int
+    reason: str
+    suggestion: Suggestion
+    least: int
+
+    @property
+    def need_permille(self) -> int:
+        """How many times its capacity it wants: what starves most comes first of equals."""
+        return 1000 * self.wanted // max(self.capacity, 1) if self.capacity else 1 << 30
+
+    @property
+    def spare_instances(self) -> int:
+        """Instances that its load does not need now, whatever its hysteresis waits for."""
+        return self.capacity - max(self.suggestion.at_most, self.least)
+
+    def notice(self, reached: int, reason: str | None = None) -> ScaleDecided:
+        return ScaleDecided(
+            self.state.spec.name,
+            Role.UNIFIED,
+            self.capacity,
+            reached,
+            reason or self.reason,
+            self.suggestion.values,
+        )
 
 
 class Scaling:
-    """Carries out the autoscaler's wish on fleet and pool, as commands."""
+    """Carries out the autoscalers' wishes on fleet and pool, as commands."""
 
     def __init__(
-        self, config: ControllerConfig, fleet: Fleet, pool: ParameterPool, router: Router
+        self,
+        fleet: Fleet,
+        pool: ParameterPool,
+        router: Router,
+        loads: Loads,
+        planning: Planning,
+        host_copies: HostCopies,
     ) -> None:
-        self._policy = BoundsPolicy(config.bounds)
         self._fleet = fleet
         self._pool = pool
         self._router = router
-        self._last_id = config.epoch * _IDS_PER_EPOCH
-        #: sends under way: (plan, source)
-        self.sends: dict[tuple[PlanId, WorkerRef], None] = {}
+        self._loads = loads
+        self._planning = planning
+        self._host_copies = host_copies
 
-    def decide(self, now_ns: int, state: ModelState) -> list[AnyCommand]:
-        """Compare load with capacity and order what follows."""
-        state.window.forget_old(now_ns)
-        instances = self._fleet.of_model(state.spec.name)
-        capacity = sum(1 for i in instances if i.is_capacity)
-        suggestion = self._policy.suggest(self._snapshot(state, instances, capacity))
-        wanted, reason = state.autoscaler.wanted(now_ns, capacity, suggestion)
-        notice = ScaleDecided(
-            state.spec.name, Role.UNIFIED, capacity, wanted, reason, suggestion.values
-        )
-        if wanted > capacity:
-            return self._grow(now_ns, state, instances, notice)
-        if wanted < capacity:
-            return self._shrink(instances, notice)
-        return []
+    def decide(self, now_ns: int, wall_ns: int, states: list[ModelState]) -> list[AnyCommand]:
+        """Compare every model's load with its capacity and order what follows."""
+        wishes = [self._wish(now_ns, wall_ns, state) for state in states]
+        commands: list[AnyCommand] = []
+        for wish in wishes:
+            if wish.wanted < wish.capacity:
+                commands += self._shrink(wish)
+        growing = [wish for wish in wishes if wish.wanted > wish.capacity]
+        growing.sort(key=lambda w: (-w.state.policy.priority, -w.need_permille, w.state.spec.name))
+        claimed = 0
+        for wish in growing:
+            reached, grown = self._grow(now_ns, wish, claimed)
+            commands += grown
+            if reached < wish.wanted and now_ns >= wish.state.blocked_until_ns:
+                missing = wish.state.spec.tp_size * (wish.wanted - reached)
+                commands += self._make_room(wish, wishes, missing, claimed)
+                claimed += self._claim(wish, missing, claimed)
+        return commands
 
     def release_empty(self) -> list[AnyCommand]:
         """Give back the workers of drained instances whose copy nobody reads, and those that an
@@ -105,173 +122,201 @@ class Scaling:
                 ]
         return commands
 
-    # -- helpers, in the order used -----------------------------------------------------------
+    # -- what is wanted -----------------------------------------------------------------------
 
-    def _is_busy(self, instance: Instance) -> bool:
-        """Requests are there. Those of an earlier controller's life may not be announced yet:
-        what the instance itself reports counts too."""
-        is_working = instance.running > 0 or instance.queued_prefill_tokens > 0
-        return is_working or bool(self._router.on_worker(instance.worker))
+    def _wish(self, now_ns: int, wall_ns: int, state: ModelState) -> Wish:
+        state.window.forget_old(now_ns)
+        state.note_requests(now_ns, self._router.unfinished(state.spec.name))
+        instances = self._fleet.of_model(state.spec.name)
+        capacity = sum(1 for i in instances if i.is_capacity)
+        suggestion = state.scaling.suggest(self._snapshot(state, instances, capacity))
+        limits = state.limits(wall_ns)
+        wanted, reason = state.autoscaler.wanted(
+            now_ns, capacity, suggestion, limits, state.idle_since_ns
+        )
+        return Wish(state, instances, capacity, wanted, reason, suggestion, limits[0])
 
     def _snapshot(
         self, state: ModelState, instances: list[Instance], capacity: int
     ) -> LoadSnapshot:
+        name = state.spec.name
         on_instances = sum(instance.queued_prefill_tokens for instance in instances)
         return LoadSnapshot(
             instances=capacity,
             window_tokens=state.window.tokens,
             window_ns=state.window.window_ns,
-            queued_prefill_tokens=self._router.waiting_tokens(state.spec.name) + on_instances,
+            queued_prefill_tokens=self._router.waiting_tokens(name) + on_instances,
             kv_blocks_used=sum(instance.kv_blocks_used for instance in instances),
             prefill_tokens_per_s=state.prefill_tokens_per_s,
             kv_blocks=state.kv_blocks,
+            requests=self._router.unfinished(name),
         )
 
-    def _grow(
-        self, now_ns: int, state: ModelState, instances: list[Instance], notice: ScaleDecided
-    ) -> list[AnyCommand]:
-        """Wake draining instances first, then load new ones, as far as there are workers."""
-        count = notice.to_instances - notice.from_instances
-        draining = [i for i in instances if i.state is InstanceState.DRAINING and not i.is_released]
-        resumed = draining[:count]
-        targets = self._targets(now_ns, state, count - len(resumed))
-        reached = notice.from_instances + len(resumed) + len(targets)
-        if reached == notice.from_instances:
-            return []
-        commands: list[AnyCommand] = [
-            ScaleDecided(
-                notice.model,
-                notice.role,
-                notice.from_instances,
-                reached,
-                notice.reason,
-                notice.values,
-            )
+    # -- growing ------------------------------------------------------------------------------
+
+    def _grow(self, now_ns: int, wish: Wish, claimed: int) -> tuple[int, list[AnyCommand]]:
+        """Wake draining instances first, then load new ones, as far as there are workers that
+        nobody claims who comes first.
+
+        Returns how many instances it has now, and what to do.
+        """
+        state = wish.state
+        draining = [
+            i for i in wish.instances if i.state is InstanceState.DRAINING and not i.is_released
         ]
+        count = wish.wanted - wish.capacity
+        if claimed:
+            count = min(count, max(self._found(wish) - claimed, 0) // state.spec.tp_size)
+        resumed = draining[:count]
+        plan = None
+        copies: list[AnyCommand] = []
+        if count > len(resumed) and now_ns >= state.blocked_until_ns:
+            plan, copies = self._plan(state, count - len(resumed))
+        reached = wish.capacity + len(resumed) + (len(plan.instances) if plan is not None else 0)
+        if reached == wish.capacity:
+            return reached, copies
+        commands: list[AnyCommand] = [*copies, wish.notice(reached)]
         for instance in resumed:
             commands.append(Resume(instance.id, instance.attempt))
             self._fleet.move(instance, Resume)
-        return commands + (self._load(state, targets) if targets else [])
+        if plan is not None:
+            commands += self._load(state, plan)
+        return reached, commands
 
-    def _targets(self, now_ns: int, state: ModelState, count: int) -> list[tuple[WorkerRef, ...]]:
-        """Workers of each instance to load now, by rank.
-
-        Without a copy in memory one instance reads storage first.
-        """
-        if count < 1 or now_ns < state.blocked_until_ns:
-            return []
-        size = state.spec.tp_size
+    def _plan(self, state: ModelState, count: int) -> tuple[ScalePlan | None, list[AnyCommand]]:
+        """A plan for at most `count` instances, and the host copies that it starts on the way."""
         spare = [record.ref for record in self._fleet.spare(state.spec.size_bytes)]
-        groups = [tuple(spare[i : i + size]) for i in range(0, len(spare) - size + 1, size)][:count]
-        if self._pool.holders(state.spec.name):
-            return groups
-        is_on_its_way = any(i.is_loading for i in self._fleet.of_model(state.spec.name))
-        return [] if is_on_its_way else groups[:1]
+        count = min(count, len(spare) // state.spec.tp_size)
+        if count < 1:
+            return None, []
+        targets = self._host_copies.preferred_targets(state, spare, count)
+        copies = self._host_copies.fill_caches(state, targets) if targets is not None else []
+        return self._planning.plan_instances(state, count, targets), copies
 
-    def _load(self, state: ModelState, targets: list[tuple[WorkerRef, ...]]) -> list[AnyCommand]:
-        """Plan the transfer; order every target to receive, then every source to send."""
-        plan = self._plan(state, targets)
-        hops = [hop for chain in plan.chains for hop in chain.hops()]
-        upstream_of: dict[WorkerRef, Upstream] = {t: FromWorker(s) for s, t in hops}
-        upstream_of.update({target: FromStorage() for target in plan.from_storage})
-        forward_to = {s: t for chain in plan.chains for s, t in chain.hops()[1:]}
+    def _load(self, state: ModelState, plan: ScalePlan) -> list[AnyCommand]:
+        """Order every target to load."""
+        numbers = []
         starts: list[StartLoad] = []
-        instances = []
-        for workers in targets:
-            instance = self._new_instance(state, workers, upstream_of)
-            instances.append(instance.id)
+        for workers in plan.instances:
+            instance = Instance(
+                *(self._planning.next_id(), state.spec.name, workers, state.spec.layers),
+                plan=plan.plan,
+            )
+            self._fleet.place(instance)
+            self._pool.begin(state.spec.name, workers, state.spec.layers, state.instance_bytes)
+            numbers.append(instance.id)
             starts += [
-                self._start_load(state, instance, rank, plan.plan, upstream_of, forward_to)
-                for rank in range(len(workers))
+                self._start_load(state, plan, instance, rank) for rank in range(len(workers))
             ]
-        sends = []
-        for chain in plan.chains:
-            self.sends[plan.plan, chain.source] = None
-            self._pool.begin_read(f"send {plan.plan}", chain.source)
-            sends.append(StartSend(plan.plan, chain.source, chain.targets[0], state.spec.name))
-        return [PlanMade(plan, tuple(instances)), *starts, *sends]
-
-    def _plan(self, state: ModelState, targets: list[tuple[WorkerRef, ...]]) -> ScalePlan:
-        devices = {r.ref: r.device for r in self._fleet.workers.values()}
-        sources = self._sources(state)
-        chains: tuple[Chain, ...] = ()
-        predicted_ns = None
-        if sources:
-            chains = plan_chains(sources, targets, devices)
-            predictions = [
-                predict_chain_ns(chain, state.spec.size_bytes, _CHUNK_BYTES, devices)
-                for chain in chains
-            ]
-            predicted_ns = max((p for p in predictions if p is not None), default=None)
-        return ScalePlan(
-            plan=self._next_id(),
-            model=state.spec.name,
-            chains=chains,
-            from_storage=() if chains else tuple(w for workers in targets for w in workers),
-            bytes_per_target=state.spec.size_bytes,
-            predicted_ns=predicted_ns,
-        )
-
-    def _sources(self, state: ModelState) -> list[tuple[WorkerRef, ...]]:
-        """Who sends: idle holders; else the tails of chains under way, which pass on what they
-        receive; only then a holder that sends already, whose uplink both would share."""
-        instances = self._fleet.of_model(state.spec.name)
-        leaders = self._pool.holders(state.spec.name)
-        holders = [i.workers for i in instances if i.worker in leaders]
-        loading = [i.workers for i in instances if i.is_loading and i.upstreams]
-        idle = [workers for workers in holders if self._is_idle(workers)]
-        tails = [workers for workers in loading if self._is_idle(workers)]
-        return sorted(idle or tails or holders[:1]) if holders else []
-
-    def _is_idle(self, workers: tuple[WorkerRef, ...]) -> bool:
-        return not any(self._pool.readers(worker) for worker in workers)
-
-    def _new_instance(
-        self,
-        state: ModelState,
-        workers: tuple[WorkerRef, ...],
-        upstream_of: dict[WorkerRef, Upstream],
-    ) -> Instance:
-        instance = Instance(self._next_id(), state.spec.name, workers, state.spec.layers)
-        upstreams = [upstream_of[worker] for worker in workers]
-        instance.upstreams = tuple(u.worker for u in upstreams if isinstance(u, FromWorker))
-        for upstream in instance.upstreams:
-            self._pool.begin_read(f"instance {instance.id}", upstream)
-        self._fleet.place(instance)
-        return instance
+        return [PlanMade(plan, tuple(numbers)), *starts]
 
     def _start_load(
-        self,
-        state: ModelState,
-        instance: Instance,
-        rank: int,
-        plan: PlanId,
-        upstream_of: dict[WorkerRef, Upstream],
-        forward_to: dict[WorkerRef, WorkerRef],
+        self, state: ModelState, plan: ScalePlan, instance: Instance, rank: int
     ) -> StartLoad:
-        worker = instance.workers[rank]
+        load: PlannedLoad = plan.load_of(instance.workers[rank])
+        self._loads.begin(plan.plan, load, state.spec.name, rank)
         is_measured = state.prefill_tokens_per_s is not None and state.kv_blocks is not None
         return StartLoad(
             instance=instance.id,
             attempt=instance.attempt,
-            worker=worker,
+            worker=load.receiver,
             model=state.spec.name,
-            plan=plan,
-            upstream=upstream_of[worker],
-            forward_to=forward_to.get(worker),
+            plan=plan.plan,
+            feeds=load.feeds,
+            chunk_bytes=plan.chunk_bytes,
             measure_capacity=not is_measured,
             rank=rank,
         )
 
-    def _shrink(self, instances: list[Instance], notice: ScaleDecided) -> list[AnyCommand]:
+    # -- shrinking ----------------------------------------------------------------------------
+
+    def _shrink(self, wish: Wish) -> list[AnyCommand]:
         """Drain the serving instance with the least work, the youngest of equals."""
-        serving = [i for i in instances if i.state is InstanceState.SERVING]
-        if len(serving) < 2:
+        serving = [i for i in wish.instances if i.state is InstanceState.SERVING]
+        # While others load, the last one that serves stays: there would be nobody.
+        if not serving or (len(serving) == 1 and wish.wanted > 0):
             return []
+        return [wish.notice(wish.wanted), self._drain(serving)]
+
+    def _drain(self, serving: list[Instance]) -> Drain:
         chosen = min(serving, key=lambda i: (len(self._router.on_worker(i.worker)), -i.id))
         self._fleet.move(chosen, Drain)
-        return [notice, Drain(chosen.id, chosen.attempt)]
+        return Drain(chosen.id, chosen.attempt)
 
-    def _next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
+    def _make_room(
+        self, wish: Wish, wishes: list[Wish], missing: int, claimed: int
+    ) -> list[AnyCommand]:
+        """Drain instances of others for a model that lacks so many workers.
+
+        Of models with more instances than their load needs now, and of those that it outranks
+        (down to their least number, and one): the lowest priority first, then who can spare most.
+        Nobody gives way if that does not make up a whole instance.
+        """
+        found = self._found(wish) - claimed
+        others = [w for w in wishes if w is not wish and w.wanted <= w.capacity]
+        others += [w for w in wishes if w.wanted > w.capacity and self._outranks(wish, w)]
+        others.sort(key=lambda w: (w.state.policy.priority, -w.spare_instances, w.state.spec.name))
+        leaving: list[Wish] = []
+        for other in others:
+            for _ in range(self._may_give(other, wish)):
+                if found < missing:
+                    found += other.state.spec.tp_size
+                    leaving.append(other)
+        if found < wish.state.spec.tp_size:
+            return []
+        return [command for other in leaving for command in self._give_way(other, wish)]
+
+    def _may_give(self, other: Wish, wish: Wish) -> int:
+        """How many of its instances the other model can do without, for this one."""
+        instances = self._fleet.of_model(other.state.spec.name)
+        serving = sum(1 for i in instances if i.state is InstanceState.SERVING)
+        capacity = sum(1 for i in instances if i.is_capacity)
+        least = max(other.suggestion.at_most, other.least)
+        if self._outranks(wish, other):
+            least = min(least, max(other.least, 1))
+        return max(min(serving, capacity - least), 0)
+
+    @staticmethod
+    def _outranks(wish: Wish, other: Wish) -> bool:
+        """It has the higher priority; or the same, and nothing at all where the other has some."""
+        own, its = wish.state.policy.priority, other.state.policy.priority
+        return own > its or (own == its and not wish.capacity and other.capacity > 1)
+
+    def _give_way(self, other: Wish, wish: Wish) -> list[AnyCommand]:
+        """One instance of the other model is drained."""
+        instances = self._fleet.of_model(other.state.spec.name)
+        capacity = sum(1 for i in instances if i.is_capacity)
+        notice = ScaleDecided(
+            *(other.state.spec.name, Role.UNIFIED, capacity, capacity - 1),
+            f"makes room for {wish.state.spec.name}",
+            other.suggestion.values,
+        )
+        return [notice, self._drain([i for i in instances if i.state is InstanceState.SERVING])]
+
+    def _claim(self, wish: Wish, missing: int, claimed: int) -> int:
+        """Workers that are spare or on their way back and that the model will take: as many as
+        make whole instances. Whoever comes later leaves them."""
+        size = wish.state.spec.tp_size
+        return min(missing, max(self._found(wish) - claimed, 0) // size * size)
+
+    def _found(self, wish: Wish) -> int:
+        """Workers that are spare or come free without anything else."""
+        spare = len(self._fleet.spare(wish.state.spec.size_bytes))
+        leaving = sum(len(i.workers) for i in self._fleet.instances.values() if self._leaves(i))
+        return spare + leaving + len(self._fleet.remnants)
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _leaves(self, instance: Instance) -> bool:
+        """Its workers come free without anything else: it is no last copy that stays for good."""
+        if instance.state is not InstanceState.DRAINING:
+            return False
+        is_last = self._pool.is_last(instance.model, instance.worker)
+        return instance.is_released or not is_last or self._host_copies.has_any(instance.model)
+
+    def _is_busy(self, instance: Instance) -> bool:
+        """Requests are there. Those of an earlier controller's life may not be announced yet:
+        what the instance itself reports counts too."""
+        is_working = instance.running > 0 or instance.queued_prefill_tokens > 0
+        is_working = is_working or instance.is_unheard
+        return is_working or bool(self._router.on_worker(instance.worker))

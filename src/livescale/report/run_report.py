@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from livescale.report.summary import Latency, RunSummary
 from livescale.report.terminal import seconds, step_chart, table
+from livescale.report.usage import ModelUsage, usage_by_model
+from livescale.telemetry.host_memory import HostCopyUse, host_copy_use
 from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine
 from livescale.telemetry.timeline import instances_over_time
 
@@ -39,10 +41,22 @@ class RunReport:
 
     @property
     def scale_events(self) -> list[ScaleLine]:
-        """What was decided after the first instance was ordered, in order of decision."""
+        """What was decided after the first instances were ordered, in order of decision."""
         events = [line for line in self.lines if isinstance(line, ScaleLine)]
-        later = [event for event in events if event.from_instances > 0]
+        later = [e for e in events if e.from_instances > 0 or e.woken_by is not None]
         return sorted(later, key=lambda event: event.decided_ns)
+
+    @property
+    def host_copies(self) -> dict[str, HostCopyUse]:
+        """Copies in host memory, of the models that had any."""
+        uses = host_copy_use(self.lines)
+        return {model: use for model, use in uses.items() if use.copies_max}
+
+    @property
+    def strategies(self) -> dict[str, int]:
+        """How often each multicast strategy was used to add instances."""
+        names = [e.strategy for e in self.scale_events if e.strategy]
+        return {name: names.count(name) for name in sorted(set(names))}
 
     @property
     def scale_ups(self) -> list[ScaleLine]:
@@ -76,6 +90,16 @@ class RunReport:
         for name, latency in (("ttft", s.ttft), ("tbt", s.tbt)):
             if latency is not None:
                 figures |= {f"{name}_p50_s": latency.p50_s, f"{name}_p99_s": latency.p99_s}
+        if self.strategies:
+            figures["strategies"] = self.strategies
+            figures["amendments"] = sum(len(event.amendments) for event in self.scale_events)
+        uses = self.host_copies.values()
+        if uses:
+            figures |= {
+                "host_copies_per_model_mean": sum(use.copies_mean for use in uses) / len(uses),
+                "host_copies_per_model_max": max(use.copies_max for use in uses),
+                "host_bytes_mean": sum(use.bytes_mean for use in uses),
+            }
         largest = self.largest_scale_up
         if largest is not None:
             loaded = [load.loaded_ns for load in largest.loads if load.loaded_ns is not None]
@@ -94,8 +118,11 @@ class RunReport:
             step_chart("instances that serve", steps, until_ns),
             self._scale_table() if self.scale_events else "the pool was never scaled",
             _latency_table(self.summary),
-            self._closing_lines(),
         ]
+        usage = usage_by_model(self.lines)
+        if len(usage) > 1:
+            parts.append(_usage_table(usage))
+        parts.append(self._closing_lines())
         return "\n\n".join(parts)
 
     def _closing_lines(self) -> str:
@@ -105,6 +132,15 @@ class RunReport:
             f"requests  {s.requests}, failed: {s.failed}",
             f"scaling   {counts[0]} -> {max(counts)} -> {counts[-1]} instances",
         ]
+        if self.strategies:
+            used = ", ".join(f"{name} {count}x" for name, count in self.strategies.items())
+            amended = sum(len(event.amendments) for event in self.scale_events)
+            lines.append(f"multicast {used}" + (f", amended {amended}x" if amended else ""))
+        for model, use in self.host_copies.items():
+            lines.append(
+                f"host mem. {model}: {use.copies_mean:.2f} copies on average, at most"
+                f" {use.copies_max}; {use.bytes_mean / 1e9:.2f} GB on average"
+            )
         return "\n".join(lines)
 
     def _goodput(self) -> str:
@@ -120,10 +156,12 @@ class RunReport:
     def _scale_table(self) -> str:
         """One row per scale event and instance; phases count from the decision."""
         rows: list[list[object]] = []
+        has_several = len({event.model for event in self.scale_events}) > 1
         for event in self.scale_events:
             at = seconds((event.decided_ns - self.started_ns) / _NS_PER_S)
             change = f"{event.from_instances} -> {event.to_instances}"
-            head: list[object] = [at, change, event.reason]
+            reason = f"{event.model}: {event.reason}" if has_several else event.reason
+            head: list[object] = [at, change, reason]
             for load in event.loads:
                 rows.append([*head, f"{load.upstream} -> {load.worker}", *_phases(event, load)])
                 head = ["", "", ""]
@@ -165,3 +203,15 @@ def _percentiles(latency: Latency | None) -> list[str]:
     if latency is None:
         return ["-"] * 4
     return [seconds(v) for v in (latency.mean_s, latency.p50_s, latency.p90_s, latency.p99_s)]
+
+
+def _usage_table(usage: dict[str, ModelUsage]) -> str:
+    rows = [
+        [
+            *(model, u.requests, u.slo_met, u.prompt_tokens, u.generated_tokens),
+            round(u.device_ns / _NS_PER_S, 1),
+        ]
+        for model, u in usage.items()
+    ]
+    header = ["model", "requests", "within SLO", "prompt tokens", "generated tokens"]
+    return table([*header, "device s"], rows)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.latency import LinearLatency
-from livescale.control.config import ControllerConfig, ModelPolicy
+from livescale.control.config import ControllerConfig
+from livescale.policies import ModelPolicy
 from livescale.sim.network import Network
-from livescale.topology import Device
+from livescale.topology import Device, Host
 from livescale.types import ModelSpec, Value
 
 _GBIT = 125_000_000
@@ -15,13 +16,19 @@ _GBIT = 125_000_000
 class FaultConfig(Value, frozen=True):
     """Faults of a run, drawn from its seed; none happens after `until_ns`.
 
-    A lost worker comes back as its next incarnation after `rejoin_ns`. A controller restart takes
+    A lost worker or agent comes back as its next incarnation after `rejoin_ns`. A feed fails with
+    both of its ends alive (`feed_failures`), and nothing comes from a member for `stall_ns`
+    (`stalls`). A controller restart takes
     `downtime_ns`, and its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of
     workers `late_permille` are late by up to `late_ns_max` (never out of order), and of 1000
     requests `cancelled_permille` are cancelled at some time.
     """
 
     worker_losses: int = 0
+    agent_losses: int = 0
+    feed_failures: int = 0
+    stalls: int = 0
+    stall_ns: int = 0
     rejoin_ns: int = 500_000_000
     controller_restarts: int = 0
     downtime_ns: int = 50_000_000
@@ -32,10 +39,20 @@ class FaultConfig(Value, frozen=True):
     until_ns: int = 0
 
 
+class ModelChange(Value, frozen=True):
+    """At this time a model is published (`added`), or the model of that name is withdrawn."""
+
+    at_ns: int
+    added: ModelPolicy | None = None
+    removed: str = ""
+
+
 class SimConfig(Value, frozen=True):
     """One pool of equal workers. Times are nanoseconds of virtual time.
 
-    `load_timeout_ns` ends a load or a send whose other end never shows up. The run is given up
+    Workers sit on the `hosts` in turn, and each host has an agent; without hosts every worker has
+    one of its own, without an agent. `holder_wait_ns` is how long a receiver waits for a holder to
+    have what it was said to have, `stall_ns` how long for its bytes. The run is given up
     as stuck when it is not over `grace_ns` after the last arrival and the last fault.
     """
 
@@ -52,8 +69,11 @@ class SimConfig(Value, frozen=True):
     queue_requests_max: int = 10_000
     step_gap_ns: int = 1_000_000
     message_delay_ns: int = 200_000
-    load_timeout_ns: int = 2_000_000_000
+    hosts: tuple[Host, ...] = ()
+    holder_wait_ns: int = 2_000_000_000
+    stall_ns: int = 500_000_000
     grace_ns: int = 600_000_000_000
+    changes: tuple[ModelChange, ...] = ()
     faults: FaultConfig = FaultConfig()
 
     @property
@@ -73,7 +93,13 @@ class SimConfig(Value, frozen=True):
 
     def spec(self, model: str) -> ModelSpec:
         """The sizes of a model of this world."""
-        return next(p.spec for p in self.controller.models if p.spec.name == model)
+        return next(policy.spec for policy in self.policies if policy.spec.name == model)
+
+    @property
+    def policies(self) -> tuple[ModelPolicy, ...]:
+        """Every model that is ever served in this world."""
+        added = (change.added for change in self.changes)
+        return (*self.controller.models, *(policy for policy in added if policy is not None))
 
     @classmethod
     def default(

@@ -11,28 +11,45 @@ from livescale.types import RequestId
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """When what breaks. Times are virtual; worker losses name worker numbers."""
+    """When what breaks. Times are virtual; losses name numbers of workers, or of agents.
+
+    A broken feed is chosen by a number that is taken modulo the feeds of that moment.
+    """
 
     worker_losses: tuple[tuple[int, int], ...]
+    agent_losses: tuple[tuple[int, int], ...]
+    feed_failures: tuple[tuple[int, int], ...]
+    stalls: tuple[tuple[int, int], ...]
     controller_restarts: tuple[int, ...]
     cancellations: tuple[tuple[int, RequestId], ...]
 
 
 def plan_faults(
-    faults: FaultConfig, workers: int, requests: list[tuple[int, RequestId]], seed: int
+    faults: FaultConfig,
+    workers: int,
+    agents: int,
+    requests: list[tuple[int, RequestId]],
+    seed: int,
 ) -> FaultPlan:
     """Draw the faults of a run. `requests` are (arrival time, id) pairs in order of arrival."""
     rng = random.Random(f"faults {seed}")
-    losses = sorted(
-        (rng.randrange(faults.until_ns), rng.randrange(workers))
-        for _ in range(faults.worker_losses)
-    )
+
+    def draw(count: int, choices: int) -> tuple[tuple[int, int], ...]:
+        times = ((rng.randrange(faults.until_ns), rng.randrange(choices)) for _ in range(count))
+        return tuple(sorted(times)) if choices else ()
+
+    losses = draw(faults.worker_losses, workers)
+    agent_losses = draw(faults.agent_losses if agents else 0, max(agents, 1))
+    feed_failures = draw(faults.feed_failures, 1 << 16)
+    stalls = draw(faults.stalls, workers)
     restarts = sorted(rng.randrange(faults.until_ns) for _ in range(faults.controller_restarts))
     cancellations = []
     for arrival_ns, request in requests:
         if rng.randrange(1000) < faults.cancelled_permille and arrival_ns < faults.until_ns:
             cancellations.append((rng.randrange(arrival_ns, faults.until_ns), request))
-    return FaultPlan(tuple(losses), tuple(restarts), tuple(cancellations))
+    return FaultPlan(
+        losses, agent_losses, feed_failures, stalls, tuple(restarts), tuple(cancellations)
+    )
 
 
 class Delays:

@@ -79,10 +79,22 @@ class SimGateway:
         self._checkers = checkers
         self._say = say
         self._write = write
+        #: names of models that requests may ask for
+        self._served: dict[str, None] = {}
         self._transcripts: dict[RequestId, _Transcript] = {}
         self._workers: dict[WorkerRef, SimChannel[SimSubmit | SimCancel]] = {}
         #: how requests ended, for dispatches that cross their end
         self._ended: dict[RequestId, Outcome] = {}
+
+    # -- models ---------------------------------------------------------------------------------
+
+    def serve(self, model: str) -> None:
+        """Requests for the model are accepted from now on."""
+        self._served[model] = None
+
+    def withdraw(self, model: str) -> None:
+        """No new requests; those that are here go on."""
+        self._served.pop(model, None)
 
     # -- clients --------------------------------------------------------------------------------
 
@@ -96,7 +108,9 @@ class SimGateway:
         waiting = sum(
             1 for t in self._transcripts.values() if t.worker is None and t.model == model
         )
-        if waiting > self._queue_requests_max:
+        if model not in self._served:
+            self._finish(transcript, Outcome.FAILED, f"{model} is not served")
+        elif waiting > self._queue_requests_max:
             self._finish(transcript, Outcome.FAILED, f"{waiting - 1} requests wait already")
         else:
             self._announce(transcript)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from livescale.types import Value
@@ -17,32 +16,13 @@ class Network(Value, frozen=True):
     storage_bytes_per_s: int
     chunk_bytes: int
 
-    def chain_arrivals_ns(self, layer_bytes: Sequence[int], place: int) -> tuple[int, ...]:
-        """When each layer is complete at the `place`-th target (1 is the first), from the start.
-
-        Every hop forwards a chunk as soon as it has it, so target k lags k - 1 chunks behind the
-        first one: the chain takes (chunks + n - 1) / chunks of one copy's time (BlitzScale §5.1).
-        """
-        lag_bytes = self._lag_bytes(layer_bytes, place)
-        totals = itertools.accumulate(layer_bytes)
-        return tuple(_ns(total + lag_bytes, self.link_bytes_per_s) for total in totals)
-
-    def first_byte_ns(self, layer_bytes: Sequence[int], place: int) -> int:
-        """When the first byte arrives at the `place`-th target of a chain, from the start."""
-        return _ns(self._lag_bytes(layer_bytes, place), self.link_bytes_per_s)
-
     def chunk_ns(self, layer_bytes: Sequence[int]) -> int:
-        """How far a target lags behind its sender: the time of one chunk on a link."""
-        return _ns(self._lag_bytes(layer_bytes, 2), self.link_bytes_per_s)
+        """How far a target lags behind its sender: the time of one chunk on a link.
 
-    def storage_arrivals_ns(self, layer_bytes: Sequence[int]) -> tuple[int, ...]:
-        """When each layer has been read from storage, from the start."""
-        totals = itertools.accumulate(layer_bytes)
-        return tuple(_ns(total, self.storage_bytes_per_s) for total in totals)
-
-    def _lag_bytes(self, layer_bytes: Sequence[int], place: int) -> int:
-        assert place >= 1, place
-        return (place - 1) * min(self.chunk_bytes, sum(layer_bytes))
+        Every hop forwards a chunk as soon as it has it, so a chain of n targets takes
+        (chunks + n - 1) / chunks of one copy's time (BlitzScale §5.1).
+        """
+        return _ns(min(self.chunk_bytes, sum(layer_bytes)), self.link_bytes_per_s)
 
 
 def _ns(size_bytes: int, bytes_per_s: int) -> int:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from livescale.sim.book import InstanceCount
 from livescale.sim.config import SimConfig
 from livescale.sim.faults import Delays, plan_faults
 from livescale.sim.gateway import Row
-from livescale.sim.world import InstanceCount, SimWorld
+from livescale.sim.world import SimWorld
 from livescale.telemetry.record import RequestLine, ScaleLine
 
 
@@ -50,16 +51,16 @@ def simulate(
     ]
     arrivals.sort(key=lambda arrival: arrival[:2])
     ids = [(arrival_ns, request) for arrival_ns, request, _, _ in arrivals]
-    plan = plan_faults(config.faults, config.workers, ids, seed)
+    plan = plan_faults(config.faults, config.workers, len(config.hosts), ids, seed)
     delays = Delays(config.faults, config.message_delay_ns, seed)
     world = SimWorld(config, plan, delays, record_file)
     for _, request, model, row in arrivals:
         world.arrive_at(request, model, row)
     world.run()
     return SimResult(
-        requests=tuple(world.requests),
-        scales=tuple(world.scales),
-        instances=tuple(world.instances),
+        requests=tuple(world.book.requests),
+        scales=tuple(world.book.scales),
+        instances=tuple(world.book.instances),
         steps=world.steps,
         stale_events=world.stale_events,
         actions=world.clock.actions_run,

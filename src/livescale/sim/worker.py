@@ -7,14 +7,16 @@ it from outside; it decides nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from livescale.batching.batcher import Batcher
 from livescale.batching.run import Emission, Run, SequenceSpec
-from livescale.messages.commands import Release, StartLoad, StartSend
+from livescale.chunks import ChunkGrid, Feed
+from livescale.messages.commands import AmendLoad, Release, StartLoad
 from livescale.messages.events import (
     AnyEvent,
     CapacityMeasured,
+    FeedFailed,
     InstanceReport,
     InstanceReported,
     LayerArrived,
@@ -23,7 +25,6 @@ from livescale.messages.events import (
     LoadStarted,
     Released,
     RequestEnded,
-    SendEnded,
 )
 from livescale.sim.checkers import Checkers
 from livescale.sim.clock import Clock
@@ -32,17 +33,17 @@ from livescale.sim.transfers import Transfers
 from livescale.topology import Device
 from livescale.types import (
     FinishReason,
-    FromWorker,
     InstanceId,
     LayerSpan,
     ModelSpec,
     Outcome,
+    PlanId,
     RequestId,
     Value,
     WorkerRef,
 )
 
-WorkerOrder = StartLoad | StartSend | Release
+WorkerOrder = StartLoad | AmendLoad | Release
 _NS_PER_S = 1_000_000_000
 
 
@@ -85,6 +86,10 @@ class _Assignment:
     order: StartLoad
     spec: ModelSpec
     batcher: Batcher
+    feeds: tuple[Feed, ...]
+    layers_there: dict[int, None] = field(default_factory=dict)
+    #: what was said of feeds that have not been replaced
+    troubles: list[FeedFailed] = field(default_factory=list)
     watermark: int = 0
     is_loaded: bool = False
     is_running: bool = False
@@ -131,7 +136,8 @@ class SimWorker:
             return None
         order = a.order
         return InstanceReport(
-            order.instance, order.model, order.attempt, a.watermark, a.is_loaded, order.rank
+            *(order.instance, order.model, order.attempt, a.watermark, a.is_loaded, order.rank),
+            *(order.plan, () if a.is_loaded else a.feeds),
         )
 
     def joined(self) -> None:
@@ -139,8 +145,12 @@ class SimWorker:
         self._last_report = None
         if self._capacity is not None:
             self._say(self._capacity)
-        if self._assigned is not None and self._assigned.is_loaded:
-            self._report_load(self._assigned)
+        a = self._assigned
+        if a is not None and a.is_loaded:
+            self._report_load(a)
+        elif a is not None:
+            for trouble in a.troubles:
+                self._say(trouble)
 
     def come_to_rest(self) -> None:
         """The world is over: nothing of its requests is left."""
@@ -154,8 +164,8 @@ class SimWorker:
     def take_order(self, order: WorkerOrder) -> None:
         if isinstance(order, StartLoad):
             self._load(order)
-        elif isinstance(order, StartSend):
-            self._send(order)
+        elif isinstance(order, AmendLoad):
+            self._amend(order)
         else:
             self._release(order)
 
@@ -163,17 +173,17 @@ class SimWorker:
         self._checkers.assigned(self.ref, self._assigned is not None, order)
         spec = self._config.spec(order.model)
         batcher = Batcher(self._config.batcher, LayerSpan(0, spec.layers))
-        self._assigned = _Assignment(order, spec, batcher)
-        self._transfers.receive(order, spec, self)
+        self._assigned = _Assignment(order, spec, batcher, order.feeds)
+        grid = ChunkGrid(spec.layer_bytes, order.chunk_bytes)
+        key = (self.ref, order.model, order.rank)
+        self._transfers.receive(order.plan, key, grid, order.feeds, self)
 
-    def _send(self, order: StartSend) -> None:
+    def _amend(self, order: AmendLoad) -> None:
         a = self._assigned
-        # A worker that is receiving the model passes on what arrives.
-        is_holder = a is not None and (a.is_loaded or isinstance(a.order.upstream, FromWorker))
-        if a is None or not is_holder or a.order.model != order.model:
-            self._say(SendEnded(order.plan, self.ref, 0, f"{self!r} does not hold it"))
-        else:
-            self._transfers.send(order, self)
+        if a is not None and a.order.plan == order.plan and not a.is_loaded:
+            a.feeds = order.feeds
+            a.troubles = []
+            self._transfers.amend(order.plan, self.ref, order.feeds)
 
     def _release(self, order: Release) -> None:
         a = self._assigned
@@ -194,30 +204,40 @@ class SimWorker:
         self._last_report = None
         self._transfers.node_gone(self.ref)
 
+    def _loading(self, plan: PlanId) -> _Assignment:
+        a = self._assigned
+        assert a is not None, f"{self!r} gets news of plan {plan}"
+        assert a.order.plan == plan, f"{self!r} gets news of plan {plan}, not {a.order.plan}"
+        return a
+
     # -- news of the transfers ------------------------------------------------------------------
 
-    def load_started(self, order: StartLoad) -> None:
+    def load_started(self, plan: PlanId) -> None:
+        order = self._loading(plan).order
         self._say(LoadStarted(order.instance, order.attempt, order.rank))
 
-    def layer_arrived(self, order: StartLoad, watermark: int) -> None:
-        a = self._assigned
-        assert a is not None
-        assert a.order == order, f"{self!r} gets layers of {order}"
-        a.watermark = watermark
-        self._say(LayerArrived(order.instance, order.attempt, watermark, order.rank))
-        if watermark == a.spec.layers:
-            if order.measure_capacity:
-                self._measure(a)
-            a.is_loaded = True
-            self._say(LoadCompleted(order.instance, order.attempt, a.spec.size_bytes, order.rank))
-            self._report_load(a)
+    def layer_arrived(self, plan: PlanId, layer: int) -> None:
+        a = self._loading(plan)
+        a.layers_there[layer] = None
+        while a.watermark in a.layers_there:
+            a.watermark += 1
+        order = a.order
+        self._say(LayerArrived(order.instance, order.attempt, a.watermark, order.rank, layer))
 
-    def load_failed(self, order: StartLoad, reason: str) -> None:
-        self._clear()
-        self._say(LoadFailed(order.instance, order.attempt, reason, order.rank))
+    def load_completed(self, plan: PlanId) -> None:
+        a = self._loading(plan)
+        order = a.order
+        if order.measure_capacity:
+            self._measure(a)
+        a.watermark = a.spec.layers
+        a.is_loaded = True
+        self._say(LoadCompleted(order.instance, order.attempt, a.spec.size_bytes, order.rank))
+        self._report_load(a)
 
-    def send_ended(self, order: StartSend, sent_bytes: int, error: str | None) -> None:
-        self._say(SendEnded(order.plan, order.source, sent_bytes, error))
+    def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
+        trouble = FeedFailed(plan, self.ref, upstream, reason, is_stalled)
+        self._loading(plan).troubles.append(trouble)
+        self._say(trouble)
 
     def _measure(self, assigned: _Assignment) -> None:
         """The capacity that a long prompt would show."""

@@ -14,19 +14,34 @@ import msgspec
 
 from livescale.control.controller import Controller
 from livescale.messages.commands import (
+    AmendLoad,
     AnyCommand,
     Dispatch,
+    DropCopy,
     FailRequest,
+    ModelGone,
     Release,
+    StartCopy,
     StartLoad,
-    StartSend,
     WakeAt,
 )
-from livescale.messages.events import AnyEvent, Tick, WorkerJoined, WorkerLost
+from livescale.messages.events import (
+    AgentJoined,
+    AnyEvent,
+    ModelAdded,
+    ModelRemoved,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.placements import AllCopies, SpreadCopies
+from livescale.sim.agent import AgentOrder, SimAgent
+from livescale.sim.book import Book
 from livescale.sim.channel import SimChannel
-from livescale.sim.checkers import Checkers, CommandChecker
+from livescale.sim.checkers import Checkers
 from livescale.sim.clock import STEP_PRIORITY, Clock
-from livescale.sim.config import SimConfig
+from livescale.sim.command_checker import CommandChecker
+from livescale.sim.config import ModelChange, SimConfig
 from livescale.sim.faults import Delays, FaultPlan
 from livescale.sim.gateway import GatewayEvent, GatewayOrder, Row, SimGateway
 from livescale.sim.transfers import Transfers
@@ -37,20 +52,8 @@ from livescale.sim.worker import (
     SimWorker,
     WorkerOrder,
 )
-from livescale.telemetry.record import AnyLine, RecordWriter, RequestLine, ScaleLine
 from livescale.telemetry.scale_events import ScaleTracker
-from livescale.types import InstanceState, RequestId, WorkerRef
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceCount:
-    """Living instances of a model from `now_ns` on, as the controller sees them."""
-
-    now_ns: int
-    model: str
-    loading: int
-    serving: int
-    draining: int
+from livescale.types import RequestId, WorkerRef, agent_ref
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class _Life:
     #: of every peer that met this controller; worker orders by worker
     uplinks: dict[WorkerRef, SimChannel[AnyEvent]]
     orders: dict[WorkerRef, SimChannel[WorkerOrder]]
+    agent_orders: dict[WorkerRef, SimChannel[AgentOrder]]
     gateway_uplink: SimChannel[GatewayEvent] | None = None
     gateway_orders: SimChannel[GatewayOrder] | None = None
 
@@ -75,23 +79,28 @@ class SimWorld:
     ) -> None:
         self.config = config
         self.clock = Clock()
-        self.requests: list[RequestLine] = []
-        self.scales: list[ScaleLine] = []
-        self.instances: list[InstanceCount] = []
+        self.book = Book(record_file)
         self.steps = 0
         self.stale_events = 0
         self._delays = delays
-        self._record = RecordWriter(record_file) if record_file is not None else None
-        self._checkers = Checkers(config.controller.models)
-        self._transfers = Transfers(self.clock, config.network, config.load_timeout_ns)
+        self._checkers = Checkers(config.policies)
+        #: models that are served, withdrawn ones included until they are gone
+        self._policies = {policy.spec.name: policy for policy in config.controller.models}
+        self._leaving: dict[str, None] = {}
+        self._transfers = Transfers(
+            self.clock, config.network, config.holder_wait_ns, config.stall_ns
+        )
         self._gateway = SimGateway(
             self.clock,
             config.queue_requests_max,
             self._checkers,
             self._gateway_says,
-            self._write_request,
+            self.book.request,
         )
+        for name in self._policies:
+            self._gateway.serve(name)
         self._workers: dict[int, SimWorker] = {}
+        self._agents: dict[int, SimAgent] = {}
         #: connections of living workers to the gateway
         self._emitting: dict[WorkerRef, SimChannel[FromWorkerMessage]] = {}
         self._life: _Life | None = None
@@ -99,16 +108,13 @@ class SimWorld:
         self._inbox: list[AnyEvent] = []
         self._has_step_ahead = False
         self._last_step_ns = -config.step_gap_ns
-        self._horizon_ns = max(config.faults.until_ns, 0)
+        self._horizon_ns = max(config.faults.until_ns, *(c.at_ns for c in config.changes), 0)
         self._begin_life()
         for number in range(config.workers):
             self.clock.after(delays.reconnect_ns(), partial(self._start_worker, number, 0))
-        for time_ns, number in plan.worker_losses:
-            self.clock.at(time_ns, partial(self._lose_worker, number))
-        for time_ns in plan.controller_restarts:
-            self.clock.at(time_ns, self._end_life)
-        for time_ns, request in plan.cancellations:
-            self.clock.at(time_ns, partial(self._gateway.cancel, request))
+        for number in range(len(config.hosts)):
+            self.clock.after(delays.reconnect_ns(), partial(self._start_agent, number, 0))
+        self._schedule(plan)
 
     # -- for whoever drives the world -----------------------------------------------------------
 
@@ -123,6 +129,7 @@ class SimWorld:
         while self.clock.now_ns <= limit_ns and self.clock.run_next():
             pass
         self._checkers.all_ended()
+        assert not self._leaving, f"{list(self._leaving)} were withdrawn and are not gone"
         assert self._life is not None
         self._life.checker.all_answered()
         assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
@@ -138,17 +145,25 @@ class SimWorld:
     # -- the controller's lives -----------------------------------------------------------------
 
     def _begin_life(self) -> None:
-        config = msgspec.structs.replace(self.config.controller, epoch=self._lives)
+        models = tuple(self._policies.values())
+        config = msgspec.structs.replace(self.config.controller, epoch=self._lives, models=models)
         self._lives += 1
         self._life = _Life(
-            Controller(config), CommandChecker(config.models), ScaleTracker(), {}, {}
+            Controller(config),
+            CommandChecker(config.models, isinstance(config.placement, SpreadCopies | AllCopies)),
+            ScaleTracker(),
+            *({}, {}, {}),
         )
-        if self._record is not None:
-            self._record.begin("sim", config, {"sim": msgspec.to_builtins(self.config)})
+        self.book.begin(config, {"sim": msgspec.to_builtins(self.config)})
+        for name in self._leaving:
+            self._push(ModelRemoved(name))
         self.clock.after(self._delays.reconnect_ns(), partial(self._connect_gateway, self._life))
         for worker in list(self._workers.values()):
             delay_ns = self._delays.reconnect_ns()
             self.clock.after(delay_ns, partial(self._connect_worker, self._life, worker))
+        for agent in list(self._agents.values()):
+            delay_ns = self._delays.reconnect_ns()
+            self.clock.after(delay_ns, partial(self._connect_agent, self._life, agent))
 
     def _end_life(self) -> None:
         """The controller is killed; what it was told and has not acted on is lost."""
@@ -161,7 +176,11 @@ class SimWorld:
         for channel in (*life.uplinks.values(), life.gateway_uplink):
             if channel is not None:
                 channel.cut(-1)
-        for orders in (*life.orders.values(), life.gateway_orders):
+        for orders in (
+            *life.orders.values(),
+            *life.agent_orders.values(),
+            life.gateway_orders,
+        ):
             if orders is not None:
                 orders.cut(lost_after_ns)
         self._life = None
@@ -171,8 +190,7 @@ class SimWorld:
 
     def _flush(self, life: _Life) -> None:
         self.stale_events += life.controller.stale_events
-        for line in life.tracker.flush():
-            self._write_scale(line)
+        self.book.scales_of(life.tracker.flush())
 
     # -- stepping -------------------------------------------------------------------------------
 
@@ -193,45 +211,51 @@ class SimWorld:
         now_ns = self._last_step_ns = self.clock.now_ns
         self.steps += 1
         commands = life.controller.step(now_ns, events)
-        if self._record is not None:
-            self._record.step(now_ns, events, commands, now_ns)
+        self.book.step(now_ns, events, commands)
         life.checker.observe(events, commands)
-        for line in life.tracker.observe(now_ns, events, commands, now_ns):
-            self._write_scale(line)
+        self.book.scales_of(life.tracker.observe(now_ns, events, commands, now_ns))
         for command in commands:
             self._carry_out(life, command)
-        self._count_instances(life.controller)
+        self.book.count_instances(now_ns, life.controller)
 
     def _carry_out(self, life: _Life, command: AnyCommand) -> None:
         if isinstance(command, StartLoad | Release):
             life.orders[command.worker].send(command)
-        elif isinstance(command, StartSend):
-            life.orders[command.source].send(command)
+        elif isinstance(command, StartCopy | DropCopy):
+            life.agent_orders[command.agent].send(command)
+        elif isinstance(command, AmendLoad):
+            if command.receiver.is_agent:
+                life.agent_orders[command.receiver].send(command)
+            else:
+                life.orders[command.receiver].send(command)
         elif isinstance(command, Dispatch | FailRequest):
             # The controller knows requests from this gateway only, so it is connected.
             assert life.gateway_orders is not None
             life.gateway_orders.send(command)
         elif isinstance(command, WakeAt):
             self.clock.at(command.at_ns, partial(self._wake, life))
+        elif isinstance(command, ModelGone):
+            del self._policies[command.model], self._leaving[command.model]
+            self._checkers.gone(command.model)
 
     def _wake(self, life: _Life) -> None:
         if self._life is life:
             self._push(Tick())
 
-    def _count_instances(self, controller: Controller) -> None:
-        for model in controller.models:
-            states = [instance.state for instance in controller.fleet.of_model(model)]
-            loading = sum(1 for i in controller.fleet.of_model(model) if i.is_loading)
-            serving = states.count(InstanceState.SERVING)
-            draining = states.count(InstanceState.DRAINING)
-            last = next((c for c in reversed(self.instances) if c.model == model), None)
-            if last is None or (last.loading, last.serving, last.draining) != (
-                loading,
-                serving,
-                draining,
-            ):
-                now_ns = self.clock.now_ns
-                self.instances.append(InstanceCount(now_ns, model, loading, serving, draining))
+    # -- models ---------------------------------------------------------------------------------
+
+    def _change_models(self, change: ModelChange) -> None:
+        """Without a controller nothing is lost: the next one is told what is served."""
+        if change.added is not None:
+            self._policies[change.added.spec.name] = change.added
+            self._gateway.serve(change.added.spec.name)
+            event: AnyEvent = ModelAdded(change.added)
+        else:
+            self._leaving[change.removed] = None
+            self._gateway.withdraw(change.removed)
+            event = ModelRemoved(change.removed)
+        if self._life is not None:
+            self._push(event)
 
     # -- connections ----------------------------------------------------------------------------
 
@@ -261,6 +285,19 @@ class SimWorld:
         uplink.send(WorkerJoined(worker.ref, worker.device, worker.report()))
         worker.joined()
 
+    def _connect_agent(self, life: _Life, agent: SimAgent) -> None:
+        if self._life is not life or self._agents.get(agent.ref.worker) is not agent:
+            return
+        uplink: SimChannel[AnyEvent] = SimChannel(
+            self.clock, self._worker_delay_ns, partial(self._deliver_to, life)
+        )
+        life.uplinks[agent.ref] = uplink
+        life.agent_orders[agent.ref] = SimChannel(
+            self.clock, self._delays.plain_ns, agent.take_order
+        )
+        uplink.send(AgentJoined(agent.ref, agent.host, agent.report()))
+        agent.joined()
+
     def _gateway_says(self, event: GatewayEvent) -> None:
         # Without a controller nothing is lost: the next one hears of every transcript.
         if self._life is not None and self._life.gateway_uplink is not None:
@@ -275,7 +312,9 @@ class SimWorld:
 
     def _start_worker(self, number: int, incarnation: int) -> None:
         ref = WorkerRef(number, incarnation)
-        device = msgspec.structs.replace(self.config.device, host=f"host-{number}")
+        hosts = self.config.hosts
+        host = hosts[number % len(hosts)].name if hosts else f"host-{number}"
+        device = msgspec.structs.replace(self.config.device, host=host)
         emitting: SimChannel[FromWorkerMessage] = SimChannel(
             self.clock, self._worker_delay_ns, self._gateway.take_message
         )
@@ -321,16 +360,55 @@ class SimWorld:
         rejoin_ns = self.config.faults.rejoin_ns
         self.clock.after(rejoin_ns, partial(self._start_worker, number, ref.incarnation + 1))
 
-    # -- the record -----------------------------------------------------------------------------
+    def _start_agent(self, number: int, incarnation: int) -> None:
+        ref = agent_ref(number, incarnation)
+        agent = SimAgent(
+            ref,
+            self.config.hosts[number],
+            self.config,
+            self._transfers,
+            self._checkers,
+            say=partial(self._worker_says, ref),
+        )
+        self._agents[ref.worker] = agent
+        if self._life is not None:
+            self._connect_agent(self._life, agent)
 
-    def _write_request(self, line: RequestLine) -> None:
-        self.requests.append(line)
-        self._write(line)
+    def _lose_agent(self, number: int) -> None:
+        """The agent dies with the copies in its host's memory."""
+        agent = self._agents.pop(agent_ref(number).worker, None)
+        if agent is None:
+            return
+        ref = agent.ref
+        agent.die()
+        life = self._life
+        if life is not None and ref in life.uplinks:
+            lost = WorkerLost(ref, "killed by a fault")
+            lost_after_ns = self.clock.now_ns - self._delays.loss_window_ns()
+            life.uplinks[ref].cut(lost_after_ns, partial(self._deliver_to, life, lost))
+            life.agent_orders[ref].cut(-1)
+        rejoin_ns = self.config.faults.rejoin_ns
+        self.clock.after(rejoin_ns, partial(self._start_agent, number, ref.incarnation + 1))
 
-    def _write_scale(self, line: ScaleLine) -> None:
-        self.scales.append(line)
-        self._write(line)
+    def _schedule(self, plan: FaultPlan) -> None:
+        """Let every fault come at its time."""
+        for change in self.config.changes:
+            self.clock.at(change.at_ns, partial(self._change_models, change))
+        for time_ns, number in plan.worker_losses:
+            self.clock.at(time_ns, partial(self._lose_worker, number))
+        for time_ns, number in plan.agent_losses:
+            self.clock.at(time_ns, partial(self._lose_agent, number))
+        for time_ns, choice in plan.feed_failures:
+            self.clock.at(time_ns, partial(self._transfers.break_feed, choice))
+        for time_ns, number in plan.stalls:
+            self.clock.at(time_ns, partial(self._stall, number))
+        for time_ns in plan.controller_restarts:
+            self.clock.at(time_ns, self._end_life)
+        for time_ns, request in plan.cancellations:
+            self.clock.at(time_ns, partial(self._gateway.cancel, request))
 
-    def _write(self, line: AnyLine) -> None:
-        if self._record is not None:
-            self._record.write(line)
+    def _stall(self, number: int) -> None:
+        worker = self._workers.get(number)
+        if worker is not None:
+            until_ns = self.clock.now_ns + self.config.faults.stall_ns
+            self._transfers.freeze(worker.ref, until_ns)

@@ -18,7 +18,7 @@ from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
 from livescale.types import InstanceId, Outcome, PlanId, RequestId, WorkerRef
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 
 class RecordError(Exception):
@@ -50,8 +50,9 @@ class StepLine(Line, frozen=True, tag="step"):
 class RequestLine(Line, frozen=True, tag="request"):
     """One request's times. `scheduled_ns` and `sent_ns` are the client's, where one is known.
 
-    `queued_ns` is when the gateway accepted it, `dispatched_ns` when its last attempt was sent to
-    a worker, `token_ns` when each token reached the gateway.
+    `arrived_ns` is when the gateway had its HTTP head, `queued_ns` when it was read, tokenized and
+    accepted, `first_dispatched_ns` and `dispatched_ns` when its first and its last attempt were
+    sent to a worker, `token_ns` when each token reached the gateway.
     """
 
     request: RequestId
@@ -62,6 +63,8 @@ class RequestLine(Line, frozen=True, tag="request"):
     finished_ns: int
     outcome: Outcome
     attempts: int
+    arrived_ns: int | None = None
+    first_dispatched_ns: int | None = None
     dispatched_ns: int | None = None
     token_ns: tuple[int, ...] = ()
     scheduled_ns: int | None = None
@@ -87,7 +90,12 @@ class LoadPhases(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ScaleLine(Line, frozen=True, tag="scale"):
-    """One scaling decision and what became of it. Scale-downs have `released_ns` per instance."""
+    """One scaling decision and what became of it. Scale-downs have `released_ns` per instance.
+
+    `strategy` and `routes` are the plan's; `amendments` say which receivers got other senders on
+    the way. A model that had no instance was woken by the request `woken_by`, which had arrived
+    at `asked_ns`.
+    """
 
     model: str
     from_instances: int
@@ -98,10 +106,14 @@ class ScaleLine(Line, frozen=True, tag="scale"):
     planned_ns: int
     plan: PlanId | None = None
     bytes_per_target: int = 0
-    chains: tuple[str, ...] = ()
+    strategy: str = ""
+    routes: tuple[str, ...] = ()
     predicted_ns: int | None = None
     loads: tuple[LoadPhases, ...] = ()
     released_ns: dict[InstanceId, int] = {}
+    amendments: tuple[str, ...] = ()
+    woken_by: RequestId | None = None
+    asked_ns: int | None = None
 
 
 AnyLine = RunLine | StepLine | RequestLine | ScaleLine

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from livescale.chunks import Feed
 from livescale.messages.commands import (
+    AmendLoad,
     AnyCommand,
+    Dispatch,
     Drain,
+    FailRequest,
     PlanMade,
     Release,
     Resume,
@@ -23,11 +27,13 @@ from livescale.messages.events import (
     LoadFailed,
     LoadStarted,
     Released,
+    RequestArrived,
+    RequestCancelled,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.telemetry.record import LoadPhases, ScaleLine
-from livescale.types import InstanceId, WorkerRef
+from livescale.types import InstanceId, RequestId, WorkerRef
 
 
 class ScaleTracker:
@@ -43,6 +49,8 @@ class ScaleTracker:
         self._awaited: list[dict[InstanceId, None]] = []
         #: where the ranks of living instances are: a Drain does not say it
         self._worker_of: dict[tuple[InstanceId, int], WorkerRef] = {}
+        #: requests that were never dispatched, with their model and the time of arrival
+        self._waiting: dict[RequestId, tuple[str, int]] = {}
 
     def observe(
         self,
@@ -67,33 +75,27 @@ class ScaleTracker:
 
     def _start(self, now_ns: int, done_ns: int, command: AnyCommand) -> None:
         if isinstance(command, ScaleDecided):
-            line = ScaleLine(
-                command.model,
-                command.from_instances,
-                command.to_instances,
-                command.reason,
-                command.values,
-                decided_ns=now_ns,
-                planned_ns=done_ns,
-            )
-            self._open.append(line)
-            self._awaited.append({})
-        elif isinstance(command, PlanMade):
+            self._decided(now_ns, done_ns, command)
+        elif isinstance(command, PlanMade) and command.instances:
             plan = command.plan
             self._replace(
                 len(self._open) - 1,
                 plan=plan.plan,
                 bytes_per_target=plan.bytes_per_target,
-                chains=tuple(str(chain) for chain in plan.chains),
+                routes=plan.routes(),
+                strategy=plan.strategy,
                 predicted_ns=plan.predicted_ns,
             )
         elif isinstance(command, StartLoad):
-            phases = LoadPhases(
-                command.instance, command.worker, str(command.upstream), command.rank
-            )
+            upstream = _upstreams(command.feeds)
+            phases = LoadPhases(command.instance, command.worker, upstream, command.rank)
             self._replace(len(self._open) - 1, loads=(*self._open[-1].loads, phases))
             self._awaited[-1][command.instance] = None
             self._worker_of[command.instance, command.rank] = command.worker
+        elif isinstance(command, AmendLoad):
+            self._amended(command)
+        elif isinstance(command, Dispatch | FailRequest):
+            self._waiting.pop(command.request, None)
         elif isinstance(command, Drain):
             self._awaited[-1][command.instance] = None
         elif isinstance(command, Resume):
@@ -101,6 +103,29 @@ class ScaleTracker:
         elif isinstance(command, Release):
             # A scale-up whose instance is released before its first token is finished.
             self._forget(command.instance, is_up=True)
+
+    def _decided(self, now_ns: int, done_ns: int, command: ScaleDecided) -> None:
+        line = ScaleLine(
+            command.model,
+            command.from_instances,
+            command.to_instances,
+            command.reason,
+            command.values,
+            decided_ns=now_ns,
+            planned_ns=done_ns,
+        )
+        first = next((i for i in self._waiting.items() if i[1][0] == command.model), None)
+        if first is not None and not command.from_instances:
+            request, (_, asked_ns) = first
+            line = msgspec.structs.replace(line, woken_by=request, asked_ns=asked_ns)
+        self._open.append(line)
+        self._awaited.append({})
+
+    def _amended(self, command: AmendLoad) -> None:
+        for index, line in enumerate(self._open):
+            if line.plan == command.plan:
+                new = f"{command.receiver} from {_upstreams(command.feeds)}"
+                self._replace(index, amendments=(*line.amendments, new))
 
     def _absorb(self, now_ns: int, event: AnyEvent) -> None:
         if isinstance(event, WorkerJoined):
@@ -121,6 +146,11 @@ class ScaleTracker:
             self._released(now_ns, event)
         elif isinstance(event, WorkerLost):
             self._lost(event.worker, event.reason)
+        elif isinstance(event, RequestArrived):
+            if event.worker is None:
+                self._waiting[event.request] = (event.model, now_ns)
+        elif isinstance(event, RequestCancelled):
+            self._waiting.pop(event.request, None)
 
     def _joined(self, event: WorkerJoined) -> None:
         for worker in list(self._worker_of.values()):
@@ -182,3 +212,8 @@ class ScaleTracker:
 
     def _replace(self, index: int, **values: object) -> None:
         self._open[index] = msgspec.structs.replace(self._open[index], **values)
+
+
+def _upstreams(feeds: Sequence[Feed]) -> str:
+    """Who sends, each once."""
+    return " + ".join(dict.fromkeys(str(feed.upstream) for feed in feeds))

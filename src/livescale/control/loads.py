@@ -1,0 +1,214 @@
+"""Loads under way: who gets which model from whom, and what happens when a sender fails.
+
+Receivers keep what they have when a feed fails; here they are given another one (BlitzScale's
+chains, made to survive). Whom to ask instead is worked out in `multicast/repair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from livescale.chunks import Feed, senders
+from livescale.control.pool import ParameterPool
+from livescale.plans import PlannedLoad
+from livescale.topology import Direction, LinkKind, LinkUse
+from livescale.types import FromWorker, PlanId, WorkerRef
+
+LoadKey = tuple[PlanId, WorkerRef]
+FeedsByReceiver = dict[WorkerRef, tuple[Feed, ...]]
+
+# So many times longer than another stall lasts one in a circle before somebody is blamed.
+_CIRCLE_GRACES = 5
+
+
+@dataclass(slots=True)
+class OpenLoad:
+    """One receiver's part of a plan, until its terminal event."""
+
+    plan: PlanId
+    receiver: WorkerRef
+    model: str
+    rank: int
+    feeds: tuple[Feed, ...]
+    #: upstreams that failed and have not been replaced
+    failed: dict[WorkerRef, None] = field(default_factory=dict)
+    #: every upstream that ever failed this load: it is not asked again, so that repairs end
+    shunned: dict[WorkerRef, None] = field(default_factory=dict)
+    #: upstreams that stall, and since when that is counted against them
+    stalled: dict[WorkerRef, int] = field(default_factory=dict)
+    #: upstreams that stall because they wait for a feed that was just replaced
+    excused: dict[WorkerRef, None] = field(default_factory=dict)
+
+    @property
+    def reader(self) -> str:
+        return f"load {self.plan} {self.receiver}"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Some upstream sends nothing at present, whoever is to blame."""
+        return bool(self.stalled or self.excused)
+
+    def fail(self, upstream: WorkerRef) -> None:
+        """Nothing more is expected from there."""
+        self.failed[upstream] = None
+        self.shunned[upstream] = None
+        self.stalled.pop(upstream, None)
+        self.excused.pop(upstream, None)
+
+
+class Loads:
+    """All open loads. Keeps the pool's list of readers true."""
+
+    def __init__(self, pool: ParameterPool) -> None:
+        self._pool = pool
+        self.open: dict[LoadKey, OpenLoad] = {}
+        #: what members that were lost were receiving, by model and rank, until repairs are made
+        self._lost: dict[tuple[str, int], FeedsByReceiver] = {}
+
+    def begin(self, plan: PlanId, load: PlannedLoad, model: str, rank: int) -> None:
+        key = (plan, load.receiver)
+        assert key not in self.open, f"{self.open[key]} is open already"
+        self.open[key] = OpenLoad(plan, load.receiver, model, rank, load.feeds)
+        self._read(self.open[key])
+
+    def end(self, plan: PlanId, receiver: WorkerRef) -> None:
+        """The load completed or failed. Does nothing if it is not open."""
+        load = self.open.pop((plan, receiver), None)
+        if load is not None:
+            self._stop_reading(load)
+
+    def end_of(self, receiver: WorkerRef) -> None:
+        """Whatever the worker was receiving is over: it was released."""
+        for key in [key for key in self.open if key[1] == receiver]:
+            self.end(*key)
+
+    def feeds_of(self, model: str, rank: int) -> FeedsByReceiver:
+        """By receiver, what is on its way of one rank of a model, and what members that are lost
+        since the last repairs were receiving."""
+        found = dict(self._lost.get((model, rank), {}))
+        for load in self.open.values():
+            if load.model == model and load.rank == rank:
+                found[load.receiver] = load.feeds
+        return found
+
+    # -- what goes wrong ----------------------------------------------------------------------
+
+    def feed_failed(self, plan: PlanId, receiver: WorkerRef, upstream: WorkerRef) -> bool:
+        """Nothing more comes from there. False if that is no news of an open load."""
+        load = self.open.get((plan, receiver))
+        if load is None or FromWorker(upstream) not in senders(load.feeds):
+            return False
+        load.fail(upstream)
+        return True
+
+    def feed_stalled(
+        self, plan: PlanId, receiver: WorkerRef, upstream: WorkerRef, now_ns: int
+    ) -> bool:
+        """Nothing has come for a while. False if that is no news of an open load."""
+        load = self.open.get((plan, receiver))
+        if load is None or FromWorker(upstream) not in senders(load.feeds):
+            return False
+        if upstream not in load.failed:
+            load.stalled.setdefault(upstream, now_ns)
+        return True
+
+    def lose(self, worker: WorkerRef) -> None:
+        """The worker receives nothing any more, and all that read from it need another feed."""
+        for load in [load for load in self.open.values() if load.receiver == worker]:
+            self._lost.setdefault((load.model, load.rank), {})[worker] = load.feeds
+            self.end(load.plan, worker)
+        for load in self.open.values():
+            if FromWorker(worker) in senders(load.feeds):
+                load.fail(worker)
+
+    def fail_dead(self, is_alive: Callable[[WorkerRef], bool]) -> None:
+        """Senders that a load was adopted with may have died while no controller was there."""
+        for load in self.open.values():
+            for upstream in senders(load.feeds):
+                if not is_alive(upstream.worker):
+                    load.fail(upstream.worker)
+
+    def amend(self, load: OpenLoad, feeds: tuple[Feed, ...]) -> None:
+        """The receiver is told to get what it misses by these feeds. Those behind it may stall
+        until its new bytes come, and are told of nothing: that is no fault of theirs or its."""
+        self._stop_reading(load)
+        load.feeds = feeds
+        load.failed = {}
+        kept = [upstream.worker for upstream in senders(feeds)]
+        load.stalled = {w: since for w, since in load.stalled.items() if w in kept}
+        load.excused = {w: None for w in load.excused if w in kept}
+        self._read(load)
+        for other in self.open.values():
+            if load.receiver in other.stalled:
+                del other.stalled[load.receiver]
+                other.excused[load.receiver] = None
+
+    def repaired(self) -> None:
+        """Every failed feed has been replaced."""
+        self._lost = {}
+
+    # -- who is to blame when nothing comes ---------------------------------------------------
+
+    def progressed(self, plan: PlanId, receiver: WorkerRef, now_ns: int) -> None:
+        """The receiver has a layer more: it does not stall, and those behind it should not."""
+        load = self.open.get((plan, receiver))
+        if load is not None and load.is_waiting:
+            load.stalled, load.excused = {}, {}
+        self._expect_of(receiver, now_ns)
+
+    def completed(self, plan: PlanId, receiver: WorkerRef, now_ns: int) -> None:
+        """The receiver has everything."""
+        self.end(plan, receiver)
+        self._expect_of(receiver, now_ns)
+
+    def blame_stalled(self, now_ns: int, grace_ns: int) -> None:
+        """Stalls become failures where the sender is to blame.
+
+        A sender that waits for its own upstream stalls everybody behind it; only the one in front
+        of all stalls is at fault. `grace_ns` after a report all have spoken. Where receivers feed
+        one another nobody may be in front: then the oldest stall is taken for the cause, later.
+        """
+        waiting = {load.receiver: None for load in self.open.values() if load.is_waiting}
+        stalls = [
+            (since_ns, load.plan, load.receiver, upstream)
+            for load in self.open.values()
+            for upstream, since_ns in load.stalled.items()
+        ]
+        guilty = [s for s in stalls if s[3] not in waiting and now_ns >= s[0] + grace_ns]
+        if stalls and all(upstream in waiting for _, _, _, upstream in stalls):
+            oldest = min(stalls)
+            is_open = any(load.excused for load in self.open.values())
+            if not is_open and now_ns >= oldest[0] + _CIRCLE_GRACES * grace_ns:
+                guilty = [oldest]
+        for _, plan, receiver, upstream in guilty:
+            self.open[plan, receiver].fail(upstream)
+
+    def blame_deadlines_ns(self, grace_ns: int) -> list[int]:
+        """When stalls will have lasted long enough to be judged."""
+        times = [since for load in self.open.values() for since in load.stalled.values()]
+        return [since + n * grace_ns for since in times for n in (1, _CIRCLE_GRACES)]
+
+    def links(self) -> tuple[LinkUse, ...]:
+        """NIC directions that open loads use, once per use."""
+        uses = []
+        for load in self.open.values():
+            for upstream in senders(load.feeds):
+                uses.append(LinkUse(LinkKind.NIC, str(upstream.worker), Direction.OUT))
+                uses.append(LinkUse(LinkKind.NIC, str(load.receiver), Direction.IN))
+        return tuple(uses)
+
+    def _expect_of(self, sender: WorkerRef, now_ns: int) -> None:
+        """It has something new: whoever stalls behind it should go on soon."""
+        for load in self.open.values():
+            if sender in load.stalled or sender in load.excused:
+                load.excused.pop(sender, None)
+                load.stalled[sender] = now_ns
+
+    def _read(self, load: OpenLoad) -> None:
+        for upstream in senders(load.feeds):
+            self._pool.begin_read(load.reader, load.model, upstream.worker)
+
+    def _stop_reading(self, load: OpenLoad) -> None:
+        for upstream in senders(load.feeds):
+            self._pool.end_read(load.reader, load.model, upstream.worker)

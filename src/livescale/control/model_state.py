@@ -1,0 +1,74 @@
+"""What the controller keeps per model besides its instances, copies and queue."""
+
+from __future__ import annotations
+
+from livescale.control.autoscaler import Autoscaler, TokenWindow
+from livescale.control.config import ControllerConfig
+from livescale.control.policy import make_policy
+from livescale.policies import Bounds, ModelPolicy
+
+# For policies that do not look at rates.
+_WINDOW_NS = 1_000_000_000
+# A window's tokens leave it at any time: look again this many times per window while they do.
+_LOOKS_PER_WINDOW = 10
+
+
+class ModelState:
+    """One model's policy, hysteresis and measured capacity."""
+
+    def __init__(self, policy: ModelPolicy, config: ControllerConfig, now_ns: int) -> None:
+        scaling = policy.scaling if policy.scaling is not None else config.scaling
+        self.policy = policy
+        self.spec = policy.spec
+        self.scaling = make_policy(scaling)
+        self.window = TokenWindow(
+            scaling.load_window_ns if isinstance(scaling, Bounds) else _WINDOW_NS
+        )
+        self.autoscaler = Autoscaler(scaling.scale_down_timeout_ns, policy.idle_ns)
+        self.prefill_tokens_per_s = policy.prefill_tokens_per_s
+        self.kv_blocks = policy.kv_blocks
+        #: no load is ordered before this time (after a failed one)
+        self.blocked_until_ns = 0
+        #: since when it has had no request (None: it has some)
+        self.idle_since_ns: int | None = now_ns
+        #: withdrawn: it finishes its requests and goes
+        self.is_leaving = False
+
+    @property
+    def instance_bytes(self) -> int:
+        """Bytes of a whole copy, all ranks together."""
+        return self.spec.size_bytes * self.spec.tp_size
+
+    def note_requests(self, now_ns: int, requests: int) -> None:
+        """How many of its requests are unfinished now."""
+        if requests:
+            self.idle_since_ns = None
+        elif self.idle_since_ns is None:
+            self.idle_since_ns = now_ns
+
+    def has_been_idle_since(self, now_ns: int) -> None:
+        """If it has no request, that counts from now on."""
+        if self.idle_since_ns is not None:
+            self.idle_since_ns = now_ns
+
+    def limits(self, wall_ns: int) -> tuple[int, int]:
+        """Instances at least and at most now."""
+        least, most = self.policy.limits_at(wall_ns)
+        if not self.is_leaving:
+            return least, most
+        return 0, (most if self.idle_since_ns is None else 0)
+
+    def deadlines_ns(self, now_ns: int, wall_ns: int) -> list[int]:
+        """When something about it changes by time alone; some may be over. `wall_ns` is the wall
+        clock at time 0."""
+        deadlines = [self.blocked_until_ns, *self.autoscaler.deadlines_ns(self.idle_since_ns)]
+        if self.window.tokens:
+            deadlines.append(now_ns + self.window.window_ns // _LOOKS_PER_WINDOW)
+        for period in self.policy.schedule:
+            for edge_ns in (period.start_ns, period.stop_ns):
+                ahead_ns = (edge_ns - wall_ns - now_ns) % period.every_ns
+                deadlines.append(now_ns + (ahead_ns or period.every_ns))
+        return deadlines
+
+    def __repr__(self) -> str:
+        return f"<ModelState {self.spec.name}{', leaving' if self.is_leaving else ''}>"

@@ -1,0 +1,134 @@
+"""From a wish for copies to a plan: who can send, what the links are used for, which ids.
+
+The bridge between what the controller knows (fleet, pool, loads, topology) and the planner, which
+knows only values.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from livescale.control.config import ControllerConfig
+from livescale.control.fleet import Fleet
+from livescale.control.loads import Loads
+from livescale.control.model_state import ModelState
+from livescale.control.multicast.planner import PlanError, make_plan
+from livescale.control.multicast.request import PlanRequest, Source
+from livescale.control.pool import Copy, ParameterPool
+from livescale.plans import ScalePlan
+from livescale.topology import Device, Host, Leaf, Topology
+from livescale.types import WorkerRef
+
+_IDS_PER_EPOCH = 1_000_000
+
+
+class Planning:
+    """Knows the cluster's shape and makes plans. Orders nothing."""
+
+    def __init__(
+        self, config: ControllerConfig, fleet: Fleet, pool: ParameterPool, loads: Loads
+    ) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._pool = pool
+        self._loads = loads
+        self._last_id = config.epoch * _IDS_PER_EPOCH
+        leaves: dict[str, Leaf] = {leaf.name: leaf for leaf in config.leaves}
+        self.topology = Topology(
+            leaves=leaves,
+            group_bytes_per_s=config.group_bytes_per_s,
+            remote_storage_bytes_per_s=config.remote_storage_bytes_per_s,
+        )
+
+    # -- the cluster's shape ------------------------------------------------------------------
+
+    def worker_joined(self, worker: WorkerRef, device: Device) -> None:
+        self.topology.devices[worker] = device
+
+    def agent_joined(self, agent: WorkerRef, host: Host) -> None:
+        self.topology.agents[agent] = host
+
+    def member_left(self, ref: WorkerRef) -> None:
+        self.topology.devices.pop(ref, None)
+        self.topology.agents.pop(ref, None)
+
+    def link_measured(self, sender: WorkerRef, receiver: WorkerRef, bytes_per_s: int) -> None:
+        """Rates that nobody configured are what was measured; the best probe counts, because other
+        traffic can only slow one down."""
+        members = [(sender, "uplink_bytes_per_s"), (receiver, "downlink_bytes_per_s")]
+        for ref, name in members:
+            record = self._fleet.workers.get(ref.worker)
+            device = self.topology.devices.get(ref)
+            if record is None or device is None or getattr(record.device, name) is not None:
+                continue
+            best = max(bytes_per_s, getattr(device, name) or 0)
+            self.topology.devices[ref] = msgspec.structs.replace(device, **{name: best})
+
+    # -- plans --------------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        """An id for an instance or a plan, never used before."""
+        self._last_id += 1
+        return self._last_id
+
+    def plan_instances(
+        self, state: ModelState, count: int, targets: tuple[tuple[WorkerRef, ...], ...] | None
+    ) -> ScalePlan | None:
+        """`count` new instances on spare workers (or on `targets`). None if there is no way."""
+        spare = tuple(record.ref for record in self._fleet.spare(state.spec.size_bytes))
+        request = self._request(state, count, self.sources(state), spare, targets)
+        return self._plan(request, self._config.multicast)
+
+    def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan:
+        """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
+        else from storage. Systems without multicast know storage only."""
+        has_multicast = self._config.multicast not in ("host", "storage")
+        sources = tuple(
+            Source((source.workers[rank],), source.is_loading, source.readers)
+            for source in self.sources(state)
+            if has_multicast and source.workers[rank] != agent
+        )
+        request = msgspec.structs.replace(
+            self._request(state, 1, sources, (), ((agent,),)), tp_size=1
+        )
+        return make_plan(request, self.topology, "auto")
+
+    def sources(self, state: ModelState) -> tuple[Source, ...]:
+        """All copies, complete or arriving; the planner chooses among them. Systems without
+        multicast know less: there host memory feeds devices, or nothing does."""
+        copies = [self._source(copy) for copy in self._pool.copies(state.spec.name)]
+        if self._config.multicast in ("host", "storage"):
+            is_host = self._config.multicast == "host"
+            return tuple(s for s in copies if is_host and s.is_host_copy)
+        return tuple(copies)
+
+    def _source(self, copy: Copy) -> Source:
+        readers = max(self._pool.readers(worker) for worker in copy.workers)
+        return Source(copy.workers, not copy.is_complete, readers)
+
+    def _request(
+        self,
+        state: ModelState,
+        count: int,
+        sources: tuple[Source, ...],
+        spare: tuple[WorkerRef, ...],
+        targets: tuple[tuple[WorkerRef, ...], ...] | None,
+    ) -> PlanRequest:
+        return PlanRequest(
+            plan=self.next_id(),
+            model=state.spec.name,
+            layer_bytes=state.spec.layer_bytes,
+            chunk_bytes=self._config.chunk_bytes,
+            instances=count,
+            sources=sources,
+            spare=spare,
+            targets=targets,
+            tp_size=state.spec.tp_size,
+            taken=self._loads.links(),
+        )
+
+    def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:
+        try:
+            return make_plan(request, self.topology, strategy)
+        except PlanError:
+            return None

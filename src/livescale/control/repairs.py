@@ -1,0 +1,56 @@
+"""Failed feeds replaced: the orders that give receivers another holder for what they miss.
+
+Whom to ask instead is worked out in `multicast/repair`; here that is asked for every open load and
+becomes orders.
+"""
+
+from __future__ import annotations
+
+from livescale.chunks import Feed, senders
+from livescale.control.loads import Loads, OpenLoad
+from livescale.control.multicast.repair import repair
+from livescale.control.pool import ParameterPool
+from livescale.messages.commands import AmendLoad
+from livescale.topology import Topology
+from livescale.types import WorkerRef
+
+
+def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[AmendLoad]:
+    """Amendments for every open load with failed feeds.
+
+    What was lost behind a member of a chain is fed by that member's own upstream, or by whoever
+    holds the model; storage comes last. Who failed a load once is not asked by it again.
+    """
+    commands = []
+    for load in [load for load in loads.open.values() if load.failed]:
+        feeds = _feeds(load, loads, pool, topology)
+        loads.amend(load, feeds)
+        commands.append(AmendLoad(load.plan, load.receiver, feeds))
+    loads.repaired()
+    return commands
+
+
+def _feeds(
+    load: OpenLoad, loads: Loads, pool: ParameterPool, topology: Topology
+) -> tuple[Feed, ...]:
+    feeds_of = loads.feeds_of(load.model, load.rank)
+    holders = [
+        copy.workers[load.rank]
+        for copy in pool.copies(load.model)
+        if load.rank in copy.complete_ranks
+    ]
+    known = {upstream.worker: None for feeds in feeds_of.values() for upstream in senders(feeds)}
+    known |= dict.fromkeys([*holders, *feeds_of])
+    readers: dict[WorkerRef, int] = {worker: pool.readers(worker) for worker in known}
+    for lost in sorted(load.failed):
+        feeds_of |= repair(
+            feeds_of,
+            lost,
+            [load.receiver],
+            holders,
+            topology,
+            readers,
+            has_storage=True,
+            avoided=load.shunned,
+        )
+    return feeds_of[load.receiver]

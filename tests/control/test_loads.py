@@ -1,0 +1,193 @@
+"""Feeds that fail: who gets which other sender, who is to blame for a stall, and that it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from stories import (
+    DEVICE,
+    MS,
+    H,
+    W,
+    adopted,
+    arrived,
+    host_joined,
+    joined,
+    loaded,
+    loads_of,
+    make_controller,
+    serving,
+    step,
+    whole,
+)
+
+from livescale.control.controller import Controller
+from livescale.messages.commands import AmendLoad, AnyCommand
+from livescale.messages.events import (
+    CopyReport,
+    FeedFailed,
+    InstanceReport,
+    LayerArrived,
+    LoadStarted,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.types import WorkerRef
+
+GRACE_NS = 100 * MS
+
+
+def amendments(commands: Sequence[AnyCommand]) -> list[AmendLoad]:
+    return [command for command in commands if isinstance(command, AmendLoad)]
+
+
+def chain(workers: int, **config: object) -> Controller:
+    """w0 serves and feeds w1, which feeds w2, and so on; the loads belong to plan 1."""
+    controller = serving(workers, 1, instances_max=workers, **config)
+    (first, *rest) = loads_of(step(controller, 1, arrived("flood", 10**5)))
+    assert [order.feeds for order in (first, *rest)] == [whole(W[n]) for n in range(workers - 1)]
+    assert first.plan == 1
+    return controller
+
+
+def stalled(receiver: int, upstream: int) -> FeedFailed:
+    return FeedFailed(1, W[receiver], W[upstream], "no byte came", is_stalled=True)
+
+
+def broken(receiver: int, upstream: int) -> FeedFailed:
+    return FeedFailed(1, W[receiver], W[upstream], "corrupt bytes")
+
+
+def test_a_chain_closes_over_a_lost_member() -> None:
+    """The one behind it is fed by its own upstream, though the source is a holder, too."""
+    controller = chain(5)
+    commands = step(controller, 2, WorkerLost(W[2], "power"))
+    assert amendments(commands) == [AmendLoad(1, W[3], whole(W[1]))]
+
+
+def test_two_lost_members_in_a_row_leave_one_way_around() -> None:
+    controller = chain(5)
+    commands = step(controller, 2, WorkerLost(W[2], "power"), WorkerLost(W[3], "power"))
+    ((amended),) = amendments(commands)
+    assert amended.receiver == W[4]
+    assert amended.feeds in (whole(W[0]), whole(W[1]))
+
+
+def test_whoever_delivered_corrupt_bytes_is_not_asked_again() -> None:
+    controller = make_controller(workers=2, instances_max=2, agents_expected=1)
+    copy = host_joined(0, CopyReport("m", 900, True))
+    step(controller, 0, *adopted(1), *joined(W[1]), copy)
+    (order,) = loads_of(step(controller, 1, arrived("flood", 10**5)))
+    upstreams = [feed.upstream.worker for feed in order.feeds]
+    other = next(ref for ref in (W[0], H[0]) if ref not in upstreams)
+    failed = [FeedFailed(order.plan, W[1], u, "corrupt bytes") for u in upstreams]
+    assert amendments(step(controller, 2, failed[0])) == [AmendLoad(order.plan, W[1], whole(other))]
+    again = FeedFailed(order.plan, W[1], other, "corrupt bytes")
+    assert amendments(step(controller, 3, again)) == [AmendLoad(order.plan, W[1], whole(None))]
+    assert amendments(step(controller, 4, again)) == [], "it was replaced: late news"
+
+
+def test_a_stalled_member_is_spliced_out_and_those_behind_it_are_not_blamed() -> None:
+    controller = chain(5)
+    reports = [stalled(4, 3), stalled(3, 2), stalled(2, 1)]
+    assert amendments(step(controller, 2, *reports)) == [], "all should have spoken first"
+    commands = step(controller, 2 + GRACE_NS, Tick())
+    assert amendments(commands) == [AmendLoad(1, W[2], whole(W[0]))]
+    # Those behind may take their time: their senders have just got other feeds.
+    assert amendments(step(controller, 3 + 20 * GRACE_NS, Tick())) == []
+
+
+def test_who_does_not_go_on_behind_a_repaired_feed_is_looked_at_again() -> None:
+    controller = chain(4)
+    step(controller, 2, stalled(3, 2), stalled(2, 1))
+    step(controller, 2 + GRACE_NS, Tick())
+    # w2 has a layer more; w3 should have, too.
+    progress = LayerArrived(3, 0, 1, layer=0)
+    step(controller, 3 + GRACE_NS, LoadStarted(3, 0), progress)
+    assert amendments(step(controller, 2 + 2 * GRACE_NS, Tick())) == []
+    commands = step(controller, 3 + 2 * GRACE_NS, Tick())
+    assert amendments(commands) == [AmendLoad(1, W[3], whole(W[0]))]
+
+
+def test_who_goes_on_by_itself_is_forgiven() -> None:
+    controller = chain(3)
+    step(controller, 2, stalled(2, 1))
+    step(controller, 3, LoadStarted(3, 0), LayerArrived(3, 0, 1, layer=0))
+    assert amendments(step(controller, 2 + GRACE_NS, Tick())) == []
+
+
+def test_where_receivers_feed_one_another_the_oldest_stall_is_taken_for_the_cause() -> None:
+    """A binomial pipeline: nobody stands in front of all stalls."""
+    controller = make_controller(workers=3, epoch=1, instances_max=3)
+    reports = [
+        InstanceReport(102, "m", 0, 0, False, plan=1, feeds=(*whole(W[2]), *whole(W[0]))),
+        InstanceReport(103, "m", 0, 0, False, plan=1, feeds=(*whole(W[1]), *whole(W[0]))),
+    ]
+    loading = [WorkerJoined(W[n + 1], DEVICE, report) for n, report in enumerate(reports)]
+    step(controller, 0, *adopted(1), *loading)
+    step(controller, 1, stalled(1, 2))
+    step(controller, 2, stalled(2, 1))
+    assert amendments(step(controller, 2 + GRACE_NS, Tick())) == []
+    (amended,) = amendments(step(controller, 1 + 5 * GRACE_NS, Tick()))
+    assert (amended.receiver, amended.feeds) == (W[1], (*whole(W[0]), *whole(W[0])))
+
+
+def test_senders_that_died_while_no_controller_was_there_are_replaced() -> None:
+    controller = make_controller(workers=2, epoch=1)
+    report = InstanceReport(102, "m", 0, 1, False, plan=1, feeds=whole(WorkerRef(5)))
+    commands = step(controller, 0, *adopted(1), WorkerJoined(W[1], DEVICE, report))
+    assert amendments(commands) == [AmendLoad(1, W[1], whole(W[0]))]
+
+
+@given(st.data(), st.integers(3, 6))
+def test_however_feeds_fail_nobody_waits_for_himself_and_repairs_end(
+    data: st.DataObject, workers: int
+) -> None:
+    controller = chain(workers)
+    amended = 0
+    for now_ns in range(2, 60):
+        reading = [
+            (load.receiver, feed.upstream.worker)
+            for load in controller.loads.open.values()
+            for feed in load.feeds
+            if str(feed.upstream) != "storage"
+        ]
+        if not reading:
+            break
+        receiver, upstream = data.draw(st.sampled_from(reading))
+        is_loss = data.draw(st.integers(0, 3)) == 0 and upstream != W[0]
+        event = (
+            WorkerLost(upstream, "power")
+            if is_loss
+            else FeedFailed(1, receiver, upstream, "corrupt bytes")
+        )
+        amended += len(amendments(step(controller, now_ns, event)))
+        check_no_circles(controller)
+    # Each receiver gives up on every other member at most once.
+    assert amended <= (workers - 1) * workers
+    assert all(
+        str(feed.upstream) == "storage"
+        for load in controller.loads.open.values()
+        for feed in load.feeds
+    )
+
+
+def check_no_circles(controller: Controller) -> None:
+    loads = {load.receiver: load for load in controller.loads.open.values()}
+    for start in loads:
+        seen: list[object] = []
+        at: object = start
+        while at in loads:
+            assert at not in seen, f"{at} waits for itself"
+            seen.append(at)
+            (feed,) = loads[at].feeds
+            at = getattr(feed.upstream, "worker", None)
+
+
+def test_a_completed_load_needs_no_repair() -> None:
+    controller = chain(3)
+    step(controller, 2, *loaded(2), stalled(2, 1))
+    assert amendments(step(controller, 3, broken(1, 0))) == []

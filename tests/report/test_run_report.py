@@ -1,0 +1,68 @@
+"""A whole run as text and figures: host copies, strategies, what was woken."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from livescale.policies import ModelPolicy
+from livescale.report.run_report import RunReport
+from livescale.report.summary import summarize
+from livescale.sim.config import SimConfig
+from livescale.sim.presets import LLAMA_3_8B
+from livescale.sim.simulate import simulate
+from livescale.slo import SloMultipleOfMean
+from livescale.telemetry.record import read_record
+from livescale.topology import Host
+
+_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    arrival_ns: int
+    input_tokens: int
+    output_tokens: int
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    """A model that goes to zero between two bursts, with hosts that keep copies."""
+    config = SimConfig.default(LLAMA_3_8B, workers=3)
+    policy = ModelPolicy(LLAMA_3_8B, 0, 3, 15_000, 30_000, idle_ns=2 * _S)
+    hosts = tuple(Host(f"host-{n}", "leaf-0", 192 * 10**9) for n in range(2))
+    controller = msgspec.structs.replace(
+        config.controller, models=(policy,), agents_expected=len(hosts)
+    )
+    config = msgspec.structs.replace(config, controller=controller, hosts=hosts)
+    rows = [Row(start * _S + k * 10_000_000, 600, 5) for start in (20, 40) for k in range(60)]
+    file = io.BytesIO()
+    simulate(rows, config, 1, file)
+    path: Path = tmp_path_factory.mktemp("records") / "run.jsonl"
+    path.write_bytes(file.getvalue())
+    summary = summarize([], SloMultipleOfMean(5))
+    return RunReport("two bursts", list(read_record(path)), summary, 20 * _S, "5x-mean")
+
+
+def test_the_report_tells_of_host_copies_and_strategies(report: RunReport) -> None:
+    (use,) = report.host_copies.values()
+    assert (use.copies_max, use.bytes_max) == (1, LLAMA_3_8B.size_bytes)
+    figures = report.as_json()
+    assert figures["host_copies_per_model_max"] == 1
+    assert figures["host_copies_per_model_mean"] == use.copies_mean
+    assert figures["amendments"] == 0
+    assert figures["strategies"] == report.strategies
+    text = report.text()
+    assert "host mem. llama-3-8b: " in text
+    assert "at most 1; 16.06 GB on average" in text
+    assert f"multicast {next(iter(report.strategies))} " in text
+
+
+def test_waking_a_model_that_had_gone_is_a_scale_event(report: RunReport) -> None:
+    woken = [event for event in report.scale_events if event.from_instances == 0]
+    assert [event.woken_by for event in woken] == ["llama-3-8b-0", "llama-3-8b-60"]
+    assert all(event.loads[0].upstream == "h0.0" for event in woken)
