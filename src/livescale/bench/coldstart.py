@@ -145,10 +145,9 @@ class _Starts:
         with target:
             target.receive(_START_S)
             where = target.ask({"do": "where"}, _START_S)
-            source.ask({"do": "connect", "worker": _TARGET, "address": where["address"]}, _START_S)
-            loaded = self._multicast(source, target)
+            loaded = self._multicast(target)
             target.ask({"do": "release"}, _START_S)
-            again = self._multicast(source, target)
+            again = self._multicast(target)
         marks_ns = [spawned_ns, *where["marks_ns"].values()]
         assert tuple(where["marks_ns"]) == COLD_PHASES[:5], where
         cold = {
@@ -219,17 +218,16 @@ class _Starts:
         needed = tokens * model_spec(self.manifest).kv_bytes_per_token
         return max(self._options.kv_bytes, needed)
 
-    def _multicast(self, source: LineProcess, target: LineProcess) -> dict[str, Any]:
-        target.send(
+    def _multicast(self, target: LineProcess) -> dict[str, Any]:
+        return target.ask(
             {
                 "do": "receive",
                 "manifest": msgspec.to_builtins(self.manifest),
                 "source": _SOURCE,
                 "prompt": self._prompt,
-            }
+            },
+            _START_S,
         )
-        source.ask({"do": "send", "target": _TARGET, "model": _MODEL}, _START_S)
-        return target.receive(_START_S)
 
 
 def _load_phases(times: dict[str, Any]) -> Phases:

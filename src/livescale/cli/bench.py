@@ -13,10 +13,13 @@ from livescale.bench.errors import BenchError
 from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
 from livescale.bench.machine import describe_run
 from livescale.bench.made_models import DTYPES, parse_shape
+from livescale.bench.plan_bench import SIZES, run_plan
+from livescale.cli import transfer_benches
 from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
 from livescale.engine.errors import ModelError
 from livescale.settings import ConfigError
+from livescale.testbed.errors import TestbedError
 
 _ENGINES = ("livescale", "transformers_generate", "transformers_cb", "vllm_cpu")
 _PACKAGES = ("livescale", "torch", "transformers", "numpy", "uvloop")
@@ -30,13 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_gateway_arguments(benches.add_parser("gateway", help=words, description=words))
     words = "from nothing, and from a warm worker, to the first token"
     _add_coldstart_arguments(benches.add_parser("coldstart", help=words, description=words))
+    transfer_benches.add_parsers(benches)
+    words = "how long multicast planning takes, and how good its plans are"
+    _add_plan_arguments(benches.add_parser("plan", help=words, description=words))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the figures could be taken."""
     try:
         return _BENCHES[arguments.bench](arguments)
-    except (BenchError, ConfigError, ModelError) as error:
+    except (BenchError, ConfigError, ModelError, TestbedError) as error:
         raise UserError(str(error)) from error
 
 
@@ -224,4 +230,33 @@ def _coldstart(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_BENCHES = {"engine": _engine, "gateway": _gateway, "coldstart": _coldstart}
+# -- plan -----------------------------------------------------------------------------------------
+
+
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    words = "devices of the clusters (default: 64 to 4,096)"
+    add("--devices", action="append", type=int, metavar="N", help=words)
+    add("--repetitions", type=int, default=20, help="plans of each kind")
+    add("--json", type=Path, help="write the figures to this file")
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    _at_least(arguments, "repetitions", 1)
+    sizes = tuple(arguments.devices or SIZES)
+    if not all(2 <= size <= 1 << 16 for size in sizes):
+        raise UserError("--devices must be 2 to 65536")
+    report = run_plan(sizes, arguments.repetitions, _say)
+    print()
+    print(report.text())
+    _write(arguments.json, report.as_json())
+    return 0
+
+
+_BENCHES = {
+    "engine": _engine,
+    "gateway": _gateway,
+    "coldstart": _coldstart,
+    **transfer_benches.BENCHES,
+    "plan": _plan,
+}

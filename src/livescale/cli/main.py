@@ -29,8 +29,10 @@ COMMANDS = (
     _Command("demo", "watch a pool scale 1 -> 3 -> 1 under a bursty trace"),
     _Command("models", "make models for tests and demos"),
     _Command("bench", "compare with other engines, and with limits"),
+    _Command("plan", "plan a multicast and say what it costs"),
     _Command("simulate", "run a trace in virtual time"),
     _Command("replay", "feed a run record to a fresh controller and compare"),
+    _Command("testbed", "emulate hosts and their links on this machine (root, Linux)"),
 )
 
 

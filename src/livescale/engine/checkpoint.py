@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_object
@@ -25,6 +27,14 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 HEADER_BYTES_MAX = 100_000_000  # the limit of the safetensors library
+
+READ_THREADS = 4
+"""Enough for the page cache and for an SSD: more gained nothing."""
+
+PART_BYTES = 8 << 20
+"""Bytes that one thread reads at a time."""
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +76,12 @@ def read_text(path: Path) -> str:
 
 
 class TensorReader:
-    """Reads tensors' bytes into place; keeps each file open until it is left."""
+    """Reads tensors' bytes into place, with several threads; keeps files open until it is left."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = READ_THREADS) -> None:
         self._stack = ExitStack()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reads")
+        self._opening = threading.Lock()
         self._descriptors: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
@@ -81,32 +93,95 @@ class TensorReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Nobody writes into the destinations any more, and only then the files are closed.
+        self._pool.shutdown(wait=True, cancel_futures=True)
         self._stack.close()
 
-    def read_into(self, tensor: StoredTensor, destination: memoryview) -> None:
-        """Fill `destination` (exactly the tensor's bytes). Raises ModelError on a short read."""
-        assert len(destination) == tensor.size_bytes, tensor.name
+    def read_into(self, tensor: StoredTensor, destination: memoryview, start: int = 0) -> None:
+        """Fill `destination` with the tensor's bytes from `start` on.
+
+        Raises ModelError on a short read.
+        """
+        assert start + len(destination) <= tensor.size_bytes, tensor.name
         descriptor = self._descriptor(tensor.path)
         done = 0
-        while done < tensor.size_bytes:
+        while done < len(destination):
             # One call reads at most 2 GiB.
-            count = os.preadv(descriptor, [destination[done:]], tensor.offset_bytes + done)
+            at_bytes = tensor.offset_bytes + start + done
+            count = os.preadv(descriptor, [destination[done:]], at_bytes)
             if count == 0:
                 raise ModelError(
                     f"{tensor.path} ends inside {tensor.name}:"
-                    f" read {done} of its {tensor.size_bytes} bytes"
+                    f" read {start + done} of its {tensor.size_bytes} bytes"
                 )
             done += count
 
+    def start(
+        self, reads: Iterable[tuple[StoredTensor, memoryview]], then: Callable[[], Read]
+    ) -> Future[Read]:
+        """Fill all destinations, each with a whole tensor, and call `then` when they are full.
+
+        The future has what `then` returns, or the error. Reads are begun in the order of the
+        calls; `then` runs in the thread that read the last part.
+        """
+        parts = [
+            (tensor, destination[at : at + PART_BYTES], at)
+            for tensor, destination in reads
+            for at in range(0, len(destination), PART_BYTES)
+        ]
+        if not parts:
+            return self._pool.submit(then)
+        reading = _Reading(len(parts), then)
+        for tensor, destination, at in parts:
+            self._pool.submit(self._read_part, reading, tensor, destination, at)
+        return reading.future
+
+    def _read_part(
+        self, reading: _Reading[Any], tensor: StoredTensor, destination: memoryview, start: int
+    ) -> None:
+        try:
+            self.read_into(tensor, destination, start)
+        except BaseException as error:
+            reading.fail(error)
+        else:
+            reading.part_done()
+
     def _descriptor(self, path: Path) -> int:
-        if path not in self._descriptors:
+        with self._opening:
+            if path not in self._descriptors:
+                try:
+                    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise ModelError(f"{path} cannot be opened: {error.strerror}") from error
+                self._stack.callback(os.close, descriptor)
+                self._descriptors[path] = descriptor
+            return self._descriptors[path]
+
+
+class _Reading(Generic[Read]):
+    """Parts that are read by several threads, and what follows the last of them."""
+
+    def __init__(self, parts: int, then: Callable[[], Read]) -> None:
+        self.future: Future[Read] = Future()
+        self._lock = threading.Lock()
+        self._left = parts
+        self._then = then
+
+    def part_done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise ModelError(f"{path} cannot be opened: {error.strerror}") from error
-            self._stack.callback(os.close, descriptor)
-            self._descriptors[path] = descriptor
-        return self._descriptors[path]
+                self.future.set_result(self._then())
+            except BaseException as error:
+                self.future.set_exception(error)
+
+    def fail(self, error: BaseException) -> None:
+        """The first failure counts. Parts that fail are never done, so `then` is not called."""
+        with self._lock:
+            if not self.future.done():
+                self.future.set_exception(error)
 
 
 def _indexed_tensors(directory: Path, index: Path) -> dict[str, StoredTensor]:

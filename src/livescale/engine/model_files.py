@@ -6,15 +6,17 @@ them into host memory stay small.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import xxhash
 
-from livescale.engine.checkpoint import ITEM_BYTES, StoredTensor, TensorReader, read_text
+from livescale.engine.checkpoint import ITEM_BYTES, Read, StoredTensor, TensorReader, read_text
 from livescale.engine.errors import ModelError
 from livescale.engine.layout import CheckpointPlan, LayerPlan, plan_checkpoint
 from livescale.engine.model_config import ModelShape, parse_config, parse_object
@@ -22,6 +24,9 @@ from livescale.types import LayerEntry, Manifest, ModelSpec, SamplingDefaults
 
 COMPARE_BYTES = 16 << 20
 """Bytes of a tied head and of its embedding that are compared at a time."""
+
+LAYERS_AHEAD = 2
+"""Layers that are read while an earlier one is not complete: small ones keep all threads busy."""
 
 
 def read_manifest(directory: Path, name: str) -> Manifest:
@@ -32,49 +37,38 @@ def read_manifest(directory: Path, name: str) -> Manifest:
     config_json = _config_text(directory)
     config = parse_config(config_json, str(directory / "config.json"))
     checkpoint = plan_checkpoint(directory, config)
-    layers: list[LayerEntry] = []
-    scratch = bytearray(max(plan.size_bytes for plan in checkpoint.layers))
-    offset_bytes = 0
     with TensorReader() as reader:
         _check_tied_head(checkpoint, reader)
-        for layer, plan in enumerate(checkpoint.layers):
-            content = memoryview(scratch)[: plan.size_bytes]
-            _fill(content, plan, reader)
-            layers.append(
-                LayerEntry(
-                    layer=layer,
-                    offset_bytes=offset_bytes,
-                    size_bytes=plan.size_bytes,
-                    tensors=plan.entries,
-                    checksum=xxhash.xxh3_64_hexdigest(content),
-                    content_hash=hashlib.sha256(content).hexdigest(),
-                )
-            )
-            offset_bytes += plan.size_bytes
-    return Manifest(name, config_json, checkpoint.dtype, tuple(layers))
+        layers = tuple(_described(checkpoint.layers, reader))
+    return Manifest(name, config_json, checkpoint.dtype, layers)
 
 
-def read_layers(directory: Path, manifest: Manifest, destination: memoryview) -> Iterator[int]:
+def read_layers(
+    directory: Path,
+    manifest: Manifest,
+    destination: memoryview,
+    layers: Collection[int] | None = None,
+) -> Iterator[int]:
     """Copy the model's layers to `destination`, which starts at the model's offset 0.
 
-    Yields each layer's index, in order, when its bytes (padding zeros included) are complete.
+    Yields each layer's index, in order, when its bytes (padding zeros included) are complete and
+    verified; a few layers behind it are being read meanwhile. `layers`: only these (None: all).
     Raises ModelError when a file ends early or a layer's bytes are not those of the manifest.
     """
     assert len(destination) >= manifest.size_bytes, f"{len(destination)} < {manifest.size_bytes}"
     config = parse_config(manifest.config_json, f"config of {manifest.model}")
     checkpoint = plan_checkpoint(directory, config)
+
+    under_way: deque[Future[int]] = deque()
     with TensorReader() as reader:
         for entry, plan in zip(manifest.layers, checkpoint.layers, strict=True):
-            if plan.entries != entry.tensors:
-                raise ModelError(
-                    f"{directory} changed: layer {entry.layer} differs from its manifest"
-                )
-            stop = entry.offset_bytes + entry.size_bytes
-            content = destination[entry.offset_bytes : stop]
-            _fill(content, plan, reader)
-            if xxhash.xxh3_64_hexdigest(content) != entry.checksum:
-                raise ModelError(f"{directory} changed: layer {entry.layer} has another checksum")
-            yield entry.layer
+            if layers is not None and entry.layer not in layers:
+                continue
+            under_way.append(_read_layer(directory, entry, plan, destination, reader))
+            if len(under_way) > LAYERS_AHEAD:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
 
 
 def model_spec(manifest: Manifest) -> ModelSpec:
@@ -144,6 +138,41 @@ def _config_text(directory: Path) -> str:
     return read_text(path)
 
 
+def _described(plans: Sequence[LayerPlan], reader: TensorReader) -> Iterator[LayerEntry]:
+    """The entries of all layers, in order; their bytes are read into memory that is used again."""
+    size_bytes_max = max(plan.size_bytes for plan in plans)
+    scratches = [memoryview(bytearray(size_bytes_max)) for _ in range(LAYERS_AHEAD + 1)]
+    under_way: deque[Future[LayerEntry]] = deque()
+    offset_bytes = 0
+    for layer, plan in enumerate(plans):
+        if len(under_way) == len(scratches):
+            yield under_way.popleft().result()
+        content = scratches[layer % len(scratches)][: plan.size_bytes]
+        describe = partial(_entry, layer, offset_bytes, plan, content)
+        under_way.append(_fill(content, plan, reader, describe))
+        offset_bytes += plan.size_bytes
+    while under_way:
+        yield under_way.popleft().result()
+
+
+def _entry(layer: int, offset_bytes: int, plan: LayerPlan, content: memoryview) -> LayerEntry:
+    return LayerEntry(
+        layer=layer,
+        offset_bytes=offset_bytes,
+        size_bytes=plan.size_bytes,
+        tensors=plan.entries,
+        checksum=_checksum(content),
+        content_hash=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def _checksum(content: memoryview) -> str:
+    # Not the one-call form: that one keeps other threads from running.
+    hasher = xxhash.xxh3_64()
+    hasher.update(content)
+    return hasher.hexdigest()
+
+
 def _check_tied_head(checkpoint: CheckpointPlan, reader: TensorReader) -> None:
     """A tied model's file may hold the head, too, but only as a copy of the embedding.
 
@@ -165,20 +194,45 @@ def _check_tied_head(checkpoint: CheckpointPlan, reader: TensorReader) -> None:
 
 def _piece(tensor: StoredTensor, start: int, reader: TensorReader) -> bytearray:
     content = bytearray(min(COMPARE_BYTES, tensor.size_bytes - start))
-    piece = dataclasses.replace(
-        tensor, offset_bytes=tensor.offset_bytes + start, size_bytes=len(content)
-    )
-    reader.read_into(piece, memoryview(content))
+    reader.read_into(tensor, memoryview(content), start)
     return content
 
 
-def _fill(content: memoryview, plan: LayerPlan, reader: TensorReader) -> None:
-    """Write one layer. Padding is zeroed: the place may hold another model's bytes."""
+def _read_layer(
+    directory: Path,
+    entry: LayerEntry,
+    plan: LayerPlan,
+    destination: memoryview,
+    reader: TensorReader,
+) -> Future[int]:
+    """The layer's index, when its bytes are those of the manifest."""
+    if plan.entries != entry.tensors:
+        other: Future[int] = Future()
+        other.set_exception(
+            ModelError(f"{directory} changed: layer {entry.layer} differs from its manifest")
+        )
+        return other
+    content = destination[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+
+    def check() -> int:
+        if _checksum(content) != entry.checksum:
+            raise ModelError(f"{directory} changed: layer {entry.layer} has another checksum")
+        return entry.layer
+
+    return _fill(content, plan, reader, check)
+
+
+def _fill(
+    content: memoryview, plan: LayerPlan, reader: TensorReader, then: Callable[[], Read]
+) -> Future[Read]:
+    """Write one layer, then call `then`. Padding is zeroed: the place may hold other bytes."""
+    reads = []
     end = 0
     for source, entry in zip(plan.sources, plan.entries, strict=True):
         content[end : entry.offset_bytes] = bytes(entry.offset_bytes - end)
         end = entry.offset_bytes
         for part in source.parts:
-            reader.read_into(part, content[end : end + part.size_bytes])
+            reads.append((part, content[end : end + part.size_bytes]))
             end += part.size_bytes
     content[end:] = bytes(len(content) - end)
+    return reader.start(reads, then)

@@ -25,14 +25,14 @@ _PLAN = 7
 
 
 class _Probe:
-    """One worker. It is its host's Outbox: everything said is kept with its time."""
+    """One worker. It is its host's Reporter: everything said is kept with its time."""
 
     def __init__(self, job: Job) -> None:
         self.marks_ns = {"process": time.monotonic_ns()}
         self._said: queue.Queue[tuple[int, object]] = queue.Queue()
         self._start(job)
 
-    # -- Outbox -----------------------------------------------------------------------------
+    # -- Reporter ---------------------------------------------------------------------------
 
     def to_controller(self, event: object) -> None:
         self._said.put((time.monotonic_ns(), event))
@@ -48,7 +48,6 @@ class _Probe:
             "where": self._where,
             "read": self._read,
             "connect": self._connect,
-            "send": self._send,
             "receive": self._receive,
             "release": self._release,
         }
@@ -77,9 +76,11 @@ class _Probe:
             worker=WorkerRef(job["worker"]),
             device=Device("cpu", "localhost", "leaf0", job["arena_bytes"], job["kv_bytes"]),
             controller=Address("127.0.0.1", 0),
+            data_host="127.0.0.1",
+            token_host="127.0.0.1",
+            shm_directory="",
             threads=job["threads"],
             block_tokens=job["block_tokens"],
-            chunk_bytes=job["chunk_bytes"],
             run_tokens_max=job["run_tokens_max"],
             sequences_max=8,
             latency=LinearLatency(0, 0),
@@ -90,7 +91,8 @@ class _Probe:
         warm_up()
         self._mark("kernels")
         self._worker = boot.worker
-        self._data_plane = DataPlane(boot.worker, arena, chunk_bytes=boot.chunk_bytes)
+        self._chunk_bytes = job["chunk_bytes"]
+        self._data_plane = DataPlane(boot.worker, arena)
         self._host: InstanceHost = InstanceHost(boot, arena, executor, self._data_plane, self)
         threading.Thread(target=self._host.run, daemon=True).start()
         for peer in job["peers"]:
@@ -106,8 +108,10 @@ class _Probe:
     def _connect(self, job: Job) -> Job:
         from livescale.types import WorkerRef
 
-        host, port = job["address"]
-        self._data_plane.connect(WorkerRef(job["worker"]), (host, port))
+        peer, (host, port) = WorkerRef(job["worker"]), job["address"]
+        self._data_plane.introduce(peer, (host, port))
+        # Connections are made in the background; one byte waits for this one, which is measured.
+        self._data_plane.probe(peer, 1)
         return {}
 
     def _read(self, job: Job) -> Job:
@@ -132,20 +136,22 @@ class _Probe:
     def _load(self, job: Job, upstream: Any, directory: str | None) -> dict[str, int]:
         import msgspec
 
+        from livescale.chunks import ChunkGrid, Feed
         from livescale.messages.commands import StartLoad
         from livescale.messages.events import LoadCompleted, LoadFailed, LoadStarted
         from livescale.runtime.wire import Order
         from livescale.types import Manifest
 
         manifest = msgspec.convert(job["manifest"], Manifest)
+        grid = ChunkGrid([layer.size_bytes for layer in manifest.layers], self._chunk_bytes)
         command = StartLoad(
             instance=_INSTANCE,
             attempt=0,
             worker=self._worker,
             model=manifest.model,
             plan=_PLAN,
-            upstream=upstream,
-            forward_to=None,
+            feeds=(Feed(upstream, grid.all()),),
+            chunk_bytes=self._chunk_bytes,
             measure_capacity=False,
         )
         place = None if directory is None else str(Path(directory))
@@ -155,15 +161,6 @@ class _Probe:
         if isinstance(ended, LoadFailed):
             raise RuntimeError(f"the load failed: {ended.reason}")
         return {"first_byte_ns": first_byte_ns, "completed_ns": completed_ns}
-
-    def _send(self, job: Job) -> Job:
-        from livescale.messages.commands import StartSend
-        from livescale.runtime.wire import Order
-        from livescale.types import WorkerRef
-
-        send = StartSend(_PLAN, self._worker, WorkerRef(job["target"]), job["model"])
-        self._host.post(partial(self._host.send, Order(send)))
-        return {}
 
     def _release(self, _: Job) -> Job:
         from livescale.messages.commands import Release

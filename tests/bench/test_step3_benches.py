@@ -1,0 +1,236 @@
+"""Benchmarks of transfers: multicast on emulated links, loads from storage, the mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from livescale.bench.load_bench import shape_of_size
+from livescale.bench.mesh import eager_connections
+from livescale.bench.multicast_peers import gloo_seconds
+from livescale.bench.multicast_report import MulticastReport, MulticastRow, MulticastRun
+from livescale.bench.multicast_worker import layer_sizes
+from livescale.cli.main import main
+from livescale.testbed.bed import Testbed
+from livescale.testbed.spec import NetworkSpec
+
+
+def figures_of(tmp_path: Path, *words: str) -> dict[str, Any]:
+    file = tmp_path / "figures.json"
+    assert main(["bench", *words, "--json", str(file)]) == 0
+    figures: dict[str, Any] = json.loads(file.read_text())
+    assert figures.keys() >= {"machine", "versions", "command"}
+    return figures
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("network_namespaces")
+def test_multicast_measures_strategies(tmp_path: Path) -> None:
+    figures = figures_of(
+        *(tmp_path, "multicast", "--hosts", "3", "--link", "200mbit", "--size", "4MiB"),
+        *("--layers", "4", "--chunk", "64KiB", "--strategies", "chain,unicast"),
+        *("--repetitions", "1", "--no-gloo"),
+    )
+    assert figures["strategy"] == "chain"
+    assert figures["receivers"] == 2
+    assert figures["bytes"] == 4 << 20
+    assert 0 < figures["link_efficiency"] < 1.2
+    assert 0 < figures["overhead_share"] < 1
+    assert "peer_gloo_seconds" not in figures
+    assert figures["both_ways_over_alone"] > 0
+    rows = {(row["strategy"], row["receivers"]): row for row in figures["rows"]}
+    assert rows.keys() >= {(s, n) for s in ("chain", "unicast") for n in (1, 2)}
+    # A chain passes on while it receives; without one the source's link is used twice.
+    assert rows["chain", 2]["seconds"] < rows["unicast", 2]["seconds"]
+    assert rows["chain", 2]["t_over_t1"] < 1.6 < rows["unicast", 2]["t_over_t1"]
+    for row in figures["rows"]:
+        assert len(row["layer_ms"]) == 4
+        assert row["layer_ms"][-1] == max(row["layer_ms"])
+        assert row["layer_ms"][-1] <= row["seconds"] * 1e3
+        assert row["predicted_seconds"] == pytest.approx(row["seconds"], rel=0.8)
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("network_namespaces")
+def test_a_chain_crosses_the_spine_once_and_shards_use_all_links(tmp_path: Path) -> None:
+    figures = figures_of(
+        *(tmp_path, "multicast", "--hosts", "4", "--link", "100mbit", "--leaves", "2"),
+        *("--devices-per-host", "2", "--size", "4MiB", "--layers", "4", "--chunk", "64KiB"),
+        *("--strategies", "chain,sharded", "--receivers", "3", "--repetitions", "1", "--no-gloo"),
+    )
+    chain, sharded = figures["rows"]
+    assert (chain["receivers"], sharded["receivers"]) == (6, 6)
+    assert 0.9 < chain["spine_crossings"] < 1.3
+    assert sharded["seconds"] < chain["seconds"]
+
+
+@pytest.mark.netns
+@pytest.mark.usefixtures("network_namespaces")
+def test_gloo_broadcasts_on_the_same_links() -> None:
+    size = 1 << 20
+    with Testbed(NetworkSpec(2, 100_000_000)) as testbed:
+        seconds = gloo_seconds(testbed, size, [1], 1)
+    # No faster than the link, so the link is what it used.
+    assert seconds[1] > 0.5 * size / (100_000_000 / 8)
+
+
+def test_load_compares_with_what_is_installed(tmp_path: Path) -> None:
+    figures = figures_of(tmp_path, "load", "--size", "20MiB", "--repetitions", "1")
+    rows = {(row["loader"], row["cache"]): row for row in figures["rows"]}
+    loaders = {"livescale", "safetensors"}
+    assert rows.keys() >= {(name, cache) for name in loaders for cache in ("warm", "cold")}
+    assert len({row["bytes"] for row in rows.values()}) == 1
+    assert all(row["bytes_per_s"] > 0 for row in rows.values())
+    assert figures["load_ratio_to_safetensors_warm"] > 0
+    # What is not installed is named, and has no figures.
+    for name in figures["absent"]:
+        assert not any(loader == name for loader, _ in rows)
+        assert f"load_ratio_to_{name}_warm" not in figures
+    assert {loader for loader, _ in rows} | set(figures["absent"]) == {
+        *("livescale", "safetensors", "runai", "fastsafetensors")
+    }
+
+
+def test_mesh_counts_connections(tmp_path: Path) -> None:
+    (few, full) = figures_of(tmp_path, "mesh", "--workers", "2,4")["rows"]
+    assert (few["connections"], full["connections"]) == (1, 6)
+    assert full["threads"] > few["threads"]
+    assert min(few["setup_ns"], few["rss_bytes"]) > 0
+    (lazy,) = figures_of(tmp_path, "mesh", "--workers", "4", "--eager-peers-max", "1")["rows"]
+    assert lazy["connections"] == 3
+
+
+@given(workers=st.integers(2, 40), eager=st.integers(0, 50))
+def test_everybody_calls_the_next_ones(workers: int, eager: int) -> None:
+    pairs = [(a, b) for a in range(workers) for b in range(a + 1, workers) if b - a <= eager]
+    for number in range(workers):
+        assert eager_connections(number, workers, eager) == sum(number in pair for pair in pairs)
+
+
+@given(size=st.integers(1, 1 << 40), layers=st.integers(1, 100))
+def test_layers_are_even_whole_pages(size: int, layers: int) -> None:
+    sizes = layer_sizes(size, layers)
+    assert len(sizes) == layers
+    assert size <= sum(sizes) < size + 4096
+    assert all(layer % 4096 == 0 for layer in sizes)
+    assert max(sizes) - min(sizes) <= 4096
+
+
+@given(size=st.integers(64 << 20, 64 << 30))
+def test_a_made_model_has_about_the_size_asked_for(size: int) -> None:
+    shape = shape_of_size(size)
+    preset = shape.preset(8192)
+    attention = preset.hidden_size * preset.head_dim * 2 * (preset.heads + preset.kv_heads)
+    layer = attention + 3 * preset.hidden_size * preset.intermediate_size
+    parameters = preset.decoder_layers * layer + 2 * 8192 * preset.hidden_size
+    assert 2 * parameters == pytest.approx(size, rel=0.2)
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+def row(strategy: str, receivers: int, seconds: float, **fields: Any) -> MulticastRow:
+    ns = int(seconds * 1e9)
+    run = MulticastRun(
+        plan_ns=1, start_ns=ns // 100, completed_ns=ns, layer_ns=(ns // 2, ns), cpu_s=1.0,
+        spine_bytes=0,
+    )  # fmt: skip
+    made = MulticastRow(
+        strategy=strategy,
+        planned=strategy,
+        receivers=receivers,
+        size_bytes=125_000_000,
+        link_bits_per_s=1_000_000_000,
+        connect_ns=0,
+        predicted_ns=None,
+        runs=(run,),
+    )
+    return dataclasses.replace(made, **fields)
+
+
+NETWORK = {"hosts": 4, "leaves": 1}
+
+
+def test_ratios_are_those_of_one_strategy() -> None:
+    rows = (row("chain", 1, 1.0), row("chain", 3, 1.1), row("unicast", 1, 2.0))
+    report = MulticastReport(rows, NETWORK, 1.0, {3: 3.0})
+    assert [report.t_over_t1(found) for found in rows] == [None, pytest.approx(1.1), None]
+    figures = report.as_json()
+    assert (figures["strategy"], figures["receivers"]) == ("chain", 3)
+    assert figures["link_efficiency"] == pytest.approx(1 / 1.1)
+    assert figures["overhead_share"] == pytest.approx(0.01)
+    assert figures["peer_gloo_seconds"] == 3.0
+    assert "predicted_error" not in figures
+    assert "chain" in report.text()
+
+
+def test_what_was_not_measured_is_absent() -> None:
+    report = MulticastReport((row("chain", 1, 1.0),), NETWORK, 1.0)
+    figures = report.as_json()
+    for name in ("peer_gloo_seconds", "both_ways_over_alone", "t_over_t1"):
+        assert name not in figures
+
+
+def test_prediction_and_connections_count() -> None:
+    late = row("chain", 1, 1.0, predicted_ns=900_000_000, connect_ns=500_000_000)
+    assert late.predicted_error == pytest.approx(0.1)
+    assert late.overhead_share == pytest.approx((0.01 + 0.5) / 1.5)
+    slow = dataclasses.replace(late.run, completed_ns=9_000_000_000)
+    assert dataclasses.replace(late, runs=(slow, late.run, slow, late.run)).seconds == 1.0
+
+
+# -- wrong words ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["multicast", "--hosts", "1"], "--hosts"),
+        (["multicast", "--hosts", "99"], "hosts"),
+        (["multicast", "--link", "fast"], "fast"),
+        (["multicast", "--strategies", "chain,magic"], "magic"),
+        (["multicast", "--receivers", "6"], "--receivers"),
+        (["multicast", "--size", "much"], "much"),
+        (["multicast", "--chunk", "0"], "--chunk"),
+        (["multicast", "--repetitions", "0"], "--repetitions"),
+        (["load", "--model", "/nowhere/model"], "/nowhere/model"),
+        (["load", "--size", "0"], "--size"),
+        (["load", "--repetitions", "0"], "--repetitions"),
+        (["load", "--peer-python", "/nowhere/python"], "/nowhere/python"),
+        (["mesh", "--workers", "1"], "--workers"),
+        (["mesh", "--workers", "4,x"], "4,x"),
+        (["mesh", "--eager-peers-max", "-1"], "--eager-peers-max"),
+    ],
+)
+def test_wrong_flags_of_transfer_benches_are_named(
+    capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    assert main(["bench", *words]) == 1
+    error = capsys.readouterr().err
+    assert named in error
+    assert "Traceback" not in error
+
+
+def test_a_model_that_cannot_be_loaded_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["OddForCausalLM"]}')
+    assert main(["bench", "load", "--model", str(tmp_path)]) == 1
+    assert "OddForCausalLM" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="network namespaces")
+def test_without_the_tools_multicast_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["bench", "multicast"]) == 1
+    error = capsys.readouterr().err
+    assert "root" in error or "iproute2" in error

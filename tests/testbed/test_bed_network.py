@@ -1,0 +1,186 @@
+"""Emulated hosts are built and removed completely, and their links carry what they should."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bed_streams import bytes_per_s, is_reached
+
+from livescale.testbed.bed import Testbed
+from livescale.testbed.commands import namespaces
+from livescale.testbed.errors import TestbedError
+from livescale.testbed.existing import existing_testbeds, remove_leftovers
+from livescale.testbed.spec import NetworkSpec
+from livescale.topology import Direction
+from livescale.types import WorkerRef, agent_ref
+
+pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("network_namespaces")]
+
+MBIT = 1_000_000
+LINK = 200 * MBIT
+GOODPUT = LINK * 0.956 / 8
+SIZE = 8 << 20
+TRIES = 50
+
+
+@pytest.fixture(scope="module")
+def testbed(network_namespaces: None) -> Iterator[Testbed]:
+    """Two leaves of two hosts with two devices each; the spine is half as fast as a device."""
+    spec = NetworkSpec(4, LINK, devices_per_host=2, leaves=2, spine_bits_per_s=LINK // 2)
+    with Testbed(spec) as built:
+        yield built
+
+
+def own_namespaces(testbed: Testbed) -> list[str]:
+    return [name for name in namespaces() if name.startswith(f"{testbed.name}-")]
+
+
+def test_nothing_is_left_after_the_end_an_error_or_an_interrupt() -> None:
+    for error in (None, ValueError, KeyboardInterrupt):
+        testbed = Testbed(NetworkSpec(2, LINK))
+        try:
+            with testbed:
+                assert len(own_namespaces(testbed)) == 4
+                sleeper = testbed.exec("h1", ["sleep", "600"])
+                if error is not None:
+                    raise error
+        except (ValueError, KeyboardInterrupt):
+            pass
+        assert own_namespaces(testbed) == []
+        assert sleeper.wait(60) == -signal.SIGKILL
+
+
+def test_a_network_that_cannot_be_built_leaves_nothing() -> None:
+    testbed = Testbed(NetworkSpec(2, LINK))
+    subprocess.run(["ip", "netns", "add", testbed.host("h1").namespace], check=True)
+    with pytest.raises(TestbedError, match="h1"), testbed:
+        pass
+    assert own_namespaces(testbed) == []
+
+
+def test_several_exist_at_once_and_only_the_dead_are_cleaned_away(testbed: Testbed) -> None:
+    code = (
+        "import os, signal\n"
+        "from livescale.testbed.bed import Testbed\n"
+        "from livescale.testbed.spec import NetworkSpec\n"
+        "with Testbed(NetworkSpec(1, 10**9)) as testbed:\n"
+        "    print(testbed.name, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    died = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    name = died.stdout.strip()
+    found = {existing.name: existing for existing in existing_testbeds()}
+    assert found[testbed.name].owner == os.getpid()
+    assert set(found[testbed.name].places) == {"control", "h0", "h1", "h2", "h3", "switches"}
+    assert found[name].owner is None
+    assert name in remove_leftovers()
+    names = [existing.name for existing in existing_testbeds()]
+    assert name not in names
+    assert testbed.name in names
+
+
+def test_a_link_has_its_rate_in_both_directions_at_once(testbed: Testbed) -> None:
+    there, back = bytes_per_s(testbed, [(("h0", 0), ("h1", 0), SIZE), (("h1", 0), ("h0", 0), SIZE)])
+    for rate in (there, back):
+        assert 0.7 * GOODPUT < rate < 1.2 * GOODPUT
+
+
+def test_devices_of_a_host_have_links_of_their_own(testbed: Testbed) -> None:
+    rates = bytes_per_s(testbed, [(("h0", k), ("h1", k), SIZE) for k in (0, 1)])
+    assert all(0.7 * GOODPUT < rate < 1.2 * GOODPUT for rate in rates)
+    # The same two streams into one device share its link.
+    shared = bytes_per_s(testbed, [(("h0", k), ("h1", 0), SIZE) for k in (0, 1)])
+    assert sum(shared) < 0.8 * sum(rates)
+
+
+def test_the_spine_limits_what_crosses_it(testbed: Testbed) -> None:
+    (crossing,) = bytes_per_s(testbed, [(("h0", 0), ("h2", 0), SIZE // 2)])
+    assert 0.35 * GOODPUT < crossing < 0.65 * GOODPUT
+
+
+def test_a_rate_can_be_changed(testbed: Testbed) -> None:
+    testbed.set_rate("h3", 1, LINK // 4)
+    (slow,) = bytes_per_s(testbed, [(("h2", 1), ("h3", 1), SIZE // 4)])
+    testbed.set_rate("h3", 1, LINK)
+    (fast,) = bytes_per_s(testbed, [(("h2", 1), ("h3", 1), SIZE)])
+    assert slow < 0.5 * fast
+
+
+def test_a_cut_link_carries_nothing_and_then_again(testbed: Testbed) -> None:
+    assert is_reached(testbed, ("h0", 1), ("h1", 1), 30)
+    testbed.cut("h1", 1)
+    assert not is_reached(testbed, ("h0", 1), ("h1", 1), 0.5)
+    assert is_reached(testbed, ("h0", 1), ("h1", 0), 30)
+    testbed.restore("h1", 1)
+    assert any(is_reached(testbed, ("h0", 1), ("h1", 1), 0.2) for _ in range(TRIES))
+
+
+def test_control_is_a_network_of_its_own(testbed: Testbed) -> None:
+    code = "import socket, sys; socket.create_connection((sys.argv[1], 9), 30)"
+    address = testbed.host("h2").control_address
+    words = [sys.executable, "-c", code, address]
+    with testbed.exec("control", words, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"ConnectionRefusedError" in process.stderr.read()
+
+
+def test_topology_tells_measured_rates_and_where_everybody_is(testbed: Testbed) -> None:
+    shape = testbed.topology(arena_bytes=1 << 20)
+    assert len(shape.devices) == 8
+    assert list(shape.agents) == [agent_ref(number) for number in range(4)]
+    assert shape.leaves.keys() == {"leaf0", "leaf1"}
+    assert shape.leaves["leaf0"].uplink_bytes_per_s == int(GOODPUT / 2)
+    addresses = {testbed.address_of(ref) for ref in (*shape.devices, *shape.agents)}
+    assert len(addresses) == 12
+    for ref in (*shape.devices, *shape.agents):
+        assert shape.nic_bytes_per_s(ref, Direction.OUT) == int(GOODPUT)
+        assert shape.host_of(ref) == testbed.host_of(ref).name
+        assert shape.leaf_of(ref) == testbed.host_of(ref).leaf
+    assert shape.leaf_of(WorkerRef(3)) == "leaf0"
+    assert shape.leaf_of(WorkerRef(4)) == "leaf1"
+
+
+def test_strangers_are_refused_by_name(testbed: Testbed) -> None:
+    for call in (
+        lambda: testbed.exec("h9", ["true"]),
+        lambda: testbed.cut("h0", 2),
+        lambda: testbed.address_of(WorkerRef(99)),
+    ):
+        with pytest.raises(TestbedError, match=r"h9|devices 0 to 1|w99"):
+            call()
+
+
+def test_the_command_line_runs_a_command_in_a_host(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "livescale.cli.main", "testbed"]
+    inner = f"{' '.join(command)} exec h1 -- cat /proc/net/dev; {' '.join(command)} status; exit 7"
+    done = subprocess.run(
+        [*command, "run", "--hosts", "2", "--devices-per-host", "2", "--", "sh", "-c", inner],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert "d1:" in done.stdout
+    assert "of process" in done.stdout
+    name = done.stdout.split(":")[0]
+    assert name not in [existing.name for existing in existing_testbeds()]
+
+
+def test_the_command_line_ends_cleanly_when_it_is_stopped() -> None:
+    words = [sys.executable, "-m", "livescale.cli.main", "testbed", "run"]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            lines = [process.stdout.readline().decode() for _ in range(4)]
+            name = lines[0].split(":")[0]
+            assert "Ctrl-C" in lines[3]
+            process.send_signal(number)
+            assert process.wait(60) in (130, 128 + signal.SIGTERM)
+        assert name not in [existing.name for existing in existing_testbeds()]
