@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,17 @@ from starlette.applications import Starlette
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from livescale.gateway.app import create_app
-from livescale.gateway.backend import GenerateRequest, ModelCard, Reading, TokenChunk
+from livescale.gateway.backend import (
+    GenerateRequest,
+    ModelCard,
+    ModelPhase,
+    ModelRefused,
+    ModelStatus,
+    ModelWithdrawn,
+    NewModel,
+    Reading,
+    TokenChunk,
+)
 from livescale.gateway.limits import Limits
 from livescale.gateway.server import serve
 from livescale.types import FinishReason, TokenLogprobs
@@ -149,7 +160,8 @@ class ScriptedBackend:
     """
 
     def __init__(self, cards: tuple[ModelCard, ...], token_ids: list[int]) -> None:
-        self._cards = cards
+        self._initial = cards
+        self._watchers: list[Callable[[], None]] = []
         self._token_ids = token_ids
         self._lock = threading.Condition()
         self.streams: list[ScriptedStream] = []
@@ -160,16 +172,62 @@ class ScriptedBackend:
         self.next_scripts: list[Script] = []
         self.is_up = True
         self.streams.clear()
+        #: change them with `offer`, in the server's loop
+        self._cards = self._initial
+        #: models that are not on offer: being prepared, or leaving
+        self._others: dict[str, ModelPhase] = {}
+        #: what becomes of the next models that are published or withdrawn
+        self.change_problem: Exception | None = None
+        self.added: list[NewModel] = []
+        #: where the next published model's files are, if not where the client said
+        self.added_directory: Path | None = None
         #: (model, requests, about so many prompt tokens) of each admission that was asked for
         self.admitted: list[tuple[str, int, int]] = []
 
     def models(self) -> tuple[ModelCard, ...]:
         return self._cards
 
+    def watch_models(self, changed: Callable[[], None]) -> None:
+        self._watchers.append(changed)
+
+    def offer(self, *cards: ModelCard, **others: ModelPhase) -> None:
+        """These are the models from now on, and beside them others, by name, in some phase."""
+        self._cards, self._others = cards, others
+        for changed in self._watchers:
+            changed()
+
+    def model_states(self) -> tuple[ModelStatus, ...]:
+        offered = [
+            ModelStatus(
+                card.name, str(card.directory), ModelPhase.SERVING, {"serving": 1}, 1, 10**9
+            )
+            for card in self._cards
+        ]
+        others = [ModelStatus(name, "/x", phase) for name, phase in self._others.items()]
+        return (*offered, *others)
+
+    async def add_model(self, model: NewModel) -> str:
+        if self.change_problem is not None:
+            raise self.change_problem
+        self.added.append(model)
+        name = model.name or Path(model.directory).name
+        directory = self.added_directory or Path(model.directory)
+        card = dataclasses.replace(self._initial[0], name=name, directory=directory)
+        self.offer(*self._cards, card)
+        return name
+
+    async def remove_model(self, name: str) -> None:
+        if self.change_problem is not None:
+            raise self.change_problem
+        if name not in [card.name for card in self._cards]:
+            raise ModelRefused("unknown", name)
+        self.offer(*(card for card in self._cards if card.name != name))
+
     def is_ready(self) -> bool:
         return self.is_up
 
     def submit(self, requests: Sequence[GenerateRequest]) -> list[ScriptedStream]:
+        self._check_offered(requests[0].model)
         streams = [self._open(request) for request in requests]
         with self._lock:
             self.streams += streams
@@ -180,10 +238,15 @@ class ScriptedBackend:
         script = self.next_scripts.pop(0) if self.next_scripts else self.script
         if script.refusal is not None:
             raise script.refusal
-        return ScriptedStream(request, script, self._cards[0].eos_token_ids[0])
+        return ScriptedStream(request, script, self._initial[0].eos_token_ids[0])
+
+    def _check_offered(self, model: str) -> None:
+        if model not in [card.name for card in self._cards]:
+            raise ModelWithdrawn(model)
 
     @contextlib.contextmanager
     def admit(self, model: str, requests: int, prompt_tokens: int) -> Iterator[None]:
+        self._check_offered(model)
         self.admitted.append((model, requests, prompt_tokens))
         if self.script.admission is not None:
             raise self.script.admission

@@ -7,11 +7,17 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from gateway_double import MODEL_TOKENS_MAX, LocalServer, ScriptedBackend, sse_data
+from gateway_double import MODEL_TOKENS_MAX, LocalServer, Script, ScriptedBackend, sse_data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from livescale.gateway.backend import GenerationFailed, QueueFull, Unavailable
+from livescale.gateway.backend import (
+    GenerationFailed,
+    ModelWithdrawn,
+    QueueFull,
+    Unavailable,
+    WaitedTooLong,
+)
 from livescale.gateway.parameters import HARMLESS
 from livescale.gateway.schema import ChatBody, CompletionBody, GenerationBody
 
@@ -170,6 +176,40 @@ def test_unavailable(stream: bool, http: httpx.Client, backend: ScriptedBackend)
     backend.script.refusal = Unavailable("no instance of tiny can be started")
     error = error_of(http.post("/v1/chat/completions", json={**CHAT, "stream": stream}), 503)
     assert error["message"] == "no instance of tiny can be started"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["admission", "refusal"])
+def test_a_model_that_goes_while_a_request_is_read(
+    stream: bool, when: str, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    setattr(backend.script, when, ModelWithdrawn("tiny"))
+    error = error_of(http.post("/v1/completions", json={**PROMPT, "stream": stream}), 404)
+    assert error["code"] == "model_not_found"
+    assert "'tiny' does not exist" in str(error["message"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_instance_in_time(stream: bool, http: httpx.Client, backend: ScriptedBackend) -> None:
+    backend.script = Script([], then=WaitedTooLong("no instance took it in 60 s", 2.5))
+    response = http.post("/v1/completions", json={**PROMPT, "stream": stream})
+    error = error_of(response, 503)
+    assert (error["code"], error["type"]) == ("queue_timeout", "server_error")
+    assert error["message"] == "no instance took it in 60 s"
+    assert response.headers["retry-after"] == "3"
+    assert response.headers["retry-after-ms"] == "2500"
+    assert backend.streams[0].cancelled.is_set()
+
+
+def test_no_instance_in_time_after_one_was_lost(
+    http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    then = WaitedTooLong("no instance took it in 60 s", 2.5)
+    backend.script = Script(backend.script.token_ids[:2], then=then)
+    response = http.post("/v1/completions", json={**PROMPT, "stream": True})
+    events = [json.loads(data) for data in sse_data(response.text)]
+    assert [("error" in event) for event in events] == [False, False, True]
+    assert events[-1]["error"]["code"] == "queue_timeout"
 
 
 @pytest.mark.parametrize("stream", [False, True])

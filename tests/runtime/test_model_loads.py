@@ -24,6 +24,11 @@ reports = st.lists(
     ),
     max_size=30,
 )
+#: what the devices of a cluster hold (None: nothing), and for how long
+holdings = st.lists(
+    st.tuples(st.lists(st.sampled_from((*MODELS, "late", None)), max_size=4), st.integers(0, 99)),
+    max_size=12,
+)
 
 
 @given(reports)
@@ -58,6 +63,31 @@ def test_counts_are_the_sum_over_all_instances_that_ever_were(
             assert shown.reused_tokens == 2 * expected[name]
             assert shown.kv_blocks_used == sum(known.kv_blocks_used for known in mine)
             assert shown.kv_blocks == BLOCKS * len(mine)
+
+
+@given(holdings)
+def test_devices_are_counted_for_as_long_as_they_are_held(
+    story: list[tuple[list[str | None], int]],
+) -> None:
+    """By a slow recount; an instance of two ranks holds two devices."""
+    now_ns = 0
+    loads = ModelLoads(MODELS, lambda: now_ns)
+    expected = dict.fromkeys((*MODELS, "late"), 0)
+    for number, (devices, held_ns) in enumerate(story):
+        instances = {}
+        for place, model in enumerate(devices):
+            if model is not None:
+                ranks = tuple(WorkerRef(10 * place + rank) for rank in range(1 + place % 2))
+                instances[100 * number + place] = Instance(place, model, ranks, 1)
+                expected[model] += held_ns * len(ranks)
+        loads.shown(instances)
+        now_ns += held_ns
+        assert {
+            model: load.device_ns for model, load in loads.shown(instances).items()
+        }.items() <= expected.items()
+    assert sum(load.device_ns for load in loads.shown({}).values()) == sum(expected.values())
+    loads.forget("a")
+    assert "a" not in loads.shown({})
 
 
 def report(instance: int, count: int) -> InstanceReported:

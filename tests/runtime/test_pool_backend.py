@@ -14,18 +14,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from livescale.gateway.backend import GenerateRequest, QueueFull, TokenStream, Unavailable
+from livescale.gateway.backend import (
+    GenerateRequest,
+    GenerationFailed,
+    ModelPhase,
+    ModelRefused,
+    ModelWithdrawn,
+    NewModel,
+    QueueFull,
+    TokenStream,
+    Unavailable,
+    WaitedTooLong,
+)
 from livescale.messages.commands import Dispatch
-from livescale.messages.events import RequestArrived, RequestEnded
-from livescale.runtime.boot import CatalogEntry, GatewayBoot
+from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.policies import ModelPolicy
+from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.pool_backend import PoolBackend
 from livescale.runtime.wire import (
+    AddModel,
     Address,
+    Catalog,
+    CatalogEntry,
     GatewayHello,
+    ModelAnswer,
     ModelLoad,
+    ModelProblem,
     Peer,
     Peers,
     PoolStatus,
+    PublishedModel,
+    RemoveModel,
+    RequestTimed,
     Submit,
     ToController,
     Token,
@@ -69,7 +89,7 @@ class ScriptedPool:
     def worker(self) -> WorkerRef:
         return WorkerRef(0, self.incarnation)
 
-    def say(self, message: Dispatch | Peers | PoolStatus) -> None:
+    def say(self, message: Dispatch | Peers | PoolStatus | Catalog | ModelAnswer) -> None:
         assert self._controller is not None
         self._controller.send(message)
 
@@ -87,7 +107,7 @@ class ScriptedPool:
     async def start_worker(self) -> None:
         self._worker = await asyncio.start_server(self._serve_worker, "127.0.0.1", 0)
         host, port = self._worker.sockets[0].getsockname()[:2]
-        self.say(Peers((Peer(self.worker, Address(host, 0), Address(host, port)),)))
+        self.say(Peers((Peer(self.worker, Address(host, port)),)))
 
     def lose_worker(self) -> None:
         """Its connection breaks, and nobody answers where it was."""
@@ -95,6 +115,11 @@ class ScriptedPool:
             self._worker.close()
         if self._worker_wire is not None:
             self._worker_wire.close()
+
+    def lose_controller(self) -> None:
+        """The gateway comes back to the next one."""
+        assert self._controller is not None
+        self._controller.close()
 
     def close(self) -> None:
         self.lose_worker()
@@ -119,11 +144,13 @@ class ScriptedPool:
 
 
 @asynccontextmanager
-async def pool_and_gateway() -> AsyncIterator[tuple[ScriptedPool, PoolBackend]]:
+async def pool_and_gateway(
+    queue_timeout_s: float | None = None,
+) -> AsyncIterator[tuple[ScriptedPool, PoolBackend]]:
     pool = ScriptedPool()
     server = await asyncio.start_server(pool.serve_controller, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
-    backend = PoolBackend(boot(Address(host, port)))
+    backend = PoolBackend(boot(Address(host, port), queue_timeout_s))
     running = asyncio.create_task(backend.run())
     await pool.heard(GatewayHello)
     try:
@@ -135,7 +162,7 @@ async def pool_and_gateway() -> AsyncIterator[tuple[ScriptedPool, PoolBackend]]:
         server.close()
 
 
-def boot(controller: Address) -> GatewayBoot:
+def boot(controller: Address, queue_timeout_s: float | None = None) -> GatewayBoot:
     return GatewayBoot(
         secret="",
         gateway="g0",
@@ -151,7 +178,26 @@ def boot(controller: Address) -> GatewayBoot:
         slo="ttft=1s",
         has_vllm_metrics=False,
         key_digests=(),
+        queue_timeout_s=queue_timeout_s,
     )
+
+
+def published(
+    name: str, instances_min: int = 0, priority: int = 0, is_leaving: bool = False
+) -> PublishedModel:
+    listed = entry(name)
+    policy = ModelPolicy(listed.spec, instances_min, 3, priority=priority)
+    return PublishedModel(listed, policy, is_leaving)
+
+
+async def publish(pool: ScriptedPool, backend: PoolBackend, *models: str, **leaving: bool) -> None:
+    """These are the pool's models from now on; returns when the gateway knows."""
+    known = asyncio.Event()
+    backend.watch_models(known.set)
+    listed = [published(name) for name in models]
+    listed += [published(name, is_leaving=is_leaving) for name, is_leaving in leaving.items()]
+    pool.say(Catalog(tuple(listed)))
+    await asyncio.wait_for(known.wait(), WAIT_S)
 
 
 @dataclass
@@ -162,6 +208,7 @@ class Oracle:
     asked: dict[str, GenerateRequest] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
+    offered: tuple[str, ...] = MODELS
 
     def waiting(self, model: str) -> list[GenerateRequest]:
         return [
@@ -180,6 +227,7 @@ ops = st.lists(
     st.tuples(st.just("submit"), st.sampled_from(MODELS), st.integers(1, 3), st.integers(1, 25))
     | st.tuples(st.sampled_from(["dispatch", "finish", "cancel"]), st.integers(0, 9))
     | st.tuples(st.just("hold"), st.sampled_from(MODELS), st.integers(1, 3), st.integers(1, 25))
+    | st.tuples(st.just("offer"), st.lists(st.sampled_from(MODELS), unique=True))
     | st.tuples(st.just("lose"), st.just(0)),
     min_size=5,
     max_size=40,
@@ -203,12 +251,20 @@ async def tell(story: list[tuple]) -> None:
                 hold(backend, oracle, *details)
             elif what == "lose":
                 await lose(pool, oracle)
+            elif what == "offer":
+                oracle.offered = tuple(details[0])
+                others = {model: True for model in MODELS if model not in oracle.offered}
+                await publish(pool, backend, *oracle.offered, **others)
             else:
                 await move(pool, oracle, what, *details)
             compare(backend, oracle)
         for stream in list(oracle.streams.values()):
             stream.cancel()
         compare(backend, Oracle())
+        # What is withdrawn and empty leaves nothing behind.
+        await publish(pool, backend, "c")
+        shown = {text for reading in backend.readings() for key, text in reading.labels}
+        assert shown == {"c"}
 
 
 def fits(oracle: Oracle, model: str, count: int, tokens: int) -> bool:
@@ -224,6 +280,10 @@ def submit(
         GenerateRequest(f"{number}.{n}", model, (5,) * tokens, SamplingParams(10))
         for n in range(count)
     ]
+    if model not in oracle.offered:
+        with pytest.raises(ModelWithdrawn):
+            backend.submit(requests)
+        return
     if not fits(oracle, model, count, count * tokens):
         with pytest.raises(QueueFull):
             backend.submit(requests)
@@ -237,6 +297,10 @@ def submit(
 def hold(backend: PoolBackend, oracle: Oracle, model: str, count: int, tokens: int) -> None:
     """Places that are held while somebody tokenizes count like the others, and come back."""
     admission = backend.admit(model, count, tokens)
+    if model not in oracle.offered:
+        with pytest.raises(ModelWithdrawn):
+            admission.__enter__()
+        return
     if not fits(oracle, model, count, tokens):
         with pytest.raises(QueueFull):
             admission.__enter__()
@@ -299,12 +363,14 @@ def compare(backend: PoolBackend, oracle: Oracle) -> None:
 
 
 def reading(backend: PoolBackend, name: str, model: str) -> float:
-    [value] = [
+    """0 for a model that is not there."""
+    values = [
         reading.value
         for reading in backend.readings()
         if reading.name == name and ("model", model) in reading.labels
     ]
-    return value
+    assert len(values) <= 1
+    return sum(values)
 
 
 def test_nothing_is_accepted_before_a_controller_was_there() -> None:
@@ -332,6 +398,209 @@ def test_more_generations_than_may_wait_are_taken_when_nobody_waits() -> None:
             assert backend.submit([GenerateRequest("other", "b", (5,), SamplingParams(1))])
 
     asyncio.run(story())
+
+
+def test_a_request_that_no_instance_takes_ends() -> None:
+    """Dispatched ones go on; one whose worker is lost waits anew, and no longer than others."""
+
+    async def story() -> None:
+        async with pool_and_gateway(queue_timeout_s=1.5) as (pool, backend):
+            await pool.start_worker()
+            [taken] = backend.submit([GenerateRequest("taken", "a", (5,), SamplingParams(9))])
+            pool.say(Dispatch("taken", 1, 1, pool.worker))
+            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            [waits] = backend.submit([GenerateRequest("waits", "a", (5, 6), SamplingParams(9))])
+            with pytest.raises(WaitedTooLong, match=r"'a'.* 1\.5 s") as waited:
+                await anext(aiter(waits))
+            assert waited.value.retry_after_s > 0
+            assert (await pool.heard(RequestCancelled)).request == "waits"
+            timed = await pool.heard(RequestTimed)
+            assert timed.line.outcome is Outcome.FAILED
+            assert "1.5 s" in timed.line.error
+            assert timed.line.first_dispatched_ns is None
+            assert reading(backend, "num_requests_waiting", "a") == 0
+            assert reading(backend, "num_requests_running", "a") == 1
+            # Its dispatch may have been on the way.
+            pool.say(Dispatch("waits", 1, 1, pool.worker))
+            assert (await pool.heard(RequestEnded)).outcome is Outcome.CANCELLED
+
+            pool.emit(Token("taken", 1, 0, 7, None))
+            chunks = aiter(taken)
+            assert (await anext(chunks)).token_id == 7
+            pool.lose_worker()
+            with pytest.raises(WaitedTooLong):
+                await anext(chunks)
+            timed = await pool.heard(RequestTimed)
+            assert len(timed.line.token_ns) == 1
+            assert reading(backend, "num_requests_waiting", "a") == 0
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_a_line_of_the_record_has_all_times_in_order() -> None:
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            await pool.start_worker()
+            asked = GenerateRequest("r", "a", (5,), SamplingParams(9), None, arrived_ns=1)
+            [stream] = backend.submit([asked])
+            for attempt in (1, 2):
+                pool.say(Dispatch("r", attempt, 1, pool.worker))
+                await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+                if attempt == 1:
+                    pool.lose_worker()
+                    await pool.heard(RequestEnded)
+                    pool.incarnation += 1
+                    await pool.start_worker()
+            pool.emit(Token("r", 2, 0, 7, None), Token("r", 2, 1, 7, FinishReason.STOP))
+            assert len([chunk async for chunk in stream]) == 2
+            line = (await pool.heard(RequestTimed)).line
+            times = [line.arrived_ns, line.queued_ns, line.first_dispatched_ns]
+            times += [line.dispatched_ns, *line.token_ns, line.finished_ns]
+            assert times == sorted(times)
+            assert line.first_dispatched_ns < line.dispatched_ns
+            assert line.attempts == 2
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            await pool.start_worker()
+            [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+            pool.say(Dispatch("r", 1, 1, pool.worker))
+            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            pool.emit(Token("r", 1, 0, 7, None))
+            chunks = aiter(stream)
+            assert (await anext(chunks)).token_id == 7
+            await publish(pool, backend, "b", a=True)
+            with pytest.raises(ModelWithdrawn):
+                backend.submit([GenerateRequest("late", "a", (5,), SamplingParams(9))])
+            assert [state.phase for state in backend.model_states()] == [
+                ModelPhase.LEAVING,
+                ModelPhase.AT_ZERO,
+            ]
+            pool.lose_worker()
+            await pool.heard(RequestEnded)
+            pool.incarnation += 1
+            await pool.start_worker()
+            pool.say(Dispatch("r", 2, 1, pool.worker))
+            submit = await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            assert submit.generated_ids == (7,)
+            pool.emit(
+                Token("r", 1, 1, 66, None),  # of the attempt that was lost
+                Token("r", 2, 0, 66, None),  # known already
+                Token("r", 2, 1, 8, FinishReason.STOP),
+            )
+            assert [chunk.token_id async for chunk in chunks] == [8]
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_what_waits_for_a_model_that_is_gone_ends() -> None:
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+            await publish(pool, backend, "b", a=True)
+            assert reading(backend, "num_requests_waiting", "a") == 1  # may be served yet
+            await publish(pool, backend, "b")
+            with pytest.raises(GenerationFailed, match="'a' was removed"):
+                await anext(aiter(stream))
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+def test_administrators_questions_are_answered() -> None:
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            model = NewModel("/models/c", "c", {"min_replicas": 0, "max_replicas": None})
+            for problem in (None, *ModelProblem):
+                adding = asyncio.create_task(backend.add_model(model))
+                removing = asyncio.create_task(backend.remove_model("a"))
+                add, remove = await pool.heard(AddModel), await pool.heard(RemoveModel)
+                assert (add.path, add.name, add.settings) == ("/models/c", "c", model.settings)
+                assert remove.name == "a"
+                # In any order; an answer to nothing is no harm.
+                pool.say(ModelAnswer("other", "x"))
+                pool.say(ModelAnswer(remove.call, "a", problem, "because"))
+                pool.say(ModelAnswer(add.call, "c", problem, "because"))
+                pool.say(ModelAnswer(add.call, "c"))
+                if problem is None:
+                    assert await adding == "c"
+                    await removing
+                    continue
+                for asked in (adding, removing):
+                    with pytest.raises(ModelRefused, match="because") as refused:
+                        await asked
+                    assert refused.value.problem == problem.value
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_a_lost_controller_answers_nothing_and_the_next_one_can_be_asked() -> None:
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            removing = asyncio.create_task(backend.remove_model("a"))
+            await pool.heard(RemoveModel)
+            pool.lose_controller()
+            with pytest.raises(Unavailable, match="restarted"):
+                await removing
+            await pool.heard(GatewayHello)
+            again = asyncio.create_task(backend.remove_model("a"))
+            pool.say(ModelAnswer((await pool.heard(RemoveModel)).call, "a"))
+            await again
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+@pytest.mark.parametrize(
+    ("instances", "instances_min", "is_unready", "phase"),
+    [
+        ({"serving": 1, "loading": 2}, 1, False, ModelPhase.SERVING),
+        ({"loading": 1}, 1, True, ModelPhase.STARTING),
+        ({"starting": 1}, 0, False, ModelPhase.STARTING),
+        ({}, 1, True, ModelPhase.STARTING),
+        ({}, 0, True, ModelPhase.COPYING),
+        ({}, 0, False, ModelPhase.AT_ZERO),
+    ],
+)
+def test_where_a_model_stands(
+    instances: dict[str, int], instances_min: int, is_unready: bool, phase: ModelPhase
+) -> None:
+    """A pool is ready although models are at zero."""
+
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            assert not backend.is_ready()
+            status = PoolStatus(
+                *({"a": instances}, 3, {"a": ModelLoad(0, 0, device_ns=5)}),
+                agents=1,
+                copies={"a": 2},
+                unready=("a",) if is_unready else (),
+            )
+            pool.say(status)
+            known = asyncio.Event()
+            backend.watch_models(known.set)
+            listed = published("a", instances_min, priority=7)
+            pool.say(Catalog((listed,), preparing=(("z", "/models/z"),)))
+            await asyncio.wait_for(known.wait(), WAIT_S)
+            assert backend.is_ready() != is_unready
+            state, preparing = backend.model_states()
+            assert (state.phase, state.instances, state.host_copies) == (phase, instances, 2)
+            assert (state.instances_min, state.instances_max, state.priority) == (
+                *(instances_min, 3),
+                7,
+            )
+            assert state.device_ns == 5
+            assert (preparing.name, preparing.phase) == ("z", ModelPhase.PREPARING)
+            assert reading(backend, "host_copies", "a") == 2
+            assert reading(backend, "device_seconds_total", "a") == 5e-9
+            assert [card.name for card in backend.models()] == ["a"]
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
 
 
 def test_the_instances_loads_are_shown() -> None:

@@ -1,10 +1,13 @@
-"""`livescale models make DIR`: an ordinary Hugging Face directory, made without a network."""
+"""`livescale models …`: make an ordinary Hugging Face directory without a network, and tell a
+running pool which models it has.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from livescale.cli import model_calls
 from livescale.cli.errors import UserError
 from livescale.engine.errors import ModelError
 from livescale.engine.make import FAMILY_NAMES, PRESETS, make_model
@@ -19,9 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family", choices=sorted(FAMILY_NAMES), default="llama", help="architecture"
     )
     make.add_argument("--seed", type=int, default=0, help="seed of the weights")
+    model_calls.add_arguments(actions)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return _make(arguments) if arguments.action == "make" else model_calls.run(arguments)
+
+
+def _make(arguments: argparse.Namespace) -> int:
     try:
         make_model(arguments.directory, arguments.preset, arguments.seed, family=arguments.family)
     except (ModelError, OSError) as error:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from livescale.gateway.backend import QueueFull, Unavailable
-from livescale.gateway.errors import queue_full, unavailable
+from livescale.gateway.backend import ModelWithdrawn, QueueFull, Unavailable
+from livescale.gateway.errors import model_not_found, queue_full, unavailable
 
 PROMPT_BYTES_PER_TOKEN = 4
 """UTF-8 bytes of a token, roughly and for most tokenizers: good enough to refuse before work."""
@@ -39,13 +39,15 @@ def estimated_tokens(prompt: str) -> int:
 
 @contextmanager
 def refusals_answered() -> Iterator[None]:
-    """What a Backend raises inside to refuse a request leaves as an ApiError (503)."""
+    """What a Backend raises inside to refuse a request leaves as an ApiError (503, 404)."""
     try:
         yield
     except QueueFull as full:
         raise queue_full(str(full), full.retry_after_s) from full
     except Unavailable as reason:
         raise unavailable(str(reason)) from reason
+    except ModelWithdrawn as gone:
+        raise model_not_found(str(gone)) from gone
 
 
 class WaitingLine:

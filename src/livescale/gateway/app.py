@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from livescale import __version__
+from livescale.gateway.admin import Administration
 from livescale.gateway.admission import estimated_prompts, refusals_answered
 from livescale.gateway.answers import ModelEntry, ModelList
 from livescale.gateway.backend import Backend, ModelCard
@@ -29,7 +30,6 @@ from livescale.gateway.errors import (
     answer_api_error,
     answer_http_exception,
     body_too_large,
-    model_not_found,
     request_too_slow,
     unavailable,
 )
@@ -40,7 +40,7 @@ from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
 from livescale.gateway.orders import choice_orders
 from livescale.gateway.prompts import Prompt, check_chat, raw_prompts, read_chat, read_prompts
 from livescale.gateway.replies import ChatReply, CompletionReply, Reply, ReplyHead
-from livescale.gateway.sampling import Asked, check_defaults, read_asked
+from livescale.gateway.sampling import Asked, read_asked
 from livescale.gateway.schema import (
     Body,
     ChatBody,
@@ -49,8 +49,9 @@ from livescale.gateway.schema import (
     StreamOptions,
     decode_body,
 )
+from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.streaming import Generation
-from livescale.gateway.text import TextCodec, estimated_messages
+from livescale.gateway.text import estimated_messages
 from livescale.gateway.tokenize import Tokenization
 from livescale.slo import SloAbsolute
 
@@ -66,16 +67,25 @@ def create_app(
     key_digests: Sequence[str] = (),
     slo: SloAbsolute | None = None,
     has_vllm_metrics: bool = False,
+    is_local: bool = False,
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
     Request ids are `{request_prefix}-{n}`; without `key_digests` (see `keys.py`) everybody is
-    served. Reads the tokenizers of all models; raises ValueError naming the file that is missing,
-    broken or recommends what cannot be sampled.
+    served. `is_local` says that only programs of this machine reach the server: then models can be
+    administered without a key. Reads the tokenizers of all models; raises ValueError naming the
+    file that is missing, broken or recommends what cannot be sampled.
     """
+    limits = limits or Limits()
     metrics = Metrics((card.name for card in backend.models()), slo)
     page = MetricsPage(metrics, backend, has_vllm_metrics)
-    gateway = _Gateway(backend, limits or Limits(), metrics, page)
+    served = ServedModels(backend, metrics)
+    gateway = _Gateway(backend, limits, metrics, page, served)
+    admin = Administration(
+        *(backend, served, metrics, lambda request: _read_body(request, limits)),
+        is_local=is_local,
+        has_keys=bool(key_digests),
+    )
     app = Starlette(
         routes=[
             Route("/v1/completions", gateway.completions, methods=["POST"]),
@@ -84,6 +94,10 @@ def create_app(
             Route("/v1/models/{model:path}", gateway.show_model, methods=["GET"]),
             Route("/tokenize", gateway.tokenization.tokenize, methods=["POST"]),
             Route("/detokenize", gateway.tokenization.detokenize, methods=["POST"]),
+            Route("/admin/models", admin.list_models, methods=["GET"]),
+            Route("/admin/models", admin.add_model, methods=["POST"]),
+            Route("/admin/models/{model:path}", admin.show_model, methods=["GET"]),
+            Route("/admin/models/{model:path}", admin.remove_model, methods=["DELETE"]),
             Route("/version", show_version, methods=["GET"]),
             Route("/live", is_alive, methods=["GET"]),
             Route("/ping", gateway.health, methods=["GET", "POST"]),
@@ -114,24 +128,24 @@ class _Gateway:
     """The endpoints of one application."""
 
     def __init__(
-        self, backend: Backend, limits: Limits, metrics: Metrics, page: MetricsPage
+        self,
+        backend: Backend,
+        limits: Limits,
+        metrics: Metrics,
+        page: MetricsPage,
+        served: ServedModels,
     ) -> None:
         self._backend = backend
         self._limits = limits
         self._metrics = metrics
         self._page = page
-        self._cards = {card.name: card for card in backend.models()}
-        for card in self._cards.values():
-            check_defaults(card)
-        self._codecs = {name: TextCodec.load(card.directory) for name, card in self._cards.items()}
-        self.tokenization = Tokenization(
-            self._cards, self._codecs, lambda request: _read_body(request, limits)
-        )
+        self._served = served
+        self.tokenization = Tokenization(served, lambda request: _read_body(request, limits))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        body, card = await self._body(request, CompletionBody)
-        codec = self._codecs[card.name]
+        body, model = await self._body(request, CompletionBody)
+        card, codec = model.card, model.codec
         with self._metrics.counting_rejections(card.name):
             raw = raw_prompts(body.prompt)
             asked = read_asked(card, codec.vocabulary, body, len(raw))
@@ -143,6 +157,7 @@ class _Gateway:
                 *(asked, prompts, card, codec),
                 request=request.state.request,
                 client_request_id=request.state.client_request_id,
+                arrived_s=request.state.arrived_s,
                 tokens_default=COMPLETION_OUTPUT_TOKENS,
                 param="prompt",
             )
@@ -151,8 +166,8 @@ class _Gateway:
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body, card = await self._body(request, ChatBody)
-        codec = self._codecs[card.name]
+        body, model = await self._body(request, ChatBody)
+        card, codec = model.card, model.codec
         with self._metrics.counting_rejections(card.name):
             asked = read_asked(card, codec.vocabulary, body, 1)
             check_chat(body)
@@ -162,6 +177,7 @@ class _Gateway:
                 *(asked, prompts, card, codec),
                 request=request.state.request,
                 client_request_id=request.state.client_request_id,
+                arrived_s=request.state.arrived_s,
                 # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
                 tokens_default=card.model_tokens_max,
                 param="messages",
@@ -171,11 +187,11 @@ class _Gateway:
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models"""
-        return _json(ModelList([_entry(card) for card in self._cards.values()]))
+        return _json(ModelList([_entry(card) for card in self._served.cards()]))
 
     async def show_model(self, request: Request) -> Response:
         """GET /v1/models/{model}"""
-        return _json(_entry(self._card(request.path_params["model"])))
+        return _json(_entry(self._served.get(request.path_params["model"]).card))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 when requests are accepted, else 503."""
@@ -189,22 +205,16 @@ class _Gateway:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    async def _body(self, request: Request, body_type: type[Body]) -> tuple[Body, ModelCard]:
+    async def _body(self, request: Request, body_type: type[Body]) -> tuple[Body, ServedModel]:
         with self._metrics.counting_rejections(UNKNOWN_MODEL):
             body = decode_body(await _read_body(request, self._limits), body_type)
-            return body, self._card(body.model)
-
-    def _card(self, name: str) -> ModelCard:
-        card = self._cards.get(name)
-        if card is None:
-            raise model_not_found(name, self._cards)
-        return card
+            return body, self._served.get(body.model)
 
     @contextmanager
     def _admitted(self, model: str, prompts: list[int]) -> Iterator[None]:
         """Places are held for prompts of about so many tokens while they are tokenized.
 
-        Raises ApiError (503) instead when there is no room.
+        Raises ApiError instead: 503 when there is no room, 404 when the model has just gone.
         """
         with (
             refusals_answered(),

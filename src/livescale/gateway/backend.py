@@ -5,7 +5,8 @@ Only protocols, the values that cross them and their errors live here. No HTTP, 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import enum
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class GenerateRequest:
 
     `request` is unique among all requests of this gateway; `client_request_id` is what the client
     sent as X-Request-Id, for logs only (nothing keeps clients from sending the same twice).
+    `arrived_ns` is when its HTTP request arrived, on the monotonic clock.
     """
 
     request: RequestId
@@ -49,6 +51,7 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     client_request_id: str | None = None
+    arrived_ns: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,61 @@ class Reading:
     labels: tuple[tuple[str, str], ...] = ()
 
 
+class ModelPhase(enum.StrEnum):
+    """Where a model is on its way through the pool, as administrators see it."""
+
+    PREPARING = "preparing"  # its files are being read; it may never come into the pool
+    COPYING = "copying"  # no instance, and no copy in host memory yet to start one from
+    AT_ZERO = "at_zero"  # no instance: the next request starts one
+    STARTING = "starting"  # instances that do not serve yet
+    SERVING = "serving"
+    LEAVING = "leaving"  # withdrawn: running requests finish, new ones are refused
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model as administrators see it. `instances` counts them by state.
+
+    `host_copies` are complete copies in host memory; `device_ns` is how long instances have held
+    devices, summed up over the devices.
+    """
+
+    name: str
+    directory: str
+    phase: ModelPhase
+    instances: Mapping[str, int] = field(default_factory=dict)
+    host_copies: int = 0
+    device_ns: int = 0
+    instances_min: int | None = None
+    instances_max: int | None = None
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewModel:
+    """A model to be published: its directory, and keys of `models:` in the configuration."""
+
+    directory: str
+    name: str
+    settings: Mapping[str, str | int | list[str] | None]
+
+
+class ModelRefused(Exception):
+    """A model was not added or removed; the message says why.
+
+    `problem`: "invalid" (the directory or a setting is wrong, or it does not fit), "exists",
+    "unknown" (there is no such model) or "failed" (the pool could not carry it out).
+    """
+
+    def __init__(self, problem: str, reason: str) -> None:
+        super().__init__(reason)
+        self.problem = problem
+
+
+class ModelWithdrawn(Exception):
+    """The model is not offered any more; the message is its name."""
+
+
 class QueueFull(Exception):
     """The pool holds as many requests as it may; the client should come back later."""
 
@@ -84,6 +142,14 @@ class Unavailable(Exception):
 
 class GenerationFailed(Exception):
     """An accepted request ended without all its tokens; the message is for the client."""
+
+
+class WaitedTooLong(GenerationFailed):
+    """No instance has taken the request in the time that one may wait."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class TokenStream(Protocol):
@@ -107,10 +173,28 @@ class TokenStream(Protocol):
 
 
 class Backend(Protocol):
-    """The rest of LiveScale, as the gateway sees it. All methods return at once."""
+    """The rest of LiveScale, as the gateway sees it. Methods that are not async return at once."""
 
     def models(self) -> tuple[ModelCard, ...]:
-        """The models on offer; asked once, when the application is created."""
+        """The models on offer now: those that take new requests. Equal cards mean no change."""
+
+    def watch_models(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, on the event loop, whenever `models` or `model_states` lists others."""
+
+    def model_states(self) -> tuple[ModelStatus, ...]:
+        """All models: those on offer, those being prepared and those that are leaving."""
+
+    async def add_model(self, model: NewModel) -> str:
+        """Publish a model; returns its name when it is in the pool and has its host copy.
+
+        Raises ModelRefused or Unavailable.
+        """
+
+    async def remove_model(self, name: str) -> None:
+        """Withdraw a model; returns when it takes no new requests. Running ones finish.
+
+        Raises ModelRefused or Unavailable.
+        """
 
     def is_ready(self) -> bool:
         """True when requests are accepted (the answer of /health)."""
@@ -118,14 +202,14 @@ class Backend(Protocol):
     def admit(self, model: str, requests: int, prompt_tokens: int) -> AbstractContextManager[None]:
         """Hold places for requests that are being tokenized: together about so many tokens.
 
-        Entering raises QueueFull or Unavailable. The places are given back on leaving; `submit`
-        takes them anew, then with the exact number.
+        Entering raises QueueFull, Unavailable or ModelWithdrawn. The places are given back on
+        leaving; `submit` takes them anew, then with the exact number.
         """
 
     def submit(self, requests: Sequence[GenerateRequest]) -> Sequence[TokenStream]:
         """Accept all of the requests, which are one client's to one model, or none.
 
-        Raises QueueFull or Unavailable.
+        Raises QueueFull, Unavailable or ModelWithdrawn.
         """
 
     def readings(self) -> list[Reading]:

@@ -16,8 +16,9 @@ from livescale.gateway.backend import (
     GenerationFailed,
     TokenChunk,
     TokenStream,
+    WaitedTooLong,
 )
-from livescale.gateway.errors import generation_failed
+from livescale.gateway.errors import generation_failed, queue_timed_out
 from livescale.gateway.metrics import TokenMeter
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.stops import StopScanner
@@ -168,6 +169,9 @@ class Choice:
                 yield piece
                 if piece.finish_reason is not None:
                     return
+        except WaitedTooLong as waited:
+            self.outcome = "timeout"
+            raise queue_timed_out(str(waited), waited.retry_after_s) from waited
         except GenerationFailed as failure:
             self.outcome = "failed"
             raise generation_failed(str(failure)) from failure

@@ -70,11 +70,31 @@ def context_length_exceeded(message: str, param: str) -> ApiError:
     return invalid(message, param, code="context_length_exceeded")
 
 
-def model_not_found(name: str, available: Iterable[str]) -> ApiError:
-    """404: no such model; the message lists those that are served."""
-    listed = ", ".join(f"'{model}'" for model in available) or "none"
-    message = f"The model {quoted(name)} does not exist. Available models: {listed}"
+def model_not_found(name: str, available: Iterable[str] | None = None) -> ApiError:
+    """404: no such model; the message lists those that are served, where they are given."""
+    message = f"The model {quoted(name)} does not exist"
+    if available is not None:
+        listed = ", ".join(f"'{model}'" for model in available) or "none"
+        message += f". Available models: {listed}"
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def model_exists(name: str) -> ApiError:
+    """409: a model of that name is there already."""
+    message = f"A model named {quoted(name)} is in the pool: remove it first, or give another name"
+    return ApiError(409, message, param="name", code="model_exists")
+
+
+def admin_closed(reason: str) -> ApiError:
+    """403: models cannot be administered like this."""
+    return ApiError(403, reason, code="admin_closed")
+
+
+def wrong_media_type() -> ApiError:
+    """415: only a script or a program can ask for JSON; a form of a foreign web page cannot."""
+    return ApiError(
+        415, "Send the header 'Content-Type: application/json'", code="unsupported_media_type"
+    )
 
 
 def unauthorized() -> ApiError:
@@ -109,13 +129,16 @@ def body_too_large(body_bytes_max: int) -> ApiError:
 
 def queue_full(message: str, retry_after_s: float) -> ApiError:
     """503 with Retry-After: the pool takes no more requests for now."""
-    headers = {
-        # This one counts whole seconds; 0 would invite clients to spin.
-        "Retry-After": str(max(1, math.ceil(retry_after_s))),
-        # Not a standard, but OpenAI's clients prefer it.
-        "retry-after-ms": str(max(1, math.ceil(1000 * retry_after_s))),
-    }
-    return ApiError(503, message, type="server_error", code="queue_full", headers=headers)
+    return ApiError(
+        503, message, type="server_error", code="queue_full", headers=_come_back(retry_after_s)
+    )
+
+
+def queue_timed_out(message: str, retry_after_s: float) -> ApiError:
+    """503 with Retry-After: no instance took the request in the time that one may wait."""
+    return ApiError(
+        503, message, type="server_error", code="queue_timeout", headers=_come_back(retry_after_s)
+    )
 
 
 def request_timed_out(timeout_s: float) -> ApiError:
@@ -163,3 +186,12 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         code=codes.get(error.status_code),
         headers=error.headers,
     ).response()
+
+
+def _come_back(retry_after_s: float) -> dict[str, str]:
+    return {
+        # This one counts whole seconds; 0 would invite clients to spin.
+        "Retry-After": str(max(1, math.ceil(retry_after_s))),
+        # Not a standard, but OpenAI's clients prefer it.
+        "retry-after-ms": str(max(1, math.ceil(1000 * retry_after_s))),
+    }

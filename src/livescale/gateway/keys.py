@@ -1,7 +1,7 @@
-"""API keys: where they come from, and the gate that asks for one on `/v1`.
+"""API keys: where they come from, and the gate that asks for one on `/v1` and `/admin`.
 
 A key is read once and kept as its SHA-256 digest: settings, boot messages, run records and logs
-never hold the key itself. Paths outside `/v1` are open to everybody, as monitoring expects.
+never hold the key itself. Other paths are open to everybody, as monitoring expects.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from livescale.settings import ConfigError
 
 KEY_VARIABLES = ("LIVESCALE_API_KEY", "VLLM_API_KEY")
 """Environment variables that hold one key each."""
+GUARDED = ("/v1", "/admin")
+"""A key is needed for these paths, and for all that lie below."""
 KEYS_MAX = 1024
 """Every request is compared with every key."""
 
@@ -44,7 +46,7 @@ def digest_of(key: str) -> str:
 
 
 class KeyGate:
-    """Lets a request to `/v1` through only with a known bearer key; all of them if there is none.
+    """Lets a request to GUARDED through only with a known bearer key; any if there are no keys.
 
     An ASGI middleware; stands inside the Envelope, so that a refusal has its ids, too.
     """
@@ -57,7 +59,7 @@ class KeyGate:
         is_guarded = (
             scope["type"] == "http"
             and bool(self._digests)
-            and (scope["path"] == "/v1" or scope["path"].startswith("/v1/"))
+            and any(f"{scope['path']}/".startswith(f"{path}/") for path in GUARDED)
         )
         if is_guarded and not self._is_known(Headers(scope=scope).get("authorization")):
             await unauthorized().response()(scope, receive, send)

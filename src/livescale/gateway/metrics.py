@@ -73,6 +73,11 @@ class ModelCounts:
         self.slo = {(part, is_met): 0 for part in SLO_PARTS for is_met in (True, False)}
         self.goodput_tokens = 0
 
+    @property
+    def ended(self) -> int:
+        """Accepted requests that are over, however they ended."""
+        return sum(self.outcomes[outcome] for outcome in FINISHED_REASONS)
+
     def judged(self, is_ttft_met: bool, is_tbt_met: bool) -> None:
         """A request's times are known."""
         self.slo["ttft", is_ttft_met] += 1
@@ -87,9 +92,14 @@ class Metrics:
         self.slo = slo
         self.models = {model: ModelCounts(model) for model in (UNKNOWN_MODEL, *models)}
 
+    def keep(self, models: Iterable[str]) -> None:
+        """Count these models from now on. What was counted of others is dropped."""
+        names = dict.fromkeys((UNKNOWN_MODEL, *models))
+        self.models = {name: self.models.get(name) or ModelCounts(name) for name in names}
+
     def request_refused(self, model: str, outcome: str) -> None:
         """A request was not accepted: `outcome` is one of REFUSALS."""
-        counts = self.models[model]
+        counts = self._of(model)
         counts.outcomes[outcome] += 1
         if self.slo is not None and outcome == "unavailable" and model != UNKNOWN_MODEL:
             # Or a pool could reach its objective by refusing.
@@ -106,9 +116,13 @@ class Metrics:
 
     def meter(self, model: str, prompt_tokens: int, arrived_s: float) -> TokenMeter:
         """A meter for one accepted request that arrived at `arrived_s`."""
-        counts = self.models[model]
+        counts = self._of(model)
         counts.prompt_tokens += prompt_tokens
         return TokenMeter(counts, self.slo, arrived_s)
+
+    def _of(self, model: str) -> ModelCounts:
+        # A model may have gone while a request to it was being read.
+        return self.models.get(model, self.models[UNKNOWN_MODEL])
 
 
 class TokenMeter:

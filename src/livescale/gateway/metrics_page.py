@@ -55,7 +55,10 @@ HELP = {
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix index",
     "prefix_cache_hits": "Prompt tokens whose KV was found in the prefix index",
     "instances": "Instances by state",
+    "host_copies": "Complete copies of the model in host memory",
+    "device_seconds": "Time that instances of the model have held devices, summed up over devices",
     "workers": "Worker processes that have joined",
+    "agents": "Host agents that have joined",
 }
 """Every family of the page: its name without prefix (and `_total`), and what it means."""
 VLLM_NAMES = (

@@ -20,12 +20,14 @@ def choice_orders(
     *,
     request: RequestId,
     client_request_id: str | None,
+    arrived_s: float,
     tokens_default: int,
     param: str,
 ) -> list[ChoiceOrder]:
     """`asked.choices` generations of each prompt, numbered prompt after prompt as OpenAI does.
 
     A request with one generation gives it its own id, else ids have the choice's number behind.
+    `arrived_s` is on the monotonic clock.
     Raises ApiError (400) if a prompt and its output do not fit the model.
     """
     total = len(prompts) * asked.choices
@@ -39,6 +41,7 @@ def choice_orders(
             prompt.ids,
             sampling,
             client_request_id,
+            round(arrived_s * 1e9),
         )
         orders.append(ChoiceOrder(index, generate, asked.rules, codec, prompt.echo))
     return orders

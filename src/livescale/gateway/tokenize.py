@@ -6,7 +6,7 @@ No generation, no instance: these answer while nothing is served.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from livescale.gateway.backend import ModelCard
-from livescale.gateway.errors import invalid, model_not_found, queue_full
+from livescale.gateway.errors import invalid, queue_full
 from livescale.gateway.prompts import check_chat, check_ids, read_chat
 from livescale.gateway.schema import ChatBody, Message, decode_as
+from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.text import TextCodec
 
 TOKENIZING_MAX = 64
@@ -61,46 +62,37 @@ class Tokenization:
     """The two endpoints over the models' tokenizers."""
 
     def __init__(
-        self,
-        cards: Mapping[str, ModelCard],
-        codecs: Mapping[str, TextCodec],
-        read_body: Callable[[Request], Awaitable[bytes]],
+        self, served: ServedModels, read_body: Callable[[Request], Awaitable[bytes]]
     ) -> None:
-        self._cards = cards
-        self._codecs = codecs
+        self._served = served
         self._read_body = read_body
         self._under_way = 0
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
         body = decode_as(await self._read_body(request), TokenizeBody)
-        card = self._card(body.model)
-        codec = self._codecs[card.name]
+        model = self._model(body.model)
         with self._busy():
-            ids = await _ids(codec, card, body)
-            answer = TokenizeAnswer(len(ids), card.model_tokens_max, ids)
+            ids = await _ids(model.codec, model.card, body)
+            answer = TokenizeAnswer(len(ids), model.card.model_tokens_max, ids)
             if body.return_token_strs:
-                answer.token_strs = await asyncio.to_thread(codec.token_strings, ids)
+                answer.token_strs = await asyncio.to_thread(model.codec.token_strings, ids)
         return _json(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
         body = decode_as(await self._read_body(request), DetokenizeBody)
-        codec = self._codecs[self._card(body.model).name]
+        codec = self._model(body.model).codec
         check_ids(body.tokens, codec.vocabulary, "tokens")
         with self._busy():
             return _json(DetokenizeAnswer(await codec.decode(body.tokens)))
 
-    def _card(self, name: str | None) -> ModelCard:
-        """The named model; the only one if none is named."""
-        if name is None and len(self._cards) == 1:
-            [card] = self._cards.values()
-            return card
-        if name is None:
+    def _model(self, name: str | None) -> ServedModel:
+        """The named model; the only one if none is named. Raises ApiError (400, 404)."""
+        cards = self._served.cards()
+        if name is None and len(cards) != 1:
             raise invalid("model is missing, and there is more than one", "model")
-        if name not in self._cards:
-            raise model_not_found(name, self._cards)
-        return self._cards[name]
+        return self._served.get(cards[0].name if name is None else name)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:

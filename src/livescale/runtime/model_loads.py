@@ -1,8 +1,11 @@
-"""What the instances of each model reported, summed up for people to look at. Decides nothing."""
+"""What the instances of each model reported and took, summed up for people to look at. Decides
+nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from livescale.control.fleet import Instance
 from livescale.messages.events import InstanceReported
@@ -13,12 +16,23 @@ _Counts = tuple[int, int, int]
 
 
 class ModelLoads:
-    """The loads of all models. Counts only grow, also when the instance that counted is gone."""
+    """The loads of all models. Counts only grow, also when the instance that counted is gone.
 
-    def __init__(self, models: Iterable[str]) -> None:
+    `now_ns` reads a monotonic clock. Models that are not named at the start come with their first
+    instance.
+    """
+
+    def __init__(
+        self, models: Iterable[str], now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._totals: dict[str, _Counts] = dict.fromkeys(models, (0, 0, 0))
         #: what each instance counted so far, by its last report
         self._seen: dict[InstanceId, _Counts] = {}
+        self._now_ns = now_ns
+        self._shown_ns = now_ns()
+        self._device_ns = dict.fromkeys(self._totals, 0)
+        #: devices of each model's instances since `_shown_ns`
+        self._devices: dict[str, int] = {}
 
     def absorb(self, report: InstanceReported, instances: Mapping[InstanceId, Instance]) -> None:
         """Count what is new in the report; nothing if its instance is not known (any more)."""
@@ -28,19 +42,45 @@ class ModelLoads:
         counts = (report.preemptions, report.prefix_lookup_tokens, report.reused_tokens)
         known = self._seen.get(report.instance, (0, 0, 0))
         self._totals[instance.model] = _sum(
-            self._totals[instance.model],
+            self._totals.get(instance.model, (0, 0, 0)),
             *(max(0, count - before) for count, before in zip(counts, known, strict=True)),
         )
         self._seen[report.instance] = counts
 
     def shown(self, instances: Mapping[InstanceId, Instance]) -> dict[str, ModelLoad]:
-        """The loads, given the living instances; what is known of others is forgotten."""
+        """The loads, given the living instances; what is known of others is forgotten.
+
+        Devices are counted from call to call: to be called whenever instances come or go.
+        """
+        self._pass_time(instances)
         self._seen = {number: seen for number, seen in self._seen.items() if number in instances}
+        for instance in instances.values():
+            self._totals.setdefault(instance.model, (0, 0, 0))
         blocks = dict.fromkeys(self._totals, (0, 0))
         for instance in instances.values():
             used, total = blocks[instance.model]
             blocks[instance.model] = (used + instance.kv_blocks_used, total + instance.kv_blocks)
-        return {model: ModelLoad(*blocks[model], *counts) for model, counts in self._totals.items()}
+        return {
+            model: ModelLoad(*blocks[model], *counts, self._device_ns.get(model, 0))
+            for model, counts in self._totals.items()
+        }
+
+    def forget(self, model: str) -> None:
+        """Nothing is left of the model, which begins anew if it comes again."""
+        self._totals.pop(model, None)
+        self._device_ns.pop(model, None)
+        self._devices.pop(model, None)
+
+    def _pass_time(self, instances: Mapping[InstanceId, Instance]) -> None:
+        now_ns = self._now_ns()
+        for model, devices in self._devices.items():
+            elapsed_ns = now_ns - self._shown_ns
+            self._device_ns[model] = self._device_ns.get(model, 0) + devices * elapsed_ns
+        self._shown_ns = now_ns
+        self._devices = {}
+        for instance in instances.values():
+            held = self._devices.get(instance.model, 0)
+            self._devices[instance.model] = held + len(instance.workers)
 
 
 def _sum(total: _Counts, preemptions: int, looked_up: int, reused: int) -> _Counts:

@@ -8,33 +8,41 @@ is under way. Each token index is accepted once, from the current attempt only.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from livescale.gateway.backend import (
     GenerateRequest,
     GenerationFailed,
     ModelCard,
+    ModelRefused,
+    ModelStatus,
+    NewModel,
     Reading,
     TokenChunk,
     Unavailable,
+    WaitedTooLong,
 )
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.model_shelf import ModelShelf
 from livescale.runtime.transcripts import Transcript, Transcripts
 from livescale.runtime.wire import (
+    AddModel,
     AttemptFailed,
     Cancel,
+    Catalog,
     FromTokenServer,
     GatewayHello,
-    ModelLoad,
+    ModelAnswer,
     Peer,
     Peers,
     PoolStatus,
+    RemoveModel,
     RequestTimed,
     Submit,
     ToGateway,
@@ -44,7 +52,7 @@ from livescale.runtime.wire import (
     open_wire,
 )
 from livescale.slo import SloAbsolute, parse_slo
-from livescale.types import InstanceState, Outcome, WorkerRef
+from livescale.types import Outcome, WorkerRef
 
 _log = logging.getLogger(__name__)
 _RECONNECT_S = (0.05, 1.0)
@@ -82,46 +90,52 @@ class PoolBackend:
 
     def __init__(self, boot: GatewayBoot) -> None:
         self._boot = boot
-        created_s = int(time.time())
-        self._cards = tuple(
-            ModelCard(
-                name=entry.spec.name,
-                model_tokens_max=entry.request_tokens_max,
-                created_s=created_s,
-                eos_token_ids=entry.eos_token_ids,
-                directory=Path(entry.directory),
-                sampling_defaults=entry.sampling_defaults,
-            )
-            for entry in boot.models
-        )
+        self._shelf = ModelShelf(boot.models)
+        self._watchers: list[Callable[[], None]] = []
         slo = parse_slo(boot.slo)
         # A multiple of the mean is known only when the run is over.
         self.slo = slo if isinstance(slo, SloAbsolute) else None
         self._transcripts = Transcripts(
-            (card.name for card in self._cards),
             boot.queue_requests_max,
             boot.queue_prompt_tokens_max,
+            boot.queue_timeout_s,
+            self._waited_too_long,
         )
+        self._transcripts.offer(card.name for card in self._shelf.cards)
         self._controller: Wire[ToGateway] | None = None
         self._controllers_met = 0
         self._workers: dict[WorkerRef, Wire[FromTokenServer]] = {}
         self._readers: dict[WorkerRef, asyncio.Task[None]] = {}
         #: dispatches to workers whose connection is still being made
         self._unsent: dict[WorkerRef, list[Submit]] = {}
-        self._status = PoolStatus({}, 0, {})
+        #: administrators' questions that the controller has not answered yet
+        self._asked: dict[str, asyncio.Future[ModelAnswer]] = {}
+        self._calls = itertools.count(1)
         self.is_settled = asyncio.Event()
 
     # -- Backend --------------------------------------------------------------------------------
 
     def models(self) -> tuple[ModelCard, ...]:
-        return self._cards
+        return self._shelf.cards
+
+    def watch_models(self, changed: Callable[[], None]) -> None:
+        self._watchers.append(changed)
+
+    def model_states(self) -> tuple[ModelStatus, ...]:
+        return self._shelf.states()
+
+    async def add_model(self, model: NewModel) -> str:
+        answer = await self._ask(
+            AddModel(self._next_call(), model.directory, model.name, dict(model.settings))
+        )
+        return answer.name
+
+    async def remove_model(self, name: str) -> None:
+        await self._ask(RemoveModel(self._next_call(), name))
 
     def is_ready(self) -> bool:
-        """Every model has an instance that serves. (A lost controller does not change that.)"""
-        serving = InstanceState.SERVING.value
-        return all(
-            self._status.instances.get(card.name, {}).get(serving, 0) > 0 for card in self._cards
-        )
+        """Every model has what it should have at least. (A lost controller changes nothing.)"""
+        return self._shelf.is_ready
 
     @contextmanager
     def admit(self, model: str, requests: int, prompt_tokens: int) -> Iterator[None]:
@@ -137,13 +151,7 @@ class PoolBackend:
         return [_Stream(self, transcript) for transcript in opened]
 
     def readings(self) -> list[Reading]:
-        readings = [Reading("workers", self._status.workers), *self._transcripts.readings()]
-        for model, states in sorted(self._status.instances.items()):
-            for state, count in sorted(states.items()):
-                readings.append(Reading("instances", count, (("model", model), ("state", state))))
-        for model, load in sorted(self._status.loads.items()):
-            readings += _load_readings(model, load)
-        return readings
+        return [*self._transcripts.readings(), *self._shelf.readings()]
 
     def _check_started(self) -> None:
         if self._controller is None and not self._controllers_met:
@@ -189,12 +197,17 @@ class PoolBackend:
             elif isinstance(message, Peers):
                 self._meet(message)
             elif isinstance(message, PoolStatus):
-                self._status = message
+                self._shelf.status = message
                 if self.is_ready():
                     self.is_settled.set()
+            elif isinstance(message, Catalog):
+                self._take_catalog(message)
+            elif isinstance(message, ModelAnswer):
+                self._answer(message)
             elif isinstance(message, FailRequest):
                 self._fail(message)
         self._controller = None
+        self._leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
     def _announce(self, transcript: Transcript) -> None:
@@ -209,6 +222,50 @@ class PoolBackend:
                 transcript.worker,
             )
         )
+
+    def _take_catalog(self, message: Catalog) -> None:
+        """Take up and drop models. Requests that were accepted go on, whatever comes of theirs."""
+        self._shelf.take(message)
+        self._transcripts.offer(card.name for card in self._shelf.cards)
+        for changed in self._watchers:
+            changed()
+        names = {state.name for state in self._shelf.states()}
+        for transcript in list(self._transcripts):
+            # The controller may have forgotten the model before it heard of the request. (What a
+            # worker runs ends by itself: its last tokens may be on the way.)
+            if transcript.worker is None and transcript.asked.model not in names:
+                gone = GenerationFailed(f"the model '{transcript.asked.model}' was removed")
+                self._finish(transcript, Outcome.FAILED, gone)
+
+    def _next_call(self) -> str:
+        return f"{self._boot.gateway}-{next(self._calls)}"
+
+    async def _ask(self, question: AddModel | RemoveModel) -> ModelAnswer:
+        """Ask the controller. Raises ModelRefused or Unavailable."""
+        self._check_started()
+        if self._controller is None:
+            raise Unavailable("the controller is being restarted")
+        answered = asyncio.get_running_loop().create_future()
+        self._asked[question.call] = answered
+        self._controller.send(question)
+        try:
+            answer: ModelAnswer = await answered
+        finally:
+            self._asked.pop(question.call, None)
+        if answer.problem is not None:
+            raise ModelRefused(answer.problem.value, answer.reason)
+        return answer
+
+    def _answer(self, message: ModelAnswer) -> None:
+        answered = self._asked.get(message.call)
+        if answered is not None and not answered.done():
+            answered.set_result(message)
+
+    def _leave_unanswered(self) -> None:
+        for answered in self._asked.values():
+            if not answered.done():
+                reason = "the controller was restarted before it answered: look at the models"
+                answered.set_exception(Unavailable(reason))
 
     def _tell_controller(
         self, event: RequestArrived | RequestCancelled | RequestEnded | RequestTimed
@@ -249,7 +306,14 @@ class PoolBackend:
     def _fail(self, command: FailRequest) -> None:
         transcript = self._transcripts.get(command.request)
         if transcript is not None:
-            self._finish(transcript, Outcome.FAILED, command.reason)
+            self._finish(transcript, Outcome.FAILED, GenerationFailed(command.reason))
+
+    def _waited_too_long(self, transcript: Transcript) -> None:
+        asked = transcript.asked
+        self._tell_controller(RequestCancelled(asked.request))
+        waited = f"no instance of '{asked.model}' took it in {self._boot.queue_timeout_s:g} s"
+        retry_after_s = self._transcripts.wait_s(asked.model)
+        self._finish(transcript, Outcome.FAILED, WaitedTooLong(waited, retry_after_s))
 
     # -- the workers ----------------------------------------------------------------------------
 
@@ -307,7 +371,7 @@ class PoolBackend:
     def _attempt_failed(self, message: AttemptFailed) -> None:
         transcript = self._transcripts.get(message.request)
         if transcript is not None and transcript.attempt == message.attempt:
-            self._finish(transcript, Outcome.FAILED, message.reason)
+            self._finish(transcript, Outcome.FAILED, GenerationFailed(message.reason))
 
     def _worker_gone(self, worker: WorkerRef) -> None:
         """Requests of a lost worker wait again; the controller decides where they go on.
@@ -326,26 +390,17 @@ class PoolBackend:
 
     # -- the end of a request -------------------------------------------------------------------
 
-    def _finish(self, transcript: Transcript, outcome: Outcome, error: str | None = None) -> None:
+    def _finish(
+        self, transcript: Transcript, outcome: Outcome, failure: GenerationFailed | None = None
+    ) -> None:
         asked = transcript.asked
         self._transcripts.close(transcript)
-        transcript.chunks.put_nowait(GenerationFailed(error) if error is not None else None)
+        transcript.chunks.put_nowait(failure)
         if transcript.is_announced_again and transcript.worker is not None:
             # The worker may have told this to the controller's earlier life only.
             ended = RequestEnded(
                 asked.request, transcript.attempt, outcome, len(transcript.generated)
             )
             self._tell_controller(ended)
+        error = str(failure) if failure is not None else None
         self._tell_controller(RequestTimed(transcript.line(outcome, error, self.slo)))
-
-
-def _load_readings(model: str, load: ModelLoad) -> list[Reading]:
-    label = (("model", model),)
-    used = load.kv_blocks_used / load.kv_blocks if load.kv_blocks else 0.0
-    return [
-        Reading("kv_cache_usage_perc", used, label),
-        Reading("kv_blocks", load.kv_blocks, label),
-        Reading("num_preemptions_total", load.preemptions, label),
-        Reading("prefix_cache_queries_total", load.prefix_lookup_tokens, label),
-        Reading("prefix_cache_hits_total", load.reused_tokens, label),
-    ]

@@ -1,18 +1,25 @@
 """The requests of a gateway that are not over: what is known of each, and how many wait and run.
 
-No sockets and no decisions: `pool_backend.py` says what happens to them.
+No sockets and no decisions: `pool_backend.py` says what happens to them, also to those whose time
+to wait is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from livescale.gateway.admission import WaitingLine
-from livescale.gateway.backend import GenerateRequest, GenerationFailed, Reading, TokenChunk
+from livescale.gateway.backend import (
+    GenerateRequest,
+    GenerationFailed,
+    ModelWithdrawn,
+    Reading,
+    TokenChunk,
+)
 from livescale.slo import RequestTiming, SloAbsolute
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, WorkerRef
@@ -38,6 +45,8 @@ class Transcript:
     dispatched_ns: int | None = None
     #: announced to a restarted controller, which may have missed the worker's RequestEnded
     is_announced_again: bool = False
+    #: runs while it waits: what happens when that takes too long
+    deadline: asyncio.TimerHandle | None = None
 
     def line(self, outcome: Outcome, error: str | None, slo: SloAbsolute | None) -> RequestLine:
         """Its line for the run record, now that it is over."""
@@ -59,6 +68,8 @@ class Transcript:
             finished_ns=finished_ns,
             outcome=outcome,
             attempts=self.attempt,
+            arrived_ns=asked.arrived_ns,
+            first_dispatched_ns=self.first_dispatched_ns,
             dispatched_ns=self.dispatched_ns,
             token_ns=timing.token_ns,
             client_request=asked.client_request_id,
@@ -75,14 +86,34 @@ class Transcripts:
     """
 
     def __init__(
-        self, models: Iterable[str], requests_max: int, prompt_tokens_max: int | None
+        self,
+        requests_max: int,
+        prompt_tokens_max: int | None,
+        wait_max_s: float | None,
+        waited: Callable[[Transcript], None],
     ) -> None:
+        """`waited` is called with a request that has waited for `wait_max_s` at a stretch."""
+        self._requests_max = requests_max
+        self._prompt_tokens_max = prompt_tokens_max
+        self._wait_max_s = wait_max_s
+        self._waited = waited
         self._open: dict[RequestId, Transcript] = {}
-        self._lines = {model: WaitingLine(requests_max, prompt_tokens_max) for model in models}
-        self._running = dict.fromkeys(self._lines, 0)
+        self._offered: frozenset[str] = frozenset()
+        #: of the models on offer, and of those that have requests yet
+        self._lines: dict[str, WaitingLine] = {}
+        self._running: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Transcript]:
         return iter(self._open.values())
+
+    def offer(self, models: Iterable[str]) -> None:
+        """From now on exactly these models take new requests."""
+        self._offered = frozenset(models)
+        for model in sorted(self._offered - self._lines.keys()):
+            self._lines[model] = WaitingLine(self._requests_max, self._prompt_tokens_max)
+            self._running[model] = 0
+        for model in list(self._lines):
+            self._forget_if_gone(model)
 
     def get(self, request: RequestId) -> Transcript | None:
         return self._open.get(request)
@@ -90,22 +121,28 @@ class Transcripts:
     def holding(
         self, model: str, requests: int, prompt_tokens: int
     ) -> AbstractContextManager[None]:
-        """Places for requests that are not there yet. Entering raises QueueFull."""
-        return self._lines[model].holding(requests, prompt_tokens, time.monotonic())
+        """Places for requests that are not there yet. Raises ModelWithdrawn; entering QueueFull."""
+        return self._line(model).holding(requests, prompt_tokens, time.monotonic())
 
     def open(self, requests: Sequence[GenerateRequest]) -> list[Transcript]:
-        """Begin with requests of one model; all of them wait. Raises QueueFull for all."""
-        line, now_ns = self._lines[requests[0].model], time.monotonic_ns()
+        """Begin with requests of one model; all of them wait.
+
+        Raises QueueFull or ModelWithdrawn for all.
+        """
+        line, now_ns = self._line(requests[0].model), time.monotonic_ns()
         prompt_tokens = sum(len(request.prompt_ids) for request in requests)
         line.check(len(requests), prompt_tokens, now_ns / 1e9)
         line.join(prompt_tokens, now_ns / 1e9, len(requests))
         opened = [Transcript(request, now_ns) for request in requests]
         self._open |= {transcript.asked.request: transcript for transcript in opened}
+        for transcript in opened:
+            self._start_deadline(transcript)
         return opened
 
     def place(self, transcript: Transcript, worker: WorkerRef) -> None:
         """The worker runs the request; it waits no longer."""
         asked, now_ns = transcript.asked, time.monotonic_ns()
+        self._stop_deadline(transcript)
         if transcript.worker is None:
             self._lines[asked.model].move_on(len(asked.prompt_ids), now_ns / 1e9)
             self._running[asked.model] += 1
@@ -121,15 +158,22 @@ class Transcripts:
             asked = transcript.asked
             self._running[asked.model] -= 1
             self._lines[asked.model].join(len(asked.prompt_ids), time.monotonic())
+            self._start_deadline(transcript)
 
     def close(self, transcript: Transcript) -> None:
         """The request is over."""
         asked = transcript.asked
+        self._stop_deadline(transcript)
         del self._open[asked.request]
         if transcript.worker is None:
             self._lines[asked.model].leave(len(asked.prompt_ids))
         else:
             self._running[asked.model] -= 1
+        self._forget_if_gone(asked.model)
+
+    def wait_s(self, model: str) -> float:
+        """How long those who wait for the model now will take, by what was measured."""
+        return self._lines[model].wait_s(time.monotonic())
 
     def readings(self) -> list[Reading]:
         """How many wait and run, by model."""
@@ -145,3 +189,26 @@ class Transcripts:
 
     def __repr__(self) -> str:
         return f"<Transcripts {self._lines}, {self._running} run>"
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _forget_if_gone(self, model: str) -> None:
+        """A model that is not on offer needs no line when nobody is in it."""
+        has_requests = self._running[model] or self._lines[model].requests
+        if model not in self._offered and not has_requests:
+            del self._lines[model], self._running[model]
+
+    def _line(self, model: str) -> WaitingLine:
+        if model not in self._offered:
+            raise ModelWithdrawn(model)
+        return self._lines[model]
+
+    def _start_deadline(self, transcript: Transcript) -> None:
+        if self._wait_max_s is not None:
+            loop = asyncio.get_running_loop()
+            transcript.deadline = loop.call_later(self._wait_max_s, self._waited, transcript)
+
+    def _stop_deadline(self, transcript: Transcript) -> None:
+        if transcript.deadline is not None:
+            transcript.deadline.cancel()
+            transcript.deadline = None

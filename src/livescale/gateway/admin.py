@@ -1,0 +1,273 @@
+"""The administrators' endpoints: the models of the pool, publishing one, withdrawing one.
+
+With API keys a key is needed (`keys.py`); without, only programs of the machine itself are heard,
+and no web page that one of its browsers shows. What becomes of a model is the backend's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from livescale.config import MODEL_SETTINGS
+from livescale.gateway.admission import refusals_answered
+from livescale.gateway.backend import Backend, ModelRefused, ModelStatus, NewModel, Unavailable
+from livescale.gateway.errors import (
+    ApiError,
+    admin_closed,
+    invalid,
+    model_exists,
+    model_not_found,
+    queue_full,
+    quoted,
+    unavailable,
+    wrong_media_type,
+)
+from livescale.gateway.metrics import Metrics
+from livescale.gateway.schema import decode_as
+from livescale.gateway.served import ServedModels
+from livescale.gateway.text import TextCodec
+from livescale.settings import ConfigError, read_values
+
+NAME_CHARS_MAX = 200
+PATH_CHARS_MAX = 4096
+KEY_CHARS_MAX = 64
+"""No setting has a longer name; looking for the nearest one takes time."""
+MESSAGE_CHARS_MAX = 1000
+CHANGING_MAX = 8
+"""Models that are being published or withdrawn at once."""
+RETRY_AFTER_S = 5.0
+
+_SettingValues = dict[str, str | int | list[str] | None]
+
+
+class AdministeredUsage(msgspec.Struct):
+    """What a model's requests were, and what they took, since the gateway started.
+
+    `requests` are over; `slo_met` is absent without an SLO that gives times. `device_seconds` count
+    from the start of the controller.
+    """
+
+    requests: int
+    prompt_tokens: int
+    generation_tokens: int
+    device_seconds: float
+    slo_met: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class AdministeredModel(msgspec.Struct):
+    """One model of GET /admin/models. `instances` counts them by state."""
+
+    name: str
+    path: str
+    state: str
+    instances: dict[str, int]
+    host_copies: int
+    usage: AdministeredUsage
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+    priority: int | None = None
+    problem: str | None = None
+
+
+class Administration:
+    """The endpoints below /admin. `is_local`: only programs of this machine reach the server."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        served: ServedModels,
+        metrics: Metrics,
+        read_body: Callable[[Request], Awaitable[bytes]],
+        *,
+        is_local: bool,
+        has_keys: bool,
+    ) -> None:
+        self._backend = backend
+        self._served = served
+        self._metrics = metrics
+        self._read_body = read_body
+        self._is_local = is_local
+        self._has_keys = has_keys
+        self._changing = 0
+
+    async def list_models(self, request: Request) -> Response:
+        """GET /admin/models"""
+        self._check_open(request)
+        states = self._backend.model_states()
+        return _json({"object": "list", "data": [self._shown(state) for state in states]})
+
+    async def show_model(self, request: Request) -> Response:
+        """GET /admin/models/{name}"""
+        self._check_open(request)
+        return _json(self._shown(self._state(request.path_params["model"])))
+
+    async def add_model(self, request: Request) -> Response:
+        """POST /admin/models: 201 when the model is in the pool and can be asked for."""
+        self._check_change(request)
+        model = read_new_model(await self._read_body(request))
+        with self._busy():
+            name = model.name or Path(model.directory).name
+            if any(state.name == name for state in self._backend.model_states()):
+                raise model_exists(name)
+            # What hashing gigabytes would only show at its end, and what the pool does not look at.
+            await asyncio.to_thread(_check_files, Path(model.directory))
+            with _changes_answered(name), refusals_answered():
+                name = await self._backend.add_model(model)
+            await self._served.settled()
+            problem = self._served.problem(name)
+            if problem is not None:
+                with contextlib.suppress(ModelRefused, Unavailable):
+                    await self._backend.remove_model(name)
+                raise invalid(_cut(problem), "path")
+            return _json(self._shown(self._state(name)), 201)
+
+    async def remove_model(self, request: Request) -> Response:
+        """DELETE /admin/models/{name}: 202 when it takes no more requests."""
+        self._check_change(request)
+        state = self._state(request.path_params["model"])
+        with self._busy(), _changes_answered(state.name), refusals_answered():
+            await self._backend.remove_model(state.name)
+        return _json({"name": state.name, "object": "model", "removed": True}, 202)
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _check_open(self, request: Request) -> None:
+        """Raises ApiError (403)."""
+        if self._has_keys:
+            return  # and one of them was given
+        if not self._is_local:
+            raise admin_closed(
+                "Models are administered only where the pool listens on a loopback address, or"
+                " API keys are configured (api_key_file)"
+            )
+        # A web page can make its own name mean this machine, but not this machine's name its own.
+        if not _is_this_machine(request.headers.get("host", "")):
+            raise admin_closed("Without API keys the Host header must name this machine: localhost")
+
+    def _shown(self, state: ModelStatus) -> AdministeredModel:
+        counts = self._metrics.models.get(state.name)
+        usage = AdministeredUsage(0, 0, 0, state.device_ns / 1e9)
+        if counts is not None:
+            usage.requests = counts.ended
+            usage.prompt_tokens = counts.prompt_tokens
+            usage.generation_tokens = counts.generation_tokens
+            if self._metrics.slo is not None:
+                usage.slo_met = counts.slo["all", True]
+        return AdministeredModel(
+            name=state.name,
+            path=state.directory,
+            state=state.phase.value,
+            instances=dict(state.instances),
+            host_copies=state.host_copies,
+            usage=usage,
+            min_replicas=state.instances_min,
+            max_replicas=state.instances_max,
+            priority=state.priority,
+            problem=self._served.problem(state.name),
+        )
+
+    def _state(self, name: str) -> ModelStatus:
+        """Raises ApiError (404)."""
+        states = {state.name: state for state in self._backend.model_states()}
+        if name not in states:
+            raise model_not_found(name, states)
+        return states[name]
+
+    def _check_change(self, request: Request) -> None:
+        """Raises ApiError (403, 415)."""
+        self._check_open(request)
+        kind = request.headers.get("content-type", "").partition(";")[0]
+        if kind.strip().lower() != "application/json":
+            raise wrong_media_type()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        if self._changing >= CHANGING_MAX:
+            raise queue_full("too many models are being published or withdrawn", RETRY_AFTER_S)
+        self._changing += 1
+        try:
+            yield
+        finally:
+            self._changing -= 1
+
+
+def read_new_model(raw: bytes) -> NewModel:
+    """The body of POST /admin/models. Raises ApiError (400) that names the field."""
+    fields = decode_as(raw, dict[str, object])
+    for name, value in fields.items():
+        if len(name) > KEY_CHARS_MAX:
+            raise invalid(f"unknown setting {quoted(name)}")
+        try:
+            read_values({name: value}, MODEL_SETTINGS, "")
+        except ConfigError as error:
+            raise invalid(_cut(str(error)), name) from None
+    if "path" not in fields:
+        raise invalid("path is missing: the directory of the model", "path")
+    path, name = str(fields.pop("path")), str(fields.pop("name", ""))
+    if not path.startswith("/") or "\0" in path or len(path) > PATH_CHARS_MAX:
+        raise invalid(f"path must be an absolute path, not {quoted(path)}", "path")
+    if len(name or Path(path).name) > NAME_CHARS_MAX or not (name or Path(path).name).strip():
+        raise invalid(f"a model's name has 1 to {NAME_CHARS_MAX} characters", "name")
+    if not name.isprintable() or name != name.strip():
+        raise invalid(f"{quoted(name)} is not a name: it cannot be printed", "name")
+    try:
+        return NewModel(path, name, msgspec.convert(fields, _SettingValues))
+    except msgspec.ValidationError as error:
+        raise invalid(_cut(str(error))) from None
+
+
+def _check_files(directory: Path) -> None:
+    """The directory is one, and its tokenizer can be read. Raises ApiError (400)."""
+    try:
+        if not directory.is_dir():
+            raise invalid(f"{quoted(str(directory))} is not a directory", "path")
+        TextCodec.load(directory)
+    except (ValueError, OSError) as error:
+        raise invalid(_cut(str(error)), "path") from None
+
+
+@contextmanager
+def _changes_answered(name: str) -> Iterator[None]:
+    """A ModelRefused raised inside leaves as an ApiError."""
+    try:
+        yield
+    except ModelRefused as refused:
+        raise _refusal(refused, name) from refused
+
+
+def _refusal(refused: ModelRefused, name: str) -> ApiError:
+    if refused.problem == "exists":
+        return model_exists(name)
+    if refused.problem == "unknown":
+        return model_not_found(name)
+    if refused.problem == "invalid":
+        return invalid(_cut(str(refused)), code="invalid_model")
+    return unavailable(_cut(str(refused)), code="model_failed")
+
+
+def _is_this_machine(host: str) -> bool:
+    """The Host header names the loopback interface, with or without a port."""
+    name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MESSAGE_CHARS_MAX else text[:MESSAGE_CHARS_MAX] + "…"
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,111 @@
+"""The models that requests can name now: cards with their tokenizers and templates.
+
+Follows the backend: a model that it withdraws is refused at once, a new one is served when its
+files are read, which happens beside the event loop. No requests, no generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from livescale.gateway.backend import Backend, ModelCard, ModelPhase
+from livescale.gateway.errors import model_not_found
+from livescale.gateway.metrics import Metrics
+from livescale.gateway.sampling import check_defaults
+from livescale.gateway.text import TextCodec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with what turns its text into ids and back."""
+
+    card: ModelCard
+    codec: TextCodec
+
+    @classmethod
+    def load(cls, card: ModelCard) -> ServedModel:
+        """Read the tokenizer's files. Raises ValueError naming what is missing or broken."""
+        check_defaults(card)
+        try:
+            return cls(card, TextCodec.load(card.directory))
+        except OSError as error:
+            raise ValueError(f"{card.directory} cannot be read: {error}") from error
+
+
+class ServedModels:
+    """What is served, by name. Lives on the gateway's event loop.
+
+    `metrics` counts the models that are on offer, and those that are leaving until they are gone.
+    """
+
+    def __init__(self, backend: Backend, metrics: Metrics) -> None:
+        """Reads all that is on offer. Raises ValueError naming the file that is wrong."""
+        self._backend = backend
+        self._metrics = metrics
+        self._served = {card.name: ServedModel.load(card) for card in backend.models()}
+        #: offered models whose files cannot be read, and why
+        self._problems: dict[ModelCard, str] = {}
+        self._reading: asyncio.Task[None] | None = None
+        backend.watch_models(self._changed)
+
+    def get(self, name: str) -> ServedModel:
+        """The model. Raises ApiError (404)."""
+        served = self._served.get(name)
+        if served is None:
+            raise model_not_found(name, self._served)
+        return served
+
+    def cards(self) -> list[ModelCard]:
+        return [served.card for served in self._served.values()]
+
+    async def settled(self) -> None:
+        """Return when everything that is on offer has been read, or cannot be."""
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+
+    def problem(self, name: str) -> str | None:
+        """Why an offered model is not served (None: it is, or it is not offered)."""
+        return next((p for card, p in self._problems.items() if card.name == name), None)
+
+    def __repr__(self) -> str:
+        return f"<ServedModels {', '.join(self._served) or 'none'}>"
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _changed(self) -> None:
+        offered = set(self._backend.models())
+        self._served = {n: s for n, s in self._served.items() if s.card in offered}
+        self._problems = {card: why for card, why in self._problems.items() if card in offered}
+        self._metrics.keep(
+            [card.name for card in self._backend.models()]
+            + [
+                state.name
+                for state in self._backend.model_states()
+                if state.phase is ModelPhase.LEAVING
+            ]
+        )
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_new())
+
+    async def _read_new(self) -> None:
+        while (card := self._unread()) is not None:
+            try:
+                served = await asyncio.to_thread(ServedModel.load, card)
+            except ValueError as error:
+                log.error("model %s cannot be served: %s", card.name, error)
+                self._problems[card] = str(error)
+            else:
+                if card in self._backend.models():
+                    self._served[card.name] = served
+
+    def _unread(self) -> ModelCard | None:
+        """A model that is on offer and was not read yet."""
+        for card in self._backend.models():
+            served = self._served.get(card.name)
+            if card not in self._problems and (served is None or served.card != card):
+                return card
+        return None

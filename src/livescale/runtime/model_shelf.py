@@ -1,0 +1,129 @@
+"""What a gateway knows of the pool's models: which there are, where they stand, what they took.
+
+Fed by the controller's messages; decides nothing and knows no requests (`transcripts.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from livescale.gateway.backend import ModelCard, ModelPhase, ModelStatus, Reading
+from livescale.runtime.wire import Catalog, CatalogEntry, ModelLoad, PoolStatus, PublishedModel
+from livescale.types import InstanceState
+
+_NOTHING = ModelLoad(0, 0)
+
+
+class ModelShelf:
+    """The latest catalog and status. Before the first catalog: the models of the configuration."""
+
+    def __init__(self, entries: Sequence[CatalogEntry]) -> None:
+        #: as the controller last said; None: it has said nothing yet
+        self.status: PoolStatus | None = None
+        self._catalog: Catalog | None = None
+        self._cards = {entry.spec.name: (entry, _card(entry)) for entry in entries}
+
+    @property
+    def cards(self) -> tuple[ModelCard, ...]:
+        """The models that take new requests."""
+        return tuple(card for _, card in self._cards.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Every model has what it should have at least."""
+        return self.status is not None and not self.status.unready
+
+    def take(self, catalog: Catalog) -> None:
+        """From now on these are the models. A model that is as it was keeps its card."""
+        known, self._cards = self._cards, {}
+        for model in catalog.models:
+            if not model.is_leaving:
+                before = known.get(model.entry.spec.name)
+                is_same = before is not None and before[0] == model.entry
+                card = before[1] if before is not None and is_same else _card(model.entry)
+                self._cards[card.name] = (model.entry, card)
+        self._catalog = catalog
+
+    def states(self) -> tuple[ModelStatus, ...]:
+        """All models, by name."""
+        if self._catalog is None:
+            states = [self._state(entry, None) for entry, _ in self._cards.values()]
+        else:
+            states = [self._state(model.entry, model) for model in self._catalog.models]
+            states += [
+                ModelStatus(name, directory, ModelPhase.PREPARING)
+                for name, directory in self._catalog.preparing
+            ]
+        return tuple(sorted(states, key=lambda state: state.name))
+
+    def readings(self) -> list[Reading]:
+        """Current amounts of the pool and of every model that is in it, for /metrics."""
+        status = self.status or PoolStatus({}, 0, {})
+        readings = [Reading("workers", status.workers), Reading("agents", status.agents)]
+        for state in self.states():
+            if state.phase is not ModelPhase.PREPARING:
+                readings += _readings_of(state, status.loads.get(state.name, _NOTHING))
+        return readings
+
+    def __repr__(self) -> str:
+        return f"<ModelShelf {', '.join(self._cards) or 'empty'}>"
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _state(self, entry: CatalogEntry, model: PublishedModel | None) -> ModelStatus:
+        status = self.status or PoolStatus({}, 0, {})
+        name = entry.spec.name
+        return ModelStatus(
+            name=name,
+            directory=entry.directory,
+            phase=_phase(name, model, status),
+            instances=status.instances.get(name, {}),
+            host_copies=status.copies.get(name, 0),
+            device_ns=status.loads.get(name, _NOTHING).device_ns,
+            instances_min=model.instances_min if model is not None else None,
+            instances_max=model.instances_max if model is not None else None,
+            priority=model.priority if model is not None else None,
+        )
+
+
+def _card(entry: CatalogEntry) -> ModelCard:
+    return ModelCard(
+        name=entry.spec.name,
+        model_tokens_max=entry.request_tokens_max,
+        created_s=int(time.time()),
+        eos_token_ids=entry.eos_token_ids,
+        directory=Path(entry.directory),
+        sampling_defaults=entry.sampling_defaults,
+    )
+
+
+def _phase(name: str, model: PublishedModel | None, status: PoolStatus) -> ModelPhase:
+    if model is not None and model.is_leaving:
+        return ModelPhase.LEAVING
+    instances = status.instances.get(name, {})
+    if instances.get(InstanceState.SERVING.value, 0):
+        return ModelPhase.SERVING
+    if instances or (model is not None and model.instances_min):
+        return ModelPhase.STARTING
+    # A model that may be at zero is ready when a copy is there, or storage does for one.
+    return ModelPhase.COPYING if name in status.unready else ModelPhase.AT_ZERO
+
+
+def _readings_of(state: ModelStatus, load: ModelLoad) -> list[Reading]:
+    label = (("model", state.name),)
+    used = load.kv_blocks_used / load.kv_blocks if load.kv_blocks else 0.0
+    return [
+        *(
+            Reading("instances", count, (*label, ("state", at)))
+            for at, count in sorted(state.instances.items())
+        ),
+        Reading("host_copies", state.host_copies, label),
+        Reading("device_seconds_total", state.device_ns / 1e9, label),
+        Reading("kv_cache_usage_perc", used, label),
+        Reading("kv_blocks", load.kv_blocks, label),
+        Reading("num_preemptions_total", load.preemptions, label),
+        Reading("prefix_cache_queries_total", load.prefix_lookup_tokens, label),
+        Reading("prefix_cache_hits_total", load.reused_tokens, label),
+    ]
