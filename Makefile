@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.livescale-ready
 
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo test chaos check format clean
 
 help:  ## what there is to do
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -25,6 +25,11 @@ demo: $(STAMP)  ## watch a pool scale 1 -> 3 -> 1 under a bursty trace
 
 test: $(STAMP)  ## all tests (under 12 minutes on 2 cores)
 	$(BIN)/python -m pytest
+
+ROUNDS ?= 50
+SEED   ?= 0
+chaos: $(STAMP)  ## processes die and links are cut while models move: ROUNDS=50 SEED=0
+	$(BIN)/python -m pytest tests/runtime/test_chaos.py -rsP --rounds $(ROUNDS) --seed $(SEED)
 
 check: $(STAMP)  ## formatting, lint, types
 	$(BIN)/ruff format --check src tests

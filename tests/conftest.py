@@ -14,6 +14,9 @@ import pytest
 from hypothesis import settings
 
 from livescale.engine.make import make_model
+from livescale.testbed.bed import Testbed
+from livescale.testbed.errors import TestbedError
+from livescale.testbed.spec import NetworkSpec
 
 # A deadline would be an absolute time: examples may wait for compilers and for other processes.
 settings.register_profile("any machine", deadline=None)
@@ -26,3 +29,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
     make_model(directory, "tiny")
     return directory
+
+
+@pytest.fixture(scope="session")
+def network_namespaces() -> None:
+    """Skips what asks for it where no testbed can be built, and says why: the smallest is tried."""
+    try:
+        with Testbed(NetworkSpec(hosts=1, link_bits_per_s=1_000_000_000)):
+            pass
+    except TestbedError as error:
+        pytest.skip(f"no testbed here: {error}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=3, help="rounds of chaos")
+    parser.addoption("--seed", type=int, default=0, help="seed of the first round of chaos")

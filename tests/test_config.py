@@ -20,8 +20,13 @@ from livescale.config import (
     load_config,
     settings_table_markdown,
 )
-from livescale.settings import ConfigError
+from livescale.policies import Period
+from livescale.settings import ConfigError, parse_schedule
 
+TOPOLOGY = """
+hosts:
+  - {name: "a{n}", count: 2, leaf: l0, devices: [{nic: 1Gbit}]}
+"""
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
@@ -183,7 +188,7 @@ def test_other_amounts_are_refused(tmp_path: Path, text: str) -> None:
         ("models: [5]", ["models[0] must be a mapping", "not 5"]),
         ("models: [{name: a}]", ["models[0]: path is missing"]),
         ("models: [{path: a, min_replica: 1}]", ["models[0].", "'min_replica'", "'min_replicas'"]),
-        ("models: [{path: a, min_replicas: 0}]", ["models[0].min_replicas is 0, below"]),
+        ("models: [{path: a, max_replicas: 0}]", ["models[0].max_replicas is 0, below"]),
         ("models: [{path: a, kv_blocks: x}]", ["models[0].kv_blocks must be a whole number"]),
     ],
 )
@@ -227,6 +232,12 @@ def test_contradictions_and_bad_flags_are_named(flags: dict[str, object], words:
             "[{path: a, min_replicas: 3, max_replicas: 2}]",
             "a: min_replicas is 3, above max_replicas 2",
         ),
+        ("[{path: a, schedule: at noon}]", "a: schedule: 'at noon' is no period"),
+        (
+            "[{path: a, schedule: '08:00-25:00 min=1 max=2'}]",
+            "schedule: '08:00-25:00 min=1 max=2' is",
+        ),
+        ("[{path: a, schedule: '08:00-09:00 min=3 max=2'}]", "min 3 <= max 2"),
         ("[x/a, y/a]", "'a' names both"),
         ("[a, b, c, d]", "min_replicas add up to 4, above workers 3"),
         ("[]", "models: none given"),
@@ -283,3 +294,40 @@ def test_no_text_escapes_as_another_error(
         load_config(path, ["a"], {}, {})
     except ConfigError as error:
         assert "any.yaml" in str(error)  # noqa: PT017 (both ways out are allowed)
+
+
+# -- schedules ------------------------------------------------------------------------------------
+
+MINUTES = st.integers(0, 24 * 60 - 1)
+
+
+@given(st.lists(st.tuples(MINUTES, MINUTES, st.integers(0, 9), st.integers(0, 9)), max_size=4))
+def test_a_schedule_means_what_is_written(parts: list[tuple[int, int, int, int]]) -> None:
+    parts = [(a, b, low, low + more) for a, b, low, more in parts if a != b]
+    text = "; ".join(
+        f"{a // 60:02}:{a % 60:02}-{b // 60:02}:{b % 60:02} min={low} max={high}"
+        for a, b, low, high in parts
+    )
+    minute_ns = 60_000_000_000
+    assert parse_schedule(text) == tuple(
+        Period(a * minute_ns, b * minute_ns, low, high) for a, b, low, high in parts
+    )
+
+
+def test_a_day_may_end_at_midnight() -> None:
+    [period] = parse_schedule("20:00-24:00 max=2 min=0")
+    assert (period.instances_min, period.instances_max) == (0, 2)
+    assert period.holds_at(86_399_999_999_999)
+    assert not period.holds_at(0)
+
+
+def test_a_topology_is_sought_beside_the_file_that_names_it(tmp_path: Path) -> None:
+    topology = tmp_path / "two.yaml"
+    topology.write_text(TOPOLOGY)
+    config = loaded("topology: two.yaml\nmodels: [a]", tmp_path, models=())
+    assert config.topology == str(topology)
+    assert config.workers == 2
+    for problem in ("workers: 3\n", "workers: 1\n"):
+        words = message(f"{problem}topology: two.yaml\nmodels: [a]", tmp_path, models=())
+        assert "two.yaml has 2 devices" in words
+    assert "nowhere.yaml" in message("topology: nowhere.yaml", tmp_path)

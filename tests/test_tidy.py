@@ -14,7 +14,20 @@ SOURCE = Path(__file__).parent.parent / "src" / "livescale"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 #: what each floor may import of livescale, besides itself
-GROUND = {"types", "chunks", "plans", "settings", "config", "topology", "messages", "traces", "slo"}
+GROUND = {
+    "types",
+    "chunks",
+    "plans",
+    "policies",
+    "placements",
+    "settings",
+    "config",
+    "topology",
+    "topology_files",
+    "messages",
+    "traces",
+    "slo",
+}
 FLOORS = {
     **dict.fromkeys(GROUND, GROUND),
     "batching": GROUND,
@@ -24,13 +37,14 @@ FLOORS = {
     "engine": GROUND | {"batching"},
     "gateway": GROUND,
     "client": GROUND,
+    "testbed": GROUND,
     "report": GROUND | {"telemetry"},
     "sim": GROUND | {"batching", "control", "telemetry"},
     "runtime": GROUND | {"batching", "control", "telemetry", "transfer", "engine", "gateway"},
-    "bench": GROUND | {"batching", "transfer", "engine", "runtime"},
+    "bench": GROUND | {"batching", "control", "transfer", "engine", "runtime", "testbed"},
     "cli": GROUND
     | {"batching", "control", "telemetry", "transfer", "engine", "gateway"}
-    | {"client", "report", "sim", "runtime", "bench"},
+    | {"client", "report", "sim", "runtime", "bench", "testbed"},
 }
 
 #: all that the pure floors may use of other packages: values, containers, arithmetic
@@ -54,7 +68,9 @@ HEAVY = {"torch", "transformers"}
 HEAVY_HOMES = {
     "engine",
     "runtime/worker_process.py",
+    "bench/peers/gloo_broadcast.py",
     "bench/peers/judge.py",
+    "bench/peers/library_loaders.py",
     "bench/peers/livescale_engine.py",
     "bench/peers/start_probe.py",
     "bench/peers/stock_model.py",
@@ -118,7 +134,10 @@ def test_heavy_libraries_stay_in_the_engine() -> None:
         assert not heavy, f"{where} imports {heavy}"
 
 
-@pytest.mark.parametrize("process", ["gateway_process", "controller_process", "worker_process"])
+@pytest.mark.parametrize(
+    "process",
+    ["gateway_process", "controller_process", "worker_process", "agent_process", "prepare_process"],
+)
 def test_light_processes_load_no_heavy_library(process: str) -> None:
     code = f"import sys, livescale.runtime.{process}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

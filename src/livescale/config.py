@@ -8,6 +8,7 @@ elsewhere. A YAML file is overridden by LIVESCALE_<NAME> variables, these by fla
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from livescale.settings import (
     ConfigError,
     as_mapping,
     kind_of,
+    parse_schedule,
     read_values,
     read_yaml,
     settings_of,
@@ -29,6 +31,7 @@ from livescale.settings import (
     unknown,
 )
 from livescale.slo import SloError, parse_slo
+from livescale.topology_files import read_topology
 from livescale.types import Value
 
 # Where data lies is no business of a pool; a key must not stand among values that are written down.
@@ -41,7 +44,9 @@ class ModelConfig(Value, frozen=True, kw_only=True):
 
     path: Annotated[str, About("directory of the model; relative to the file that names it")]
     name: Annotated[str, About("name in requests; the directory's name if empty")] = ""
-    min_replicas: Annotated[int, About("instances at least", lower=1)] = 1
+    min_replicas: Annotated[
+        int, About("instances at least; 0: the last one goes when nobody asks (scale to zero)")
+    ] = 1
     max_replicas: Annotated[
         int | None, About("instances at most; as many as there are workers if none", lower=1)
     ] = None
@@ -51,6 +56,23 @@ class ModelConfig(Value, frozen=True, kw_only=True):
     kv_blocks: Annotated[
         int | None, About("KV blocks of one instance; measured at warm-up if none", "blocks", 1)
     ] = None
+    idle_s: Annotated[
+        int, About("time without a request after which the last instance goes", "s", 0, 31_536_000)
+    ] = 60
+    priority: Annotated[
+        int, About("models of higher priority get scarce devices first", "", -1000, 1000)
+    ] = 0
+    target_ongoing_requests: Annotated[
+        int | None,
+        About("unfinished requests per instance to scale to; the pool's if none", "requests", 1),
+    ] = None
+    schedule: Annotated[
+        str,
+        About(
+            "limits by time of day (UTC): '08:00-20:00 min=2 max=6', more after a semicolon;"
+            " the first that holds replaces the limits above"
+        ),
+    ] = ""
 
 
 class PoolConfig(Value, frozen=True, kw_only=True):
@@ -58,7 +80,22 @@ class PoolConfig(Value, frozen=True, kw_only=True):
 
     host: Annotated[str, About("address that the HTTP API listens on")] = "127.0.0.1"
     port: Annotated[int, About("port of the HTTP API; 0 takes a free one", upper=65535)] = 8000
-    workers: Annotated[int, About("worker processes, one per device", "", 1, 4096)] = 3
+    workers: Annotated[
+        int,
+        About("worker processes, one per device; those of `topology` if it is given", "", 1, 4096),
+    ] = 3
+    hosts: Annotated[
+        int,
+        About(
+            "hosts that the workers are taken for, all on this machine: sockets between them",
+            "",
+            1,
+            256,
+        ),
+    ] = 1
+    topology: Annotated[
+        str | None, About("file of hosts, devices and links; none: one host without limits")
+    ] = None
     worker_threads: Annotated[int, About("compute threads of a worker", "", 1, 1024)] = 1
     device: Annotated[
         str,
@@ -96,6 +133,47 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     downlink_bytes_per_s: Annotated[
         int | None, About("limit on what a worker receives; none: no limit", "bytes/s", _KIB)
     ] = None
+    carrier: Annotated[
+        str,
+        About(
+            "auto: shared memory within a host, TCP between hosts; tcp: no shared memory; nixl:"
+            " NIXL instead of TCP, for RDMA networks (extra rdma)",
+            choices=("auto", "tcp", "nixl"),
+        ),
+    ] = "auto"
+    stall_ms: Annotated[
+        int,
+        About("time without a byte after which parameters are asked for elsewhere", "ms", 100),
+    ] = 2000
+    parameter_share_percent: Annotated[
+        int, About("share of a limited uplink that parameters may take at most", "%", 1, 100)
+    ] = 100
+    multicast: Annotated[
+        str, About("how parameters get from those who have them to those who need them")
+    ] = "auto"
+    placement: Annotated[
+        str,
+        About(
+            "copies in host memory: spread: one of each model in the cluster; cache: on each host"
+            " what it loaded last; all: every model on every host; none",
+            choices=("spread", "cache", "all", "none"),
+        ),
+    ] = "spread"
+    cache_ttl_s: Annotated[
+        int, About("time after its last use that placement cache keeps a copy", "s", 1, 31_536_000)
+    ] = 30
+    host_memory_bytes: Annotated[
+        int | None,
+        About(
+            "memory for copies, per host; 0: no agents; none: what placement keeps, and one more",
+            "bytes",
+            upper=64 * _TIB,
+        ),
+    ] = None
+    storage_bytes_per_s: Annotated[
+        int | None,
+        About("limit on what a process reads of models; none: no limit", "bytes/s", _KIB),
+    ] = None
     run_tokens_max: Annotated[
         int, About("tokens that an instance computes at once", "tokens", 1, 1 << 20)
     ] = 128
@@ -120,6 +198,10 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         int | None,
         About("prompt tokens of those, above which new ones are refused; none: no limit", "tokens"),
     ] = 1 << 20
+    queue_timeout_s: Annotated[
+        int | None,
+        About("time that a request waits for an instance, then it is refused; none: any", "s", 1),
+    ] = 60
     request_timeout_s: Annotated[
         int | None,
         About("time from arrival to last token, then a request is ended; none: no limit", "s", 1),
@@ -160,6 +242,12 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     kv_lower_percent: Annotated[
         int, About("KV blocks in use below which it may shrink", "%", 0, 100)
     ] = 75
+    target_ongoing_requests: Annotated[
+        int | None,
+        About(
+            "unfinished requests per instance to scale to; none: by the bounds above", "requests", 1
+        ),
+    ] = None
     scale_down_timeout_ms: Annotated[
         int, About("time below every lower bound before a model shrinks", "ms", 0, 86_400_000)
     ] = 333
@@ -203,14 +291,25 @@ def load_config(
         document = read_yaml(path)
         models += _models_of(document.pop("models", None), path)
         values |= read_values(document, SETTINGS, f"{path}: ", also=("models",))
+        if values.get("topology") is not None:
+            values["topology"] = str(path.parent / str(values["topology"]))
     values |= _read_environment(environ)
     given = {name: value for name, value in flags.items() if value is not None}
     values |= read_values(given, SETTINGS, "flags: ", is_text=True)
+    if values.get("topology") is not None:
+        _take_workers(values)
     for model_path in model_paths:
         models.append(_named(ModelConfig(path=model_path)))
     config = msgspec.convert({**values, "models": tuple(models)}, PoolConfig)
     _check(config)
     return config
+
+
+def model_of(fields: Mapping[object, object], config: PoolConfig) -> ModelConfig:
+    """One entry of `models:` for a pool that runs with this configuration. Raises ConfigError."""
+    model = _model(fields, "model", Path())
+    _check_model(model, config)
+    return model
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -261,12 +360,16 @@ def _models_of(entries: object, path: Path) -> list[ModelConfig]:
     for index, entry in enumerate(entries):
         where = f"{path}: models[{index}]"
         fields = as_mapping({"path": entry} if isinstance(entry, str) else entry, where)
-        values = read_values(fields, MODEL_SETTINGS, f"{where}.")
-        if "path" not in values:
-            raise ConfigError(f"{where}: path is missing")
-        values["path"] = str(path.parent / str(values["path"]))
-        models.append(_named(msgspec.convert(values, ModelConfig)))
+        models.append(_model(fields, where, path.parent))
     return models
+
+
+def _model(fields: Mapping[object, object], where: str, base: Path) -> ModelConfig:
+    values = read_values(fields, MODEL_SETTINGS, f"{where}.")
+    if "path" not in values:
+        raise ConfigError(f"{where}: path is missing")
+    values["path"] = str(base / str(values["path"]))
+    return _named(msgspec.convert(values, ModelConfig))
 
 
 def _named(model: ModelConfig) -> ModelConfig:
@@ -274,6 +377,14 @@ def _named(model: ModelConfig) -> ModelConfig:
     if not name:
         raise ConfigError(f"models: '{model.path}' gives no name; set `name`")
     return msgspec.structs.replace(model, name=name)
+
+
+def _take_workers(values: dict[str, object]) -> None:
+    """A topology has as many workers as devices."""
+    path = Path(str(values["topology"]))
+    devices = len(read_topology(path).topology.devices)
+    if values.setdefault("workers", devices) != devices:
+        raise ConfigError(f"workers is {values['workers']}, but {path} has {devices} devices")
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
@@ -303,12 +414,15 @@ def _check(config: PoolConfig) -> None:
         unit = "ms" if name == "prefill_queue" else "percent"
         _at_most(config, f"{name}_lower_{unit}", f"{name}_upper_{unit}")
     _at_most(config, "chunk_bytes", "arena_bytes")
+    _at_most(config, "hosts", "workers")
     # Each running request computes at least one token per run, or its decoding would starve.
     _at_most(config, "sequences_max", "run_tokens_max")
     try:
         parse_slo(config.slo)
     except SloError as error:
         raise ConfigError(f"slo: {error}") from None
+    if config.carrier == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
+        raise ConfigError("carrier: nixl is not installed: pip install 'livescale[rdma]'")
     _check_models(config)
 
 
@@ -329,17 +443,24 @@ def _check_models(config: PoolConfig) -> None:
                 " set another `name` in the config file"
             )
         seen[model.name] = model.path
-        largest = config.workers if model.max_replicas is None else model.max_replicas
-        where = f"models: {model.name}: "
-        if largest > config.workers:
-            raise ConfigError(f"{where}max_replicas is {largest}, above workers {config.workers}")
-        if model.min_replicas > largest:
-            limit = "workers" if model.max_replicas is None else "max_replicas"
-            raise ConfigError(
-                f"{where}min_replicas is {model.min_replicas}, above {limit} {largest}"
-            )
+        _check_model(model, config)
     wanted = sum(model.min_replicas for model in config.models)
     if wanted > config.workers:
         raise ConfigError(
             f"models: min_replicas add up to {wanted}, above workers {config.workers}"
         )
+
+
+def _check_model(model: ModelConfig, config: PoolConfig) -> None:
+    """What must hold within one model's settings."""
+    where = f"models: {model.name}: "
+    try:
+        parse_schedule(model.schedule)
+    except ConfigError as error:
+        raise ConfigError(f"{where}schedule: {error}") from None
+    largest = config.workers if model.max_replicas is None else model.max_replicas
+    if largest > config.workers:
+        raise ConfigError(f"{where}max_replicas is {largest}, above workers {config.workers}")
+    if model.min_replicas > largest:
+        limit = "workers" if model.max_replicas is None else "max_replicas"
+        raise ConfigError(f"{where}min_replicas is {model.min_replicas}, above {limit} {largest}")

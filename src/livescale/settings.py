@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 import yaml
 
+from livescale.policies import Period
 from livescale.types import Value
 
 ENVIRONMENT_PREFIX = "LIVESCALE_"
@@ -111,7 +112,7 @@ def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> o
     if value is None and setting.is_optional:
         return None
     if setting.is_amount_of_bytes and isinstance(value, str):
-        value = _amount_of_bytes(value, where)
+        value = amount_of_bytes(value, where)
     if setting.type == "int":
         return _checked_int(setting, value, where)
     if not isinstance(value, str):
@@ -147,7 +148,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i?))?(?:B(?:/s)?)?")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def _amount_of_bytes(text: str, where: str) -> int:
+def amount_of_bytes(text: str, where: str) -> int:
     """Bytes in "512MiB", "1.5GB", "65536". Raises ConfigError."""
     found = _AMOUNT.fullmatch(text.strip())
     if found is None:
@@ -157,6 +158,32 @@ def _amount_of_bytes(text: str, where: str) -> int:
     if amount != amount.to_integral_value():
         raise ConfigError(f"{where} is '{text}', which is not a whole number of bytes")
     return int(amount)
+
+
+_PERIOD = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)((?: (?:min|max)=\d{1,9}){2})")
+_MINUTE_NS = 60_000_000_000
+
+
+def parse_schedule(text: str) -> tuple[Period, ...]:
+    """The periods of "08:00-20:00 min=2 max=6; 20:00-24:00 min=0 max=2". Raises ConfigError."""
+    return tuple(_period(part.strip()) for part in text.split(";") if part.strip())
+
+
+def _period(text: str) -> Period:
+    found = _PERIOD.fullmatch(text)
+    limits = dict(word.split("=") for word in found[5].split()) if found is not None else {}
+    if found is None or len(limits) != 2:
+        raise ConfigError(f"'{text}' is no period such as '08:00-20:00 min=2 max=6'")
+    hours = [int(found[place]) for place in (1, 3)]
+    minutes = [int(found[place]) for place in (2, 4)]
+    start, stop = (60 * hour + minute for hour, minute in zip(hours, minutes, strict=True))
+    if max(minutes) > 59 or start >= 24 * 60 or stop > 24 * 60 or start == stop:
+        raise ConfigError(f"'{text}' is no time of a day")
+    try:
+        least, most = int(limits["min"]), int(limits["max"])
+        return Period(start * _MINUTE_NS, stop * _MINUTE_NS, least, most)
+    except ValueError as error:
+        raise ConfigError(f"'{text}': {error}") from None
 
 
 class _StrictLoader(yaml.SafeLoader):

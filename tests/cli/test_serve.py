@@ -79,7 +79,7 @@ def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path
     small = ("--workers", 1, "--sequences-max", 1, "--dispatched-ahead-max", 1)
     with serve(tiny_model, "--port", 0, *small, "--queue-requests-max", 1) as running:
         children = running.children()
-        assert len(children) == 3  # controller, gateway, one worker
+        assert len(children) == 4  # controller, gateway, one agent, one worker
         answers: dict[int, list[int]] = {}
         statuses: list[int] = []
         started = threading.Barrier(2)
@@ -123,7 +123,7 @@ def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path
         assert [len(answers[n]) for n in range(3)] == [LONG, 5, 5]
         gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
         assert not alive
-        assert len(gone) == 3
+        assert len(gone) == 4
 
 
 def test_keys_are_asked_for_and_never_written_down(
@@ -162,7 +162,7 @@ def test_keys_are_asked_for_and_never_written_down(
 def test_killing_the_supervisor_leaves_no_process(tiny_model: Path) -> None:
     with serve(tiny_model, "--port", 0, "--workers", 2) as running:
         children = running.children()
-        assert len(children) == 4
+        assert len(children) == 5  # controller, gateway, one agent, two workers
         running.process.kill()
         _, alive = psutil.wait_procs(children, timeout=WAIT_S)
         assert not alive

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import httpx
 
 from livescale.config import load_config
+from livescale.runtime.site import site_of
 from livescale.runtime.supervisor import Pool
+from livescale.testbed.bed import Testbed
 
 Result = TypeVar("Result")
 START_S = 120.0
@@ -21,14 +23,23 @@ STOP_S = 60.0
 class LocalPool:
     """A pool with its own event loop; `with` it starts, and at the end it drains."""
 
-    def __init__(self, model: Path, scratch: Path, model_settings: str = "", **flags: object):
+    def __init__(
+        self,
+        model: Path,
+        scratch: Path,
+        model_settings: str = "",
+        bed: Testbed | None = None,
+        **flags: object,
+    ):
+        """In the hosts of a testbed, if there is one."""
         file = scratch / "pool.yaml"
         file.write_text(f"models:\n  - path: {model}\n    name: tiny\n{model_settings}")
         self.record = scratch / "record.jsonl"
         settings = {"port": 0, "record": str(self.record)}
         sizes = {"arena_bytes": "8MiB", "kv_bytes": "8MiB"}
         config = load_config(file, [], {}, settings | sizes | flags)
-        self.pool = Pool(config)
+        site = None if bed is None else site_of(bed.topology(), config, bed)
+        self.pool = Pool(config, site=site)
         self.url = self.pool.base_url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -8,23 +8,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from thread_workers import ThreadWorker, connect_all
+from thread_workers import ThreadWorker, all_from, grid_of, introduce_all
 
+from livescale.chunks import ChunkRange, Feed
 from livescale.engine.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
-from livescale.messages.commands import Release, StartSend
+from livescale.messages.commands import Release
 from livescale.messages.events import (
     CapacityMeasured,
+    FeedFailed,
     LayerArrived,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
     Released,
     RequestEnded,
-    SendEnded,
 )
 from livescale.runtime.wire import AttemptFailed, Order, Submit, Tokens
-from livescale.types import FromStorage, FromWorker, Manifest, Outcome, SamplingParams
+from livescale.types import FromWorker, Manifest, Outcome, SamplingParams
 
 ARENA_BYTES = 8 << 20
 
@@ -39,14 +40,14 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 def workers(request: pytest.FixtureRequest) -> Iterator[list[ThreadWorker]]:
     count, options = request.param
     made = [ThreadWorker(number, ARENA_BYTES, **options) for number in range(count)]
-    connect_all(made)
+    introduce_all(made)
     yield made
     for worker in made:
         worker.close()
 
 
 def load_source(source: ThreadWorker, manifest: Manifest, directory: Path) -> None:
-    source.load(1, manifest, FromStorage(), directory=str(directory))
+    source.load(1, manifest, all_from(manifest, None), directory=str(directory))
     words = source.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
     assert isinstance(words[0], LoadStarted)
     assert isinstance(words[-1], LoadCompleted), words[-1]
@@ -54,22 +55,25 @@ def load_source(source: ThreadWorker, manifest: Manifest, directory: Path) -> No
 
 
 def multicast(workers: list[ThreadWorker], manifest: Manifest) -> None:
-    """Worker 0 sends along all others; returns when everybody has everything."""
+    """Every worker gets the model from the one before it; returns when everybody has it."""
     for place, worker in enumerate(workers[1:], 1):
-        following = workers[place + 1].ref if place + 1 < len(workers) else None
-        upstream = FromWorker(workers[place - 1].ref)
-        worker.load(10 + place, manifest, upstream, following, plan=7)
-    send = StartSend(7, workers[0].ref, workers[1].ref, manifest.model)
-    workers[0].host.post(partial(workers[0].host.send, Order(send)))
+        worker.load(10 + place, manifest, all_from(manifest, workers[place - 1].ref), plan=7)
     for worker in workers[1:]:
-        words = worker.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-        assert isinstance(words[-1], LoadCompleted), words[-1]
-        arrived = [word.watermark for word in words if isinstance(word, LayerArrived)]
-        assert arrived == list(range(1, len(manifest.layers) + 1))
-        assert isinstance(words[0], LoadStarted)
-    ended = workers[0].heard(lambda word: isinstance(word, SendEnded))[-1]
-    assert isinstance(ended, SendEnded)
-    assert ended.error is None
+        check_loaded(worker, manifest)
+
+
+def check_loaded(worker: ThreadWorker, manifest: Manifest) -> list[object]:
+    """The load completes: each layer is told once, and the watermark is that of what was told."""
+    words = worker.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadCompleted), words[-1]
+    told = [word for word in words if isinstance(word, LayerArrived)]
+    count = len(manifest.layers)
+    assert sorted(word.layer for word in told) == list(range(count))
+    known: set[int] = set()
+    for word in told:
+        known.add(word.layer)
+        assert word.watermark == next(k for k in range(count + 1) if k not in known)
+    return words
 
 
 def ask(
@@ -130,7 +134,7 @@ def test_a_load_that_cannot_be_read_leaves_the_worker_empty_and_usable(
     victim = sorted(model.glob("*.safetensors"))[0]
     kept = victim.read_bytes()
     victim.write_bytes(kept[: len(kept) // 2])
-    workers[0].load(1, manifest, FromStorage(), directory=str(model))
+    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model))
     words = workers[0].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
     assert isinstance(words[-1], LoadFailed)
     assert victim.name in words[-1].reason
@@ -148,24 +152,87 @@ def test_a_file_that_changed_since_its_manifest_is_not_served(
     content = bytearray(victim.read_bytes())
     content[-1] ^= 1
     victim.write_bytes(content)
-    workers[0].load(1, manifest, FromStorage(), directory=str(model))
+    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model))
     words = workers[0].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
     assert isinstance(words[-1], LoadFailed)
     assert "another checksum" in words[-1].reason
 
 
+@pytest.mark.parametrize("workers", [(3, {"uplink_bytes_per_s": 2_000_000})], indirect=True)
+def test_when_a_source_dies_a_load_keeps_what_it_has_and_goes_on_elsewhere(
+    workers: list[ThreadWorker], model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    source, other, target = workers
+    load_source(source, manifest, model)
+    load_source(other, manifest, model)
+    target.load(11, manifest, all_from(manifest, source.ref), plan=7)
+    before = target.heard(lambda word: isinstance(word, LayerArrived))
+    source.data_plane.close()
+    before += target.heard(lambda word: isinstance(word, (FeedFailed, LoadCompleted)))
+    failed = before[-1]
+    assert isinstance(failed, FeedFailed), "it was complete before the source died"
+    assert (failed.plan, failed.upstream, failed.receiver) == (7, source.ref, target.ref)
+    target.amend(7, all_from(manifest, other.ref))
+    after = target.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(after[-1], LoadCompleted)
+    told = [word.layer for word in (*before, *after) if isinstance(word, LayerArrived)]
+    assert sorted(told) == list(range(len(manifest.layers)))
+    size = manifest.size_bytes
+    assert bytes(target.arena.view(0, size)) == bytes(other.arena.view(0, size))
+    assert target.host.report is not None
+    assert target.host.report.feeds == all_from(manifest, other.ref)
+
+
 @pytest.mark.parametrize("workers", [(2, {"uplink_bytes_per_s": 2_000_000})], indirect=True)
-def test_a_source_that_dies_fails_the_load_with_a_reason(
+def test_the_rest_of_a_load_may_come_from_storage(workers: list[ThreadWorker], model: Path) -> None:
+    manifest = read_manifest(model, "tiny")
+    source, target = workers
+    load_source(source, manifest, model)
+    target.load(11, manifest, all_from(manifest, source.ref), plan=7)
+    words = target.heard(lambda word: isinstance(word, LayerArrived))
+    target.amend(7, all_from(manifest, None), str(model))
+    words += target.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadCompleted), words[-1]
+    told = [word.layer for word in words if isinstance(word, LayerArrived)]
+    assert sorted(told) == list(range(len(manifest.layers)))
+    size = manifest.size_bytes
+    assert bytes(target.arena.view(0, size)) == bytes(source.arena.view(0, size))
+
+
+@pytest.mark.parametrize("workers", [(4, {})], indirect=True)
+def test_stripes_from_two_holders_make_a_model(workers: list[ThreadWorker], model: Path) -> None:
+    manifest = read_manifest(model, "tiny")
+    for source in workers[:2]:
+        load_source(source, manifest, model)
+    chunks = grid_of(manifest).chunks
+    feeds = tuple(
+        Feed(FromWorker(source.ref), (ChunkRange(k, chunks, 2),))
+        for k, source in enumerate(workers[:2])
+    )
+    workers[2].load(12, manifest, feeds, plan=7)
+    workers[3].load(13, manifest, all_from(manifest, workers[2].ref), plan=7)
+    for worker in workers[2:]:
+        check_loaded(worker, manifest)
+    prompt = tuple(range(5, 40))
+    answers = [ask(worker, f"r{n}", 10 + n, prompt, 6) for n, worker in enumerate(workers[2:], 2)]
+    assert answers[0] == answers[1] == ask(workers[0], "r0", 1, prompt, 6)
+
+
+@pytest.mark.parametrize("workers", [(2, {"uplink_bytes_per_s": 500_000})], indirect=True)
+def test_a_load_that_is_released_half_way_leaves_the_worker_empty(
     workers: list[ThreadWorker], model: Path
 ) -> None:
     manifest = read_manifest(model, "tiny")
     load_source(workers[0], manifest, model)
-    workers[1].load(11, manifest, FromWorker(workers[0].ref), plan=7)
-    send = StartSend(7, workers[0].ref, workers[1].ref, manifest.model)
-    workers[0].host.post(partial(workers[0].host.send, Order(send)))
-    workers[1].heard(lambda word: isinstance(word, LoadStarted))
-    workers[0].data_plane.close()
-    words = workers[1].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[-1], LoadFailed)
-    assert "w0.0" in words[-1].reason
-    assert workers[1].host.report is None
+    target = workers[1]
+    target.load(11, manifest, all_from(manifest, workers[0].ref), plan=7)
+    target.heard(lambda word: isinstance(word, LoadStarted))
+    target.host.post(partial(target.host.release, Order(Release(11, 0, target.ref))))
+    words = target.heard(lambda word: isinstance(word, Released))
+    assert [type(word) for word in words if isinstance(word, (LoadFailed, Released))] == [
+        LoadFailed,
+        Released,
+    ]
+    assert target.host.report is None
+    load_source(target, manifest, model)

@@ -41,8 +41,11 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         tiny_model,
         scratch,
         CAPACITY,
+        hosts=3,
         uplink_bytes_per_s=LINK_BYTES_PER_S,
         downlink_bytes_per_s=LINK_BYTES_PER_S,
+        # So that the second target has nobody else than the first to get it from.
+        host_memory_bytes=0,
     ) as local:
         yield local
 

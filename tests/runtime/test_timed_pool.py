@@ -11,10 +11,10 @@ import pytest
 from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
+from livescale.chunks import senders
 from livescale.messages.commands import StartLoad
-from livescale.messages.events import LoadCompleted
+from livescale.messages.events import AgentJoined, LinkMeasured, LoadCompleted, WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
-from livescale.types import FromWorker
 
 pytestmark = pytest.mark.pool
 TOKENS = 30
@@ -45,8 +45,44 @@ def test_timed_workers_serve_scale_and_load_no_torch(tiny_model: Path, tmp_path:
             assert not any("libtorch" in file for file in files), name
         wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
         wait_until(lambda: len(multicast_bytes(pool)) > 0, "it grew, and that is recorded")
+        measured = events(pool, LinkMeasured)
+        assert {event.receiver.worker for event in measured if not event.receiver.is_agent}
+        for member in {event.receiver for event in measured}:
+            assert sum(event.receiver == member for event in measured) <= 2
         # Parameters moved for real, all of them.
         assert set(multicast_bytes(pool)) == {pool.pool.models[0].manifest.size_bytes}
+
+
+def test_a_topology_makes_hosts_of_one_machine(tiny_model: Path, tmp_path: Path) -> None:
+    topology = tmp_path / "two.yaml"
+    topology.write_text(
+        "leaves: [{name: 'l{n}', count: 2, spine: 1Gbit}]\n"
+        "hosts:\n"
+        "  - {name: 'a{n}', count: 2, leaf: 'l{n}', nic: 1Gbit, devices: [{nic: 200Mbit}]}\n"
+    )
+    with LocalPool(
+        tiny_model,
+        tmp_path,
+        "    min_replicas: 2\n    prefill_tokens_per_s: 500\n",
+        device="timed",
+        topology=str(topology),
+    ) as pool:
+        answers = asyncio.run(load(pool))
+        assert [answer.error for answer in answers] == [None] * STREAMS
+        wait_until(lambda: pool.gauge("agents") == 2, "each host has an agent")
+        wait_until(lambda: len(events(pool, AgentJoined)) == 2, "that is recorded")
+        joined = events(pool, WorkerJoined)
+        assert sorted((e.device.host, e.device.uplink_bytes_per_s) for e in joined) == [
+            ("a0", 25_000_000),
+            ("a1", 25_000_000),
+        ]
+        # Rates that are told are not measured.
+        assert not events(pool, LinkMeasured)
+
+
+def events(pool: LocalPool, kind: type) -> list:
+    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    return [event for line in steps for event in line.events if isinstance(event, kind)]
 
 
 def multicast_bytes(pool: LocalPool) -> list[int]:
@@ -57,7 +93,7 @@ def multicast_bytes(pool: LocalPool) -> list[int]:
     targets = {
         command.instance
         for command in commands
-        if isinstance(command, StartLoad) and isinstance(command.upstream, FromWorker)
+        if isinstance(command, StartLoad) and senders(command.feeds)
     }
     completed = [event for event in events if isinstance(event, LoadCompleted)]
     return [event.received_bytes for event in completed if event.instance in targets]

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from livescale.chunks import ChunkGrid, Feed
 from livescale.engine.executor import TorchExecutor
-from livescale.messages.commands import StartLoad
+from livescale.messages.commands import AmendLoad, StartLoad
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.instance_host import InstanceHost
 from livescale.runtime.wire import (
@@ -22,9 +23,20 @@ from livescale.runtime.wire import (
 from livescale.topology import Device
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import FromStorage, Manifest, Upstream, WorkerRef
+from livescale.types import FromStorage, FromWorker, Manifest, WorkerRef
 
 WAIT_S = 60.0
+CHUNK_BYTES = 64 << 10
+
+
+def grid_of(manifest: Manifest) -> ChunkGrid:
+    return ChunkGrid([layer.size_bytes for layer in manifest.layers], CHUNK_BYTES)
+
+
+def all_from(manifest: Manifest, upstream: WorkerRef | None) -> tuple[Feed, ...]:
+    """Everything from this holder, or from storage."""
+    source = FromStorage() if upstream is None else FromWorker(upstream)
+    return (Feed(source, grid_of(manifest).all()),)
 
 
 class ThreadWorker:
@@ -38,15 +50,17 @@ class ThreadWorker:
             worker=self.ref,
             device=Device("cpu", "localhost", "leaf0", arena_bytes, 1 << 22),
             controller=Address("127.0.0.1", 0),
+            data_host="127.0.0.1",
+            token_host="127.0.0.1",
+            shm_directory="",
             threads=1,
             block_tokens=16,
-            chunk_bytes=64 << 10,
             run_tokens_max=64,
             sequences_max=8,
         )
         self.arena = Arena(arena_bytes)
         self.data_plane = DataPlane(
-            self.ref, self.arena, chunk_bytes=boot.chunk_bytes, **data_plane
+            self.ref, self.arena, host_name="localhost", shm_directory=None, **data_plane
         )
         executor = TorchExecutor(boot.device.kv_bytes, boot.block_tokens)
         self.host = InstanceHost(boot, self.arena, executor, self.data_plane, self)
@@ -63,8 +77,7 @@ class ThreadWorker:
         self,
         instance: int,
         manifest: Manifest,
-        upstream: Upstream,
-        forward_to: WorkerRef | None = None,
+        feeds: tuple[Feed, ...],
         directory: str | None = None,
         plan: int = 1,
     ) -> None:
@@ -74,11 +87,15 @@ class ThreadWorker:
             worker=self.ref,
             model=manifest.model,
             plan=plan,
-            upstream=upstream,
-            forward_to=forward_to,
-            measure_capacity=isinstance(upstream, FromStorage),
+            feeds=feeds,
+            chunk_bytes=CHUNK_BYTES,
+            measure_capacity=directory is not None,
         )
         self.host.post(partial(self.host.load, Order(command, manifest, directory)))
+
+    def amend(self, plan: int, feeds: tuple[Feed, ...], directory: str | None = None) -> None:
+        order = Order(AmendLoad(plan, self.ref, feeds), None, directory)
+        self.host.post(partial(self.host.amend, order))
 
     def submit(self, message: Submit) -> None:
         self.host.post(partial(self.host.submit, "g0", message))
@@ -98,8 +115,8 @@ class ThreadWorker:
         self.data_plane.close()
 
 
-def connect_all(workers: list[ThreadWorker]) -> None:
-    for a in workers:
-        for b in workers:
+def introduce_all(members: list[ThreadWorker]) -> None:
+    for a in members:
+        for b in members:
             if a is not b:
-                a.data_plane.connect(b.ref, b.data_plane.address)
+                a.data_plane.introduce(b.ref, b.data_plane.address, b.data_plane.shm_path)

@@ -117,6 +117,7 @@ def _choose_config(arguments: argparse.Namespace, load: Load) -> PoolConfig:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     chosen: dict[str, object] = {
         "port": 0,
+        "hosts": 3,
         "uplink_bytes_per_s": rate,
         "downlink_bytes_per_s": rate,
         "queue_requests_max": len(load.rows) + 1,
@@ -151,7 +152,7 @@ class _Demo:
                 f"links: capped at {config.uplink_bytes_per_s / 1e6:.1f} MB/s per worker and"
                 f" direction, so that a load takes {load_s:.2f} s"
             )
-        print(f"pool: {config.workers} CPU workers, starting …", flush=True)
+        print(f"pool: {pool.site}, starting …", flush=True)
         vocabulary = msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"]
         self._clip(pool.models[0].request_tokens_max)
         async with pool:

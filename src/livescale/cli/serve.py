@@ -13,6 +13,7 @@ from pathlib import Path
 from livescale.cli.errors import UserError
 from livescale.config import PoolConfig, add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
+from livescale.runtime.site import Site
 from livescale.runtime.supervisor import Pool, PoolFailed, describe
 from livescale.settings import ConfigError
 
@@ -28,21 +29,22 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         config = load_config(arguments.config, arguments.models, os.environ, given_flags(arguments))
         logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
-        return asyncio.run(_serve(config))
+        return asyncio.run(serve(config))
     except (ConfigError, ModelError, PoolFailed) as error:
         raise UserError(str(error)) from error
 
 
-async def _serve(config: PoolConfig) -> int:
+async def serve(config: PoolConfig, site: Site | None = None) -> int:
+    """Run a pool, at this site if there is one, until it is told to stop."""
     started = time.monotonic()
-    pool = Pool(config, os.environ)
+    pool = Pool(config, os.environ, site)
     for line in describe(pool.models):
         print(line)
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted.set)
-    print(f"starting {config.workers} workers …", flush=True)
+    print(f"starting {pool.site} …", flush=True)
     async with pool:
         stop = asyncio.create_task(interrupted.wait())
         ready = asyncio.create_task(pool.ready())

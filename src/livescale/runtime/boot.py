@@ -14,21 +14,11 @@ from typing import TypeVar
 import msgspec
 
 from livescale.batching.latency import LinearLatency
+from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
-from livescale.runtime.wire import Address
-from livescale.topology import Device
-from livescale.types import Manifest, ModelSpec, SamplingDefaults, Value, WorkerRef
-
-
-class CatalogEntry(Value, frozen=True):
-    """A model of the pool, prepared once: where it lies, what it weighs, what its files hash to."""
-
-    spec: ModelSpec
-    manifest: Manifest
-    directory: str
-    eos_token_ids: tuple[int, ...]
-    request_tokens_max: int
-    sampling_defaults: SamplingDefaults = SamplingDefaults()
+from livescale.runtime.wire import Address, CatalogEntry, PublishedModel
+from livescale.topology import Device, Host
+from livescale.types import Value, WorkerRef
 
 
 class ControllerBoot(Value, frozen=True, tag=True):
@@ -37,10 +27,10 @@ class ControllerBoot(Value, frozen=True, tag=True):
     secret: str
     listen_fd: int
     config: ControllerConfig
-    models: tuple[CatalogEntry, ...]
+    models: tuple[PublishedModel, ...]
+    pool: PoolConfig
     step_gap_ns: int
     record: str | None
-    settings: dict[str, object]
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
@@ -60,38 +50,76 @@ class GatewayBoot(Value, frozen=True, tag=True):
     slo: str
     has_vllm_metrics: bool
     key_digests: tuple[str, ...]
+    queue_timeout_s: float | None = None
 
 
 class WorkerBoot(Value, frozen=True, tag=True):
     """What a worker process is told. No model: that comes with a load order.
 
-    `latency` is that of a timed device; others take the time that they take.
+    `latency` is that of a timed device; others take the time that they take. `data_host` is the
+    address of the device's link, `token_host` the one that gateways can reach. With
+    `keeps_rates` the data plane itself keeps the device's rates.
     """
 
     secret: str
     worker: WorkerRef
     device: Device
     controller: Address
+    data_host: str
+    token_host: str
+    shm_directory: str
     threads: int
     block_tokens: int
-    chunk_bytes: int
     run_tokens_max: int
     sequences_max: int
     oldest_prompt_percent: int = 50
     growth_tokens: int = 64
     weights_layout: str = "packed"
     latency: LinearLatency = LinearLatency(0, 0)
+    keeps_rates: bool = True
+    parameter_share_percent: int = 100
+    carrier: str = "auto"
+    stall_ms: int = 2000
+    storage_bytes_per_s: int | None = None
 
 
-Boot = ControllerBoot | GatewayBoot | WorkerBoot
-AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot)
+class AgentBoot(Value, frozen=True, tag=True):
+    """What a host agent's process is told. `data_host` is the address of the host's own link."""
+
+    secret: str
+    agent: WorkerRef
+    host: Host
+    controller: Address
+    data_host: str
+    shm_directory: str
+    keeps_rates: bool = True
+    parameter_share_percent: int = 100
+    carrier: str = "auto"
+    stall_ms: int = 2000
+
+
+class PrepareBoot(Value, frozen=True, tag=True):
+    """What a process is told that prepares one model for publication, and ends then."""
+
+    pool: PoolConfig
+    model: ModelConfig
+
+
+Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
+AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
 
 
 class Status(Value, frozen=True):
-    """A child's word to its supervisor. `is_ready` turns true once; `fatal` explains its end."""
+    """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
+
+    A controller tells its `models` whenever they change, for its next life; a process that
+    prepares a model tells its `entry`.
+    """
 
     is_ready: bool = False
     fatal: str | None = None
+    models: tuple[PublishedModel, ...] | None = None
+    entry: CatalogEntry | None = None
 
 
 def read_boot(kind: type[AnyBoot]) -> AnyBoot:

@@ -1,17 +1,21 @@
 """From configuration to what the processes are told: models prepared once, sizes checked early.
 
-Everything that can be wrong with a model or a size is found here, before any process starts.
+Everything that can be wrong with a model or a size is found here, before any process starts, or
+before a model is published in a running pool.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from livescale.batching.latency import LinearLatency
 from livescale.config import ModelConfig, PoolConfig
-from livescale.control.config import Bounds, ControllerConfig, ModelPolicy
+from livescale.control.config import ControllerConfig
+from livescale.control.multicast.planner import STRATEGIES
 from livescale.engine.errors import ModelError
 from livescale.engine.model_files import (
     eos_token_ids,
@@ -19,9 +23,15 @@ from livescale.engine.model_files import (
     read_manifest,
     sampling_defaults,
 )
-from livescale.runtime.boot import CatalogEntry
-from livescale.settings import ConfigError
-from livescale.topology import Device
+from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, TargetOngoing
+from livescale.runtime.regions import ALIGNMENT_BYTES
+from livescale.runtime.site import HostSeat, Site
+from livescale.runtime.wire import CatalogEntry
+from livescale.settings import ConfigError, parse_schedule
+
+_MS_NS = 1_000_000
+_S_NS = 1_000_000_000
 
 
 def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
@@ -30,85 +40,15 @@ def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
     Raises ModelError for a broken directory, ConfigError (with both sizes) for a model that does
     not fit a worker.
     """
-    _check_memory(config, 0)
-    models = tuple(_prepare(config, model) for model in config.models)
-    if config.device == "cpu" and config.weights_layout == "packed":
-        _check_memory(config, max(entry.manifest.size_bytes for entry in models))
-    return models
+    check_memory(config, 0, 0)
+    return tuple(prepare_model(config, model) for model in config.models)
 
 
-def controller_config(
-    config: PoolConfig, models: tuple[CatalogEntry, ...], epoch: int
-) -> ControllerConfig:
-    """The controller's view of the configuration, in its own units."""
-    ms = 1_000_000
-    bounds = Bounds(
-        token_rate_upper_permille=10 * config.token_rate_upper_percent,
-        token_rate_lower_permille=10 * config.token_rate_lower_percent,
-        backlog_upper_ns=config.prefill_queue_upper_ms * ms,
-        backlog_lower_ns=config.prefill_queue_lower_ms * ms,
-        kv_upper_permille=10 * config.kv_upper_percent,
-        kv_lower_permille=10 * config.kv_lower_percent,
-        load_window_ns=config.load_window_ms * ms,
-        scale_down_timeout_ns=config.scale_down_timeout_ms * ms,
-    )
-    policies = tuple(
-        ModelPolicy(
-            spec=entry.spec,
-            instances_min=model.min_replicas,
-            instances_max=model.max_replicas or config.workers,
-            prefill_tokens_per_s=model.prefill_tokens_per_s,
-            kv_blocks=model.kv_blocks,
-        )
-        for model, entry in zip(config.models, models, strict=True)
-    )
-    return ControllerConfig(
-        models=policies,
-        workers_expected=config.workers,
-        epoch=epoch,
-        settle_ns=config.settle_ms * ms,
-        dispatched_ahead_max=config.dispatched_ahead_max,
-        request_attempts_max=config.request_attempts_max,
-        bounds=bounds,
-    )
+def prepare_model(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
+    """Read one model's config, headers and checksums: every byte of it, once.
 
-
-def device(config: PoolConfig) -> Device:
-    """What every worker of a one-machine pool owns."""
-    return Device(
-        kind=config.device,
-        host="localhost",
-        leaf="leaf0",
-        arena_bytes=config.arena_bytes,
-        kv_bytes=config.kv_bytes,
-        uplink_bytes_per_s=config.uplink_bytes_per_s,
-        downlink_bytes_per_s=config.downlink_bytes_per_s,
-    )
-
-
-def latency(config: PoolConfig) -> LinearLatency:
-    """How long a timed worker takes for a Run."""
-    return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
-
-
-def _check_memory(config: PoolConfig, packed_bytes: int) -> None:
-    """Workers touch all their memory at once: too much of it would bring the machine down.
-
-    `packed_bytes` is what the largest second copy of parameters takes on each worker.
+    Raises ModelError or ConfigError as `prepare_models` does.
     """
-    # A timed worker only counts its KV blocks.
-    kv_bytes = 0 if config.device == "timed" else config.kv_bytes
-    needed = config.workers * (config.arena_bytes + kv_bytes + packed_bytes)
-    total = psutil.virtual_memory().total
-    if needed > total:
-        packed = f" and {packed_bytes} for weights_layout packed" if packed_bytes else ""
-        raise ConfigError(
-            f"{config.workers} workers with arena_bytes {config.arena_bytes} and kv_bytes"
-            f" {kv_bytes}{packed} need {needed} bytes, the machine has {total}"
-        )
-
-
-def _prepare(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
     directory = Path(model.path).resolve()
     name = model.name or directory.name
     manifest = read_manifest(directory, name)
@@ -136,3 +76,145 @@ def _prepare(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
         request_tokens_max=min(spec.model_tokens_max, kv_tokens + 1),
         sampling_defaults=sampling_defaults(directory),
     )
+
+
+def with_host_memory(site: Site, config: PoolConfig, models: tuple[CatalogEntry, ...]) -> Site:
+    """The site with the memory that each host has for copies, where the site does not say.
+
+    Raises ConfigError when the machine has too little memory for all of it together.
+    """
+    room_bytes = config.host_memory_bytes
+    if room_bytes is None:
+        room_bytes = _enough_bytes(config, len(site.hosts), models)
+    hosts = tuple(
+        msgspec.structs.replace(seat, host=msgspec.structs.replace(seat.host, memory_bytes=own))
+        for seat, own in ((seat, _memory_of(seat, config, room_bytes)) for seat in site.hosts)
+    )
+    packed = config.device == "cpu" and config.weights_layout == "packed"
+    largest = max((entry.manifest.size_bytes for entry in models), default=0)
+    check_memory(config, largest if packed else 0, sum(seat.host.memory_bytes for seat in hosts))
+    return msgspec.structs.replace(site, hosts=hosts)
+
+
+def _memory_of(seat: HostSeat, config: PoolConfig, room_bytes: int) -> int:
+    if config.placement == "none":
+        return 0
+    # What is configured for all hosts goes before what a topology says of one.
+    return (
+        seat.host.memory_bytes
+        if config.host_memory_bytes is None and seat.host.memory_bytes
+        else room_bytes
+    )
+
+
+def _enough_bytes(config: PoolConfig, hosts: int, models: tuple[CatalogEntry, ...]) -> int:
+    """Memory per host that holds what the placement keeps.
+
+    For one copy of each model in the cluster: an even share, and room for one more of the largest,
+    so that a copy finds a place wherever it is made, also that of a model which is added later.
+    """
+    sizes = [-(-entry.manifest.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for entry in models]
+    share = sum(sizes) if config.placement != "spread" else -(-sum(sizes) // hosts)
+    return share + max(sizes, default=0)
+
+
+def controller_config(
+    config: PoolConfig, site: Site, policies: tuple[ModelPolicy, ...], epoch: int
+) -> ControllerConfig:
+    """The controller's view of the configuration, in its own units."""
+    if config.multicast not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        raise ConfigError(f"multicast is '{config.multicast}', not one of {known}")
+    return ControllerConfig(
+        models=policies,
+        workers_expected=len(site.seats),
+        agents_expected=len(site.agents),
+        epoch=epoch,
+        settle_ns=config.settle_ms * _MS_NS,
+        dispatched_ahead_max=config.dispatched_ahead_max,
+        request_attempts_max=config.request_attempts_max,
+        scaling=_scaling(config),
+        multicast=config.multicast,
+        placement=_placement(config),
+        chunk_bytes=config.chunk_bytes,
+        leaves=site.leaves,
+        group_bytes_per_s=site.group_bytes_per_s,
+        remote_storage_bytes_per_s=site.remote_storage_bytes_per_s,
+        wall_ns=time.time_ns() - time.monotonic_ns(),
+    )
+
+
+def model_policy(config: PoolConfig, model: ModelConfig, entry: CatalogEntry) -> ModelPolicy:
+    """The model's limits and its own way of scaling, in the controller's units."""
+    scaling = None
+    if model.target_ongoing_requests is not None:
+        scaling = _target(config, model.target_ongoing_requests)
+    return ModelPolicy(
+        spec=entry.spec,
+        instances_min=model.min_replicas,
+        instances_max=model.max_replicas or config.workers,
+        prefill_tokens_per_s=model.prefill_tokens_per_s,
+        kv_blocks=model.kv_blocks,
+        priority=model.priority,
+        scaling=scaling,
+        schedule=parse_schedule(model.schedule),
+        idle_ns=model.idle_s * _S_NS,
+    )
+
+
+def _scaling(config: PoolConfig) -> ScalingPolicy:
+    if config.target_ongoing_requests is not None:
+        return _target(config, config.target_ongoing_requests)
+    return Bounds(
+        token_rate_upper_permille=10 * config.token_rate_upper_percent,
+        token_rate_lower_permille=10 * config.token_rate_lower_percent,
+        backlog_upper_ns=config.prefill_queue_upper_ms * _MS_NS,
+        backlog_lower_ns=config.prefill_queue_lower_ms * _MS_NS,
+        kv_upper_permille=10 * config.kv_upper_percent,
+        kv_lower_permille=10 * config.kv_lower_percent,
+        load_window_ns=config.load_window_ms * _MS_NS,
+        scale_down_timeout_ns=config.scale_down_timeout_ms * _MS_NS,
+    )
+
+
+def _target(config: PoolConfig, requests: int) -> TargetOngoing:
+    return TargetOngoing(
+        target_permille=1000 * requests,
+        scale_down_timeout_ns=config.scale_down_timeout_ms * _MS_NS,
+    )
+
+
+def _placement(config: PoolConfig) -> Placement:
+    if config.placement == "cache":
+        return CacheCopies(ttl_ns=config.cache_ttl_s * _S_NS)
+    placements: dict[str, Placement] = {
+        "spread": SpreadCopies(),
+        "all": AllCopies(),
+        "none": NoCopies(),
+    }
+    return placements[config.placement]
+
+
+def latency(config: PoolConfig) -> LinearLatency:
+    """How long a timed worker takes for a Run."""
+    return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
+
+
+def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> None:
+    """Workers and agents touch all their memory at once: too much of it would bring the machine
+    down. Raises ConfigError with the sizes.
+
+    `packed_bytes` is what the largest second copy of parameters takes on each worker,
+    `copies_bytes` what all host agents together have for copies.
+    """
+    # A timed worker only counts its KV blocks.
+    kv_bytes = 0 if config.device == "timed" else config.kv_bytes
+    needed = config.workers * (config.arena_bytes + kv_bytes + packed_bytes) + copies_bytes
+    total = psutil.virtual_memory().total
+    if needed > total:
+        packed = f" and {packed_bytes} for weights_layout packed" if packed_bytes else ""
+        copies = f", and {copies_bytes} for host copies," if copies_bytes else ""
+        raise ConfigError(
+            f"{config.workers} workers with arena_bytes {config.arena_bytes} and kv_bytes"
+            f" {kv_bytes}{packed}{copies} need {needed} bytes, the machine has {total}"
+        )

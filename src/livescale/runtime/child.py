@@ -15,8 +15,10 @@ import msgspec
 from livescale.runtime.boot import Status, report
 
 _KINDS = {
+    "agent": "livescale.runtime.agent_process",
     "controller": "livescale.runtime.controller_process",
     "gateway": "livescale.runtime.gateway_process",
+    "prepare": "livescale.runtime.prepare_process",
     "worker": "livescale.runtime.worker_process",
 }
 
@@ -33,6 +35,11 @@ def main() -> None:
         logging.getLogger(__name__).debug("the %s process ends", kind, exc_info=error)
         report(Status(fatal=f"{type(error).__name__}: {error}"))
         sys.exit(1)
+    # Nothing is left to save. Taking libraries apart and giving gigabytes back piece by piece takes
+    # seconds on a busy machine, and whoever waits for this process would give up on it.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

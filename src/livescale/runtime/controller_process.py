@@ -19,17 +19,22 @@ import msgspec
 
 from livescale.control.controller import Controller
 from livescale.messages.commands import (
+    AmendLoad,
     AnyCommand,
     Dispatch,
+    DropCopy,
     FailRequest,
+    ModelGone,
     Release,
+    StartCopy,
     StartLoad,
-    StartSend,
     WakeAt,
 )
 from livescale.messages.events import (
+    AgentJoined,
     AnyEvent,
     InstanceReported,
+    ModelRemoved,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
@@ -37,15 +42,25 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.runtime.boot import CatalogEntry, ControllerBoot, Status, read_boot, report
+from livescale.runtime.boot import ControllerBoot, Status, read_boot, report
 from livescale.runtime.model_loads import ModelLoads
+from livescale.runtime.publication import Publication
 from livescale.runtime.wire import (
+    AddModel,
+    AgentEvent,
+    AgentHello,
+    Examine,
+    Examined,
+    Examining,
     GatewayHello,
+    Holder,
+    Holders,
     Order,
     Peer,
     Peers,
     PoolStatus,
     Refused,
+    RemoveModel,
     RequestTimed,
     ToController,
     Wire,
@@ -68,28 +83,40 @@ class ControllerProcess:
     def __init__(self, boot: ControllerBoot, record: RecordWriter | None) -> None:
         self._boot = boot
         self._controller = Controller(boot.config)
-        self._catalog: dict[str, CatalogEntry] = {m.spec.name: m for m in boot.models}
+        self._publication = Publication(
+            boot.models, boot.pool, self._controller, self._push, self._announce
+        )
         self._record = record
         self._tracker = ScaleTracker()
         self._events: list[AnyEvent] = []
         self._has_events = asyncio.Event()
         self._wake_at_ns: int | None = None
-        self._workers: dict[WorkerRef, Wire[ToController]] = {}
+        #: the wires of workers and agents, and where their data planes are
+        self._members: dict[WorkerRef, Wire[ToController]] = {}
+        self._holders: dict[WorkerRef, Holder] = {}
         self._peers: dict[WorkerRef, Peer] = {}
         #: incarnations that were lost: they are told to end if they come back
         self._lost: dict[WorkerRef, None] = {}
         self._gateways: dict[str, Wire[ToController]] = {}
         #: unfinished requests and the gateway that answers for them
         self._gateway_of: dict[RequestId, str] = {}
-        self._loads = ModelLoads(self._catalog)
+        self._loads = ModelLoads(self._publication.models)
         self._last_status: PoolStatus | None = None
+        #: who asked what the members hold
+        self._examiners: dict[str, Wire[ToController]] = {}
+        #: answers to gateways that are being worked out
+        self._answering: set[asyncio.Task[None]] = set()
+        for model in boot.models:
+            if model.is_leaving:
+                self._push(ModelRemoved(model.entry.spec.name))
 
     # -- the step loop --------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Step the controller whenever an event waits, at most every `step_gap_ns`."""
         if self._record is not None:
-            self._record.begin("real", self._boot.config, self._boot.settings)
+            settings = msgspec.to_builtins(self._boot.pool)
+            self._record.begin("real", self._boot.config, settings)
         last_ns = 0
         while True:
             await self._wait_for_events()
@@ -121,6 +148,7 @@ class ControllerProcess:
         for event in events:
             if isinstance(event, InstanceReported):
                 self._loads.absorb(event, self._controller.fleet.instances)
+        self._publication.observe(events)
         done_ns = time.monotonic_ns()
         if self._record is not None:
             self._record.step(now_ns, events, commands, done_ns)
@@ -137,9 +165,12 @@ class ControllerProcess:
 
     def _carry_out(self, command: AnyCommand) -> None:
         if isinstance(command, StartLoad):
-            self._order(command.worker, command)
-        elif isinstance(command, StartSend):
-            self._order(command.source, command)
+            self._order(command.worker, command, command.model)
+        elif isinstance(command, AmendLoad):
+            load = self._controller.loads.open[command.plan, command.receiver]
+            self._order(command.receiver, command, load.model)
+        elif isinstance(command, (StartCopy, DropCopy)):
+            self._order(command.agent, command, command.model)
         elif isinstance(command, Release):
             self._order(command.worker, command)
         elif isinstance(command, Dispatch):
@@ -149,18 +180,28 @@ class ControllerProcess:
         elif isinstance(command, WakeAt):
             earlier = self._wake_at_ns is None or command.at_ns < self._wake_at_ns
             self._wake_at_ns = command.at_ns if earlier else self._wake_at_ns
+        elif isinstance(command, ModelGone):
+            self._publication.gone(command.model)
+            self._loads.forget(command.model)
 
-    def _order(self, worker: WorkerRef, command: StartLoad | StartSend | Release) -> None:
-        """Send the order with what only the world knows. A worker that is gone needs none: its
+    def _order(
+        self,
+        receiver: WorkerRef,
+        command: StartLoad | AmendLoad | Release | StartCopy | DropCopy,
+        model: str = "",
+    ) -> None:
+        """Send the order with what only the world knows. One who is gone needs none: its
         WorkerLost is on the way and ends everything that it was asked."""
-        wire = self._workers.get(worker)
+        wire = self._members.get(receiver)
         if wire is None:
             return
         manifest = directory = None
-        if isinstance(command, StartLoad):
-            entry = self._catalog[command.model]
-            manifest = entry.manifest
-            directory = entry.directory if isinstance(command.upstream, FromStorage) else None
+        if isinstance(command, (StartLoad, AmendLoad, StartCopy)):
+            entry = self._publication.entry(model)
+            if any(isinstance(feed.upstream, FromStorage) for feed in command.feeds):
+                directory = entry.directory
+            if not isinstance(command, AmendLoad):
+                manifest = entry.manifest
         wire.send(Order(command, manifest, directory))
 
     def _dispatch(self, command: Dispatch) -> None:
@@ -178,14 +219,28 @@ class ControllerProcess:
     def _show_status(self) -> None:
         """Tell the gateways what the pool looks like, when it changed."""
         fleet = self._controller.fleet
-        instances: dict[str, dict[str, int]] = {model: {} for model in self._catalog}
+        models = self._publication.models
+        instances: dict[str, dict[str, int]] = {model: {} for model in models}
         for instance in fleet.instances.values():
             states = instances[instance.model]
             states[instance.state.value] = states.get(instance.state.value, 0) + 1
         last = self._last_status
-        if last is None or (instances, len(fleet.workers)) != (last.instances, last.workers):
-            loads = self._loads.shown(fleet.instances)
-            self._send_status(PoolStatus(instances, len(fleet.workers), loads))
+        status = PoolStatus(
+            instances=instances,
+            workers=len(fleet.workers),
+            loads=last.loads if last is not None else {},
+            agents=len(fleet.agents),
+            copies={model: self._complete_copies(model) for model in models},
+            unready=self._publication.unready(),
+        )
+        if last is None or status != last:
+            self._send_status(
+                msgspec.structs.replace(status, loads=self._loads.shown(fleet.instances))
+            )
+
+    def _complete_copies(self, model: str) -> int:
+        copies = self._controller.pool.host_copies(model)
+        return sum(copy.is_complete for copy in copies)
 
     def show_loads(self) -> None:
         """Tell the gateways what the instances hold, if it changed. It does all the time: not to
@@ -212,40 +267,63 @@ class ControllerProcess:
             hello = await asyncio.wait_for(wire.receive(), _HELLO_TIMEOUT_S)
         except TimeoutError:
             hello = None
-        if not isinstance(hello, (WorkerHello, GatewayHello)) or not secrets.compare_digest(
-            hello.secret, self._boot.secret
-        ):
+        if not isinstance(
+            hello, (WorkerHello, AgentHello, GatewayHello)
+        ) or not secrets.compare_digest(hello.secret, self._boot.secret):
             _log.warning("a connection without a valid hello was closed (%s)", wire.error)
             wire.close()
         elif isinstance(hello, WorkerHello):
-            await self._serve_worker(hello, wire)
+            joined = WorkerJoined(hello.worker, hello.device, hello.report)
+            holder = Holder(hello.worker, hello.data_address, hello.device.host, hello.shm_path)
+            peer = Peer(hello.worker, hello.token_address)
+            await self._serve_member(wire, holder, joined, peer)
+        elif isinstance(hello, AgentHello):
+            agent = AgentJoined(hello.agent, hello.host, hello.copies)
+            holder = Holder(hello.agent, hello.data_address, hello.host.name, hello.shm_path)
+            await self._serve_member(wire, holder, agent, None)
         else:
             await self._serve_gateway(hello, wire)
 
-    async def _serve_worker(self, hello: WorkerHello, wire: Wire[ToController]) -> None:
-        if hello.worker in self._lost or hello.worker in self._workers:
-            wire.send(Refused(f"{hello.worker} was given up before"))
+    async def _serve_member(
+        self,
+        wire: Wire[ToController],
+        holder: Holder,
+        joined: WorkerJoined | AgentJoined,
+        peer: Peer | None,
+    ) -> None:
+        """A worker (which is a gateway's `peer`) or an agent, until its wire ends."""
+        ref = holder.ref
+        if ref in self._lost or ref in self._members:
+            wire.send(Refused(f"{ref} was given up before"))
             wire.close()
             return
-        self._workers[hello.worker] = wire
-        self._peers[hello.worker] = Peer(hello.worker, hello.data_address, hello.token_address)
-        self._tell_peers()
-        self._push(WorkerJoined(hello.worker, hello.device, hello.report))
+        self._members[ref] = wire
+        self._holders[ref] = holder
+        if peer is not None:
+            self._peers[ref] = peer
+        self._tell_members()
+        self._push(joined)
         async for message in wire:
-            if not isinstance(message, WorkerEvent):
-                wire.error = f"a worker sent {type(message).__name__}"
+            if isinstance(message, Examined):
+                if message.call in self._examiners:
+                    self._examiners[message.call].send(message)
+                continue
+            if not isinstance(message, AgentEvent if ref.is_agent else WorkerEvent):
+                wire.error = f"{ref} sent {type(message).__name__}"
                 wire.close()
                 break
             self._push(message)
-        _log.info("worker %s is gone: %s", hello.worker, wire.error)
-        del self._workers[hello.worker], self._peers[hello.worker]
-        self._lost[hello.worker] = None
-        self._push(WorkerLost(hello.worker, wire.error or "connection closed"))
-        self._tell_peers()
+        _log.info("%s is gone: %s", ref, wire.error)
+        del self._members[ref], self._holders[ref]
+        self._peers.pop(ref, None)
+        self._lost[ref] = None
+        self._push(WorkerLost(ref, wire.error or "connection closed"))
+        self._tell_members()
 
     async def _serve_gateway(self, hello: GatewayHello, wire: Wire[ToController]) -> None:
         name = hello.gateway
         self._gateways[name] = wire
+        wire.send(self._publication.catalog())
         wire.send(self._peers_message())
         if self._last_status is not None:
             wire.send(self._last_status)
@@ -258,6 +336,15 @@ class ControllerProcess:
                 if isinstance(message, RequestArrived):
                     self._gateway_of[message.request] = name
                 self._push(message)
+            elif isinstance(message, (AddModel, RemoveModel)):
+                task = asyncio.create_task(self._answer(wire, message))
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            elif isinstance(message, Examine):
+                self._examiners[message.call] = wire
+                wire.send(Examining(message.call, tuple(sorted(self._members))))
+                for member in self._members.values():
+                    member.send(message)
             else:
                 wire.error = f"a gateway sent {type(message).__name__}"
                 wire.close()
@@ -265,17 +352,37 @@ class ControllerProcess:
         _log.info("gateway %s is gone: %s", name, wire.error)
         if self._gateways.get(name) is wire:
             del self._gateways[name]
+            for call in [call for call, asker in self._examiners.items() if asker is wire]:
+                del self._examiners[call]
             for request in [r for r, g in self._gateway_of.items() if g == name]:
                 del self._gateway_of[request]
                 self._push(RequestCancelled(request))
 
+    async def _answer(self, wire: Wire[ToController], asked: AddModel | RemoveModel) -> None:
+        """Publish or withdraw a model and say what came of it."""
+        if isinstance(asked, AddModel):
+            answer = await self._publication.add(asked)
+        else:
+            answer = self._publication.remove(asked)
+        wire.send(answer)
+
+    def _announce(self) -> None:
+        """The catalog changed: gateways serve by it, and the next life must know it."""
+        for wire in self._gateways.values():
+            wire.send(self._publication.catalog())
+        report(Status(models=tuple(self._publication.models.values())))
+
     def _peers_message(self) -> Peers:
         return Peers(tuple(self._peers[worker] for worker in sorted(self._peers)))
 
-    def _tell_peers(self) -> None:
-        message = self._peers_message()
-        for wire in (*self._workers.values(), *self._gateways.values()):
-            wire.send(message)
+    def _tell_members(self) -> None:
+        """Who is there: the data planes of all, and to gateways the workers."""
+        holders = Holders(tuple(self._holders[ref] for ref in sorted(self._holders)))
+        for wire in self._members.values():
+            wire.send(holders)
+        peers = self._peers_message()
+        for wire in self._gateways.values():
+            wire.send(peers)
 
     def finish(self) -> None:
         """Write down the scale events that were still under way."""

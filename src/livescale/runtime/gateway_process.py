@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import resource
 import signal
 import socket
@@ -18,6 +19,7 @@ from livescale.runtime.pool_backend import PoolBackend
 
 async def _main(boot: GatewayBoot) -> None:
     backend = PoolBackend(boot)
+    listener = socket.socket(fileno=boot.listen_fd)
     limits = Limits(
         receive_timeout_s=boot.receive_timeout_s,
         request_timeout_s=boot.request_timeout_s,
@@ -30,6 +32,7 @@ async def _main(boot: GatewayBoot) -> None:
         key_digests=boot.key_digests,
         slo=backend.slo,
         has_vllm_metrics=boot.has_vllm_metrics,
+        is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
     )
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -39,7 +42,7 @@ async def _main(boot: GatewayBoot) -> None:
         report(Status(is_ready=True))
 
     tasks = [asyncio.create_task(backend.run()), asyncio.create_task(tell_when_settled())]
-    await serve(app, socket.socket(fileno=boot.listen_fd), stop, boot.drain_timeout_s, limits)
+    await serve(app, listener, stop, boot.drain_timeout_s, limits)
     for task in tasks:
         task.cancel()
 

@@ -1,7 +1,7 @@
 """What a worker does with its device: holds at most one instance and runs it.
 
 Everything here happens on one thread, the worker's main thread. Other threads (sockets, transfers)
-hand in work with `post`; results leave through an Outbox. An instance is three verbs:
+hand in work with `post`; results leave through an Reporter. An instance is three verbs:
 `batcher.next_run()` -> `executor.run(run)` -> `batcher.commit(run, token_ids)`.
 """
 
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.run import Emission, SequenceSpec
+from livescale.chunks import Feed
 from livescale.engine.errors import ModelError
-from livescale.engine.model_files import read_layers
 from livescale.engine.run_result import InstanceExecutor
-from livescale.messages.commands import Release, StartLoad, StartSend
+from livescale.messages.commands import AmendLoad, Release, StartLoad
 from livescale.messages.events import (
     CapacityMeasured,
+    FeedFailed,
     InstanceReport,
     InstanceReported,
     LayerArrived,
@@ -30,34 +30,59 @@ from livescale.messages.events import (
     LoadStarted,
     Released,
     RequestEnded,
-    SendEnded,
 )
+from livescale.runtime.arrival import ArrivalOrder, ModelArrival
 from livescale.runtime.boot import WorkerBoot
-from livescale.runtime.wire import AttemptFailed, Order, Submit, Token, Tokens, WorkerEvent
+from livescale.runtime.examination import held_copy
+from livescale.runtime.wire import (
+    AttemptFailed,
+    Examine,
+    Examined,
+    HeldCopy,
+    Order,
+    Submit,
+    Token,
+    Tokens,
+    WorkerEvent,
+)
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ReceiveOrder, SendOrder
-from livescale.types import FromWorker, InstanceId, Manifest, Outcome, RequestId, TokenLogprobs
+from livescale.types import (
+    InstanceId,
+    Manifest,
+    Outcome,
+    RequestId,
+    TokenLogprobs,
+    WorkerRef,
+)
 
 # Long enough that a Run's fixed cost does not count, short enough to be over in a moment.
 _MEASURED_TOKENS = 256
 
 
-class Outbox(Protocol):
+class Reporter(Protocol):
     """Where an instance's words go. Both calls may come from any thread and never block."""
 
-    def to_controller(self, event: WorkerEvent) -> None: ...
+    def to_controller(self, event: WorkerEvent | Examined) -> None: ...
 
     def to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None: ...
 
 
 @dataclass(slots=True)
 class _Assignment:
-    """The model that this worker has been given."""
+    """The model that this worker has been given.
+
+    Layers arrive in any order; those of the watermark are materialized.
+    """
 
     order: StartLoad
     manifest: Manifest
+    arrival: ModelArrival
     batcher: Batcher
+    feeds: tuple[Feed, ...]
+    #: what was said of feeds that have not been replaced: a new controller must hear it, too
+    troubles: list[FeedFailed] = field(default_factory=list)
+    arrived: dict[int, None] = field(default_factory=dict)
     watermark: int = 0
     is_loaded: bool = False
 
@@ -69,11 +94,6 @@ class _Assignment:
     def attempt(self) -> int:
         return self.order.attempt
 
-    @property
-    def can_send(self) -> bool:
-        """All bytes are here, or come through the data plane, which can pass them on."""
-        return self.is_loaded or isinstance(self.order.upstream, FromWorker)
-
 
 class InstanceHost:
     """The worker's device, arena and KV pool, and the instance that uses them (or none)."""
@@ -84,13 +104,13 @@ class InstanceHost:
         arena: Arena,
         executor: InstanceExecutor,
         data_plane: DataPlane,
-        outbox: Outbox,
+        reporter: Reporter,
     ) -> None:
         self._boot = boot
         self._arena = arena
         self._executor = executor
         self._data_plane = data_plane
-        self._outbox = outbox
+        self._reporter = reporter
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._assigned: _Assignment | None = None
         #: which gateway asked for which request
@@ -147,15 +167,15 @@ class InstanceHost:
         assert isinstance(command, StartLoad)
         assert manifest is not None
         assert self._assigned is None, f"{self!r} is given {command.model}"
+        arrival = self._arrival(command, manifest)
         try:
-            # First, so that bytes flow while the modules are built, and so that the next worker in
-            # the chain is told if this one cannot take the model.
-            if isinstance(command.upstream, FromWorker):
-                self._receive(command, manifest)
             self._arena.check_fits(manifest)
+            # First, so that bytes flow while the modules are built.
+            arrival.start(command.feeds, order.directory)
             self._executor.assign(manifest, self._arena.view(0, manifest.size_bytes))
         except (ModelError, ValueError) as error:
-            self._data_plane.abort(command.plan)
+            arrival.stop()
+            self._executor.release()
             self._fail_load(command, str(error))
             return
         config = BatcherConfig(
@@ -166,49 +186,69 @@ class InstanceHost:
             oldest_prompt_percent=self._boot.oldest_prompt_percent,
             growth_tokens=self._boot.growth_tokens,
         )
-        self._assigned = _Assignment(command, manifest, Batcher(config, manifest.span))
+        batcher = Batcher(config, manifest.span)
+        self._assigned = _Assignment(command, manifest, arrival, batcher, command.feeds)
         self._update_report()
-        if order.directory is not None:
-            self._read(command, manifest, Path(order.directory))
 
-    def _receive(self, command: StartLoad, manifest: Manifest) -> None:
-        assert isinstance(command.upstream, FromWorker)
-        self._data_plane.receive(
-            ReceiveOrder(command.plan, manifest, command.upstream.worker, command.forward_to),
-            _Receiving(self, command),
+    def _arrival(self, command: StartLoad, manifest: Manifest) -> ModelArrival:
+        # A model's plan may be tried again: an instance is given to a worker once.
+        order = ArrivalOrder(
+            plan=command.plan,
+            attempt=command.attempt,
+            manifest=manifest,
+            chunk_bytes=command.chunk_bytes,
+            storage_bytes_per_s=self._boot.storage_bytes_per_s,
         )
+        memory = self._arena.view(0, min(manifest.size_bytes, self._arena.size_bytes))
+        return ModelArrival(order, memory, self._data_plane, _Receiving(self, command))
 
-    def _read(self, command: StartLoad, manifest: Manifest, directory: Path) -> None:
-        self._outbox.to_controller(LoadStarted(command.instance, command.attempt, command.rank))
-        try:
-            for layer in read_layers(directory, manifest, self._arena.view(0, manifest.size_bytes)):
-                self.layer_arrived(command, layer)
-        except ModelError as error:
-            self.load_failed(command, str(error))
-        else:
-            self.load_completed(command, manifest.size_bytes)
+    def amend(self, order: Order) -> None:
+        """Get what is missing of a load by other feeds; nothing, if it is over."""
+        command = order.command
+        assert isinstance(command, AmendLoad)
+        assigned = self._assigned
+        if assigned is None or assigned.is_loaded or assigned.order.plan != command.plan:
+            return
+        assigned.feeds = command.feeds
+        assigned.troubles = []
+        assigned.arrival.amend(command.feeds, order.directory)
+        self._update_report()
 
     def _is_current(self, command: StartLoad) -> bool:
         return self._assigned is not None and self._assigned.order == command
 
     def layer_arrived(self, command: StartLoad, layer: int) -> None:
-        """A layer is complete and verified in the arena: give it to its module."""
+        """A layer is complete and verified in the arena: give all below the watermark to their
+        modules."""
         if not self._is_current(command):
             return
         assigned = self._assigned
         assert assigned is not None
-        assert layer == assigned.watermark, f"layer {layer} after {assigned.watermark} layers"
-        self._executor.materialize(layer)
-        assigned.watermark = layer + 1
+        assigned.arrived[layer] = None
+        while assigned.watermark in assigned.arrived:
+            self._executor.materialize(assigned.watermark)
+            assigned.watermark += 1
         self._update_report()
-        self._outbox.to_controller(
-            LayerArrived(command.instance, command.attempt, assigned.watermark, command.rank)
+        self._reporter.to_controller(
+            LayerArrived(command.instance, command.attempt, assigned.watermark, command.rank, layer)
         )
+
+    def feed_failed(
+        self, command: StartLoad, upstream: WorkerRef, reason: str, is_stalled: bool
+    ) -> None:
+        """Nothing more comes from this one: the controller says who gives the rest."""
+        if self._is_current(command):
+            assert self._assigned is not None
+            trouble = FeedFailed(command.plan, self._boot.worker, upstream, reason, is_stalled)
+            self._assigned.troubles.append(trouble)
+            self._reporter.to_controller(trouble)
 
     def load_started(self, command: StartLoad) -> None:
         """The first byte is in the arena."""
         if self._is_current(command):
-            self._outbox.to_controller(LoadStarted(command.instance, command.attempt, command.rank))
+            self._reporter.to_controller(
+                LoadStarted(command.instance, command.attempt, command.rank)
+            )
 
     def load_completed(self, command: StartLoad, received_bytes: int) -> None:
         """All layers are there: measure if asked, then serve."""
@@ -221,7 +261,7 @@ class InstanceHost:
             self._measure(assigned)
         assigned.is_loaded = True
         self._update_report()
-        self._outbox.to_controller(
+        self._reporter.to_controller(
             LoadCompleted(command.instance, command.attempt, received_bytes, command.rank)
         )
 
@@ -232,7 +272,7 @@ class InstanceHost:
             self._fail_load(command, reason)
 
     def _fail_load(self, command: StartLoad, reason: str) -> None:
-        self._outbox.to_controller(
+        self._reporter.to_controller(
             LoadFailed(command.instance, command.attempt, reason, command.rank)
         )
 
@@ -246,22 +286,7 @@ class InstanceHost:
             ),
             kv_blocks=self._executor.kv_blocks,
         )
-        self._outbox.to_controller(self.capacity)
-
-    def send(self, order: Order) -> None:
-        """Send the whole model to another worker, arrived or arriving; ends in SendEnded."""
-        command = order.command
-        assert isinstance(command, StartSend)
-        assigned = self._assigned
-        if assigned is None or not assigned.can_send or assigned.manifest.model != command.model:
-            self._outbox.to_controller(
-                SendEnded(command.plan, command.source, 0, f"{self!r} does not hold it")
-            )
-            return
-        self._data_plane.send(
-            SendOrder(command.plan, assigned.manifest, command.target),
-            _Sending(self._outbox, command),
-        )
+        self._reporter.to_controller(self.capacity)
 
     def release(self, order: Order) -> None:
         """Forget the model; ends in Released. A load under way ends in LoadFailed first.
@@ -273,15 +298,25 @@ class InstanceHost:
         assigned = self._assigned
         if assigned is not None and assigned.instance == command.instance:
             assert not assigned.batcher.has_work, f"{self!r} is released with requests"
-            if assigned.is_loaded:
-                self._clear()
-            else:
-                # Nobody writes into the arena any more when this returns.
-                self._data_plane.abort(assigned.order.plan)
-                self.load_failed(assigned.order, "released")
-        self._outbox.to_controller(Released(command.instance, command.attempt, command.rank))
+            was_loaded = assigned.is_loaded
+            self._clear()
+            if not was_loaded:
+                self._fail_load(assigned.order, "released")
+        self._reporter.to_controller(Released(command.instance, command.attempt, command.rank))
+
+    def examine(self, asked: Examine) -> None:
+        """Say what the arena holds, byte for byte."""
+        a = self._assigned
+        copies: tuple[HeldCopy, ...] = ()
+        if a is not None:
+            arena = self._arena.view(0, a.manifest.size_bytes)
+            copies = (held_copy(a.manifest, arena, a.arrived, a.order.rank),)
+        self._reporter.to_controller(Examined(asked.call, self._boot.worker, copies))
 
     def _clear(self) -> None:
+        """Nobody writes into the arena or reads from it when this returns."""
+        assert self._assigned is not None
+        self._assigned.arrival.stop()
         self._executor.release()
         self._assigned = None
         self._last_report = None
@@ -305,8 +340,8 @@ class InstanceHost:
             assigned.batcher.add(spec)
         except ValueError as error:
             failed = AttemptFailed(message.request, message.attempt, str(error))
-            self._outbox.to_gateway(gateway, failed)
-            self._outbox.to_controller(
+            self._reporter.to_gateway(gateway, failed)
+            self._reporter.to_controller(
                 RequestEnded(message.request, message.attempt, Outcome.FAILED)
             )
         else:
@@ -317,7 +352,7 @@ class InstanceHost:
         assigned = self._assigned
         if assigned is not None and assigned.batcher.cancel(request, attempt):
             self._gateway_of.pop(request, None)
-            self._outbox.to_controller(RequestEnded(request, attempt, Outcome.CANCELLED))
+            self._reporter.to_controller(RequestEnded(request, attempt, Outcome.CANCELLED))
 
     def gateway_gone(self, gateway: str) -> None:
         """Nobody reads what this gateway asked for."""
@@ -339,11 +374,11 @@ class InstanceHost:
             )
             by_gateway.setdefault(gateway, []).append(token)
         for gateway, tokens in by_gateway.items():
-            self._outbox.to_gateway(gateway, Tokens(tuple(tokens)))
+            self._reporter.to_gateway(gateway, Tokens(tuple(tokens)))
         for e in emissions:
             if e.finish_reason is not None:
                 del self._gateway_of[e.request]
-                self._outbox.to_controller(
+                self._reporter.to_controller(
                     RequestEnded(e.request, e.attempt, Outcome.FINISHED, e.index + 1)
                 )
 
@@ -354,7 +389,14 @@ class InstanceHost:
         self.report = None
         if a is not None:
             self.report = InstanceReport(
-                a.instance, a.manifest.model, a.attempt, a.watermark, a.is_loaded, a.order.rank
+                instance=a.instance,
+                model=a.manifest.model,
+                attempt=a.attempt,
+                watermark=a.watermark,
+                is_loaded=a.is_loaded,
+                rank=a.order.rank,
+                plan=a.order.plan,
+                feeds=a.feeds,
             )
 
     def _report_load(self) -> None:
@@ -377,11 +419,14 @@ class InstanceHost:
         )
         if report != self._last_report:
             self._last_report = report
-            self._outbox.to_controller(report)
+            self._reporter.to_controller(report)
 
     def report_again(self) -> None:
         """A new controller knows nothing: the next report goes out even if nothing changed."""
         self._last_report = None
+        if self._assigned is not None and not self._assigned.is_loaded:
+            for trouble in self._assigned.troubles:
+                self._reporter.to_controller(trouble)
 
     def __repr__(self) -> str:
         holds = self._assigned.order.model if self._assigned else "nothing"
@@ -389,7 +434,7 @@ class InstanceHost:
 
 
 class _Receiving:
-    """ReceiveListener: hands every piece of news to the main thread, in order."""
+    """ArrivalListener: hands every piece of news to the main thread, in order."""
 
     def __init__(self, host: InstanceHost, command: StartLoad) -> None:
         self._host = host
@@ -407,17 +452,7 @@ class _Receiving:
     def failed(self, reason: str) -> None:
         self._host.post(partial(self._host.load_failed, self._command, reason))
 
-    def forward_ended(self, sent_bytes: int, error: str | None) -> None:
-        """Nothing to tell: the next target reports its own load."""
-
-
-class _Sending:
-    """SendListener: the end of a send is the controller's business alone."""
-
-    def __init__(self, outbox: Outbox, command: StartSend) -> None:
-        self._outbox = outbox
-        self._command = command
-
-    def ended(self, sent_bytes: int, error: str | None) -> None:
-        command = self._command
-        self._outbox.to_controller(SendEnded(command.plan, command.source, sent_bytes, error))
+    def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
+        self._host.post(
+            partial(self._host.feed_failed, self._command, upstream, reason, is_stalled)
+        )

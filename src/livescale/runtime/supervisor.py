@@ -7,150 +7,108 @@ address that never closes, and it gives a replaced process its next incarnation.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import logging
-import os
 import secrets
 import signal
-import socket
-import sys
-import time
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from livescale.config import PoolConfig
-from livescale.gateway.keys import KEY_VARIABLES, read_key_digests
+from livescale.gateway.keys import read_key_digests
 from livescale.runtime.boot import (
-    Boot,
-    CatalogEntry,
+    AgentBoot,
     ControllerBoot,
     GatewayBoot,
     Status,
     WorkerBoot,
 )
-from livescale.runtime.catalog import controller_config, device, latency, prepare_models
-from livescale.runtime.wire import Address
+from livescale.runtime.catalog import (
+    controller_config,
+    latency,
+    model_policy,
+    prepare_models,
+    with_host_memory,
+)
+from livescale.runtime.examination import ExamineBoot, examine, examine_inside
+from livescale.runtime.listening import listen, listen_inside
+from livescale.runtime.lives import Child
+from livescale.runtime.site import Site, local_site, site_of
+from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
 from livescale.settings import ConfigError
-from livescale.types import WorkerRef
+from livescale.topology_files import read_topology
+from livescale.types import WorkerRef, agent_ref
 
 _log = logging.getLogger(__name__)
-_HOST = "127.0.0.1"
-# A process that dies so often before it is ready will not get better by itself.
-_FAILED_STARTS_MAX = 3
-# One that was ready is always replaced, but the sooner it dies again and again, the later.
-_SHORT_LIFE_S = 10.0
-_RESTART_PAUSE_S = (0.1, 5.0)
 # After SIGTERM; the gateway gets its drain timeout on top.
 _STOP_TIMEOUT_S = 5.0
-_STATUS_BYTES_MAX = 1 << 20
 
 
 class PoolFailed(Exception):
     """The pool cannot start or go on; the message says which process and why."""
 
 
-class _Child:
-    """One process and its successors. `boot` builds the boot message of the n-th life."""
-
-    def __init__(self, name: str, kind: str, boot: Callable[[int], Boot], fds: tuple[int, ...]):
-        self.name = name
-        self.kind = kind
-        self.life = -1
-        self.is_ready = asyncio.Event()
-        self.process: asyncio.subprocess.Process | None = None
-        self._boot = boot
-        self._fds = fds
-        self._failed_starts = 0
-        self._short_lives = 0
-        self._fatal: str | None = None
-
-    async def start(self, config: PoolConfig) -> None:
-        self.life += 1
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "livescale.runtime.child",
-            self.kind,
-            config.log_level,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=self._fds,
-            # Ctrl-C is the supervisor's alone: it stops its children in order.
-            start_new_session=True,
-            env=_child_environment(config),
-            limit=_STATUS_BYTES_MAX,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(self._boot(self.life)) + b"\n")
-
-    async def watch(self) -> None:
-        """Read status lines until the process is gone."""
-        assert self.process is not None
-        assert self.process.stdout is not None
-        ready_at: float | None = None
-        async for text in self.process.stdout:
-            with contextlib.suppress(msgspec.MsgspecError):
-                status = msgspec.json.decode(text, type=Status)
-                self._fatal = status.fatal or self._fatal
-                if status.is_ready:
-                    ready_at = time.monotonic()
-                    self.is_ready.set()
-        await self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        self._failed_starts = self._failed_starts + 1 if ready_at is None else 0
-        is_short = ready_at is None or time.monotonic() - ready_at < _SHORT_LIFE_S
-        self._short_lives = self._short_lives + 1 if is_short else 0
-        self.is_ready.clear()
-
-    def give_up_reason(self) -> str | None:
-        """Why starting the process again makes no sense (None: it does)."""
-        if self._failed_starts < _FAILED_STARTS_MAX:
-            return None
-        assert self.process is not None
-        return (
-            f"{self.name} died {self._failed_starts} times in a row before it was ready"
-            f" (exit status {self.process.returncode}): {self._fatal or 'see its log'}"
-        )
-
-    def pause_s(self) -> float:
-        """How long to wait before the next life: twice as long after each short one."""
-        least, most = _RESTART_PAUSE_S
-        return float(min(least * 2 ** max(self._short_lives - 1, 0), most))
-
-    def signal(self, number: int) -> None:
-        if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(number)
-
-
 class Pool:
     """A pool of warm workers, its controller and its gateway. Use as an async context."""
 
-    def __init__(self, config: PoolConfig, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        config: PoolConfig,
+        environ: Mapping[str, str] | None = None,
+        site: Site | None = None,
+    ) -> None:
         """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
 
-        API keys are those of `config.api_key_file` and of the variables in `environ`.
+        API keys are those of `config.api_key_file` and of the variables in `environ`. `site` says
+        where the processes run; without it that follows from the configuration.
         """
+        site = site if site is not None else configured_site(config)
+        if len(site.seats) != config.workers:
+            raise ConfigError(
+                f"workers is {config.workers}, but there are {len(site.seats)} devices"
+            )
         self.config = config
         self._key_digests = read_key_digests(config.api_key_file, environ or {})
         self.models = prepare_models(config)
+        self.site = with_host_memory(site, config, self.models)
+        #: as the controller last told them
+        self._published = tuple(
+            PublishedModel(entry, model_policy(config, model, entry))
+            for model, entry in zip(config.models, self.models, strict=True)
+        )
+        controller_config(config, self.site, (), 0)
         _check_record(config.record)
-        self._http = _listen(config.host, config.port)
-        self._control = _listen(_HOST, 0)
+        self._http = listen(config.host, config.port)
+        self._control = listen_inside(site.control_prefix, site.control_address)
+        self._shm = tempfile.TemporaryDirectory(prefix="livescale-", ignore_cleanup_errors=True)
         self._secret = secrets.token_hex(16)
         self._failure: asyncio.Future[None] | None = None
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._children = [
-            _Child("controller", "controller", self._controller_boot, (self._control.fileno(),)),
-            _Child("gateway", "gateway", self._gateway_boot, (self._http.fileno(),)),
+        self._children = self._all_children()
+
+    def _all_children(self) -> list[Child]:
+        prefix = self.site.control_prefix
+        children = [
+            Child(
+                *("controller", "controller", self._controller_boot, (self._control.fileno(),)),
+                *(prefix, self._heed_controller),
+            ),
+            Child("gateway", "gateway", self._gateway_boot, (self._http.fileno(),), prefix),
         ]
-        self._children += [
-            _Child(f"worker {n}", "worker", self._worker_boot(n), ()) for n in range(config.workers)
+        children += [
+            Child(f"agent {n}", "agent", self._agent_boot(n), (), seat.prefix)
+            for n, seat in self.site.agents
         ]
+        children += [
+            Child(f"worker {n}", "worker", self._worker_boot(n), (), host.prefix)
+            for n, (host, _) in enumerate(self.site.seats)
+        ]
+        return children
+
+    def _heed_controller(self, status: Status) -> None:
+        if status.models is not None:
+            self._published = status.models
 
     @property
     def base_url(self) -> str:
@@ -159,12 +117,19 @@ class Pool:
         return f"http://{host}:{port}"
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the living children by name: controller, gateway, worker 0, …"""
+        """Process ids of the living children by name: controller, gateway, agent 0, worker 0, …"""
         return {
             child.name: child.process.pid
             for child in self._children
             if child.process is not None and child.process.returncode is None
         }
+
+    async def examine(self) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
+        """The checksums of what every member's memory holds. Raises ExaminationError."""
+        boot = ExamineBoot(self._secret, self._controller_address())
+        if not self.site.control_prefix:
+            return await examine(boot)
+        return await asyncio.to_thread(examine_inside, self.site.control_prefix, boot)
 
     async def __aenter__(self) -> Pool:
         self._failure = asyncio.get_running_loop().create_future()
@@ -205,6 +170,7 @@ class Pool:
         await self._end(gateways, self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
         await self._end(others, _STOP_TIMEOUT_S)
         self._control.close()
+        self._shm.cleanup()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._failure is not None and not self._failure.cancel():
             self._failure.exception()  # whoever waited was told; asyncio must not tell again
@@ -217,7 +183,7 @@ class Pool:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    async def _keep_alive(self, child: _Child) -> None:
+    async def _keep_alive(self, child: Child) -> None:
         while True:
             await child.watch()
             if self._is_stopping:
@@ -235,7 +201,7 @@ class Pool:
                 return
             await child.start(self.config)
 
-    async def _end(self, children: list[_Child], timeout_s: float) -> None:
+    async def _end(self, children: list[Child], timeout_s: float) -> None:
         for child in children:
             child.signal(signal.SIGTERM)
         waits = [child.process.wait() for child in children if child.process is not None]
@@ -251,11 +217,13 @@ class Pool:
         return ControllerBoot(
             secret=self._secret,
             listen_fd=self._control.fileno(),
-            config=controller_config(self.config, self.models, epoch=life),
-            models=self.models,
+            config=controller_config(
+                self.config, self.site, tuple(m.policy for m in self._published), epoch=life
+            ),
+            models=self._published,
+            pool=self.config,
             step_gap_ns=self.config.step_gap_us * 1000,
             record=self.config.record,
-            settings=_settings(self.config),
         )
 
     def _gateway_boot(self, life: int) -> GatewayBoot:
@@ -264,9 +232,10 @@ class Pool:
             gateway=f"g{life}",
             listen_fd=self._http.fileno(),
             controller=self._controller_address(),
-            models=self.models,
+            models=tuple(m.entry for m in self._published if not m.is_leaving),
             queue_requests_max=self.config.queue_requests_max,
             queue_prompt_tokens_max=self.config.queue_prompt_tokens_max,
+            queue_timeout_s=self.config.queue_timeout_s,
             drain_timeout_s=self.config.drain_timeout_s,
             request_timeout_s=self.config.request_timeout_s,
             receive_timeout_s=self.config.receive_timeout_s,
@@ -276,22 +245,50 @@ class Pool:
             key_digests=self._key_digests,
         )
 
+    def _agent_boot(self, number: int) -> Callable[[int], AgentBoot]:
+        seat = self.site.hosts[number]
+
+        def boot(life: int) -> AgentBoot:
+            return AgentBoot(
+                secret=self._secret,
+                agent=agent_ref(number, life),
+                host=seat.host,
+                controller=self._controller_address(),
+                data_host=seat.address,
+                shm_directory=self._shm.name,
+                keeps_rates=not self.site.has_links,
+                parameter_share_percent=self.config.parameter_share_percent,
+                carrier=self.config.carrier,
+                stall_ms=self.config.stall_ms,
+            )
+
+        return boot
+
     def _worker_boot(self, number: int) -> Callable[[int], WorkerBoot]:
+        host, seat = self.site.seats[number]
+
         def boot(life: int) -> WorkerBoot:
             return WorkerBoot(
                 secret=self._secret,
                 worker=WorkerRef(number, life),
-                device=device(self.config),
+                device=seat.device,
                 controller=self._controller_address(),
+                data_host=seat.address,
+                token_host=host.control_address,
+                shm_directory=self._shm.name,
+                keeps_rates=not self.site.has_links,
                 threads=self.config.worker_threads,
                 block_tokens=self.config.block_tokens,
-                chunk_bytes=self.config.chunk_bytes,
                 run_tokens_max=self.config.run_tokens_max,
                 sequences_max=self.config.sequences_max,
                 oldest_prompt_percent=self.config.oldest_prompt_percent,
                 growth_tokens=self.config.growth_tokens,
                 weights_layout=self.config.weights_layout,
                 latency=latency(self.config),
+                parameter_share_percent=self.config.parameter_share_percent,
+                carrier=self.config.carrier,
+                stall_ms=self.config.stall_ms,
+                storage_bytes_per_s=host.host.storage_bytes_per_s,
             )
 
         return boot
@@ -310,39 +307,11 @@ def describe(models: tuple[CatalogEntry, ...]) -> list[str]:
     ]
 
 
-def _settings(config: PoolConfig) -> dict[str, object]:
-    settings: dict[str, object] = msgspec.to_builtins(config)
-    return settings
-
-
-def _child_environment(config: PoolConfig) -> dict[str, str]:
-    threads = str(config.worker_threads)
-    inherited = {name: text for name, text in os.environ.items() if name not in KEY_VARIABLES}
-    return {
-        **inherited,
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "false",
-        # Models come from directories only; nothing may try to reach a hub.
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. ConfigError when the address cannot be had."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is in use: choose another with --port (0: any free port)"
-            ) from error
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    listener.listen(1024)
-    return listener
+def configured_site(config: PoolConfig) -> Site:
+    """Where the processes run by the configuration alone: on this machine. Raises ConfigError."""
+    if config.topology is None:
+        return local_site(config)
+    return site_of(read_topology(Path(config.topology)).topology, config)
 
 
 def _check_record(record: str | None) -> None:

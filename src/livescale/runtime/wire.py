@@ -8,19 +8,35 @@ closed. Parameters never travel here: they go worker to worker through `transfer
 from __future__ import annotations
 
 import asyncio
+import enum
 import struct
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
 import msgspec
 
-from livescale.messages.commands import Dispatch, FailRequest, Release, StartLoad, StartSend
+from livescale.messages.commands import (
+    AmendLoad,
+    Dispatch,
+    DropCopy,
+    FailRequest,
+    Release,
+    StartCopy,
+    StartLoad,
+)
 from livescale.messages.events import (
     AnyEvent,
     CapacityMeasured,
+    CopyCompleted,
+    CopyDropped,
+    CopyFailed,
+    CopyLayerArrived,
+    CopyReport,
+    FeedFailed,
     InstanceReport,
     InstanceReported,
     LayerArrived,
+    LinkMeasured,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -28,15 +44,17 @@ from livescale.messages.events import (
     RequestArrived,
     RequestCancelled,
     RequestEnded,
-    SendEnded,
 )
+from livescale.policies import ModelPolicy
 from livescale.telemetry.record import RequestLine
-from livescale.topology import Device
+from livescale.topology import Device, Host
 from livescale.types import (
     FinishReason,
     InstanceId,
     Manifest,
+    ModelSpec,
     RequestId,
+    SamplingDefaults,
     SamplingParams,
     TokenLogprobs,
     Value,
@@ -60,11 +78,25 @@ class Address(Value, frozen=True):
     port: int
 
 
+class CatalogEntry(Value, frozen=True):
+    """A model of the pool, prepared once: where it lies, what it weighs, what its files hash to."""
+
+    spec: ModelSpec
+    manifest: Manifest
+    directory: str
+    eos_token_ids: tuple[int, ...]
+    request_tokens_max: int
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
+
+
 # -- hello: the first message of every connection ----------------------------------------------
 
 
 class WorkerHello(Value, frozen=True, tag=True):
-    """A worker presents itself to the controller."""
+    """A worker presents itself to the controller.
+
+    `shm_path` is where processes of its host get its memory from; None if they cannot.
+    """
 
     secret: str
     worker: WorkerRef
@@ -72,6 +104,18 @@ class WorkerHello(Value, frozen=True, tag=True):
     data_address: Address
     token_address: Address
     report: InstanceReport | None
+    shm_path: str | None = None
+
+
+class AgentHello(Value, frozen=True, tag=True):
+    """A host agent presents itself to the controller."""
+
+    secret: str
+    agent: WorkerRef
+    host: Host
+    data_address: Address
+    copies: tuple[CopyReport, ...]
+    shm_path: str | None = None
 
 
 class GatewayHello(Value, frozen=True, tag=True):
@@ -81,32 +125,66 @@ class GatewayHello(Value, frozen=True, tag=True):
     gateway: str
 
 
-# -- controller to worker ------------------------------------------------------------------------
+# -- controller to worker and agent --------------------------------------------------------------
 
 
-class Peer(Value, frozen=True):
-    """A worker that others can reach."""
+class Holder(Value, frozen=True):
+    """A worker or agent whose data plane can be asked for parameters. Those of one `host` may
+    share memory."""
 
-    worker: WorkerRef
+    ref: WorkerRef
     data_address: Address
-    token_address: Address
+    host: str
+    shm_path: str | None = None
 
 
-class Peers(Value, frozen=True, tag=True):
-    """The living workers that the controller knows: open connections to those that are new."""
+class Holders(Value, frozen=True, tag=True):
+    """The living workers and agents that the controller knows: meet those that are new."""
 
-    peers: tuple[Peer, ...]
+    holders: tuple[Holder, ...]
 
 
 class Order(Value, frozen=True, tag=True):
-    """A command for a worker with what only the world knows: the manifest, and where files lie.
+    """A command for a worker or agent with what only the world knows: the manifest, and where the
+    model's files lie.
 
-    `directory` is set only when the worker shall read the model from storage.
+    `directory` is set only when a feed reads the model from storage.
     """
 
-    command: StartLoad | StartSend | Release
+    command: StartLoad | AmendLoad | Release | StartCopy | DropCopy
     manifest: Manifest | None = None
     directory: str | None = None
+
+
+class Examine(Value, frozen=True, tag=True):
+    """Say what your memory holds: gateways ask the controller, which asks all members."""
+
+    call: str
+
+
+class HeldCopy(Value, frozen=True):
+    """A model in a member's memory: the checksum of each layer as its bytes are now (None: not
+    there yet)."""
+
+    model: str
+    checksums: tuple[str | None, ...]
+    rank: int = 0
+
+
+class Examined(Value, frozen=True, tag=True):
+    """What a member's memory holds. The controller passes it on to who asked."""
+
+    call: str
+    member: WorkerRef
+    copies: tuple[HeldCopy, ...]
+
+
+class Examining(Value, frozen=True, tag=True):
+    """The controller's first answer to Examine: an Examined follows from each of these that
+    lives on."""
+
+    call: str
+    members: tuple[WorkerRef, ...]
 
 
 class Refused(Value, frozen=True, tag=True):
@@ -118,22 +196,102 @@ class Refused(Value, frozen=True, tag=True):
 # -- controller to gateway -----------------------------------------------------------------------
 
 
+class Peer(Value, frozen=True):
+    """A worker that a gateway can reach."""
+
+    worker: WorkerRef
+    token_address: Address
+
+
+class Peers(Value, frozen=True, tag=True):
+    """The living workers that the controller knows: open connections to those that are new."""
+
+    peers: tuple[Peer, ...]
+
+
+class PublishedModel(Value, frozen=True):
+    """A model that is in the pool, with the limits it was published with.
+
+    `is_leaving`: it was withdrawn; running requests finish, new ones are refused.
+    """
+
+    entry: CatalogEntry
+    policy: ModelPolicy
+    is_leaving: bool = False
+
+    @property
+    def instances_min(self) -> int:
+        return self.policy.instances_min
+
+    @property
+    def instances_max(self) -> int:
+        return self.policy.instances_max
+
+    @property
+    def priority(self) -> int:
+        return self.policy.priority
+
+
+class Catalog(Value, frozen=True, tag=True):
+    """All models of the pool, sent to a new gateway and at every change.
+
+    `preparing` lists (name, directory) of models whose files are being read: they are not in the
+    pool yet, and may never be.
+    """
+
+    models: tuple[PublishedModel, ...]
+    preparing: tuple[tuple[str, str], ...] = ()
+
+
 class ModelLoad(Value, frozen=True):
-    """What a model's instances reported, summed up; the last three only grow."""
+    """What a model's instances reported, summed up; all but the first two only grow.
+
+    `device_ns` is how long its instances have held devices, summed up over the devices.
+    """
 
     kv_blocks_used: int
     kv_blocks: int
     preemptions: int = 0
     prefix_lookup_tokens: int = 0
     reused_tokens: int = 0
+    device_ns: int = 0
 
 
 class PoolStatus(Value, frozen=True, tag=True):
-    """What a gateway shows of the pool: instances per model and state, the workers, the loads."""
+    """What a gateway shows of the pool: instances per model and state, the workers, the loads.
+
+    `copies` counts each model's complete copies in host memory. `unready` lists the models that
+    have less than they should have at least: a serving instance, or, where the minimum is 0, a
+    copy to start one from. The pool is ready when there are none.
+    """
 
     instances: dict[str, dict[str, int]]
     workers: int
     loads: dict[str, ModelLoad]
+    agents: int = 0
+    copies: dict[str, int] = msgspec.field(default_factory=dict)
+    unready: tuple[str, ...] = ()
+
+
+class ModelProblem(enum.StrEnum):
+    """Why a model was not added or removed."""
+
+    INVALID = "invalid"  # the directory or a setting is wrong, or it does not fit
+    EXISTS = "exists"  # a model of this name is there, or being prepared
+    UNKNOWN = "unknown"  # no model of this name is there
+    FAILED = "failed"  # the pool could not carry it out
+
+
+class ModelAnswer(Value, frozen=True, tag=True):
+    """The one answer to AddModel or RemoveModel. `problem` None: it is done.
+
+    An added model has its host copy by then (or needs none); a removed one takes no new requests.
+    """
+
+    call: str
+    name: str
+    problem: ModelProblem | None = None
+    reason: str = ""
 
 
 # -- gateway to worker, worker to gateway --------------------------------------------------------
@@ -191,25 +349,57 @@ class RequestTimed(Value, frozen=True, tag=True):
     line: RequestLine
 
 
+class AddModel(Value, frozen=True, tag=True):
+    """Publish the model in `path`. `call` names the question; exactly one ModelAnswer follows.
+
+    `settings` are keys of `models:` in the configuration other than path and name, as JSON has
+    them; what is wrong with them is said in the answer.
+    """
+
+    call: str
+    path: str
+    name: str = ""
+    settings: dict[str, str | int | list[str] | None] = msgspec.field(default_factory=dict)
+
+
+class RemoveModel(Value, frozen=True, tag=True):
+    """Withdraw the model. `call` names the question; exactly one ModelAnswer follows."""
+
+    call: str
+    name: str
+
+
 WorkerEvent = (
     InstanceReported
     | LoadStarted
     | LayerArrived
     | LoadCompleted
     | LoadFailed
-    | SendEnded
+    | FeedFailed
+    | LinkMeasured
     | Released
     | CapacityMeasured
     | RequestEnded
 )
-ToController = (
-    WorkerHello | GatewayHello | WorkerEvent | RequestArrived | RequestCancelled | RequestTimed
+AgentEvent = CopyLayerArrived | CopyCompleted | CopyFailed | CopyDropped | FeedFailed | LinkMeasured
+FromGateway = (
+    RequestArrived
+    | RequestCancelled
+    | RequestEnded
+    | RequestTimed
+    | AddModel
+    | RemoveModel
+    | Examine
 )
-ToWorker = Peers | Order | Refused
-ToGateway = Peers | Dispatch | FailRequest | PoolStatus
+ToController = (
+    WorkerHello | AgentHello | GatewayHello | WorkerEvent | AgentEvent | FromGateway | Examined
+)
+ToWorker = Holders | Order | Examine | Refused
+ToGateway = Peers | Catalog | Dispatch | FailRequest | PoolStatus | ModelAnswer
+ToExaminer = ToGateway | Examining | Examined
 ToTokenServer = GatewayHello | Submit | Cancel
 FromTokenServer = Tokens | AttemptFailed
-AnyMessage = ToController | ToWorker | ToGateway | ToTokenServer | FromTokenServer | AnyEvent
+AnyMessage = ToController | ToWorker | ToExaminer | ToTokenServer | FromTokenServer | AnyEvent
 
 _encoder = msgspec.msgpack.Encoder()
 Incoming = TypeVar("Incoming")

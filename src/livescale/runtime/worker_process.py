@@ -13,50 +13,56 @@ import signal
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 
 from livescale.engine.run_result import InstanceExecutor
 from livescale.engine.timed import TimedExecutor
-from livescale.messages.commands import StartLoad, StartSend
+from livescale.messages.commands import AmendLoad, Release, StartLoad
 from livescale.runtime.boot import Status, WorkerBoot, read_boot, report
+from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.instance_host import InstanceHost
 from livescale.runtime.wire import (
     Address,
     AttemptFailed,
     Cancel,
+    Examine,
+    Examined,
     GatewayHello,
     Order,
-    Peers,
-    Refused,
     Submit,
     Tokens,
     ToTokenServer,
-    ToWorker,
     Wire,
     WorkerEvent,
     WorkerHello,
-    open_wire,
 )
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
-_HOST = "127.0.0.1"
 _HELLO_TIMEOUT_S = 10.0
-_RECONNECT_S = (0.05, 1.0)
 # Python hands the interpreter to a waiting thread only after this long: transfers and sockets
 # share this process with the engine's loop (the default is 5 ms).
 _SWITCH_INTERVAL_S = 0.0005
 
 
 class WorkerSockets:
-    """The socket thread: one wire to the controller, one from every gateway. It is the Outbox."""
+    """The socket thread: one wire to the controller, one from every gateway. It is the Reporter."""
 
     def __init__(self, boot: WorkerBoot, data_plane: DataPlane) -> None:
         self._boot = boot
         self._data_plane = data_plane
         self._loop = asyncio.new_event_loop()
-        self._controller: Wire[ToWorker] | None = None
+        acquaintances = Acquaintances(
+            boot.worker,
+            boot.device.host,
+            data_plane,
+            measures_links=boot.device.downlink_bytes_per_s is None,
+        )
+        self._link = ControllerLink(
+            boot.controller, acquaintances, self._hello, self._hand_over, self._end
+        )
+        self._token_address = Address("", 0)
         self._gateways: dict[str, Wire[ToTokenServer]] = {}
         self._host: InstanceHost | None = None
 
@@ -70,18 +76,13 @@ class WorkerSockets:
         self._host = host
         threading.Thread(target=self._run, name="sockets", daemon=True).start()
 
-    # -- Outbox (any thread) --------------------------------------------------------------------
+    # -- Reporter (any thread) --------------------------------------------------------------------
 
-    def to_controller(self, event: WorkerEvent) -> None:
-        self._loop.call_soon_threadsafe(self._send_to_controller, event)
+    def to_controller(self, event: WorkerEvent | Examined) -> None:
+        self._loop.call_soon_threadsafe(self._link.send, event)
 
     def to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None:
         self._loop.call_soon_threadsafe(self._send_to_gateway, gateway, message)
-
-    def _send_to_controller(self, event: WorkerEvent) -> None:
-        # While no controller is there events are dropped: the next one gets a full report.
-        if self._controller is not None:
-            self._controller.send(event)
 
     def _send_to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None:
         wire = self._gateways.get(gateway)
@@ -95,76 +96,41 @@ class WorkerSockets:
         self._loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept_gateway, _HOST, 0)
+        server = await asyncio.start_server(self._accept_gateway, self._boot.token_host, 0)
         host, port = server.sockets[0].getsockname()[:2]
-        pause_s = _RECONNECT_S[0]
-        while True:
-            try:
-                wire: Wire[ToWorker] = await open_wire(self._boot.controller, ToWorker)
-            except OSError:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _RECONNECT_S[1])
-                continue
-            pause_s = _RECONNECT_S[0]
-            self._introduce(wire, Address(host, port))
-            await self._obey(wire)
-            await asyncio.sleep(pause_s)
+        self._token_address = Address(host, port)
+        await self._link.run()
 
-    def _introduce(self, wire: Wire[ToWorker], token_address: Address) -> None:
-        """Say who this is and what it holds; a restarted controller builds its state from that."""
-        data_host, data_port = self._data_plane.address
-        wire.send(
-            WorkerHello(
-                self._boot.secret,
-                self._boot.worker,
-                self._boot.device,
-                Address(data_host, data_port),
-                token_address,
-                self.host.report,
-            )
+    def _hello(self) -> list[WorkerHello | WorkerEvent]:
+        """Who this is and what it holds; a restarted controller builds its state from that."""
+        host, port = self._data_plane.address
+        hello = WorkerHello(
+            secret=self._boot.secret,
+            worker=self._boot.worker,
+            device=self._boot.device,
+            data_address=Address(host, port),
+            token_address=self._token_address,
+            report=self.host.report,
+            shm_path=self._data_plane.shm_path,
         )
-        if self.host.capacity is not None:
-            wire.send(self.host.capacity)
-        self._controller = wire
         self.host.post(self.host.report_again)
+        return [hello, self.host.capacity] if self.host.capacity is not None else [hello]
 
-    async def _obey(self, wire: Wire[ToWorker]) -> None:
-        async for message in wire:
-            if isinstance(message, Peers):
-                await asyncio.to_thread(self._meet, message)
-            elif isinstance(message, Order):
-                self._hand_over(message)
-            elif isinstance(message, Refused):
-                _log.warning("%s ends: %s", self._boot.worker, message.reason)
-                self.host.stop()
-                return
-        self._controller = None
-        _log.info("%s lost its controller: %s", self._boot.worker, wire.error)
-
-    def _hand_over(self, order: Order) -> None:
-        if isinstance(order.command, StartLoad):
+    def _hand_over(self, order: Order | Examine) -> None:
+        if isinstance(order, Examine):
+            self.host.post(partial(self.host.examine, order))
+        elif isinstance(order.command, StartLoad):
             self.host.post(partial(self.host.load, order))
-        elif isinstance(order.command, StartSend):
-            self.host.post(partial(self.host.send, order))
-        else:
+        elif isinstance(order.command, AmendLoad):
+            self.host.post(partial(self.host.amend, order))
+        elif isinstance(order.command, Release):
             self.host.post(partial(self.host.release, order))
+        else:
+            _log.error("%s is told to %s", self._boot.worker, type(order.command).__name__)
 
-    def _meet(self, message: Peers) -> None:
-        """Open a connection to every new worker before anything is sent over it.
-
-        Nothing is closed here: a restarted controller learns of the workers one by one, and a
-        dead worker's connection breaks by itself.
-        """
-        for peer in message.peers:
-            if peer.worker != self._boot.worker:
-                self._connect(peer.worker, peer.data_address)
-
-    def _connect(self, worker: WorkerRef, address: Address) -> None:
-        try:
-            self._data_plane.connect(worker, (address.host, address.port))
-        except OSError as error:
-            # It may have died meanwhile; if not, a send to it fails and says so.
-            _log.warning("%s cannot reach %s: %s", self._boot.worker, worker, error)
+    def _end(self, reason: str) -> None:
+        _log.warning("%s ends: %s", self._boot.worker, reason)
+        self.host.stop()
 
     async def _accept_gateway(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -200,10 +166,15 @@ def main() -> None:
     data_plane = DataPlane(
         boot.worker,
         arena,
-        host=_HOST,
-        chunk_bytes=boot.chunk_bytes,
-        uplink_bytes_per_s=boot.device.uplink_bytes_per_s,
-        downlink_bytes_per_s=boot.device.downlink_bytes_per_s,
+        host=boot.data_host,
+        host_name=boot.device.host,
+        secret=boot.secret,
+        carrier=boot.carrier,
+        shm_directory=Path(boot.shm_directory),
+        uplink_bytes_per_s=boot.device.uplink_bytes_per_s if boot.keeps_rates else None,
+        downlink_bytes_per_s=boot.device.downlink_bytes_per_s if boot.keeps_rates else None,
+        parameter_share_percent=boot.parameter_share_percent,
+        stall_s=boot.stall_ms / 1000,
     )
     sockets = WorkerSockets(boot, data_plane)
     host = InstanceHost(boot, arena, executor, data_plane, sockets)

@@ -1,0 +1,148 @@
+"""How a worker or an agent stays in touch with the controller, and how it meets the others.
+
+One wire at a time, to whichever life of the controller listens; data planes are introduced to each
+other, and a few of the ways between them are tried. What orders mean is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from livescale.messages.events import LinkMeasured
+from livescale.runtime.wire import (
+    Address,
+    AgentEvent,
+    AgentHello,
+    Examine,
+    Examined,
+    Holder,
+    Holders,
+    Order,
+    Refused,
+    ToWorker,
+    Wire,
+    WorkerEvent,
+    WorkerHello,
+    open_wire,
+)
+from livescale.transfer.data_plane import DataPlane
+from livescale.types import WorkerRef
+
+_log = logging.getLogger(__name__)
+_RECONNECT_S = (0.05, 1.0)
+# Two ways tell what this member's link carries; all of them would be a storm when many join.
+_PROBED_MAX = 2
+_PROBE_BYTES = 4 << 20
+
+
+class ControllerLink:
+    """The wire to the controller. Lives on the event loop that runs `run`."""
+
+    def __init__(
+        self,
+        controller: Address,
+        acquaintances: Acquaintances,
+        hello: Callable[[], Sequence[WorkerHello | AgentHello | WorkerEvent]],
+        obey: Callable[[Order | Examine], None],
+        refused: Callable[[str], None],
+    ) -> None:
+        """`hello` says who this is and what it holds: a restarted controller builds its state
+        from that. `refused` is called when the controller will not talk to this incarnation."""
+        self._address = controller
+        self._acquaintances = acquaintances
+        self._hello = hello
+        self._obey = obey
+        self._refused = refused
+        self._wire: Wire[ToWorker] | None = None
+
+    def send(self, event: WorkerEvent | AgentEvent | Examined) -> None:
+        """Tell the controller. While none is there events are dropped: the next one gets a full
+        report."""
+        if self._wire is not None:
+            self._wire.send(event)
+
+    async def run(self) -> None:
+        """Stay connected, for ever."""
+        pause_s = _RECONNECT_S[0]
+        while True:
+            try:
+                wire: Wire[ToWorker] = await open_wire(self._address, ToWorker)
+            except OSError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RECONNECT_S[1])
+                continue
+            pause_s = _RECONNECT_S[0]
+            for message in self._hello():
+                wire.send(message)
+            self._wire = wire
+            await self._listen(wire)
+            self._wire = None
+            _log.info("the controller is gone: %s", wire.error)
+            await asyncio.sleep(pause_s)
+
+    async def _listen(self, wire: Wire[ToWorker]) -> None:
+        async for message in wire:
+            if isinstance(message, Holders):
+                # Before the next order is read, which may name one of them.
+                await asyncio.to_thread(self._acquaintances.meet, message)
+                if not self._acquaintances.has_probed:
+                    self._probing = asyncio.create_task(self._probe())
+            elif isinstance(message, (Order, Examine)):
+                self._obey(message)
+            elif isinstance(message, Refused):
+                self._refused(message.reason)
+
+    async def _probe(self) -> None:
+        for event in await asyncio.to_thread(self._acquaintances.probe):
+            self.send(event)
+
+
+class Acquaintances:
+    """The holders that this member's data plane knows, and what is known of the ways to them."""
+
+    def __init__(
+        self, own: WorkerRef, host: str, data_plane: DataPlane, measures_links: bool
+    ) -> None:
+        self._own = own
+        self._host = host
+        self._data_plane = data_plane
+        #: by number: a restarted member takes the place of its last life
+        self._known: dict[int, Holder] = {}
+        self.has_probed = not measures_links
+
+    def meet(self, message: Holders) -> None:
+        """Introduce every new holder to the data plane. Blocks while connections are made.
+
+        Nothing is closed here: a restarted controller learns of the others one by one, and a
+        dead one's connection breaks by itself.
+        """
+        for holder in message.holders:
+            if holder.ref == self._own or self._known.get(holder.ref.worker) == holder:
+                continue
+            self._known[holder.ref.worker] = holder
+            address = (holder.data_address.host, holder.data_address.port)
+            shm_path = holder.shm_path if holder.host == self._host else None
+            try:
+                self._data_plane.introduce(holder.ref, address, shm_path)
+            except OSError as error:
+                # It may have died meanwhile; if not, a feed from it fails and says so.
+                _log.warning("%s cannot reach %s: %s", self._own, holder.ref, error)
+
+    def probe(self) -> list[LinkMeasured]:
+        """Try the ways from the nearest in number, those of other hosts first. Blocks; once."""
+        others = sorted(
+            (h for h in self._known.values() if h.ref.is_agent == self._own.is_agent),
+            key=lambda h: (h.host == self._host, abs(h.ref.worker - self._own.worker), h.ref),
+        )
+        self.has_probed = self.has_probed or bool(others)
+        found = []
+        for holder in others[:_PROBED_MAX]:
+            try:
+                rate = self._data_plane.probe(holder.ref, _PROBE_BYTES)
+            except OSError as error:
+                _log.info("%s cannot probe %s: %s", self._own, holder.ref, error)
+            else:
+                found.append(LinkMeasured(holder.ref, self._own, rate))
+        return found

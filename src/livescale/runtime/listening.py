@@ -1,0 +1,68 @@
+"""Listening sockets that a supervisor keeps for its children: here, or where their network is.
+
+Run as a program inside a network namespace it makes one there and hands it over; a socket stays in
+the network that it was made in, wherever its descriptor goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import subprocess
+import sys
+
+from livescale.settings import ConfigError
+
+_BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. ConfigError when the address cannot be had."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use: choose another with --port (0: any free port)"
+            ) from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def listen_inside(prefix: tuple[str, ...], host: str) -> socket.socket:
+    """A listening socket on a free port of `host`, made where `prefix` runs commands.
+
+    Raises ConfigError when the address cannot be had there.
+    """
+    if not prefix:
+        return listen(host, 0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        done = subprocess.run(
+            [*prefix, sys.executable, "-m", "livescale.runtime.listening", host],
+            stdin=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise ConfigError(f"{' '.join(prefix)}: {done.stderr.strip() or done.returncode}")
+        _, [descriptor], _, _ = socket.recv_fds(ours, 1, 1)
+    return socket.socket(fileno=descriptor)
+
+
+def main() -> None:
+    """Give the process at the other end of standard input a listening socket."""
+    try:
+        listener = listen(sys.argv[1], 0)
+    except ConfigError as error:
+        sys.exit(str(error))
+    with socket.socket(fileno=0) as parent:
+        socket.send_fds(parent, [b"."], [listener.fileno()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The process that prepares one model for publication in a running pool, and ends.
+
+Hashing every byte of a model takes seconds: it must not hold up decisions.
+"""
+
+from __future__ import annotations
+
+from livescale.engine.errors import ModelError
+from livescale.runtime.boot import PrepareBoot, Status, read_boot, report
+from livescale.runtime.catalog import prepare_model
+from livescale.settings import ConfigError
+
+
+def main() -> None:
+    """Read the model and tell its catalog entry, or what is wrong with it."""
+    boot = read_boot(PrepareBoot)
+    try:
+        entry = prepare_model(boot.pool, boot.model)
+    except (ModelError, ConfigError) as error:
+        report(Status(fatal=str(error)))
+    else:
+        report(Status(entry=entry))

@@ -1,0 +1,218 @@
+"""The models of a running pool: how they are published and withdrawn.
+
+What follows from that (copies, instances, requests) is decided in `control`; HTTP is the
+gateway's. A model's files are read by a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from livescale.config import ModelConfig, PoolConfig, model_of
+from livescale.control.controller import Controller
+from livescale.messages.events import AnyEvent, CopyFailed, ModelAdded, ModelRemoved
+from livescale.runtime.boot import PrepareBoot, Status
+from livescale.runtime.catalog import model_policy
+from livescale.runtime.wire import (
+    FRAME_BYTES_MAX,
+    AddModel,
+    Catalog,
+    CatalogEntry,
+    ModelAnswer,
+    ModelProblem,
+    PublishedModel,
+    RemoveModel,
+)
+from livescale.settings import ConfigError
+from livescale.types import InstanceState, ModelSpec
+
+_log = logging.getLogger(__name__)
+# Placements that keep every model in host memory, where there is any.
+_KEEPING = ("spread", "all")
+
+
+class _NotPublished(Exception):
+    """The model is not added; `problem` and the message say why."""
+
+    def __init__(self, problem: ModelProblem, reason: str) -> None:
+        super().__init__(reason)
+        self.problem = problem
+
+
+class Publication:
+    """All models of the pool, those that are prepared and those that are leaving included."""
+
+    def __init__(
+        self,
+        models: Sequence[PublishedModel],
+        config: PoolConfig,
+        controller: Controller,
+        push: Callable[[AnyEvent], None],
+        announce: Callable[[], None],
+    ) -> None:
+        """`push` gives the controller an event; `announce` is called when the catalog changed."""
+        self.models = {model.entry.spec.name: model for model in models}
+        self._config = config
+        self._controller = controller
+        self._push = push
+        self._announce = announce
+        self._preparing: dict[str, str] = {}
+        #: models that were added and whose first copy is not there yet
+        self._awaited: dict[str, asyncio.Future[None]] = {}
+
+    def entry(self, model: str) -> CatalogEntry:
+        """KeyError for a model that is not in the pool."""
+        return self.models[model].entry
+
+    def catalog(self) -> Catalog:
+        return Catalog(tuple(self.models.values()), tuple(self._preparing.items()))
+
+    # -- publishing and withdrawing -------------------------------------------------------------
+
+    async def add(self, asked: AddModel) -> ModelAnswer:
+        """Prepare and publish a model; answered when the pool holds it."""
+        name = asked.name
+        try:
+            model = self._model_config(asked)
+            name = model.name
+            await self._publish(model)
+        except _NotPublished as error:
+            return ModelAnswer(asked.call, name, error.problem, str(error))
+        return ModelAnswer(asked.call, name)
+
+    def remove(self, asked: RemoveModel) -> ModelAnswer:
+        """Withdraw a model: it takes no new requests from now on."""
+        model = self.models.get(asked.name)
+        if model is None or model.is_leaving:
+            reason = f"the pool has no model '{asked.name}'"
+            return ModelAnswer(asked.call, asked.name, ModelProblem.UNKNOWN, reason)
+        self._withdraw(asked.name, "it was removed")
+        return ModelAnswer(asked.call, asked.name)
+
+    def gone(self, name: str) -> None:
+        """Nothing of a withdrawn model is left in the cluster."""
+        del self.models[name]
+        self._announce()
+
+    def observe(self, events: Sequence[AnyEvent]) -> None:
+        """Look whether what is waited for has come. To be called after every step."""
+        for event in events:
+            if isinstance(event, CopyFailed) and event.model in self._awaited:
+                self._fail(event.model, f"no copy of it could be made: {event.reason}")
+        for name in [name for name in self._awaited if not self._lacks_copy(name)]:
+            self._awaited.pop(name).set_result(None)
+
+    def unready(self) -> tuple[str, ...]:
+        """Models that have less than they should have at least."""
+        return tuple(
+            name
+            for name, model in self.models.items()
+            if not model.is_leaving
+            and (self._serving(name) == 0 if model.instances_min else self._lacks_copy(name))
+        )
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _model_config(self, asked: AddModel) -> ModelConfig:
+        fields: dict[object, object] = {"path": asked.path}
+        fields |= {"name": asked.name} if asked.name else {}
+        fields.update(asked.settings)
+        try:
+            model = model_of(fields, self._config)
+        except ConfigError as error:
+            raise _NotPublished(ModelProblem.INVALID, str(error)) from None
+        if model.name in self.models or model.name in self._preparing:
+            reason = f"the pool has a model '{model.name}' already"
+            raise _NotPublished(ModelProblem.EXISTS, reason)
+        return model
+
+    async def _publish(self, model: ModelConfig) -> None:
+        self._preparing[model.name] = model.path
+        self._announce()
+        try:
+            entry = await self._prepare(model)
+        except _NotPublished:
+            del self._preparing[model.name]
+            self._announce()
+            raise
+        del self._preparing[model.name]
+        policy = model_policy(self._config, model, entry)
+        self.models[model.name] = PublishedModel(entry, policy)
+        self._awaited[model.name] = asyncio.get_running_loop().create_future()
+        self._push(ModelAdded(policy))
+        self._announce()
+        await self._awaited[model.name]
+
+    async def _prepare(self, model: ModelConfig) -> CatalogEntry:
+        """Let a process of its own read the model's files."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "livescale.runtime.child", "prepare", self._config.log_level),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=FRAME_BYTES_MAX,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(PrepareBoot(self._config, model)) + b"\n")
+        try:
+            status = msgspec.json.decode(await process.stdout.readline(), type=Status)
+        except (msgspec.MsgspecError, ValueError) as error:
+            _log.warning("preparing %s: %s", model.path, error)
+            status = Status()
+        process.stdin.close()
+        await process.wait()
+        if status.entry is None:
+            problem = ModelProblem.INVALID if status.fatal else ModelProblem.FAILED
+            reason = status.fatal or f"reading {model.path} ended with {process.returncode}"
+            raise _NotPublished(problem, reason)
+        self._check_room(status.entry.spec)
+        return status.entry
+
+    def _check_room(self, spec: ModelSpec) -> None:
+        """A model that is to be kept in host memory needs room there."""
+        if not self._keeps_copies:
+            return
+        size = spec.size_bytes * spec.tp_size
+        rooms = [
+            record.host.memory_bytes - self._controller.pool.host_bytes(record.ref)
+            for record in self._controller.fleet.living_agents()
+        ]
+        if size > max(rooms, default=0):
+            raise _NotPublished(
+                ModelProblem.INVALID,
+                f"model {spec.name} has {size} bytes, the host with the most room for copies has"
+                f" {max(rooms, default=0)} left (host_memory_bytes)",
+            )
+
+    @property
+    def _keeps_copies(self) -> bool:
+        has_agents = self._controller.config.agents_expected > 0
+        return has_agents and self._config.placement in _KEEPING
+
+    def _lacks_copy(self, name: str) -> bool:
+        if not self._keeps_copies:
+            return False  # storage does
+        copies = self._controller.pool.host_copies(name)
+        return not (any(copy.is_complete for copy in copies) or self._serving(name))
+
+    def _serving(self, name: str) -> int:
+        instances = self._controller.fleet.of_model(name)
+        return sum(instance.state is InstanceState.SERVING for instance in instances)
+
+    def _withdraw(self, name: str, reason: str) -> None:
+        if name in self._awaited:
+            self._fail(name, reason)
+            return
+        self.models[name] = msgspec.structs.replace(self.models[name], is_leaving=True)
+        self._push(ModelRemoved(name))
+        self._announce()
+
+    def _fail(self, name: str, reason: str) -> None:
+        awaited = self._awaited.pop(name)
+        awaited.set_exception(_NotPublished(ModelProblem.FAILED, reason))
+        self._withdraw(name, reason)

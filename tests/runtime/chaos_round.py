@@ -1,0 +1,250 @@
+"""One round of chaos: a burst of streams, a scale-up, and something dies in the midst of it.
+
+A pool lives through many rounds. What is in its memory, its descriptors and its record are looked
+at when it is at rest again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+from completions import Answer, prompt
+from pool_thread import LocalPool, wait_until
+
+from livescale.chunks import senders
+from livescale.control.controller import Controller
+from livescale.messages.commands import AmendLoad, PlanMade, StartCopy, StartLoad
+from livescale.messages.events import FeedFailed, LoadFailed
+from livescale.plans import ScalePlan
+from livescale.telemetry.record import RunLine, StepLine, read_record
+from livescale.testbed.bed import Testbed
+from livescale.types import AGENT_NUMBERS_FROM, WorkerRef, agent_ref
+
+FAULTS = ("source", "link", "middle", "agent", "tail", "host", "controller")
+STREAMS = 30
+TOKENS = 60
+LINK_BITS_PER_S = 25_000_000
+"""About a second for the small model: long enough to be hit."""
+LOAD_S = 1.2
+PLAN_WAIT_S = 20.0
+LOOK_S = 0.02
+ANSWER_S = 120.0
+MARKS = (StartLoad, StartCopy, FeedFailed, AmendLoad, LoadFailed)
+
+
+@dataclass(slots=True)
+class Look:
+    """What a process held at rest, after a round."""
+
+    round: int
+    pid: int
+    descriptors: int
+    rss_bytes: int
+
+
+@dataclass(slots=True)
+class ChaosPool:
+    """A pool, the network that it is in (if it can be cut), and who knows the right tokens."""
+
+    pool: LocalPool
+    bed: Testbed | None
+    is_right: Callable[[list[Answer]], None]
+    looks: dict[str, list[Look]] = field(default_factory=dict)
+    rounds: int = 0
+    #: rounds in which a load lost a sender and was given another
+    hurt_rounds: int = 0
+    _read_bytes: int = 0
+    _seen: dict[type, int] = field(default_factory=lambda: dict.fromkeys(MARKS, 0))
+
+    @property
+    def members(self) -> int:
+        return len(self.pool.pool.site.seats)
+
+    @property
+    def agents(self) -> int:
+        return len(self.pool.pool.site.agents)
+
+    # -- a round --------------------------------------------------------------------------------
+
+    def round(self, fault: str, seed: int) -> str:
+        """Everything ends, all tokens are right, and the pool is whole again. Says what was hit."""
+        rng = random.Random(seed)
+        self._new_plans()
+        answers, hit = asyncio.run(self._burst_with(fault, rng))
+        assert [answer.error for answer in answers] == [None] * len(answers), hit
+        assert [len(answer.token_ids) for answer in answers] == [TOKENS] * len(answers), hit
+        self.is_right(answers)
+        self.rest(hit)
+        self.check_memory(hit)
+        self._look()
+        self.rounds += 1
+        return f"{hit} ({self._marks()})"
+
+    async def _burst_with(self, fault: str, rng: random.Random) -> tuple[list[Answer], str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=ANSWER_S, limits=limits) as client:
+            answers = [Answer(prompt(rng.randrange(40), 120)) for _ in range(STREAMS)]
+            streams = [
+                asyncio.create_task(answer.read(self.pool.url, client, TOKENS))
+                for answer in answers
+            ]
+            everything = asyncio.gather(*streams)
+            plan = await self._first_plan(everything)
+            # The moment is random: anywhere in the scale-up, or just after it.
+            await asyncio.sleep(rng.uniform(0, LOAD_S))
+            hit = await self._strike(fault, plan, rng)
+            await everything
+        return answers, hit
+
+    async def _first_plan(self, streams: asyncio.Future) -> ScalePlan | None:
+        for _ in range(int(PLAN_WAIT_S / LOOK_S)):
+            plans = self._new_plans()
+            if plans or streams.done():
+                return plans[-1] if plans else None
+            await asyncio.sleep(LOOK_S)
+        return None
+
+    def _new_plans(self) -> list[ScalePlan]:
+        """Plans for instances that were recorded since the last call."""
+        with self.pool.record.open("rb") as file:
+            file.seek(self._read_bytes)
+            news = file.read()
+        end = news.rfind(b"\n") + 1
+        scrap = self.pool.record.with_suffix(".news")
+        scrap.write_bytes(news[:end])
+        self._read_bytes += end
+        steps = [line for line in read_record(scrap) if isinstance(line, StepLine)]
+        words = [word for line in steps for word in (*line.events, *line.commands)]
+        for kind in MARKS:
+            self._seen[kind] += sum(isinstance(word, kind) for word in words)
+        return [w.plan for w in words if isinstance(w, PlanMade) and w.instances]
+
+    def _marks(self) -> str:
+        """What the round did to the loads."""
+        self._new_plans()
+        said = ", ".join(f"{kind.__name__} {self._seen[kind]}" for kind in MARKS)
+        self.hurt_rounds += self._seen[AmendLoad] > 0
+        self._seen = dict.fromkeys(MARKS, 0)
+        return said
+
+    # -- faults ---------------------------------------------------------------------------------
+
+    async def _strike(self, fault: str, plan: ScalePlan | None, rng: random.Random) -> str:
+        if fault == "controller":
+            return self._kill([fault])
+        if plan is None:
+            return "did nothing: no instance was planned"
+        victim = _victim(fault, plan, rng) or agent_ref(rng.randrange(self.agents))
+        if fault == "link":
+            return await self._cut(victim, rng.uniform(0.1, 3.0))
+        if fault == "host":
+            return self._kill(self._names_on_host_of(victim))
+        return self._kill([_name(victim)])
+
+    def _kill(self, names: list[str]) -> str:
+        pids = self.pool.pool.pids()
+        for name in names:
+            if name in pids:
+                os.kill(pids[name], signal.SIGKILL)
+        return f"killed {' and '.join(names)}"
+
+    async def _cut(self, victim: WorkerRef, seconds: float) -> str:
+        assert self.bed is not None, "a link can be cut only in a testbed"
+        place = self.bed.host_of(victim).name, None if victim.is_agent else 0
+        await asyncio.to_thread(self.bed.cut, *place)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            await asyncio.to_thread(self.bed.restore, *place)
+        return f"cut the link of {victim} for {seconds:.2f} s"
+
+    def _names_on_host_of(self, victim: WorkerRef) -> list[str]:
+        site = self.pool.pool.site
+        if victim.is_agent:
+            host = site.hosts[victim.worker - AGENT_NUMBERS_FROM].host.name
+        else:
+            host = site.seats[victim.worker][0].host.name
+        workers = [n for n, (seat, _) in enumerate(site.seats) if seat.host.name == host]
+        agents = [n for n, seat in site.agents if seat.host.name == host]
+        # One machine for all: losing it would be the end of the pool.
+        lost = workers if len(site.hosts) > 1 else workers[:1]
+        return [f"worker {n}" for n in lost] + [f"agent {n}" for n in agents]
+
+    # -- afterwards -----------------------------------------------------------------------------
+
+    def rest(self, hit: str) -> None:
+        """Everybody is back, one instance is left, the host copy is there."""
+        wanted = {
+            "workers": self.members,
+            "agents": self.agents,
+            "num_requests_running": 0,
+            "instances": 1,
+            "host_copies": 1,
+        }
+        for name, amount in wanted.items():
+            wait_until(
+                lambda name=name, amount=amount: self.pool.gauge(name) == amount,
+                f"{name} is {amount} after we {hit}",
+            )
+
+    def check_memory(self, hit: str) -> None:
+        """Every copy in every member's memory is the model, byte for byte."""
+        held = self.pool.call(self.pool.pool.examine(), ANSWER_S)
+        assert len(held) == self.members + self.agents, hit
+        manifests = {entry.manifest.model: entry.manifest for entry in self.pool.pool.models}
+        copies = [(ref, copy) for ref in sorted(held) for copy in held[ref]]
+        for ref, copy in copies:
+            right = tuple(layer.checksum for layer in manifests[copy.model].layers)
+            assert copy.checksums == right, f"{ref} holds other bytes after we {hit}"
+        assert any(ref.is_agent for ref, _ in copies)
+        assert any(not ref.is_agent for ref, _ in copies)
+
+    def _look(self) -> None:
+        for name, pid in self.pool.pool.pids().items():
+            process = psutil.Process(pid)
+            look = Look(self.rounds, pid, process.num_fds(), process.memory_info().rss)
+            self.looks.setdefault(name, []).append(look)
+
+
+def _victim(fault: str, plan: ScalePlan, rng: random.Random) -> WorkerRef | None:
+    """A member with this part in the plan, or any that has a part. None: no agent has one."""
+    receivers = {load.receiver for load in plan.loads}
+    sending = {upstream.worker for load in plan.loads for upstream in senders(load.feeds)}
+    parts = {
+        "source": sending - receivers,
+        "middle": sending & receivers,
+        "tail": receivers - sending,
+        "agent": {ref for ref in sending if ref.is_agent},
+    }
+    if fault == "agent" and not parts[fault]:
+        return None
+    return rng.choice(sorted(parts.get(fault) or sending | receivers))
+
+
+def _name(ref: WorkerRef) -> str:
+    if ref.is_agent:
+        return f"agent {ref.worker - AGENT_NUMBERS_FROM}"
+    return f"worker {ref.worker}"
+
+
+def check_invariants(record: Path) -> int:
+    """The controller's state was whole after every step it ever made. Returns their number."""
+    controller: Controller | None = None
+    steps = 0
+    for line in read_record(record):
+        if isinstance(line, RunLine):
+            controller = Controller(line.config)
+        elif isinstance(line, StepLine):
+            assert controller is not None
+            controller.step(line.now_ns, line.events)
+            controller.validate()
+            steps += 1
+    return steps

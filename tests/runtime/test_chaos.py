@@ -1,0 +1,135 @@
+"""Processes die and links are cut while models are multicast: nothing is lost, nothing is wrong.
+
+Three rounds by default; `make chaos` runs many. A round's name has its fault and its seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos_round import FAULTS, LINK_BITS_PER_S, TOKENS, ChaosPool, check_invariants
+from completions import Answer, check
+from pool_thread import LocalPool
+
+from livescale.engine.oracle import GreedyOracle
+from livescale.telemetry.record import read_record
+from livescale.telemetry.replay import replay
+from livescale.testbed.bed import Testbed
+from livescale.testbed.errors import TestbedError
+from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
+
+pytestmark = [pytest.mark.pool, pytest.mark.chaos]
+HOSTS = {"timed": 4, "real": 3}
+# A fifth of the rounds compute for real.
+REAL_EVERY = 5
+# Fewer rounds show no growth.
+LEAK_ROUNDS_MIN = 6
+DESCRIPTORS_SLACK = 12
+RSS_SLACK_BYTES = 64 << 20
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "chaos_round" not in metafunc.fixturenames:
+        return
+    rounds = metafunc.config.getoption("--rounds", 3)
+    seed = metafunc.config.getoption("--seed", 0)
+    cases = []
+    for number in range(rounds):
+        kind = "real" if number % REAL_EVERY == 2 else "timed"
+        cases.append((kind, FAULTS[number % len(FAULTS)], seed + number))
+    # The rounds of one pool follow one another.
+    cases.sort(key=lambda case: case[0])
+    metafunc.parametrize("chaos_round", cases, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+
+
+def made_pool(kind: str, model: Path, scratch: Path) -> Iterator[ChaosPool]:
+    hosts = HOSTS[kind]
+    rate = goodput_bytes_per_s(LINK_BITS_PER_S)
+    bed: Testbed | None = Testbed(NetworkSpec(hosts=hosts, link_bits_per_s=LINK_BITS_PER_S))
+    try:
+        bed.__enter__()
+    except TestbedError:
+        bed = None
+    links = {} if bed is not None else {"uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate}
+    device = {"device": "timed", "timed_run_us": 3000} if kind == "timed" else {}
+    try:
+        with LocalPool(
+            model,
+            scratch,
+            "    prefill_tokens_per_s: 1000\n",
+            bed,
+            workers=hosts,
+            sequences_max=8,
+            prefill_queue_upper_ms=100,
+            prefill_queue_lower_ms=50,
+            request_attempts_max=6,
+            stall_ms=500,
+            **links,
+            **device,
+        ) as pool:
+            right = TimedAnswers() if kind == "timed" else RealAnswers(model)
+            chaos = ChaosPool(pool, bed, right)
+            chaos.rest("have done nothing")
+            yield chaos
+        report(kind, chaos)
+    finally:
+        if bed is not None:
+            bed.close()
+
+
+class TimedAnswers:
+    """A made-up token depends on the prompt and the position alone, whoever makes it up."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def __call__(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            known = self._known.setdefault(tuple(answer.prompt_ids), answer.token_ids)
+            assert answer.token_ids == known
+
+
+class RealAnswers:
+    """The oracle's word on every token."""
+
+    def __init__(self, model: Path) -> None:
+        self._oracle = GreedyOracle(model)
+
+    def __call__(self, answers: list[Answer]) -> None:
+        check(self._oracle, answers, TOKENS)
+
+
+def report(kind: str, chaos: ChaosPool) -> None:
+    """What must hold over all rounds of a pool, which has ended by now."""
+    record = read_record(chaos.pool.record)
+    assert replay(record).lives >= 1
+    check_invariants(chaos.pool.record)
+    if chaos.rounds >= LEAK_ROUNDS_MIN:
+        assert chaos.hurt_rounds, "no round hit a load that was under way"
+        for name, looks in chaos.looks.items():
+            third = len(looks) // 3
+            early, late = looks[:third], looks[-third:]
+            grown = max(x.descriptors for x in late) - max(x.descriptors for x in early)
+            assert grown <= DESCRIPTORS_SLACK, f"{kind}: {name} leaks descriptors: {looks}"
+            more = max(x.rss_bytes for x in late) - max(x.rss_bytes for x in early)
+            assert more <= RSS_SLACK_BYTES, f"{kind}: {name} leaks memory: {looks}"
+
+
+@pytest.fixture(scope="module")
+def timed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosPool]:
+    yield from made_pool("timed", tiny_model, tmp_path_factory.mktemp("timed"))
+
+
+@pytest.fixture(scope="module")
+def real(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosPool]:
+    yield from made_pool("real", tiny_model, tmp_path_factory.mktemp("real"))
+
+
+def test_a_round(chaos_round: tuple[str, str, int], request: pytest.FixtureRequest) -> None:
+    kind, fault, seed = chaos_round
+    chaos: ChaosPool = request.getfixturevalue(kind)
+    if fault == "link" and chaos.bed is None:
+        pytest.skip(f"round {seed}: links can be cut only in a testbed (root, iproute2)")
+    print(f"round {seed}: {fault}: we {chaos.round(fault, seed)}")

@@ -1,0 +1,103 @@
+"""A pool on several emulated hosts: everything crosses shaped links, and hosts die whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from completions import Answer, prompt
+from pool_thread import LocalPool, wait_until
+
+from livescale.messages.events import WorkerJoined
+from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.replay import replay
+from livescale.testbed.bed import Testbed
+from livescale.testbed.errors import TestbedError
+from livescale.testbed.spec import NetworkSpec
+
+HOSTS = 3
+TOKENS = 30
+
+
+pytestmark = [pytest.mark.pool, pytest.mark.netns]
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Testbed]:
+    made = Testbed(NetworkSpec(hosts=HOSTS, link_bits_per_s=100_000_000))
+    try:
+        made.__enter__()
+    except TestbedError as error:
+        pytest.skip(f"no testbed here: {error}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def pool(
+    bed: Testbed, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalPool]:
+    with LocalPool(
+        tiny_model,
+        tmp_path_factory.mktemp("pool"),
+        "    prefill_tokens_per_s: 500\n",
+        bed,
+        device="timed",
+        workers=HOSTS,
+        timed_run_us=2000,
+        sequences_max=8,
+        prefill_queue_upper_ms=100,
+        prefill_queue_lower_ms=50,
+        request_attempts_max=4,
+    ) as local:
+        yield local
+
+
+def burst(pool: LocalPool) -> None:
+    async def ask() -> list[Answer]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+            answers = [Answer(prompt(number % 10, 60)) for number in range(40)]
+            await asyncio.gather(*(answer.read(pool.url, client, TOKENS) for answer in answers))
+        return answers
+
+    answers = asyncio.run(ask())
+    assert [answer.error for answer in answers] == [None] * len(answers)
+    assert [len(answer.token_ids) for answer in answers] == [TOKENS] * len(answers)
+    by_prompt = {tuple(answer.prompt_ids): answer.token_ids for answer in answers}
+    assert all(by_prompt[tuple(answer.prompt_ids)] == answer.token_ids for answer in answers)
+
+
+def test_a_pool_on_hosts_serves_and_scales_over_their_links(pool: LocalPool) -> None:
+    wait_until(lambda: pool.gauge("agents") == HOSTS, "every host has an agent")
+    burst(pool)
+    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    joined = [e for line in steps for e in line.events if isinstance(e, WorkerJoined)]
+    assert sorted(event.device.host for event in joined) == ["h0", "h1", "h2"]
+    wait_until(lambda: pool.gauge("instances") == 1, "it shrinks again")
+
+
+def test_a_host_that_dies_comes_back(pool: LocalPool) -> None:
+    for name in ("agent 1", "worker 1"):
+        os.kill(pool.pool.pids()[name], signal.SIGKILL)
+    burst(pool)
+    wait_until(lambda: pool.gauge("workers") == pool.gauge("agents") == HOSTS, "all are back")
+    wait_until(lambda: pool.gauge("host_copies") >= 1, "the host copy is there")
+
+
+def test_a_link_that_was_cut_heals_the_pool_without_it(pool: LocalPool, bed: Testbed) -> None:
+    bed.cut("h0")
+    try:
+        burst(pool)
+    finally:
+        bed.restore("h0")
+    burst(pool)
+
+
+def test_the_record_of_it_replays(pool: LocalPool) -> None:
+    assert replay(read_record(pool.record)).lives == 1

@@ -1,0 +1,87 @@
+"""Two models on three workers: each gets devices when it needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import httpx
+import pytest
+from pool_thread import LocalPool, wait_until
+
+from livescale.engine.make import make_model
+from livescale.messages.commands import Drain, ScaleDecided, StartLoad
+from livescale.telemetry.record import RequestLine, ScaleLine, StepLine, read_record
+from livescale.types import Outcome
+
+pytestmark = pytest.mark.pool
+REQUESTS = 120
+SETTINGS = "    min_replicas: 0\n    idle_s: 60\n    prefill_tokens_per_s: 400\n"
+
+
+async def burst(pool: LocalPool, model: str) -> list[int]:
+    """So many requests at once that one instance is far from enough; returns their statuses."""
+    body = {"model": model, "prompt": [7] * 60, "max_tokens": 8, "ignore_eos": True}
+    async with httpx.AsyncClient(timeout=120) as client:
+        calls = [client.post(f"{pool.url}/v1/completions", json=body) for _ in range(REQUESTS)]
+        return [answer.status_code for answer in await asyncio.gather(*calls)]
+
+
+def test_each_model_gets_the_devices_when_it_needs_them(tiny_model: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    make_model(second, "tiny", seed=9)
+    both = SETTINGS + f"  - path: {second}\n    name: second\n" + SETTINGS
+    with LocalPool(
+        tiny_model, tmp_path, both, device="timed", workers=3, timed_run_us=20_000
+    ) as pool:
+        wait_until(lambda: pool.gauge("host_copies") == 2, "both models are in host memory")
+        for model in ("tiny", "second", "tiny"):
+            statuses = asyncio.run(burst(pool, model))
+            assert statuses == [200] * REQUESTS
+    lines = list(read_record(pool.record))
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    commands = [c for line in steps for c in line.commands]
+    # Every burst got more than one device, the later ones those of the other model. (How many more
+    # depends on how long it lasts on this machine; the simulator's test is exact.)
+    grown = [
+        c.model
+        for c in commands
+        if isinstance(c, ScaleDecided) and c.to_instances > max(c.from_instances, 1)
+    ]
+    grown = [model for model, group in itertools.groupby(grown)]
+    assert grown == ["tiny", "second", "tiny"]
+    reasons = [c.reason for c in commands if isinstance(c, ScaleDecided)]
+    assert any(reason.startswith("makes room for second") for reason in reasons)
+    # No thrash (loosely, for slow machines).
+    assert len([c for c in commands if isinstance(c, StartLoad)]) <= 5 * 3
+    assert len([c for c in commands if isinstance(c, Drain)]) <= 5 * 3
+    requests = [line for line in lines if isinstance(line, RequestLine)]
+    assert {line.outcome for line in requests} == {Outcome.FINISHED}
+
+
+def test_the_record_shows_where_the_time_of_a_first_request_went(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with LocalPool(tiny_model, tmp_path, SETTINGS, device="timed", workers=1) as pool:
+        assert asyncio.run(burst(pool, "tiny")) == [200] * REQUESTS
+    lines = list(read_record(pool.record))
+    first = min(
+        (line for line in lines if isinstance(line, RequestLine)), key=lambda line: line.queued_ns
+    )
+    [scale] = [line for line in lines if isinstance(line, ScaleLine) and line.loads]
+    [load] = scale.loads
+    times = [
+        first.arrived_ns,
+        first.queued_ns,
+        scale.decided_ns,
+        scale.planned_ns,
+        load.first_byte_ns,
+        load.loaded_ns,
+        first.first_dispatched_ns,
+        first.token_ns[0],
+        first.finished_ns,
+    ]
+    known = [time_ns for time_ns in times if time_ns is not None]
+    assert known == times
+    assert known == sorted(known)
