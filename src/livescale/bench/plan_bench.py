@@ -6,6 +6,7 @@ one; every eighth device gets the model. Nothing is moved.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,6 +103,9 @@ class PlanReport:
 
 def run_plan(sizes: tuple[int, ...], repetitions: int, say: Callable[[str], None]) -> PlanReport:
     """Plan with every strategy on every cluster, `repetitions` times each."""
+    # As the controller process does at its start.
+    gc.collect()
+    gc.freeze()
     rows = []
     for fabric in FABRICS:
         for size in sizes:
