@@ -40,7 +40,7 @@ class MulticastRow:
         return self.run.completed_ns / 1e9
 
     @property
-    def link_efficiency(self) -> float:
+    def line_rate_share(self) -> float:
         """Payload over what a link's line rate carries in that time (0.956 is the most)."""
         return self.size_bytes * 8 / self.link_bits_per_s / self.seconds
 
@@ -137,9 +137,9 @@ class MulticastReport:
             "receivers": row.receivers,
             "seconds": row.seconds,
             "bytes": row.size_bytes,
-            "link_efficiency": row.link_efficiency,
+            "link_efficiency": self.stream_seconds / row.seconds,
             "t_over_t1": self.t_over_t1(row) if row in self.rows else None,
-            "share_of_tcp_stream": self.stream_seconds / row.seconds,
+            "line_rate_share": row.line_rate_share,
             "overhead_share": row.overhead_share,
             "plan_ms": run.plan_ns / 1e6,
             "connect_and_register_ms": row.connect_ns / 1e6,
@@ -163,7 +163,7 @@ class MulticastReport:
         return (
             f"{row.strategy:<20}{row.receivers:>3}{row.seconds:>9.3f}"
             f"{'' if growth is None else f'{growth:.3f}':>11}"
-            f"{self.stream_seconds / row.seconds:>8.2f}{row.link_efficiency:>7.3f}"
+            f"{self.stream_seconds / row.seconds:>8.2f}{row.line_rate_share:>7.3f}"
             f"{row.overhead_share:>10.1%}{'' if error is None else f'{error:+.1%}':>9}"
             f"{run.cpu_s:>7.2f}{crossings:>7}  {'/'.join(f'{ms:.0f}' for ms in layers)}"
         )
@@ -172,6 +172,6 @@ class MulticastReport:
 _HEADLINE = frozenset(
     {
         *("strategy", "receivers", "seconds", "bytes", "link_efficiency", "t_over_t1"),
-        *("overhead_share", "share_of_tcp_stream", "predicted_error"),
+        *("overhead_share", "line_rate_share", "predicted_error"),
     }
 )
