@@ -62,6 +62,13 @@ def test_a_truncated_file_with_both_sizes(model: Path) -> None:
     assert str(len(content) - 100) in error
 
 
+def test_a_model_larger_than_the_hosts_memory_with_both_sizes(model: Path) -> None:
+    flags = ("--arena-bytes", "64MiB", "--kv-bytes", "8MiB", "--host-memory-bytes", "1MiB")
+    code, _, error = livescale("serve", model, *flags, "--port", 0)
+    assert code == 1
+    assert "has room for 1048576 (host_memory_bytes" in error
+
+
 def test_a_model_larger_than_the_arena_with_both_sizes(model: Path) -> None:
     code, _, error = livescale("serve", model, "--arena-bytes", "2MiB", "--port", 0)
     assert code == 1

@@ -197,6 +197,18 @@ def test_without_a_copy_one_reads_storage_and_the_others_follow() -> None:
     assert all(load.feeds[0].upstream == FromStorage() for load in alone.loads)
 
 
+def test_storage_that_nobody_knows_is_not_taken_for_fast() -> None:
+    """Else a copy in memory, whose link has a known rate, would never be read."""
+    devices = {W[0]: device("a"), W[1]: device("b")}
+    for rate, strategy in ((None, "chain"), (RATE // 2, "chain"), (2 * RATE, "storage")):
+        agents = {
+            H[0]: Host("a", "leaf", 1, device_bytes_per_s=9 * RATE),
+            H[1]: Host("b", "leaf", 1, device_bytes_per_s=9 * RATE, storage_bytes_per_s=rate),
+        }
+        plan = make_plan(request(copies(W[0]), W[1:2]), Topology(devices, agents))
+        assert plan.strategy == strategy
+
+
 def test_storage_that_hosts_share_is_divided() -> None:
     topology = Topology({w: device(str(w)) for w in W[:4]}, remote_storage_bytes_per_s=RATE)
     plan = make_plan(request([], W[:4]), topology, "storage")

@@ -92,8 +92,20 @@ def with_host_memory(site: Site, config: PoolConfig, models: tuple[CatalogEntry,
     )
     packed = config.device == "cpu" and config.weights_layout == "packed"
     largest = max((entry.manifest.size_bytes for entry in models), default=0)
+    _check_room(hosts, models)
     check_memory(config, largest if packed else 0, sum(seat.host.memory_bytes for seat in hosts))
     return msgspec.structs.replace(site, hosts=hosts)
+
+
+def _check_room(hosts: tuple[HostSeat, ...], models: tuple[CatalogEntry, ...]) -> None:
+    """Where there are agents, each model's copy fits one of them."""
+    room_bytes = max((seat.host.memory_bytes for seat in hosts), default=0)
+    for entry in models:
+        if 0 < room_bytes < entry.manifest.size_bytes:
+            raise ConfigError(
+                f"model {entry.spec.name} has {entry.manifest.size_bytes} bytes of parameters, a"
+                f" host has room for {room_bytes} (host_memory_bytes; 0: no copies in host memory)"
+            )
 
 
 def _memory_of(seat: HostSeat, config: PoolConfig, room_bytes: int) -> int:

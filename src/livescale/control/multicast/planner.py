@@ -153,13 +153,24 @@ class Drafting:
         for targets in self._choices():
             for name in names:
                 yield from self._drafts_of(name, targets)
-        yield from self._drafts_of("storage", self._targets)
+        if self._knows_storage():
+            yield from self._drafts_of("storage", self._targets)
 
     # -- helpers, in the order used -----------------------------------------------------------
 
     def _fabric(self) -> Fabric:
         """A fresh one for every draft: it lists the links that the draft uses."""
         return Fabric.of(self._request, self._topology)
+
+    def _knows_storage(self) -> bool:
+        """How fast every target can read storage. What nobody knows is not taken for fast."""
+        if self._topology.remote_storage_bytes_per_s is not None:
+            return True
+        hosts = {self._topology.host_of(w): None for target in self._targets for w in target}
+        known = {
+            h.name for h in self._topology.agents.values() if h.storage_bytes_per_s is not None
+        }
+        return all(host in known for host in hosts)
 
     def _choices(self) -> Iterator[tuple[Element, ...]]:
         """Which devices to take: by the rule first. With few targets other choices are tried."""
