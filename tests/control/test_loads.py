@@ -24,6 +24,8 @@ from stories import (
 )
 
 from livescale.control.controller import Controller
+from livescale.control.loads import Loads
+from livescale.control.pool import ParameterPool
 from livescale.messages.commands import AmendLoad, AnyCommand
 from livescale.messages.events import (
     CopyReport,
@@ -35,9 +37,11 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
+from livescale.plans import PlannedLoad
 from livescale.types import WorkerRef
 
 GRACE_NS = 100 * MS
+SECOND_NS = 1000 * MS
 
 
 def amendments(commands: Sequence[AnyCommand]) -> list[AmendLoad]:
@@ -191,3 +195,41 @@ def test_a_completed_load_needs_no_repair() -> None:
     controller = chain(3)
     step(controller, 2, *loaded(2), stalled(2, 1))
     assert amendments(step(controller, 3, broken(1, 0))) == []
+
+
+def slow_chain(*copies: int) -> Loads:
+    """w1 reads from w0, w2 from w1, each in a predicted second; these workers have copies."""
+    pool = ParameterPool()
+    for number in copies:
+        pool.begin("m", (W[number],), 3, 60)
+        pool.complete("m", W[number], 0)
+    loads = Loads(pool)
+    for receiver in (1, 2):
+        loads.begin(1, PlannedLoad(W[receiver], whole(W[receiver - 1]), (SECOND_NS,)), "m", 0)
+    loads.blame_slow(0)
+    return loads
+
+
+def failed(loads: Loads) -> list[tuple[WorkerRef, WorkerRef]]:
+    return [(load.receiver, lost) for load in loads.open.values() for lost in load.failed]
+
+
+def test_a_slow_sender_is_replaced_once_and_those_behind_get_their_time_anew() -> None:
+    loads = slow_chain(0, 5)
+    late_ns = loads.blame_deadlines_ns(0, GRACE_NS)[0]
+    loads.blame_slow(late_ns - 1)
+    assert failed(loads) == []
+    loads.blame_slow(late_ns)
+    assert failed(loads) == [(W[1], W[0])]
+    assert loads.blame_deadlines_ns(late_ns, GRACE_NS) == [2 * late_ns]
+    loads.amend(loads.open[1, W[1]], whole(W[5]))
+    # Who was judged is left in peace; then the one behind may turn to somebody else.
+    loads.blame_slow(2 * late_ns)
+    assert failed(loads) == [(W[2], W[1])]
+
+
+def test_a_slow_sender_is_better_than_none() -> None:
+    loads = slow_chain(0)
+    late_ns = loads.blame_deadlines_ns(0, GRACE_NS)[0]
+    loads.blame_slow(late_ns)
+    assert failed(loads) == []

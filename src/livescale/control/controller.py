@@ -376,6 +376,7 @@ class Controller:
                 self._has_adopted = False
                 self.loads.fail_dead(self.fleet.is_alive)
             self.loads.blame_stalled(self._now_ns, _STALL_GRACE_NS)
+            self.loads.blame_slow(self._now_ns)
             self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
             self._commands += self.host_copies.decide(self._now_ns)
             wall_ns = self.config.wall_ns + self._now_ns
@@ -430,7 +431,7 @@ class Controller:
         for state in self.models.values():
             deadlines += state.deadlines_ns(self._now_ns, self.config.wall_ns)
         deadlines.append(self.host_copies.deadline_ns() or 0)
-        deadlines += self.loads.blame_deadlines_ns(_STALL_GRACE_NS)
+        deadlines += self.loads.blame_deadlines_ns(self._now_ns, _STALL_GRACE_NS)
         future = [deadline for deadline in deadlines if deadline > self._now_ns]
         if self._wake_at_ns is not None and self._wake_at_ns <= self._now_ns:
             self._wake_at_ns = None

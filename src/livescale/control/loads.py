@@ -20,6 +20,10 @@ FeedsByReceiver = dict[WorkerRef, tuple[Feed, ...]]
 
 # So many times longer than another stall lasts one in a circle before somebody is blamed.
 _CIRCLE_GRACES = 5
+# A load is late after so many times what was predicted, and this on top: predictions know nothing
+# of a busy machine.
+_LATE_TIMES = 4
+_LATE_EXTRA_NS = 2_000_000_000
 
 
 @dataclass(slots=True)
@@ -31,6 +35,9 @@ class OpenLoad:
     model: str
     rank: int
     feeds: tuple[Feed, ...]
+    #: how long it should take (None: not known, or judged already), and when it is late
+    predicted_ns: int | None = None
+    late_at_ns: int | None = None
     #: upstreams that failed and have not been replaced
     failed: dict[WorkerRef, None] = field(default_factory=dict)
     #: every upstream that ever failed this load: it is not asked again, so that repairs end
@@ -69,7 +76,7 @@ class Loads:
     def begin(self, plan: PlanId, load: PlannedLoad, model: str, rank: int) -> None:
         key = (plan, load.receiver)
         assert key not in self.open, f"{self.open[key]} is open already"
-        self.open[key] = OpenLoad(plan, load.receiver, model, rank, load.feeds)
+        self.open[key] = OpenLoad(plan, load.receiver, model, rank, load.feeds, load.completed_ns)
         self._read(self.open[key])
 
     def end(self, plan: PlanId, receiver: WorkerRef) -> None:
@@ -184,10 +191,32 @@ class Loads:
         for _, plan, receiver, upstream in guilty:
             self.open[plan, receiver].fail(upstream)
 
-    def blame_deadlines_ns(self, grace_ns: int) -> list[int]:
-        """When stalls will have lasted long enough to be judged."""
+    def blame_slow(self, now_ns: int) -> None:
+        """Late loads get another sender, once, where another complete copy can be read.
+
+        As with stalls, only the sender in front is at fault: those behind it get their time anew.
+        Loads with several senders are left alone, because nobody says which of them is slow.
+        """
+        late = self._late(now_ns)
+        judged = False
+        for load in late.values():
+            upstreams = senders(load.feeds)
+            if len(upstreams) != 1 or len(load.feeds) != 1 or upstreams[0].worker in late:
+                continue
+            if self._has_other(load, upstreams[0].worker):
+                load.fail(upstreams[0].worker)
+                judged = True
+            load.predicted_ns = load.late_at_ns = None
+        for load in late.values():
+            if judged and load.predicted_ns is not None:
+                load.late_at_ns = _late_at_ns(now_ns, load.predicted_ns)
+
+    def blame_deadlines_ns(self, now_ns: int, grace_ns: int) -> list[int]:
+        """When stalls will have lasted long enough to be judged, and when loads are late."""
+        self._start_clocks(now_ns)
         times = [since for load in self.open.values() for since in load.stalled.values()]
-        return [since + n * grace_ns for since in times for n in (1, _CIRCLE_GRACES)]
+        late = [load.late_at_ns for load in self.open.values() if load.late_at_ns is not None]
+        return [since + n * grace_ns for since in times for n in (1, _CIRCLE_GRACES)] + late
 
     def links(self) -> tuple[LinkUse, ...]:
         """NIC directions that open loads use, once per use."""
@@ -197,6 +226,30 @@ class Loads:
                 uses.append(LinkUse(LinkKind.NIC, str(upstream.worker), Direction.OUT))
                 uses.append(LinkUse(LinkKind.NIC, str(load.receiver), Direction.IN))
         return tuple(uses)
+
+    def _late(self, now_ns: int) -> dict[WorkerRef, OpenLoad]:
+        """Loads that take too long, by receiver."""
+        self._start_clocks(now_ns)
+        return {
+            load.receiver: load
+            for load in self.open.values()
+            if load.late_at_ns is not None and now_ns >= load.late_at_ns
+        }
+
+    def _start_clocks(self, now_ns: int) -> None:
+        """The time of loads that are new begins now."""
+        for load in self.open.values():
+            if load.predicted_ns is not None and load.late_at_ns is None:
+                load.late_at_ns = _late_at_ns(now_ns, load.predicted_ns)
+
+    def _has_other(self, load: OpenLoad, sender: WorkerRef) -> bool:
+        """A complete copy that this load could read instead."""
+        others = [
+            copy.workers[load.rank]
+            for copy in self._pool.copies(load.model)
+            if load.rank in copy.complete_ranks
+        ]
+        return any(w not in (sender, load.receiver) and w not in load.shunned for w in others)
 
     def _expect_of(self, sender: WorkerRef, now_ns: int) -> None:
         """It has something new: whoever stalls behind it should go on soon."""
@@ -212,3 +265,7 @@ class Loads:
     def _stop_reading(self, load: OpenLoad) -> None:
         for upstream in senders(load.feeds):
             self._pool.end_read(load.reader, load.model, upstream.worker)
+
+
+def _late_at_ns(now_ns: int, predicted_ns: int) -> int:
+    return now_ns + _LATE_TIMES * predicted_ns + _LATE_EXTRA_NS
