@@ -13,7 +13,9 @@ import pytest
 from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
-from livescale.messages.events import WorkerJoined
+from livescale.chunks import senders
+from livescale.messages.commands import AmendLoad, StartLoad
+from livescale.messages.events import LoadFailed, Released, WorkerJoined, WorkerLost
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.testbed.bed import Testbed
@@ -97,6 +99,43 @@ def test_a_link_that_was_cut_heals_the_pool_without_it(pool: LocalPool, bed: Tes
     finally:
         bed.restore("h0")
     burst(pool)
+
+
+def test_a_slow_link_is_gone_around(pool: LocalPool, bed: Testbed) -> None:
+    """Bytes still come over it, so nothing stalls; but a load takes many times what was planned."""
+    wait_until(lambda: len(holders(pool)) == 1, "one instance is left")
+    (source,) = holders(pool)
+    before = len(amendments(pool))
+    host = f"h{source}"
+    bed.set_rate(host, 0, 1_000_000)
+    try:
+        burst(pool)
+        wait_until(lambda: len(amendments(pool)) > before, "somebody else is asked")
+    finally:
+        bed.set_rate(host, 0, 100_000_000)
+    asked = [u.worker.worker for order in amendments(pool)[before:] for u in senders(order.feeds)]
+    assert source not in asked
+    burst(pool)
+
+
+def amendments(pool: LocalPool) -> list[AmendLoad]:
+    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    return [c for line in steps for c in line.commands if isinstance(c, AmendLoad)]
+
+
+def holders(pool: LocalPool) -> list[int]:
+    """Workers that were given a model and have not lost it."""
+    where: dict[int, int] = {}
+    for line in read_record(pool.record):
+        if not isinstance(line, StepLine):
+            continue
+        for event in line.events:
+            if isinstance(event, Released | LoadFailed):
+                where.pop(event.instance, None)
+            elif isinstance(event, WorkerLost):
+                where = {i: w for i, w in where.items() if w != event.worker.worker}
+        where |= {c.instance: c.worker.worker for c in line.commands if isinstance(c, StartLoad)}
+    return sorted(where.values())
 
 
 def test_the_record_of_it_replays(pool: LocalPool) -> None:
