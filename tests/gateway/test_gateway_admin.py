@@ -22,6 +22,7 @@ from gateway_double import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from json_values import json_values
 
 from livescale.config import MODEL_SETTINGS
 from livescale.gateway.admin import CHANGING_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX
@@ -398,17 +399,6 @@ def test_too_many_changes_at_once_are_refused(
     asyncio.run(story())
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
-    ),
-    max_leaves=8,
-)
 keys = st.sampled_from([setting.name for setting in MODEL_SETTINGS]) | st.text(max_size=80)
 paths = st.sampled_from(["/", "/nowhere", "/etc", "/etc/passwd", "relative", "/proc/self"])
 

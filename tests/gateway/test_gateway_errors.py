@@ -10,6 +10,7 @@ import pytest
 from gateway_double import MODEL_TOKENS_MAX, LocalServer, Script, ScriptedBackend, sse_data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from json_values import json_values
 
 from livescale.gateway.backend import (
     GenerationFailed,
@@ -251,17 +252,6 @@ def test_a_bug_is_a_500_without_internals(http: httpx.Client, backend: ScriptedB
         assert "x-request-id" in response.headers
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=20),
-    lambda children: (
-        st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4)
-    ),
-    max_leaves=12,
-)
 right = {
     "add_generation_prompt": st.booleans(),
     "add_special_tokens": st.booleans(),

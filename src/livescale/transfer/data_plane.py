@@ -57,6 +57,17 @@ class DataPlane:
 
     A hop has two threads: one receives into place, one sends from place. All TCP connections
     share one token bucket per direction.
+
+    It listens on an ephemeral port of `host`, and on a unix socket in `shm_directory` if there is
+    one; peers on a host of the same `host_name` use that. Who connects must prove that it knows
+    the `secret`, and so does this side. `carrier`: "auto"; "tcp" leaves shared memory out; "nixl"
+    takes NIXL in the place of TCP, which all peers must do then.
+
+    `stall_s`: how long a feed may bring nothing before that is told. `order_wait_s` bounds how
+    long a want waits for its copy, and a feed for its holder to be introduced; `handshake_s` the
+    opening of a connection; `withdraw_wait_s` how long a peer may hold up `withdraw` and `abort`
+    before it loses its connection. `parameter_share_percent` is what parameters may take of a
+    limited uplink. `on_parcel` is told of parcels from the data plane's threads and must not block.
     """
 
     def __init__(
@@ -80,19 +91,7 @@ class DataPlane:
         on_parcel: Callable[[WorkerRef, bytes], None] | None = None,
         chunk_received: ChunkObserver | None = None,
     ) -> None:
-        """Listens on an ephemeral port of `host` at once, and on a unix socket in
-        `shm_directory` if there is one; peers on a host of the same `host_name` use that. Who
-        connects must prove that it knows the `secret`, and so does this side. `carrier`: "auto";
-        "tcp" leaves shared memory out; "nixl" takes NIXL in the place of TCP, which all peers
-        must do then. Raises ImportError if that is not installed.
-
-        `stall_s`: how long a feed may bring nothing before that is told. `order_wait_s` bounds
-        how long a want waits for its copy, and a feed for its holder to be introduced;
-        `handshake_s` the opening of a connection; `withdraw_wait_s` how long a peer may hold up
-        `withdraw` and `abort` before it loses its connection. `parameter_share_percent` is what
-        parameters may take of a limited uplink. `on_parcel` is told of parcels from the data
-        plane's threads and must not block.
-        """
+        """Listens at once. Raises ImportError if NIXL is asked for and not installed."""
         self.worker = worker
         self._memory = memory
         self._withdraw_wait_s = withdraw_wait_s
@@ -116,14 +115,11 @@ class DataPlane:
             network = NixlCarrier(tcp, view, self._uplink, self._downlink)
         shm = None
         if shm_directory is not None and carrier != "tcp":
-            path = shm_directory / f"{worker}.sock"
-            shm = ShmCarrier(path, host_name, view, memory.fd)
+            shm = ShmCarrier(shm_directory / f"{worker}.sock", host_name, view, memory.fd)
         self.address: Address = network.address
-        self.shm_path = str(path) if shm is not None else None
+        self.shm_path = shm.path if shm is not None else None
         self._exchange = Exchange(
-            worker,
-            network,
-            shm,
+            *(worker, network, shm),
             secret=secret,
             handshake_s=handshake_s,
             eager_peers_max=eager_peers_max,
@@ -132,10 +128,7 @@ class DataPlane:
             tell_unreachable=self._unreachable,
         )
         self._patience = Patience(
-            worker,
-            self._all_receptions,
-            self._holdings,
-            self._exchange,
+            *(worker, self._all_receptions, self._holdings, self._exchange),
             stall_ns=int(stall_s * 1e9),
             order_wait_ns=int(order_wait_s * 1e9),
         )

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from livescale.transfer.carrier import ChannelClosedError, WritePermit
+from livescale.transfer.listener import Listener
 
 _MAGIC = b"LSsm\x01"
 _HOST_NAME_BYTES_MAX = 64
@@ -30,7 +31,6 @@ _HELLO_BYTES = len(_MAGIC) + _HOST_NAME_BYTES_MAX
 _PLACE = struct.Struct(">Q")
 _IN_FLIGHT_MAX = 4
 _STEP_BYTES = 1 << 20
-_BACKLOG = 128
 Bytes = npt.NDArray[np.uint8]
 _PATH_BYTES_MAX = 107
 
@@ -166,20 +166,24 @@ class ShmCarrier:
             _HOST_NAME_BYTES_MAX, b"\0"
         )
         self._memory = memory
-        self._is_broken_off = False
         if len(os.fsencode(path)) > _PATH_BYTES_MAX:
             raise ValueError(f"{path} has more than {_PATH_BYTES_MAX} bytes, too many for a socket")
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path.unlink(missing_ok=True)
-            self._listening.bind(str(path))
+            sock.bind(str(path))
             path.chmod(0o600)
-            self._listening.listen(_BACKLOG)
+            self._listener = Listener(sock)
             # Opened anew: who reads must not be able to write.
             self._memory_fd = os.open(f"/proc/self/fd/{memory_fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            self._listening.close()
+            sock.close()
             raise
+
+    @property
+    def path(self) -> str:
+        """Where peers of this host connect to."""
+        return str(self._path)
 
     def connect(self, path: str, timeout_s: float) -> ShmChannel:
         """A channel to whoever listens there. Raises OSError."""
@@ -194,21 +198,13 @@ class ShmCarrier:
         return self._channel(sock)
 
     def accept(self) -> ShmChannel:
-        try:
-            sock, _ = self._listening.accept()
-        except OSError as error:
-            if self._is_broken_off:
-                raise ChannelClosedError("the carrier takes no more connections") from error
-            raise
-        return self._channel(sock)
+        return self._channel(self._listener.accept())
 
     def break_off(self) -> None:
-        self._is_broken_off = True
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listener.break_off()
 
     def close(self) -> None:
-        self._listening.close()
+        self._listener.close()
         self._memory = memoryview(b"")
         os.close(self._memory_fd)
         self._path.unlink(missing_ok=True)
@@ -217,7 +213,7 @@ class ShmCarrier:
         return ShmChannel(sock, self._memory, self._memory_fd, self._hello)
 
     def __repr__(self) -> str:
-        return f"<ShmCarrier {self._path}{', broken off' if self._is_broken_off else ''}>"
+        return f"<ShmCarrier {self._listener!r}>"
 
 
 def _map(memory: int) -> mmap.mmap:

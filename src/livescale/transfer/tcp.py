@@ -12,6 +12,7 @@ import time
 
 from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
 from livescale.transfer.frames import HEADER_BYTES
+from livescale.transfer.listener import Listener
 from livescale.transfer.token_bucket import TokenBucket
 
 # 64 KiB of socket buffer cuts throughput to a quarter; 1-4 MiB is right.
@@ -22,7 +23,6 @@ _SCRATCH_BYTES = 64 << 10
 _WAKE_BYTES = 512 << 10
 # On a slow link what has come is taken sooner: whoever looks for stalls must see that bytes come.
 _WAKE_MS = 50.0
-_BACKLOG = 128
 
 
 class TcpChannel:
@@ -185,13 +185,12 @@ class TcpCarrier:
         self._memory = memory
         self._uplink = uplink
         self._downlink = downlink
-        self._listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         # Set before listen(): the window scale of accepted connections follows from the buffer.
-        _tune(self._listening)
-        self._listening.bind((host, 0))
-        self._listening.listen(_BACKLOG)
-        self._address: Address = self._listening.getsockname()[:2]
-        self._is_broken_off = False
+        _tune(sock)
+        sock.bind((host, 0))
+        self._address: Address = sock.getsockname()[:2]
+        self._listener = Listener(sock)
 
     @property
     def address(self) -> Address:
@@ -205,23 +204,16 @@ class TcpCarrier:
 
     def accept(self) -> TcpChannel:
         while True:
-            try:
-                sock, _ = self._listening.accept()
-            except OSError as error:
-                if self._is_broken_off:
-                    raise ChannelClosedError("the carrier takes no more connections") from error
-                raise
+            sock = self._listener.accept()
             # A peer that resets at once makes the socket options fail: its loss alone.
             with contextlib.suppress(OSError):
                 return self._channel(sock)
 
     def break_off(self) -> None:
-        self._is_broken_off = True
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listener.break_off()
 
     def close(self) -> None:
-        self._listening.close()
+        self._listener.close()
         self._memory = memoryview(b"")
 
     def _channel(self, sock: socket.socket) -> TcpChannel:
@@ -235,8 +227,7 @@ class TcpCarrier:
         return TcpChannel(sock, self._memory, self._uplink, self._downlink)
 
     def __repr__(self) -> str:
-        host, port = self._address
-        return f"<TcpCarrier {host}:{port}{', broken off' if self._is_broken_off else ''}>"
+        return f"<TcpCarrier {self._listener!r}>"
 
 
 def _tune(sock: socket.socket) -> None:
