@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.latency import LinearLatency
 from livescale.batching.run import SequenceSpec
 from livescale.engine.errors import ModelError
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.model_files import read_manifest
 from livescale.engine.timed import TimedExecutor
+from livescale.latency.linear import LinearLatency
 from livescale.types import Manifest, SamplingParams
 
 KV_BYTES, BLOCK_TOKENS = 1 << 20, 16

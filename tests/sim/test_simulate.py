@@ -80,7 +80,7 @@ def test_a_chain_takes_as_long_as_its_law_says() -> None:
         line = grown(simulate(rows, config, seed=0))[1]
         assert len(line.loads) == targets
         loaded_ns = [load.loaded_ns for load in line.loads if load.loaded_ns is not None]
-        one_copy_ns = model.size_bytes * _S // config.network.link_bytes_per_s
+        one_copy_ns = model.size_bytes * _S // (1 << 30)
         expected_ns = one_copy_ns * (chunks + targets - 1) // chunks
         took_ns = max(loaded_ns) - line.decided_ns
         # Orders and reports cross the network, and the controller steps at most once per gap.

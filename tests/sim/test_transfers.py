@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.sim.clock import Clock
 from livescale.sim.feeding import all_chunks, bytes_in, pieces_of
-from livescale.sim.network import Network
 from livescale.sim.transfers import Transfers
+from livescale.topology import Device, Topology
 from livescale.types import FromStorage, FromWorker, PlanId, WorkerRef
 
 W = [WorkerRef(number) for number in range(6)]
@@ -50,8 +50,10 @@ class Scene:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        network = Network(1_000_000_000, 1_000_000_000, 100)
-        self.transfers = Transfers(self.clock, network, WAIT_NS, STALL_NS)
+        rate = 1_000_000_000
+        device = Device("sim", "host", "leaf", 1 << 30, 1 << 30, rate, rate)
+        topology = Topology(dict.fromkeys(W, device), remote_storage_bytes_per_s=rate)
+        self.transfers = Transfers(self.clock, topology, WAIT_NS, STALL_NS)
         self.members = {ref: Member(self, ref) for ref in W}
         self.load(0, Feed(FromStorage(), GRID.all()))
         self.run()

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.batching.latency import LinearLatency
 from livescale.control.config import ControllerConfig
+from livescale.latency.linear import LinearLatency
 from livescale.placements import AllCopies, CacheCopies, NoCopies, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, TargetOngoing
 from livescale.sim.config import FaultConfig, ModelChange, SimConfig
-from livescale.sim.network import Network
 from livescale.topology import Device, Host
 from livescale.types import ModelSpec
 
@@ -44,15 +43,25 @@ def make_model(name: str, layers: int, layer_bytes: int) -> ModelSpec:
     return ModelSpec(name, sizes, kv_bytes_per_token=1024, model_tokens_max=4096)
 
 
+def make_device(link_bytes_per_s: int) -> Device:
+    """A device on no host in particular."""
+    link = link_bytes_per_s
+    return Device("sim", "", "leaf", 1 << 30, 1 << 30, link, link)
+
+
 def make_config(
     models: tuple[ModelPolicy, ...], workers: int, faults: FaultConfig | None = None
 ) -> SimConfig:
     """A small fast world without chance, for examples."""
     return SimConfig(
-        controller=ControllerConfig(models, workers_expected=workers, settle_ns=100 * MS),
-        device=Device("sim", "", "leaf", 1 << 30, 1 << 30, 1 << 30, 1 << 30),
-        network=Network(1 << 30, 1 << 28, MIB),
-        latency=LinearLatency(2 * MS, 50_000, 10),
+        controller=ControllerConfig(
+            models,
+            workers_expected=workers,
+            settle_ns=100 * MS,
+            remote_storage_bytes_per_s=1 << 28,
+        ),
+        devices=(make_device(1 << 30),) * workers,
+        latency={"": LinearLatency(2 * MS, 50_000, 10)},
         kv_blocks=512,
         run_tokens_max=256,
         sequences_max=16,
@@ -82,26 +91,27 @@ def make_world(seed: int) -> World:
             )
         )
     until_ns = rng.randint(500, 3_000) * MS
+    controller = ControllerConfig(
+        tuple(policies),
+        workers_expected=workers,
+        settle_ns=rng.choice([0, 100, 1_000]) * MS,
+        dispatched_ahead_max=rng.randint(1, 8),
+        request_attempts_max=rng.randint(1, 3),
+        load_retry_ns=rng.choice([10, 1_000]) * MS,
+        scaling=Bounds(
+            load_window_ns=rng.choice([50, 1_000]) * MS,
+            scale_down_timeout_ns=rng.choice([5, 30, 333]) * MS,
+        ),
+    )
+    link, storage = rng.choice([1 << 27, 1 << 30, 1 << 33]), rng.choice([1 << 26, 1 << 30])
     config = SimConfig(
-        controller=ControllerConfig(
-            tuple(policies),
-            workers_expected=workers,
-            settle_ns=rng.choice([0, 100, 1_000]) * MS,
-            dispatched_ahead_max=rng.randint(1, 8),
-            request_attempts_max=rng.randint(1, 3),
-            load_retry_ns=rng.choice([10, 1_000]) * MS,
-            scaling=Bounds(
-                load_window_ns=rng.choice([50, 1_000]) * MS,
-                scale_down_timeout_ns=rng.choice([5, 30, 333]) * MS,
-            ),
-        ),
-        device=Device("sim", "", "leaf", 1 << 30, 1 << 30, 1 << 30, 1 << 30),
-        network=Network(
-            rng.choice([1 << 27, 1 << 30, 1 << 33]), rng.choice([1 << 26, 1 << 30]), MIB
-        ),
-        latency=LinearLatency(
-            rng.choice([500_000, 5 * MS]), rng.choice([10_000, 200_000]), rng.choice([0, 100])
-        ),
+        controller=msgspec.structs.replace(controller, remote_storage_bytes_per_s=storage),
+        devices=(make_device(link),) * workers,
+        latency={
+            "": LinearLatency(
+                rng.choice([500_000, 5 * MS]), rng.choice([10_000, 200_000]), rng.choice([0, 100])
+            )
+        },
         kv_blocks=rng.choice([40, 512]),
         run_tokens_max=rng.choice([32, 512]),
         sequences_max=rng.choice([1, 4, 32]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from livescale.latency.work import RunWork
 from livescale.types import FinishReason, LayerSpan, RequestId, SamplingParams
 
 
@@ -73,6 +74,20 @@ class Run:
     @property
     def token_count(self) -> int:
         return sum(segment.token_count for segment in self.segments)
+
+    @property
+    def work(self) -> RunWork:
+        """What is computed, without for whom. Of several steps it is the first one's."""
+        prefills = []
+        decodes = context_tokens = sampled = 0
+        for segment in self.segments:
+            sampled += segment.samples
+            if segment.samples and segment.token_count == 1:
+                decodes += 1
+                context_tokens += segment.context_tokens
+            else:
+                prefills.append((segment.token_count, segment.first_position))
+        return RunWork(tuple(prefills), decodes, context_tokens, sampled)
 
     @property
     def prefill_tokens(self) -> int:

@@ -16,7 +16,6 @@ from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, Sp
 from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.sim.config import SimConfig
-from livescale.sim.network import Network
 from livescale.sim.presets import LLAMA_3_8B
 from livescale.sim.simulate import SimResult, simulate
 from livescale.slo import RequestTiming, SloError, parse_slo
@@ -62,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         f" ({LLAMA_3_8B.size_bytes / 1e9:.1f} GB), links of {arguments.link_gbit:g} Gbit/s"
     )
     # As in a real pool, the first instance is there before the load begins.
-    lead_ns = LLAMA_3_8B.size_bytes * 1_000_000_000 // config.network.storage_bytes_per_s
+    storage = config.controller.remote_storage_bytes_per_s
+    assert storage is not None
+    lead_ns = LLAMA_3_8B.size_bytes * 1_000_000_000 // storage
     lead_ns += config.controller.settle_ns
     rows = [msgspec.structs.replace(row, arrival_ns=row.arrival_ns + lead_ns) for row in load.rows]
     record = io.BytesIO()
@@ -94,9 +95,9 @@ def _config(arguments: argparse.Namespace) -> SimConfig:
         raise UserError("--hosts must not be negative and --host-memory-gb must be positive")
     config = SimConfig.default(LLAMA_3_8B, workers=arguments.workers)
     link = int(arguments.link_gbit * _GBIT_BYTES)
-    network = Network(link, int(arguments.storage_gbit * _GBIT_BYTES), config.network.chunk_bytes)
+    storage = int(arguments.storage_gbit * _GBIT_BYTES)
     device = msgspec.structs.replace(
-        config.device, uplink_bytes_per_s=link, downlink_bytes_per_s=link
+        config.devices[0], uplink_bytes_per_s=link, downlink_bytes_per_s=link
     )
     memory_bytes = int(arguments.host_memory_gb * 1e9)
     leaf = device.leaf
@@ -106,9 +107,10 @@ def _config(arguments: argparse.Namespace) -> SimConfig:
         agents_expected=len(hosts),
         multicast=arguments.multicast,
         placement=_PLACEMENTS[arguments.placement],
+        remote_storage_bytes_per_s=storage,
     )
     return msgspec.structs.replace(
-        config, controller=controller, network=network, device=device, hosts=hosts
+        config, controller=controller, devices=(device,) * config.workers, hosts=hosts
     )
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from livescale.batching.latency import LinearLatency
 from livescale.batching.run import Run, Segment
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
 from livescale.engine.model_files import model_spec
 from livescale.engine.run_result import RunResult
+from livescale.latency.linear import LinearLatency
 from livescale.types import LayerSpan, Manifest, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class TimedExecutor:
         """The latency model's word on a prefill; nothing is waited for."""
         tokens = max(1, min(tokens, self.kv_blocks * self.block_tokens))
         segment = Segment("warm-up", 0, 0, (0,) * tokens, (), True, SamplingParams(1))
-        elapsed_ns = self.latency.run_ns(Run(0, span, (segment,)))
+        elapsed_ns = self.latency.run_ns(Run(0, span, (segment,)).work)
         return max(1, tokens * 1_000_000_000 // max(elapsed_ns, 1))
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class TimedExecutor:
         assert hidden is None, "a timed executor runs whole models"
         assert run.span == model.manifest.span, f"{run.span} of {model.manifest.span}"
         assert len(model.materialized) == len(model.manifest.layers), f"{self!r}"
-        self._wait(self.latency.run_ns(run))
+        self._wait(self.latency.run_ns(run.work))
         sampling = [segment for segment in run.segments if segment.samples]
         token_ids = [_token(segment, model.vocabulary) for segment in sampling]
         logprobs = {

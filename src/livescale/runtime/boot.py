@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
-from livescale.batching.latency import LinearLatency
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
+from livescale.latency.linear import LinearLatency
 from livescale.runtime.wire import Address, CatalogEntry, PublishedModel
 from livescale.topology import Device, Host
 from livescale.types import Value, WorkerRef

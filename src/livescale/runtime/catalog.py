@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from livescale.batching.latency import LinearLatency
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.control.multicast.planner import STRATEGIES
@@ -23,6 +22,7 @@ from livescale.engine.model_files import (
     read_manifest,
     sampling_defaults,
 )
+from livescale.latency.linear import LinearLatency
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, TargetOngoing
 from livescale.runtime.regions import ALIGNMENT_BYTES

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from livescale.batching.batcher import BatcherConfig
-from livescale.batching.latency import LinearLatency
 from livescale.control.config import ControllerConfig
+from livescale.latency.linear import LinearLatency
+from livescale.latency.models import AnyLatency
 from livescale.policies import ModelPolicy
-from livescale.sim.network import Network
 from livescale.topology import Device, Host
 from livescale.types import ModelSpec, Value
 
@@ -48,19 +50,26 @@ class ModelChange(Value, frozen=True):
 
 
 class SimConfig(Value, frozen=True):
-    """One pool of equal workers. Times are nanoseconds of virtual time.
+    """One pool of workers. Times are nanoseconds of virtual time.
 
-    Workers sit on the `hosts` in turn, and each host has an agent; without hosts every worker has
-    one of its own, without an agent. `holder_wait_ns` is how long a receiver waits for a holder to
-    have what it was said to have, `stall_ns` how long for its bytes. The run is given up
-    as stuck when it is not over `grace_ns` after the last arrival and the last fault.
+    `devices` are the workers' by number. A device that names no host is dealt to the `hosts` in
+    turn (each has an agent); without hosts it has one of its own, without an agent. Links are
+    those of devices, hosts and the controller's leaves, group and remote storage. `latency` is by
+    model; the one called "" is everybody else's. `kv_blocks` None: what fits into a device's
+    `kv_bytes`. An instance that merely goes on says so every `report_gap_ns`. With `coalesces`,
+    Runs in which nothing can change are one event. `load_ns` replaces every transfer of
+    parameters to a device by a fixed time (0: instances are there at once).
+
+    `holder_wait_ns` is how long a receiver waits for a holder to have what it was said to have,
+    `stall_ns` how long for its bytes. The run is given up as stuck when it is not over `grace_ns`
+    after the last arrival and the last fault.
     """
 
     controller: ControllerConfig
-    device: Device
-    network: Network
-    latency: LinearLatency
-    kv_blocks: int
+    devices: tuple[Device, ...]
+    latency: dict[str, AnyLatency]
+    hosts: tuple[Host, ...] = ()
+    kv_blocks: int | None = None
     block_tokens: int = 16
     run_tokens_max: int = 2048
     sequences_max: int = 256
@@ -69,7 +78,9 @@ class SimConfig(Value, frozen=True):
     queue_requests_max: int = 10_000
     step_gap_ns: int = 1_000_000
     message_delay_ns: int = 200_000
-    hosts: tuple[Host, ...] = ()
+    report_gap_ns: int = 100_000_000
+    coalesces: bool = True
+    load_ns: int | None = None
     holder_wait_ns: int = 2_000_000_000
     stall_ns: int = 500_000_000
     grace_ns: int = 600_000_000_000
@@ -78,12 +89,27 @@ class SimConfig(Value, frozen=True):
 
     @property
     def workers(self) -> int:
-        return self.controller.workers_expected
+        return len(self.devices)
 
-    @property
-    def batcher(self) -> BatcherConfig:
+    def device(self, number: int) -> Device:
+        """The device of a worker, on its host."""
+        device = self.devices[number]
+        if device.host:
+            return device
+        host = self.hosts[number % len(self.hosts)].name if self.hosts else f"host-{number}"
+        return msgspec.structs.replace(device, host=host)
+
+    def latency_of(self, model: str) -> AnyLatency:
+        """How long instances of the model take for their Runs."""
+        return self.latency[model if model in self.latency else ""]
+
+    def batcher(self, spec: ModelSpec, device: Device) -> BatcherConfig:
+        """Limits of an instance of the model on such devices."""
+        kv_blocks = self.kv_blocks
+        if kv_blocks is None:
+            kv_blocks = device.kv_bytes // (self.block_tokens * spec.kv_bytes_per_token)
         return BatcherConfig(
-            self.kv_blocks,
+            kv_blocks,
             self.block_tokens,
             self.run_tokens_max,
             self.sequences_max,
@@ -119,18 +145,20 @@ class SimConfig(Value, frozen=True):
             prefill_tokens_per_s=15_000,
             kv_blocks=30_000,
         )
+        device = Device(
+            kind="a800",
+            host="",
+            leaf="leaf-0",
+            arena_bytes=max(40_000_000_000, model.size_bytes),
+            kv_bytes=30_000 * 16 * model.kv_bytes_per_token,
+            uplink_bytes_per_s=link,
+            downlink_bytes_per_s=link,
+        )
+        latency = LinearLatency(base_ns=8_000_000, per_token_ns=66_667, per_context_token_ns=65)
         return cls(
-            controller=ControllerConfig((policy,), workers_expected=workers),
-            device=Device(
-                kind="a800",
-                host="",
-                leaf="leaf-0",
-                arena_bytes=max(40_000_000_000, model.size_bytes),
-                kv_bytes=30_000 * 16 * model.kv_bytes_per_token,
-                uplink_bytes_per_s=link,
-                downlink_bytes_per_s=link,
+            controller=ControllerConfig(
+                (policy,), workers_expected=workers, remote_storage_bytes_per_s=10 * _GBIT
             ),
-            network=Network(link, 10 * _GBIT, 1 << 20),
-            latency=LinearLatency(base_ns=8_000_000, per_token_ns=66_667, per_context_token_ns=65),
-            kv_blocks=30_000,
+            devices=(device,) * workers,
+            latency={"": latency},
         )

@@ -12,10 +12,11 @@ from typing import Protocol
 from livescale.chunks import ChunkGrid, Feed
 from livescale.sim.clock import Clock
 from livescale.sim.feeding import LayerPiece, all_chunks, bytes_in, pieces_of
-from livescale.sim.network import Network
+from livescale.topology import Direction, Topology
 from livescale.types import FromStorage, FromWorker, PlanId, WorkerRef
 
 HoldingKey = tuple[WorkerRef, str, int]
+_UNLIMITED = 1 << 62
 
 
 class SimLoadListener(Protocol):
@@ -78,9 +79,9 @@ class Transfers:
     `stall_ns` how long a receiver waits for bytes before it says so.
     """
 
-    def __init__(self, clock: Clock, network: Network, wait_ns: int, stall_ns: int) -> None:
+    def __init__(self, clock: Clock, topology: Topology, wait_ns: int, stall_ns: int) -> None:
         self._clock = clock
-        self._network = network
+        self._topology = topology
         self._wait_ns = wait_ns
         self._stall_ns = stall_ns
         self._holdings: dict[HoldingKey, _Holding] = {}
@@ -190,7 +191,7 @@ class Transfers:
         if ready_ns is None:
             return
         carried = bytes_in(holding.grid, LayerPiece(piece.layer, missing))
-        rate = self._rate(flow)
+        rate = self._rate(reception, flow)
         done_ns = max(flow.free_ns + -(-carried * 1_000_000_000 // rate), ready_ns)
         if not reception.has_begun:
             reception.has_begun = True
@@ -208,12 +209,18 @@ class Transfers:
         came_ns = holding.came_ns(piece) if holding is not None else None
         if holding is None or came_ns is None or sender[0] in self._frozen:
             return None
-        return came_ns + self._network.chunk_ns(holding.grid.layer_bytes)
+        size = min(holding.grid.chunk_bytes, sum(holding.grid.layer_bytes))
+        return came_ns + -(-size * 1_000_000_000 // self._rate(reception, flow))
 
-    def _rate(self, flow: _Flow) -> int:
-        is_storage = isinstance(flow.feed.upstream, FromStorage)
-        network = self._network
-        return network.storage_bytes_per_s if is_storage else network.link_bytes_per_s
+    def _rate(self, reception: _Reception, flow: _Flow) -> int:
+        upstream, topology, receiver = flow.feed.upstream, self._topology, reception.key[0]
+        if isinstance(upstream, FromStorage):
+            return topology.remote_storage_bytes_per_s or _UNLIMITED
+        rates = (
+            topology.nic_bytes_per_s(upstream.worker, Direction.OUT),
+            topology.nic_bytes_per_s(receiver, Direction.IN),
+        )
+        return min(rate or _UNLIMITED for rate in rates)
 
     def _sender(self, reception: _Reception, flow: _Flow) -> HoldingKey | None:
         upstream = flow.feed.upstream

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from livescale.batching.batcher import Batcher
 from livescale.batching.run import Emission, Run, SequenceSpec
 from livescale.chunks import ChunkGrid, Feed
+from livescale.latency.models import AnyLatency
+from livescale.latency.work import RunWork
 from livescale.messages.commands import AmendLoad, Release, StartLoad
 from livescale.messages.events import (
     AnyEvent,
@@ -86,6 +88,7 @@ class _Assignment:
     order: StartLoad
     spec: ModelSpec
     batcher: Batcher
+    latency: AnyLatency
     feeds: tuple[Feed, ...]
     layers_there: dict[int, None] = field(default_factory=dict)
     #: what was said of feeds that have not been replaced
@@ -172,8 +175,9 @@ class SimWorker:
     def _load(self, order: StartLoad) -> None:
         self._checkers.assigned(self.ref, self._assigned is not None, order)
         spec = self._config.spec(order.model)
-        batcher = Batcher(self._config.batcher, LayerSpan(0, spec.layers))
-        self._assigned = _Assignment(order, spec, batcher, order.feeds)
+        batcher = Batcher(self._config.batcher(spec, self.device), LayerSpan(0, spec.layers))
+        latency = self._config.latency_of(order.model)
+        self._assigned = _Assignment(order, spec, batcher, latency, order.feeds)
         grid = ChunkGrid(spec.layer_bytes, order.chunk_bytes)
         key = (self.ref, order.model, order.rank)
         self._transfers.receive(order.plan, key, grid, order.feeds, self)
@@ -241,12 +245,13 @@ class SimWorker:
 
     def _measure(self, assigned: _Assignment) -> None:
         """The capacity that a long prompt would show."""
-        per_token_ns = max(self._config.latency.per_token_ns, 1)
+        tokens = self._config.run_tokens_max
+        run_ns = self._config.latency_of(assigned.spec.name).run_ns(RunWork(((tokens, 0),)))
         self._capacity = CapacityMeasured(
             self.device.kind,
             assigned.spec.name,
-            max(_NS_PER_S // per_token_ns, 1),
-            self._config.kv_blocks,
+            max(tokens * _NS_PER_S // max(run_ns, 1), 1),
+            assigned.batcher.pool.blocks,
         )
         self._say(self._capacity)
 
@@ -283,7 +288,7 @@ class SimWorker:
         if run is not None:
             self._checkers.runs(self.ref, run, a.watermark)
             a.is_running = True
-            self._clock.after(self._config.latency.run_ns(run), lambda: self._commit(a, run))
+            self._clock.after(a.latency.run_ns(run.work), lambda: self._commit(a, run))
         self._report_load(a)
 
     def _commit(self, assigned: _Assignment, run: Run) -> None:

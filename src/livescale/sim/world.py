@@ -53,6 +53,7 @@ from livescale.sim.worker import (
     WorkerOrder,
 )
 from livescale.telemetry.scale_events import ScaleTracker
+from livescale.topology import Topology
 from livescale.types import RequestId, WorkerRef, agent_ref
 
 
@@ -87,8 +88,13 @@ class SimWorld:
         #: models that are served, withdrawn ones included until they are gone
         self._policies = {policy.spec.name: policy for policy in config.controller.models}
         self._leaving: dict[str, None] = {}
+        self._topology = Topology(
+            leaves={leaf.name: leaf for leaf in config.controller.leaves},
+            group_bytes_per_s=config.controller.group_bytes_per_s,
+            remote_storage_bytes_per_s=config.controller.remote_storage_bytes_per_s,
+        )
         self._transfers = Transfers(
-            self.clock, config.network, config.holder_wait_ns, config.stall_ns
+            self.clock, self._topology, config.holder_wait_ns, config.stall_ns
         )
         self._gateway = SimGateway(
             self.clock,
@@ -312,9 +318,7 @@ class SimWorld:
 
     def _start_worker(self, number: int, incarnation: int) -> None:
         ref = WorkerRef(number, incarnation)
-        hosts = self.config.hosts
-        host = hosts[number % len(hosts)].name if hosts else f"host-{number}"
-        device = msgspec.structs.replace(self.config.device, host=host)
+        device = self._topology.devices[ref] = self.config.device(number)
         emitting: SimChannel[FromWorkerMessage] = SimChannel(
             self.clock, self._worker_delay_ns, self._gateway.take_message
         )
@@ -351,6 +355,7 @@ class SimWorld:
         ref = worker.ref
         lost_after_ns = self.clock.now_ns - self._delays.loss_window_ns()
         worker.die()
+        del self._topology.devices[ref]
         self._emitting.pop(ref).cut(lost_after_ns, partial(self._gateway.worker_gone, ref))
         life = self._life
         if life is not None and ref in life.uplinks:
@@ -362,9 +367,10 @@ class SimWorld:
 
     def _start_agent(self, number: int, incarnation: int) -> None:
         ref = agent_ref(number, incarnation)
+        host = self._topology.agents[ref] = self.config.hosts[number]
         agent = SimAgent(
             ref,
-            self.config.hosts[number],
+            host,
             self.config,
             self._transfers,
             self._checkers,
@@ -381,6 +387,7 @@ class SimWorld:
             return
         ref = agent.ref
         agent.die()
+        del self._topology.agents[ref]
         life = self._life
         if life is not None and ref in life.uplinks:
             lost = WorkerLost(ref, "killed by a fault")

@@ -116,7 +116,18 @@ class ScaleLine(Line, frozen=True, tag="scale"):
     asked_ns: int | None = None
 
 
-AnyLine = RunLine | StepLine | RequestLine | ScaleLine
+class TrafficLine(Line, frozen=True, tag="traffic"):
+    """Parameters that links have carried by now, in bytes by kind of link ("nic", "spine", …).
+
+    Each byte counts once per link that it crossed; of the two ends of a hop, the sender's NIC and
+    the sender's leaf count.
+    """
+
+    now_ns: int
+    carried_bytes: dict[str, int]
+
+
+AnyLine = RunLine | StepLine | RequestLine | ScaleLine | TrafficLine
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyLine)

@@ -58,9 +58,9 @@ class _Probe:
     def _start(self, job: Job) -> None:
         import torch
 
-        from livescale.batching.latency import LinearLatency
         from livescale.engine.executor import TorchExecutor
         from livescale.engine.warm_up import warm_up
+        from livescale.latency.linear import LinearLatency
         from livescale.runtime.boot import WorkerBoot
         from livescale.runtime.instance_host import InstanceHost
         from livescale.runtime.wire import Address

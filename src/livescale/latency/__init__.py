@@ -1,0 +1,1 @@
+"""Pure: how long accelerators compute. Numbers in, nanoseconds out; nothing waits here."""

@@ -1,0 +1,38 @@
+"""What a Run makes an accelerator do, without the requests it is done for."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from livescale.types import Value
+
+
+class RunWork(Value, frozen=True):
+    """One pass over all layers.
+
+    `prefills` are (new tokens, tokens before them) of every chunk of a prompt; `decodes` counts
+    sequences that compute one token, and `decode_context_tokens` sums the tokens that these attend
+    to, their own included. `sampled` sequences go through the head.
+    """
+
+    prefills: tuple[tuple[int, int], ...] = ()
+    decodes: int = 0
+    decode_context_tokens: int = 0
+    sampled: int = 0
+
+    @property
+    def token_count(self) -> int:
+        """New tokens of the pass."""
+        return sum(new for new, _ in self.prefills) + self.decodes
+
+
+class LatencyModel(Protocol):
+    """How long one instance of one model takes for its Runs."""
+
+    def run_ns(self, work: RunWork) -> int:
+        """Time of one Run over all layers."""
+
+    def decode_ns(self, decodes: int, context_tokens: int, steps: int) -> list[int]:
+        """Times of `steps` Runs, one after the other, of the same `decodes` sequences: the
+        context is `context_tokens` in the first and grows by `decodes` each time. Equal to
+        `run_ns` of each."""
