@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.livescale-ready
 
-.PHONY: help setup demo test chaos check format clean
+.PHONY: help setup demo test chaos swarm check format clean
 
 help:  ## what there is to do
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -30,6 +30,11 @@ ROUNDS ?= 50
 SEED   ?= 0
 chaos: $(STAMP)  ## processes die and links are cut while models move: ROUNDS=50 SEED=0
 	$(BIN)/python -m pytest tests/runtime/test_chaos.py -rsP --rounds $(ROUNDS) --seed $(SEED)
+
+SEEDS ?= 1000
+FIRST ?= 0
+swarm: $(STAMP)  ## faulty worlds in virtual time, every rule checked: SEEDS=1000 FIRST=0
+	$(BIN)/livescale swarm --seeds $(SEEDS) --first $(FIRST)
 
 check: $(STAMP)  ## formatting, lint, types
 	$(BIN)/ruff format --check src tests

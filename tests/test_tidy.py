@@ -25,8 +25,13 @@ GROUND = {
     "topology",
     "topology_files",
     "messages",
+    "trace_formats",
     "traces",
+    "arrivals",
+    "workloads",
     "slo",
+    "profiles",
+    "profile_files",
 }
 FLOORS = {
     **dict.fromkeys(GROUND, GROUND),
@@ -41,13 +46,15 @@ FLOORS = {
     "testbed": GROUND,
     "report": GROUND | {"telemetry"},
     "sim": GROUND | {"latency", "batching", "control", "telemetry"},
+    "reproduce": GROUND | {"latency", "batching", "control", "telemetry", "report", "sim"},
     "runtime": GROUND
     | {"latency", "batching", "control", "telemetry", "transfer", "engine", "gateway"},
     "bench": GROUND
-    | {"latency", "batching", "control", "transfer", "engine", "runtime", "testbed"},
+    | {"latency", "batching", "control", "telemetry", "transfer", "engine", "gateway"}
+    | {"client", "report", "sim", "runtime", "testbed"},
     "cli": GROUND
     | {"latency", "batching", "control", "telemetry", "transfer", "engine", "gateway"}
-    | {"client", "report", "sim", "runtime", "bench", "testbed"},
+    | {"client", "report", "sim", "reproduce", "runtime", "bench", "testbed"},
 }
 
 #: all that the pure floors may use of other packages: values, containers, arithmetic
@@ -72,6 +79,7 @@ HEAVY_HOMES = {
     "engine",
     "runtime/worker_process.py",
     "bench/peers/gloo_broadcast.py",
+    "bench/peers/iteration_times.py",
     "bench/peers/judge.py",
     "bench/peers/library_loaders.py",
     "bench/peers/livescale_engine.py",

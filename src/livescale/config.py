@@ -38,6 +38,9 @@ from livescale.types import Value
 _NOT_SETTINGS = ("LIVESCALE_DATA", "LIVESCALE_API_KEY")
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
+ROOFLINE_PREFIX = "roofline:"
+"""What a `timed_profile` begins with that is no file."""
+
 
 class ModelConfig(Value, frozen=True, kw_only=True):
     """One entry of `models:`."""
@@ -110,6 +113,13 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     timed_token_us: Annotated[
         int, About("time that a timed worker takes for every token on top", "us", 0, 60_000_000)
     ] = 67
+    timed_profile: Annotated[
+        str | None,
+        About(
+            "instead of these two: a file of `bench profile`, or roofline:ACCELERATOR:MODEL, such"
+            " as roofline:a100:llama-3-8b"
+        ),
+    ] = None
     weights_layout: Annotated[
         str,
         About(
@@ -293,6 +303,9 @@ def load_config(
         values |= read_values(document, SETTINGS, f"{path}: ", also=("models",))
         if values.get("topology") is not None:
             values["topology"] = str(path.parent / str(values["topology"]))
+        timed_profile = values.get("timed_profile")
+        if timed_profile is not None and not str(timed_profile).startswith(ROOFLINE_PREFIX):
+            values["timed_profile"] = str(path.parent / str(timed_profile))
     values |= _read_environment(environ)
     given = {name: value for name, value in flags.items() if value is not None}
     values |= read_values(given, SETTINGS, "flags: ", is_text=True)
@@ -421,6 +434,8 @@ def _check(config: PoolConfig) -> None:
         parse_slo(config.slo)
     except SloError as error:
         raise ConfigError(f"slo: {error}") from None
+    if config.timed_profile is not None and config.device != "timed":
+        raise ConfigError(f"timed_profile is for device timed, not for {config.device}")
     if config.carrier == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
         raise ConfigError("carrier: nixl is not installed: pip install 'livescale[rdma]'")
     _check_models(config)

@@ -18,6 +18,7 @@ class Device(Value, frozen=True):
     `kind` names the accelerator model ("cpu", "h200"); capacities are measured per kind. Devices
     of one `group` are joined by a scale-up network (NVLink and its like); an empty name is no
     group. In a rail-optimized fabric the devices of a host hang on different leaves.
+    `storage_bytes_per_s` is the most that one device gets of its host's storage.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Device(Value, frozen=True):
     uplink_bytes_per_s: int | None = None
     downlink_bytes_per_s: int | None = None
     group: str = ""
+    storage_bytes_per_s: int | None = None
 
 
 class Host(Value, frozen=True):

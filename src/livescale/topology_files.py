@@ -1,6 +1,7 @@
 """Clusters written down in YAML: names, patterns for many alike, rates with units.
 
-Ground floor: text becomes a Topology. Nothing is measured or decided here.
+Ground floor: text becomes a Topology. Nothing is measured or decided here. Clusters of papers and
+providers come with the package (`clusters/`) and are found by name.
 """
 
 from __future__ import annotations
@@ -23,21 +24,33 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kKmMgGtT]?)(i?)(bit|bps|B)(?:/s)?")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _PATTERN = re.compile(r"\{(n|host|device)(?:([/%])([1-9]\d*))?\}")
 
+_SHIPPED = Path(__file__).parent / "clusters"
+_MICRODOLLARS = 1_000_000
+
 _TOP_KEYS = ("hosts", "leaves", "group_rate", "remote_storage")
 _HOST_KEYS = (
     *("name", "count", "leaf", "memory", "nic", "uplink", "downlink"),
-    *("device_link", "storage", "devices"),
+    *("device_link", "storage", "price", "devices"),
 )
-_DEVICE_KEYS = ("count", "kind", "leaf", "group", "arena", "kv", "nic", "uplink", "downlink")
+_DEVICE_KEYS = (
+    *("count", "kind", "leaf", "group", "memory", "arena", "kv"),
+    *("nic", "uplink", "downlink", "storage"),
+)
 _LEAF_KEYS = ("name", "count", "spine", "uplink", "downlink")
 
 
 @dataclass(slots=True)
 class NamedTopology:
-    """A topology and what its members are called: hosts by name, devices as "host/number"."""
+    """A topology and what its members are called: hosts by name, devices as "host/number".
+
+    `memory_bytes` is what a device's accelerator has, and `price_microdollars_per_hour` what a host
+    costs (by its name), where the file says so.
+    """
 
     topology: Topology = field(default_factory=Topology)
     refs: dict[str, WorkerRef] = field(default_factory=dict)
+    memory_bytes: dict[WorkerRef, int] = field(default_factory=dict)
+    price_microdollars_per_hour: dict[str, int] = field(default_factory=dict)
 
     def ref(self, name: str) -> WorkerRef:
         """The member of this name, or with this id ("w3", "h0"). Raises ConfigError."""
@@ -52,6 +65,25 @@ class NamedTopology:
     def _names(self) -> list[str]:
         ids = [str(ref).removesuffix(".0") for ref in self.topology.devices]
         return [*self.refs, *ids]
+
+
+def shipped_clusters() -> list[str]:
+    """Names of the clusters that come with the package."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.yaml"))
+
+
+def find_cluster(name: str) -> Path:
+    """The file of a cluster given as a path or as the name of one that comes with the package.
+
+    A path that exists wins. Raises ConfigError that lists the names.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    known = shipped_clusters()
+    if name not in known:
+        problem = unknown("there is no file and no cluster called", name, known)
+        raise ConfigError(f"{problem}; there are {', '.join(known)}")
+    return _SHIPPED / f"{name}.yaml"
 
 
 def read_topology(path: Path) -> NamedTopology:
@@ -139,6 +171,8 @@ def _add_hosts(named: NamedTopology, item: dict[object, object], where: str) -> 
         if name in named.refs:
             raise ConfigError(f"{where}.name: there are two hosts called '{name}'")
         named.refs[name] = agent_ref(number)
+        if item.get("price") is not None:
+            named.price_microdollars_per_hour[name] = _price(item["price"], f"{where}.price")
         first = len(topology.devices)
         position = 0
         for place, devices in _items(item, "devices", f"{where}."):
@@ -169,12 +203,15 @@ def _add_devices(
     _check_keys(item, _DEVICE_KEYS, where)
     devices = named.topology.devices
     up, down = _both(item, "nic", where)
+    memory_bytes = _memory(item, where)
     for n in range(_count(item, where)):
         at = {**numbers, "n": n, "device": position}
         if len(devices) >= MEMBERS_MAX:
             raise ConfigError(f"{where}: there are more than {MEMBERS_MAX} devices")
         ref = WorkerRef(len(devices))
         named.refs[f"{host}/{position}"] = ref
+        if memory_bytes is not None:
+            named.memory_bytes[ref] = memory_bytes
         devices[ref] = Device(
             kind=_text(item, "kind", where, at, default="device"),
             host=host,
@@ -184,9 +221,32 @@ def _add_devices(
             uplink_bytes_per_s=up,
             downlink_bytes_per_s=down,
             group=_text(item, "group", where, at, default=""),
+            storage_bytes_per_s=_rate(item, "storage", f"{where}."),
         )
         position += 1
     return position
+
+
+def _memory(item: Mapping[object, object], where: str) -> int | None:
+    """The accelerator's memory, which holds parameters and KV cache if the file gives them."""
+    if item.get("memory") is None:
+        return None
+    memory_bytes = _bytes(item, "memory", where, 0)
+    used = _bytes(item, "arena", where, 0) + _bytes(item, "kv", where, 0)
+    if used > memory_bytes:
+        raise ConfigError(
+            f"{where}: arena and kv take {used} bytes, the device's memory has {memory_bytes}"
+        )
+    return memory_bytes
+
+
+def _price(value: object, where: str) -> int:
+    """Millionths of a dollar, exactly, from dollars as YAML gives them."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    amount = Decimal(repr(value)) * _MICRODOLLARS if is_number else Decimal("nan")
+    if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value():
+        raise ConfigError(f"{where} is {kind_of(value)}: write dollars per hour as 40.44")
+    return int(amount)
 
 
 def _count(item: Mapping[object, object], where: str) -> int:

@@ -1,44 +1,41 @@
-"""Request traces as values: read, write, cut, scale and generate lists of TraceRow.
+"""Request traces as values: find, read, write, cut, scale and generate lists of TraceRow.
 
-Ground floor: formats and arithmetic live here. Replaying a trace (sending its requests) does not,
-and neither does the environment: callers pass the data directory.
-
-The file format is CSV, plain or gzipped, with a header that names at least `arrival_s` (decimal
-seconds from the window's start, ascending, ties allowed), `input_tokens` and `output_tokens`.
-Other columns are ignored.
+Ground floor: arithmetic lives here, formats of files in `trace_formats.py`, arrival processes in
+`arrivals.py`. Replaying a trace (sending its requests) does not, and neither does the environment:
+callers pass the data directory.
 """
 
 from __future__ import annotations
 
 import bisect
-import csv
 import gzip
-import io
 import math
 import random
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from livescale.types import Value
+from livescale.trace_formats import TraceError, TraceRow, own_columns, parse_trace_file
+
+__all__ = [
+    "TraceError",
+    "TraceRow",
+    "TraceSummary",
+    "at_rate",
+    "burst_trace",
+    "clip",
+    "divide_lengths",
+    "find_trace",
+    "read_trace",
+    "rotate",
+    "summary",
+    "upscale",
+    "window",
+    "write_trace",
+]
 
 _NS_PER_S = 1_000_000_000
-_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
-_SUFFIXES = ("", ".csv", ".csv.gz")
-
-
-class TraceError(ValueError):
-    """A trace cannot be found or read; the message names the file and, where known, the line."""
-
-
-class TraceRow(Value, frozen=True):
-    """One request of a trace: when it arrives after the trace's start, and its lengths."""
-
-    arrival_ns: int
-    input_tokens: int
-    output_tokens: int
+_SUFFIXES = ("", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,8 @@ class TraceSummary:
 def find_trace(name: str, data_dir: Path | None) -> Path:
     """The file of a trace given as a path or as a name under `data_dir`/traces.
 
-    A path that exists wins. Raises TraceError that lists the names that are there.
+    A path that exists wins; a name may go through a folder there ("originals/…") and lack the
+    suffix. Raises TraceError that lists the names that are there.
     """
     if Path(name).is_file():
         return Path(name)
@@ -73,25 +71,16 @@ def find_trace(name: str, data_dir: Path | None) -> Path:
     for suffix in _SUFFIXES:
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
-    present = sorted({path.name.split(".csv")[0] for path in folder.glob("*.csv*")})
-    listed = ", ".join(present) or "none"
+    listed = ", ".join(_names(folder)) or "none"
     raise TraceError(f"trace '{name}' is neither a file nor in {folder} (there: {listed})")
 
 
 def read_trace(path: Path) -> list[TraceRow]:
-    """All rows of a .csv or .csv.gz file. Raises TraceError naming file and line."""
-    reader = csv.reader(io.StringIO(_read_text(path), newline=""))
-    rows: list[TraceRow] = []
-    try:
-        columns = _columns(path, next(reader, []))
-        for cells in reader:
-            if cells:  # a blank line is not a row
-                rows.append(_row(cells, columns, rows[-1].arrival_ns if rows else 0))
-    except (ValueError, csv.Error) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceError(f"{path}, line {reader.line_num}: {error}") from None
-    return rows
+    """All requests of a file in any format of `trace_formats.py`, but for those that failed.
+
+    Raises TraceError naming file and line.
+    """
+    return parse_trace_file(path).rows
 
 
 def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
@@ -99,7 +88,7 @@ def write_trace(path: Path, rows: Sequence[TraceRow]) -> None:
 
     The same rows give the same bytes.
     """
-    lines = [",".join(_COLUMNS)]
+    lines = [",".join(own_columns())]
     for row in rows:
         seconds, rest_ns = divmod(row.arrival_ns, _NS_PER_S)
         lines.append(f"{seconds}.{rest_ns:09d},{row.input_tokens},{row.output_tokens}")
@@ -128,6 +117,18 @@ def upscale(rows: Sequence[TraceRow], factor: float, seed: int) -> list[TraceRow
     return scaled
 
 
+def at_rate(rows: Sequence[TraceRow], requests_per_s: float, seed: int) -> list[TraceRow]:
+    """The rows upscaled to a mean rate, taken from time 0 to the last arrival.
+
+    What a fraction of the factor gives is drawn, so that the mean is met by expectation. Raises
+    ValueError for a trace that has no rate.
+    """
+    duration_ns = rows[-1].arrival_ns if rows else 0
+    if not duration_ns:
+        raise ValueError("a trace without requests after its start has no rate")
+    return upscale(rows, requests_per_s * duration_ns / (len(rows) * _NS_PER_S), seed)
+
+
 def window(rows: Sequence[TraceRow], start_ns: int, stop_ns: int) -> list[TraceRow]:
     """The rows that arrive in [start_ns, stop_ns), with arrivals counted from `start_ns`."""
     return [
@@ -135,6 +136,15 @@ def window(rows: Sequence[TraceRow], start_ns: int, stop_ns: int) -> list[TraceR
         for row in rows
         if start_ns <= row.arrival_ns < stop_ns
     ]
+
+
+def rotate(rows: Sequence[TraceRow], by_ns: int, period_ns: int) -> list[TraceRow]:
+    """The same requests `by_ns` later; what would arrive after `period_ns` begins the trace."""
+    turned = [
+        TraceRow((row.arrival_ns + by_ns) % period_ns, row.input_tokens, row.output_tokens)
+        for row in rows
+    ]
+    return sorted(turned, key=lambda row: row.arrival_ns)
 
 
 def divide_lengths(rows: Sequence[TraceRow], divisor: int) -> list[TraceRow]:
@@ -151,11 +161,17 @@ def divide_lengths(rows: Sequence[TraceRow], divisor: int) -> list[TraceRow]:
     ]
 
 
-def clip(rows: Sequence[TraceRow], input_max: int, output_max: int) -> tuple[list[TraceRow], int]:
+def clip(
+    rows: Sequence[TraceRow], input_max: int | None, output_max: int | None
+) -> tuple[list[TraceRow], int]:
     """The rows with lengths of at most the limits, and how many rows had to be shortened."""
+    if min(1 if limit is None else limit for limit in (input_max, output_max)) < 1:
+        raise ValueError(f"lengths cannot be held to {input_max} and {output_max} tokens")
     clipped = [
         TraceRow(
-            row.arrival_ns, min(row.input_tokens, input_max), min(row.output_tokens, output_max)
+            row.arrival_ns,
+            row.input_tokens if input_max is None else min(row.input_tokens, input_max),
+            row.output_tokens if output_max is None else min(row.output_tokens, output_max),
         )
         for row in rows
     ]
@@ -227,53 +243,15 @@ def burst_trace(
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _read_text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    except OSError as error:  # gzip.BadGzipFile is one
-        raise TraceError(f"{path}: {error.strerror or error}") from None
-    except (EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: {error}") from None
-
-
-def _columns(path: Path, header: list[str]) -> tuple[int, int, int]:
-    missing = [name for name in _COLUMNS if name not in header]
-    if missing:
-        raise TraceError(f"{path}, line 1: the header lacks {', '.join(missing)}")
-    arrival, inputs, outputs = (header.index(name) for name in _COLUMNS)
-    return arrival, inputs, outputs
-
-
-def _row(cells: list[str], columns: tuple[int, int, int], after_ns: int) -> TraceRow:
-    """The row in these cells. Raises ValueError that says what is wrong with it."""
-    if len(cells) <= max(columns):
-        raise ValueError(f"{len(cells)} fields, at least {max(columns) + 1} expected")
-    arrival, inputs, outputs = (cells[column] for column in columns)
-    arrival_ns = _arrival_ns(arrival)
-    if arrival_ns < after_ns:
-        raise ValueError(f"arrival_s {arrival} comes after a later arrival")
-    return TraceRow(arrival_ns, _tokens("input_tokens", inputs), _tokens("output_tokens", outputs))
-
-
-def _arrival_ns(text: str) -> int:
-    try:
-        arrival_ns = int((Decimal(text) * _NS_PER_S).to_integral_value())
-    except (InvalidOperation, OverflowError, ValueError):
-        raise ValueError(f"arrival_s '{text}' is not a number of seconds") from None
-    if arrival_ns < 0:
-        raise ValueError(f"arrival_s {text} is negative")
-    return arrival_ns
-
-
-def _tokens(column: str, text: str) -> int:
-    try:
-        tokens = int(text)
-    except ValueError:
-        raise ValueError(f"{column} '{text}' is not a whole number") from None
-    if tokens < 1:
-        raise ValueError(f"{column} {text} is below 1")
-    return tokens
+def _names(folder: Path) -> list[str]:
+    """What can be asked for: the traces of a folder and of the folders in it."""
+    found = set()
+    for path in [*folder.glob("*"), *folder.glob("*/*")]:
+        for suffix in reversed(_SUFFIXES[1:]):
+            if path.name.endswith(suffix):
+                found.add(path.relative_to(folder).as_posix().removesuffix(suffix))
+                break
+    return sorted(found)
 
 
 def _burst_arrivals(rng: random.Random, duration_ns: int, peak_per_s: float) -> Iterator[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from livescale.cli.main import main
-from livescale.sim.presets import LLAMA_3_8B
+from livescale.latency.shapes import LLAMA_3_8B
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "topologies"
 TESTBED = str(EXAMPLES / "two-leaves-of-three.yaml")

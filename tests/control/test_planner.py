@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from clusters import (
     RATE,
@@ -181,6 +182,14 @@ def test_host_memory_feeds_its_own_devices_first() -> None:
     assert bytes_over(plan, LinkKind.NIC, "h0.0", OUT) == 320 << 20
     assert plan.load_of(W[0]).completed_ns == ONE_COPY_NS // 2
     assert plan.load_of(W[2]).completed_ns == ONE_COPY_NS
+
+
+def test_a_local_cache_feeds_nobody_elses_devices() -> None:
+    """ServerlessLLM: what the own host's memory does not have comes from storage."""
+    asked = request(copies(H[0]), [W[0], W[2]])
+    asked = msgspec.structs.replace(asked, is_cache_local=True)
+    plan = make_plan(asked, rails(2, 2), "host")
+    assert plan.routes() == ("h0.0 -> w0.0", "storage -> w2.0")
 
 
 def test_device_and_host_copies_are_used_together() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from livescale.latency.shapes import LLAMA_3_8B
 from livescale.policies import ModelPolicy
 from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.sim.config import SimConfig
-from livescale.sim.presets import LLAMA_3_8B
 from livescale.sim.simulate import simulate
 from livescale.slo import SloMultipleOfMean
 from livescale.telemetry.record import read_record

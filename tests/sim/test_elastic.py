@@ -106,6 +106,9 @@ def test_one_host_copy_per_model_at_every_moment_and_a_cache_has_more(tmp_path: 
 def test_the_strategies_do_what_their_names_say(tmp_path: Path) -> None:
     policies = tuple(lazy(f"m{n}") for n in range(3))
     config = make_config(policies, workers=4)
+    # Hosts share storage: all six copies are to be there before the first wave.
+    faster = msgspec.structs.replace(config.controller, remote_storage_bytes_per_s=1 << 30)
+    config = msgspec.structs.replace(config, controller=faster)
     strategies: list[tuple[Placement, str]] = [
         (SpreadCopies(), "auto"),
         (AllCopies(), "host"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from livescale.batching.run import Run, Segment
 from livescale.latency.linear import LinearLatency
-from livescale.sim.presets import LLAMA_3_8B
+from livescale.latency.shapes import LLAMA_3_8B
 from livescale.types import LayerSpan, SamplingParams
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 from worlds import MIB, MS, Row, make_config, make_model
 
+from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.events import InstanceReported
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.presets import LLAMA_3_8B
 from livescale.sim.simulate import SimResult, simulate
 from livescale.telemetry.record import ScaleLine, StepLine, read_record
 from livescale.types import Outcome

@@ -46,12 +46,13 @@ class Member:
 
 
 class Scene:
-    """A network of one byte per nanosecond with chunks of 100 bytes. W[0] holds the model."""
+    """Everybody sends a byte per nanosecond and can receive two; chunks have 100 bytes. W[0] holds
+    the model."""
 
     def __init__(self) -> None:
         self.clock = Clock()
         rate = 1_000_000_000
-        device = Device("sim", "host", "leaf", 1 << 30, 1 << 30, rate, rate)
+        device = Device("sim", "host", "leaf", 1 << 30, 1 << 30, rate, 2 * rate)
         topology = Topology(dict.fromkeys(W, device), remote_storage_bytes_per_s=rate)
         self.transfers = Transfers(self.clock, topology, WAIT_NS, STALL_NS)
         self.members = {ref: Member(self, ref) for ref in W}

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import Dispatch, ScaleDecided
 from livescale.sim.config import SimConfig
-from livescale.sim.presets import LLAMA_3_8B
 from livescale.sim.simulate import simulate
 from livescale.telemetry.record import AnyLine, StepLine, read_record
 from livescale.telemetry.replay import ReplayError, replay

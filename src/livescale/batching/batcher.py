@@ -21,12 +21,14 @@ request ends at the latest after as many Runs as it and all those before it have
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.batching.blocks import BlockPool
-from livescale.batching.run import Emission, Run, Segment, SequenceSpec
+from livescale.batching.run import Emission, EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.batching.sharing import share_tokens
+from livescale.batching.stretches import block_changes, decodes_on, steps_ahead
 from livescale.types import FinishReason, LayerSpan, RequestId
 
 
@@ -128,8 +130,13 @@ class Batcher:
 
     # -- the three verbs --------------------------------------------------------------------
 
-    def next_run(self) -> Run | None:
-        """The next Run, or None when nothing is here. It must be committed before the next."""
+    def next_run(self, steps_max: int = 1) -> Run | None:
+        """The next Run, or None when nothing is here. It must be committed before the next.
+
+        Whoever can carry out several steps at once (the simulator) gets up to `steps_max` if
+        nothing that is here now can change the batch before the last of them. What comes in
+        meanwhile may: then `shorten`.
+        """
         assert self._in_flight is None, f"{self!r}: {self._in_flight} is not committed"
         self._grow()
         self._admit()
@@ -137,7 +144,17 @@ class Batcher:
         if not segments:
             return None
         self._runs += 1
-        self._in_flight = Run(self._runs, self.span, segments)
+        steps = 1
+        if steps_max > 1 and self._all_stay(segments):
+            steps = steps_ahead(self.pool, list(self._running.values()), steps_max)
+        self._in_flight = Run(self._runs, self.span, segments, steps)
+        return self._in_flight
+
+    def shorten(self, run: Run, steps: int) -> Run:
+        """The Run in flight ends after so many of its steps; commit the one that is returned."""
+        assert run is self._in_flight, f"{self!r}: run {run.id} is not in flight"
+        assert 1 <= steps <= run.steps, f"{steps} of {run.steps} steps"
+        self._in_flight = Run(run.id, run.span, run.segments, steps)
         return self._in_flight
 
     def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
@@ -146,21 +163,32 @@ class Batcher:
         Every layer has written the Run's positions, so the blocks that it filled are found by
         whoever begins alike.
         """
+        emitted = self.commit_steps(run, [(token_id,) for token_id in token_ids])
+        return [
+            Emission(e.request, e.attempt, e.index, e.token_ids[0], e.finish_reason)
+            for e in emitted
+        ]
+
+    def commit_steps(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
+        """As `commit`, for a Run of any number of steps: per sampling segment a token per step."""
         assert run is self._in_flight, f"{self!r}: run {run.id} is not in flight"
         sampling = sum(segment.samples for segment in run.segments)
         assert sampling == len(token_ids), f"{len(token_ids)} tokens for {sampling}"
         self._in_flight = None
+        if run.steps > 1:
+            self._advance(token_ids)
         sampled = iter(token_ids)
-        emissions = []
+        emitted = []
         for segment in run.segments:
             sequence = self._running[segment.request]
-            self._written(sequence, segment.token_count)
-            token_id = next(sampled) if segment.samples else None
+            tokens = next(sampled) if segment.samples else ()
+            assert len(tokens) == run.steps * segment.samples, f"{tokens} for {run.steps} steps"
+            self._written(sequence, len(segment.token_ids))
             if sequence.is_cancelled:
                 self._retire(sequence)
-            elif token_id is not None:
-                emissions.append(self._emit(sequence, token_id))
-        return emissions
+            elif tokens:
+                emitted.append(self._emit(sequence, tokens))
+        return emitted
 
     # -- what can be asked ------------------------------------------------------------------
 
@@ -297,18 +325,37 @@ class Batcher:
         tokens = min(sequence.known_tokens + self.config.growth_tokens, sequence.tokens_max)
         return self.pool.blocks_for(tokens) - len(sequence.block_table)
 
+    def _all_stay(self, segments: Sequence[Segment]) -> bool:
+        """Whoever runs decodes, and goes on to; whoever waits goes on waiting.
+
+        Each further token only takes room from those who wait. What they find in the prefix index
+        may grow, though, if a running one writes what the first of them begins with.
+        """
+        running = self._running
+        if len(running) != len(segments) or not all(map(decodes_on, running.values())):
+            return False
+        if not self._waiting or len(running) >= self.config.sequences_max:
+            return True
+        content = next(iter(self._waiting.values())).spec.content
+        others = (s.spec.content for s in running.values())
+        return content != "" and all(other not in ("", content) for other in others)
+
     def _segments(self) -> tuple[Segment, ...]:
         # One token each, in every Run: a long prompt must not stretch the time between two tokens
         # of others. The budget has room for them, and for one token of every prompt besides.
         segments = []
         prompts = []
         for sequence in self._running.values():
-            if sequence.tokens_left > 1:
+            left = sequence.tokens_left
+            if left > 1:
                 self._reuse(sequence)
-            if sequence.tokens_left > 1:
+                left = sequence.tokens_left
+            if left > 1:
                 prompts.append(sequence)
             else:
-                segments.append(self._segment(sequence, 1))
+                segments.append(self._segment(sequence, 1, samples=True))
+        if not prompts:
+            return tuple(segments)
         counts = share_tokens(
             [sequence.tokens_left for sequence in prompts],
             [sequence.next_key() for sequence in prompts],
@@ -316,7 +363,11 @@ class Batcher:
             self.config.oldest_prompt_percent,
         )
         shares = zip(prompts, counts, strict=True)
-        segments += [self._segment(sequence, count) for sequence, count in shares if count > 0]
+        segments += [
+            self._segment(sequence, count, samples=count == sequence.tokens_left)
+            for sequence, count in shares
+            if count > 0
+        ]
         return tuple(segments)
 
     def _reuse(self, sequence: SequenceState) -> None:
@@ -331,7 +382,7 @@ class Batcher:
             self.reused_tokens += stop * self.config.block_tokens - sequence.computed
             sequence.computed = stop * self.config.block_tokens
 
-    def _segment(self, sequence: SequenceState, count: int) -> Segment:
+    def _segment(self, sequence: SequenceState, count: int, *, samples: bool) -> Segment:
         spec, first = sequence.spec, sequence.computed
         return Segment(
             request=spec.request,
@@ -339,7 +390,7 @@ class Batcher:
             first_position=first,
             token_ids=sequence.token_ids(first, first + count),
             block_table=sequence.block_table,
-            samples=count == sequence.tokens_left,
+            samples=samples,
             sampling=spec.sampling,
             prompt_ids=spec.prompt_ids,
             generated_ids=sequence.generated,
@@ -353,9 +404,35 @@ class Batcher:
         for number in range(first, sequence.computed // block_tokens):
             self.pool.publish(sequence.block_table[number], sequence.key(number))
 
-    def _emit(self, sequence: SequenceState, token_id: int) -> Emission:
+    def _advance(self, token_ids: Sequence[Sequence[int]]) -> None:
+        """All steps of a Run but the last are over: their tokens were the next steps' input.
+
+        Blocks are published and taken in the order of single steps, so that the same ones leave
+        the prefix index.
+        """
+        size = self.config.block_tokens
+        changes: list[tuple[int, bool, int, int]] = []
+        for place, (sequence, tokens) in enumerate(
+            zip(self._running.values(), token_ids, strict=True)
+        ):
+            steps = len(tokens) - 1
+            changes += block_changes(sequence, steps, size, place)
+            sequence.generated.extend(tokens[:-1])
+            sequence.computed += steps
+            self.emitted_tokens += steps
+        running = list(self._running.values())
+        for _, is_taken, place, number in sorted(changes):
+            sequence = running[place]
+            if is_taken:
+                sequence.block_table += (self.pool.take(),)
+            else:
+                self.pool.publish(sequence.block_table[number], sequence.key(number))
+
+    def _emit(self, sequence: SequenceState, token_ids: Sequence[int]) -> EmittedTokens:
+        """The last step's token is new; those before it are known already."""
         spec = sequence.spec
-        index = len(sequence.generated)
+        token_id = token_ids[-1]
+        index = len(sequence.generated) + 1 - len(token_ids)
         sequence.generated.append(token_id)
         self.emitted_tokens += 1
         reason = None
@@ -365,4 +442,4 @@ class Batcher:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._retire(sequence)
-        return Emission(spec.request, spec.attempt, index, token_id, reason)
+        return EmittedTokens(spec.request, spec.attempt, index, token_ids, reason)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from livescale.latency.work import RunWork
 from livescale.types import FinishReason, LayerSpan, RequestId, SamplingParams
 
@@ -16,7 +18,8 @@ class SequenceSpec:
     `prompt_ids` may be any sequence of ints (the simulator passes a `range`). `generated_ids` are
     tokens that an earlier attempt already emitted: they are computed again as prompt, and the
     index of the next token goes on from them. Only requests with equal `cache_salt` share KV
-    blocks of equal beginnings.
+    blocks of equal beginnings. Where tokens are not real, `content` names them: requests with the
+    same name have the same tokens at the same positions, others nothing in common.
     """
 
     request: RequestId
@@ -25,10 +28,10 @@ class SequenceSpec:
     sampling: SamplingParams
     generated_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    content: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """Consecutive positions of one request inside a Run.
 
     Positions `[first_position, first_position + token_count)` are computed; `token_ids` are their
@@ -59,17 +62,20 @@ class Segment:
         return self.first_position + len(self.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """What an executor does next: a list of Segments over one LayerSpan.
 
     Hidden rows, where a span starts or ends inside the model, lie in segment order, one row per
     position: shape (token_count, hidden size).
+
+    A Run of several `steps` stands for that many Runs, one after the other, of the same decodes:
+    segments are the first one's, and each step goes on where the last one ended.
     """
 
     id: int
     span: LayerSpan
     segments: tuple[Segment, ...]
+    steps: int = 1
 
     @property
     def token_count(self) -> int:
@@ -81,12 +87,13 @@ class Run:
         prefills = []
         decodes = context_tokens = sampled = 0
         for segment in self.segments:
+            count = len(segment.token_ids)
             sampled += segment.samples
-            if segment.samples and segment.token_count == 1:
+            if segment.samples and count == 1:
                 decodes += 1
-                context_tokens += segment.context_tokens
+                context_tokens += segment.first_position + 1
             else:
-                prefills.append((segment.token_count, segment.first_position))
+                prefills.append((count, segment.first_position))
         return RunWork(tuple(prefills), decodes, context_tokens, sampled)
 
     @property
@@ -95,12 +102,21 @@ class Run:
         return sum(s.token_count for s in self.segments if s.token_count > 1 or not s.samples)
 
 
-@dataclass(frozen=True, slots=True)
-class Emission:
+class Emission(msgspec.Struct, frozen=True):
     """One generated token: the `index`-th of its request (0 is the first generated token)."""
 
     request: RequestId
     attempt: int
     index: int
     token_id: int
+    finish_reason: FinishReason | None
+
+
+class EmittedTokens(msgspec.Struct, frozen=True):
+    """Tokens of one request from one Run: one per step, the first is its `index`-th."""
+
+    request: RequestId
+    attempt: int
+    index: int
+    token_ids: Sequence[int]
     finish_reason: FinishReason | None

@@ -60,6 +60,8 @@ class SequenceState:
         prompt = self.spec.prompt_ids
         split = len(prompt)
         if start >= split:
+            if stop == start + 1 == self.known_tokens:  # by far the most: a decode
+                return (self.generated[-1],)
             return tuple(self.generated[start - split : stop - split])
         return tuple(prompt[start : min(stop, split)]) + tuple(
             self.generated[: max(stop - split, 0)]
@@ -70,8 +72,10 @@ class SequenceState:
 
         It hashes the previous block's key and the block's token ids; the first block follows the
         request's salt. Equal keys mean equal tokens from the first position on (up to a collision
-        of BLAKE2b, which nobody can make).
+        of BLAKE2b, which nobody can make). Tokens that are not real are named, not hashed.
         """
+        if self.spec.content:
+            return f"{self.spec.cache_salt}/{self.spec.content}/{block}".encode()
         keys, size = self._keys, self.block_tokens
         while len(keys) <= block:
             before = keys[-1] if keys else blake2b(self.spec.cache_salt.encode()).digest()

@@ -14,7 +14,7 @@ from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
 from livescale.bench.machine import describe_run
 from livescale.bench.made_models import DTYPES, parse_shape
 from livescale.bench.plan_bench import SIZES, run_plan
-from livescale.cli import transfer_benches
+from livescale.cli import fidelity_bench, profile_bench, sim_bench, transfer_benches
 from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
 from livescale.engine.errors import ModelError
@@ -36,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     transfer_benches.add_parsers(benches)
     words = "how long multicast planning takes, and how good its plans are"
     _add_plan_arguments(benches.add_parser("plan", help=words, description=words))
+    words = "how long single Runs take on this machine, as a profile for simulations"
+    profile_bench.add_arguments(benches.add_parser("profile", help=words, description=words))
+    words = "how fast the simulator is, by size of the pool, with and without coalescing"
+    sim_bench.add_arguments(benches.add_parser("sim", help=words, description=words))
+    words = "one load on a real pool and in the simulator, figure by figure"
+    fidelity_bench.add_arguments(benches.add_parser("fidelity", help=words, description=words))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -253,10 +259,30 @@ def _plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _profile(arguments: argparse.Namespace) -> int:
+    _write(arguments.json, profile_bench.run(arguments))
+    return 0
+
+
+def _sim(arguments: argparse.Namespace) -> int:
+    _write(arguments.json, sim_bench.run(arguments))
+    return 0
+
+
+def _fidelity(arguments: argparse.Namespace) -> int:
+    """0 when timed workers behaved as simulated, in the figures that have to be right."""
+    figures, is_good = fidelity_bench.run(arguments)
+    _write(arguments.json, figures)
+    return 0 if is_good else 1
+
+
 _BENCHES = {
     "engine": _engine,
     "gateway": _gateway,
     "coldstart": _coldstart,
     **transfer_benches.BENCHES,
     "plan": _plan,
+    "profile": _profile,
+    "sim": _sim,
+    "fidelity": _fidelity,
 }

@@ -9,17 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from livescale.arrivals import named_trace
 from livescale.cli.errors import UserError
-from livescale.traces import (
-    TraceRow,
-    burst_trace,
-    divide_lengths,
-    find_trace,
-    read_trace,
-    summary,
-    upscale,
-    window,
-)
+from livescale.trace_formats import ParsedTrace
+from livescale.traces import TraceRow, burst_trace, divide_lengths, summary, upscale, window
 
 DEFAULT_TRACE = "azurecode_0855_5min"
 _NS_PER_S = 1_000_000_000
@@ -37,7 +30,10 @@ def add_load_arguments(
     parser: argparse.ArgumentParser, *, trace: str | None, seconds: int, divide_lengths: int
 ) -> None:
     """The flags of `choose_load`; `trace` is the positional argument's name (None: a flag)."""
-    words = f"file or name of a trace (default: {DEFAULT_TRACE})"
+    words = (
+        f"file or name of a trace (default: {DEFAULT_TRACE}), gamma:rate=6,cv=4,seconds=600,"
+        "input=512,output=128 or burst"
+    )
     if trace is None:
         parser.add_argument("--trace", help=words)
     else:
@@ -62,12 +58,13 @@ def choose_load(arguments: argparse.Namespace) -> Load:
     data = os.environ.get("LIVESCALE_DATA")
     stop_ns = arguments.seconds * _NS_PER_S
     if arguments.trace is None and not data:
-        rows = burst_trace(arguments.seed, stop_ns)
+        trace = ParsedTrace(burst_trace(arguments.seed, stop_ns), "burst")
         name = f"generated burst (seed {arguments.seed})"
         print(f"LIVESCALE_DATA is not set: playing a generated trace shaped like {DEFAULT_TRACE}")
     else:
         name = arguments.trace or DEFAULT_TRACE
-        rows = window(read_trace(find_trace(name, Path(data) if data else None)), 0, stop_ns)
+        trace = named_trace(name, Path(data) if data else None, arguments.seed)
+    rows = window(trace.rows, 0, stop_ns)
     if arguments.factor != 1:
         rows = upscale(rows, arguments.factor, arguments.seed)
     if not rows:
@@ -79,6 +76,8 @@ def choose_load(arguments: argparse.Namespace) -> Load:
         f" {facts.second_requests_max} in a second; prompts of {facts.input_tokens_mean:.0f} and"
         f" outputs of {facts.output_tokens_mean:.1f} tokens on average"
     )
+    if trace.failed_requests:
+        print(f"  failed requests of the file, left out: {trace.failed_requests}")
     print(f"  lengths divided by {arguments.divide_lengths}, arrivals times {arguments.factor:g}")
     return Load(name, rows)
 

@@ -31,6 +31,9 @@ COMMANDS = (
     _Command("bench", "compare with other engines, and with limits"),
     _Command("plan", "plan a multicast and say what it costs"),
     _Command("simulate", "run a trace in virtual time"),
+    _Command("capacity", "find the smallest simulated pool that keeps an SLO"),
+    _Command("swarm", "run faulty worlds drawn from seeds, and check every rule in each"),
+    _Command("reproduce", "what the papers claim, and what comes out here"),
     _Command("replay", "feed a run record to a fresh controller and compare"),
     _Command("testbed", "emulate hosts and their links on this machine (root, Linux)"),
 )

@@ -17,10 +17,10 @@ from livescale.control.multicast.planner import STRATEGIES, PlanError, free_upli
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.engine.errors import ModelError
 from livescale.engine.model_files import model_spec, read_manifest
+from livescale.latency.shapes import LLAMA_3_8B
 from livescale.plans import ScalePlan
 from livescale.report.plan_text import describe_plan
 from livescale.settings import ConfigError, amount_of_bytes
-from livescale.sim.presets import LLAMA_3_8B
 from livescale.topology import Direction, LinkKind, LinkUse
 from livescale.topology_files import NamedTopology, read_topology
 from livescale.types import ModelSpec, WorkerRef

@@ -3,139 +3,183 @@
 from __future__ import annotations
 
 import argparse
-import io
+import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from livescale.cli.bandwidth_sweep import parse_sweep, sweep
 from livescale.cli.errors import UserError
-from livescale.cli.loads import add_load_arguments, choose_load, write_json
-from livescale.control.multicast.planner import STRATEGIES
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.cli.loads import add_load_arguments, write_json
+from livescale.cli.pool_choices import PoolChoice, add_pool_arguments, choose, choose_systems
+from livescale.report.comparison import as_json, comparison_table
+from livescale.report.html import write_html_report
+from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.sim.config import SimConfig
-from livescale.sim.presets import LLAMA_3_8B
-from livescale.sim.simulate import SimResult, simulate
-from livescale.slo import RequestTiming, SloError, parse_slo
-from livescale.telemetry.record import RequestLine, read_record
-from livescale.topology import Host
-from livescale.traces import TraceError
-from livescale.types import Outcome
+from livescale.sim.pool_runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools import microdollars_per_hour
+from livescale.sim.systems import System
+from livescale.slo import SloError, SloRule, parse_slo
+from livescale.telemetry.record import read_record
+from livescale.topology_files import NamedTopology
 
-_GBIT_BYTES = 125_000_000
-_PLACEMENTS: dict[str, Placement] = {
-    "spread": SpreadCopies(),
-    "cache": CacheCopies(),
-    "all": AllCopies(),
-    "none": NoCopies(),
-}
+_MICRODOLLARS = 1_000_000
+_MODELS_TOLD = 8
+"""With more models a run is told in sums: its story would have lines for each of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser, trace="TRACE", seconds=300, divide_lengths=1)
-    parser.add_argument("--workers", type=int, default=8, help="workers of the pool")
-    parser.add_argument("--link-gbit", type=float, default=100, help="rate of every link")
-    parser.add_argument("--storage-gbit", type=float, default=10, help="rate of storage")
-    parser.add_argument("--multicast", choices=STRATEGIES, default="auto", help="who sends to whom")
-    words = "hosts with memory for copies, among which the workers are dealt (default: none)"
-    parser.add_argument("--hosts", type=int, default=0, help=words)
-    parser.add_argument("--host-memory-gb", type=float, default=192, help="of every host")
-    words = "which host keeps what: " + ", ".join(_PLACEMENTS)
-    parser.add_argument("--placement", choices=list(_PLACEMENTS), default="spread", help=words)
-    parser.add_argument("--slo", default="5x-mean", help="'5x-mean' or 'ttft=450ms,tbt=150ms'")
-    parser.add_argument("--record", type=Path, default=Path("runs/simulated.jsonl"))
+    add_pool_arguments(parser, strategy="livescale")
+    add = parser.add_argument
+    add("--slo", default="5x-mean", help="'5x-mean' or 'ttft=450ms,tbt=150ms'")
+    words = "a run record of each strategy and a page about all, in this directory"
+    add("--report", type=Path, metavar="DIR", help=words)
+    add("--record", type=Path, metavar="FILE", help="the run record of a single strategy")
+    words = "instead of strategies: loading speeds in Gbit/s, and what they do to the SLO"
+    add("--sweep", metavar="bandwidth=10,25,…", help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when every request ended well."""
     try:
         slo = parse_slo(arguments.slo)
-        load = choose_load(arguments)
-    except (TraceError, SloError) as error:
+    except SloError as error:
         raise UserError(str(error)) from error
-    config = _config(arguments)
-    print(
-        f"pool: {config.workers} simulated A800 workers, {LLAMA_3_8B.name}"
-        f" ({LLAMA_3_8B.size_bytes / 1e9:.1f} GB), links of {arguments.link_gbit:g} Gbit/s"
-    )
-    # As in a real pool, the first instance is there before the load begins.
-    storage = config.controller.remote_storage_bytes_per_s
-    assert storage is not None
-    lead_ns = LLAMA_3_8B.size_bytes * 1_000_000_000 // storage
-    lead_ns += config.controller.settle_ns
-    rows = [msgspec.structs.replace(row, arrival_ns=row.arrival_ns + lead_ns) for row in load.rows]
-    record = io.BytesIO()
-    started_s = time.monotonic()
-    result = simulate(rows, config, arguments.seed, record)
-    elapsed_s = time.monotonic() - started_s
-    _write(arguments.record, record.getvalue())
-    timings = [_timing(line) for line in result.requests]
-    summary = summarize(timings, slo)
-    report = RunReport(
-        load.name, list(read_record(arguments.record)), summary, lead_ns, arguments.slo
-    )
-    print()
-    print(report.text())
-    print(_speed(result, elapsed_s))
-    print(f"record    {arguments.record}")
-    if arguments.json is not None:
-        write_json(arguments.json, report.as_json())
-    return 0 if summary.failed == 0 else 1
+    systems = choose_systems(arguments)
+    rates = parse_sweep(arguments.sweep) if arguments.sweep is not None else ()
+    if rates and (arguments.strategy or arguments.report or arguments.record):
+        raise UserError("--sweep has runs of its own: no --strategy, --report or --record with it")
+    if arguments.record is not None and len(systems) > 1:
+        raise UserError("--record holds one strategy's run: with several, use --report DIR")
+    choice = choose(arguments)
+    print(choice.describe())
+    if rates:
+        return sweep(choice, rates, slo, arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = arguments.report or Path(scratch)
+        return _compare(choice, systems, slo, folder, arguments)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _config(arguments: argparse.Namespace) -> SimConfig:
-    if arguments.workers < 1 or min(arguments.link_gbit, arguments.storage_gbit) <= 0:
-        raise UserError("--workers, --link-gbit and --storage-gbit must be positive")
-    if arguments.hosts < 0 or arguments.host_memory_gb <= 0:
-        raise UserError("--hosts must not be negative and --host-memory-gb must be positive")
-    config = SimConfig.default(LLAMA_3_8B, workers=arguments.workers)
-    link = int(arguments.link_gbit * _GBIT_BYTES)
-    storage = int(arguments.storage_gbit * _GBIT_BYTES)
-    device = msgspec.structs.replace(
-        config.devices[0], uplink_bytes_per_s=link, downlink_bytes_per_s=link
-    )
-    memory_bytes = int(arguments.host_memory_gb * 1e9)
-    leaf = device.leaf
-    hosts = tuple(Host(f"host-{n}", leaf, memory_bytes, link, link) for n in range(arguments.hosts))
-    controller = msgspec.structs.replace(
-        config.controller,
-        agents_expected=len(hosts),
-        multicast=arguments.multicast,
-        placement=_PLACEMENTS[arguments.placement],
-        remote_storage_bytes_per_s=storage,
-    )
-    return msgspec.structs.replace(
-        config, controller=controller, devices=(device,) * config.workers, hosts=hosts
-    )
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A system's run, and where its record is."""
+
+    system: System
+    run: PoolRun
+    path: Path
+    elapsed_s: float
 
 
-def _write(path: Path, content: bytes) -> None:
+def _compare(
+    choice: PoolChoice,
+    systems: Sequence[System],
+    slo: SloRule,
+    folder: Path,
+    arguments: argparse.Namespace,
+) -> int:
+    configs = [choice.config(system) for system in systems]
+    # As in a real pool, the first instances are there before the load begins: for every system
+    # at the same time, so that times of their records can be compared.
+    start_ns = max(map(lead_ns, configs))
+    recorded = []
+    for system, config in zip(systems, configs, strict=True):
+        path = arguments.record or folder / f"{system.file_name}.jsonl"
+        recorded.append(_record(choice, system, config, start_ns, path, arguments.seed))
+        print(f"{system.name}: {system.sentence}: {_speed(recorded[-1])}")
+    reported = _reported(choice, recorded, slo, arguments.slo)
+    print()
+    is_single = len(reported) == 1 and len(choice.models) <= _MODELS_TOLD
+    print(reported[0].report.text() if is_single else comparison_table(reported))
+    if arguments.record is not None:
+        print(f"record    {arguments.record}")
+    if arguments.report is not None:
+        page = folder / "report.html"
+        try:
+            write_html_report(page, reported, f"{choice.load_name} on {choice.cluster_name}")
+        except OSError as error:
+            raise UserError(f"{page}: cannot be written: {error.strerror}") from error
+        print(f"report    {page}, with a record of each run beside it")
+    if arguments.json is not None:
+        write_json(arguments.json, _figures(choice, recorded, reported, arguments.seed))
+    return 1 if any(item.run.failed for item in recorded) else 0
+
+
+def _record(
+    choice: PoolChoice, system: System, config: SimConfig, start_ns: int, path: Path, seed: int
+) -> _Recorded:
+    started_s = time.monotonic()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        with path.open("wb") as file:
+            run = run_pool(config, choice.loads, start_ns, seed, file)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+    return _Recorded(system, run, path, time.monotonic() - started_s)
 
 
-def _timing(line: RequestLine) -> RequestTiming:
-    return RequestTiming(
-        request=line.request,
-        scheduled_ns=line.queued_ns,
-        sent_ns=line.queued_ns,
-        token_ns=line.token_ns,
-        finished_ns=line.finished_ns,
-        ok=line.outcome is Outcome.FINISHED,
-    )
-
-
-def _speed(result: SimResult, elapsed_s: float) -> str:
+def _speed(recorded: _Recorded) -> str:
+    result = recorded.run.result
     virtual_s = result.end_ns / 1e9
+    factor = virtual_s / max(recorded.elapsed_s, 1e-9)
+    sources = recorded.run.loads_from().items()
+    loads = [f"{count} from {place.replace('_', ' ')}" for place, count in sources if count]
     return (
-        f"simulated {virtual_s:.0f} s in {elapsed_s:.1f} s ({virtual_s / elapsed_s:.0f} x real"
-        f" time), {result.steps} steps of the controller"
+        f"{virtual_s:.0f} s in {recorded.elapsed_s:.1f} s ({factor:.0f} x real time),"
+        f" {result.steps} steps of the controller; loads: {', '.join(loads) or 'none'}"
     )
+
+
+def _reported(
+    choice: PoolChoice, recorded: Sequence[_Recorded], rule: SloRule, words: str
+) -> list[ReportedRun]:
+    """All runs against one SLO: a multiple of the mean is that of the whole pool serving all the
+    time where that was run, else of the first run."""
+    timings = [item.run.timings() for item in recorded]
+    base = next((i for i, item in enumerate(recorded) if item.system.fixed_percent == 100), 0)
+    try:
+        slo = rule.resolve(timings[base])
+    except SloError:
+        slo = None  # nothing ended well in the run that it refers to
+    return [
+        ReportedRun(
+            name=item.system.name,
+            report=RunReport(
+                choice.load_name,
+                list(read_record(item.path)),
+                summarize(of_run, slo or rule),
+                item.run.started_ns,
+                words,
+            ),
+            slo=slo,
+            cluster=choice.cluster_name,
+            device_dollars_per_hour=_device_dollars(choice.cluster),
+        )
+        for item, of_run in zip(recorded, timings, strict=True)
+    ]
+
+
+def _device_dollars(cluster: NamedTopology) -> float | None:
+    """What a device costs in an hour, where the price of every host is known."""
+    price = microdollars_per_hour(cluster)
+    return None if price is None else price / _MICRODOLLARS / len(cluster.topology.devices)
+
+
+def _figures(
+    choice: PoolChoice, recorded: Sequence[_Recorded], reported: Sequence[ReportedRun], seed: int
+) -> dict[str, object]:
+    """One strategy's figures by name, or a list of all strategies' under `runs`."""
+    common = {"seed": seed, "clipped": choice.clipped}
+    figures = [
+        {**of_run, "loads_from": item.run.loads_from()}
+        for of_run, item in zip(as_json(reported), recorded, strict=True)
+    ]
+    if len(figures) == 1:
+        return {**figures[0], **common}
+    return {"trace": choice.load_name, "cluster": choice.cluster_name, **common, "runs": figures}

@@ -42,8 +42,8 @@ class Attempts:
         if event.worker is None:
             state.window.add(now_ns, event.prompt_tokens)
         else:
-            self._router.place(record, event.worker)
             record.is_started = True
+            self._router.place(record, event.worker)
         return True
 
     def cancelled(self, event: RequestCancelled) -> bool:

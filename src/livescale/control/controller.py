@@ -64,7 +64,12 @@ class Controller:
         self.fleet = Fleet()
         self.pool = ParameterPool(isinstance(config.placement, SpreadCopies | AllCopies))
         self.router = Router(config.dispatched_ahead_max)
-        self.models = {p.spec.name: ModelState(p, config, 0) for p in config.models}
+        self.models = {
+            p.spec.name: ModelState(p, config, 0, number) for number, p in enumerate(config.models)
+        }
+        self._models_added = len(self.models)
+        #: withdrawn models that are not gone yet
+        self._leaving: dict[str, None] = {}
         self.attempts = Attempts(config, self.router, self.models)
         self.loads = Loads(self.pool)
         self.planning = Planning(config, self.fleet, self.pool, self.loads)
@@ -222,10 +227,7 @@ class Controller:
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
             instance.is_unheard = False
-            instance.running = event.running
-            instance.queued_prefill_tokens = event.queued_prefill_tokens
-            instance.kv_blocks_used = event.kv_blocks_used
-            instance.kv_blocks = event.kv_blocks
+            self.fleet.report(instance, event)
 
     def _load_progressed(self, event: LoadStarted | LayerArrived) -> None:
         if isinstance(event, LayerArrived):
@@ -318,7 +320,8 @@ class Controller:
         if name in self.models:
             self._stale()
             return
-        self.models[name] = ModelState(event.policy, self.config, self._now_ns)
+        self._models_added += 1
+        self.models[name] = ModelState(event.policy, self.config, self._now_ns, self._models_added)
 
     def _model_removed(self, event: ModelRemoved) -> None:
         state = self.models.get(event.model)
@@ -326,6 +329,8 @@ class Controller:
             self._stale()
             return
         state.is_leaving = True
+        self._leaving[event.model] = None
+        self.fleet.touched[event.model] = None
         self.pool.retire(event.model)
 
     def _released(self, event: Released) -> None:
@@ -350,6 +355,7 @@ class Controller:
             state.prefill_tokens_per_s = event.prefill_tokens_per_s
         if state.policy.kv_blocks is None:
             state.kv_blocks = event.kv_blocks
+        self.fleet.touched[event.model] = None
 
     def _ticked(self, _event: Tick) -> None:
         """The time itself is the news: `_decide` looks at every deadline anyway."""
@@ -379,10 +385,9 @@ class Controller:
             self.loads.blame_slow(self._now_ns)
             self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
             self._commands += self.host_copies.decide(self._now_ns)
-            wall_ns = self.config.wall_ns + self._now_ns
-            states = list(self.models.values())
-            self._commands += self.scaling.decide(self._now_ns, wall_ns, states)
-        for state in self.models.values():
+            self._commands += self.scaling.decide(self._now_ns, self.config.wall_ns, self.models)
+        waiting = [self.models[name] for name in self.router.models_waiting()]
+        for state in sorted(waiting, key=lambda state: state.number):
             self._dispatch(state)
         self._commands += self.scaling.release_empty()
         if self._is_settled():
@@ -391,10 +396,11 @@ class Controller:
 
     def _let_go(self) -> None:
         """Withdrawn models of which nothing is left are forgotten."""
-        for name in [name for name, state in self.models.items() if state.is_leaving]:
+        for name in list(self._leaving):
             is_in_use = self.router.unfinished(name) or self.fleet.has_any(name)
             if not is_in_use and not self.host_copies.has_any(name):
-                del self.models[name]
+                del self.models[name], self._leaving[name]
+                self.scaling.forget_model(name)
                 self.pool.forget_model(name)
                 self.fleet.forget_model(name)
                 self._commands.append(ModelGone(name))
@@ -408,13 +414,7 @@ class Controller:
         return self._now_ns >= self._settled_at_ns
 
     def _dispatch(self, state: ModelState) -> None:
-        if not self.router.waiting(state.spec.name):
-            return
-        serving = [
-            (instance.id, instance.worker)
-            for instance in self.fleet.of_model(state.spec.name)
-            if instance.state is InstanceState.SERVING
-        ]
+        serving = self.fleet.serving(state.spec.name)
         for assignment in self.router.assign(self._now_ns, state.spec.name, serving):
             record = assignment.request
             self._commands.append(
@@ -428,9 +428,7 @@ class Controller:
             assert self._settled_at_ns is not None
             deadlines.append(self._settled_at_ns)
         deadlines.append(self.attempts.avoid_until_ns)
-        for state in self.models.values():
-            deadlines += state.deadlines_ns(self._now_ns, self.config.wall_ns)
-        deadlines.append(self.host_copies.deadline_ns() or 0)
+        deadlines += [self.scaling.deadline_ns() or 0, self.host_copies.deadline_ns() or 0]
         deadlines += self.loads.blame_deadlines_ns(self._now_ns, _STALL_GRACE_NS)
         future = [deadline for deadline in deadlines if deadline > self._now_ns]
         if self._wake_at_ns is not None and self._wake_at_ns <= self._now_ns:

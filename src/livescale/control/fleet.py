@@ -14,6 +14,7 @@ import msgspec
 from livescale.messages.commands import Drain, Resume
 from livescale.messages.events import (
     InstanceReport,
+    InstanceReported,
     LayerArrived,
     LoadCompleted,
     LoadFailed,
@@ -125,6 +126,16 @@ class Instance:
 
 
 @dataclass(slots=True)
+class ModelTally:
+    """Sums over a model's living instances, kept up as they change: a decision must not cost more
+    for a large pool. `capacity` counts instances that serve or will."""
+
+    capacity: int = 0
+    queued_prefill_tokens: int = 0
+    kv_blocks_used: int = 0
+
+
+@dataclass(slots=True)
 class WorkerRecord:
     """A warm worker; `instance` is what it holds now (None: spare)."""
 
@@ -163,6 +174,13 @@ class Fleet:
         self.agents: dict[int, AgentRecord] = {}
         self.instances: dict[InstanceId, Instance] = {}
         self._of_model: dict[str, dict[InstanceId, Instance]] = {}
+        self._tallies: dict[str, ModelTally] = {}
+        #: what `serving` last said, of models for which it still holds
+        self._serving: dict[str, list[tuple[InstanceId, WorkerRef]]] = {}
+        #: models whose instances or their loads changed since somebody took note
+        self.touched: dict[str, None] = {}
+        #: instances that drain, in the order in which they began to
+        self.draining: dict[InstanceId, Instance] = {}
         #: what ended instances left on living workers, by (instance, rank)
         self.remnants: dict[tuple[InstanceId, int], Remnant] = {}
         #: ranks that were reported by workers, until all ranks of the instance are there
@@ -293,8 +311,19 @@ class Fleet:
         instance.story.append(f"{cause.__name__} {instance.state.name}->{target.name}")
         if instance.state is not target:
             self.version += 1
+        self.touched[instance.model] = None
+        self._serving.pop(instance.model, None)
+        tally = self.tally(instance.model)
+        tally.capacity -= instance.is_capacity
         instance.state = target
+        tally.capacity += instance.is_capacity
+        if target is InstanceState.DRAINING:
+            self.draining[instance.id] = instance
+        else:
+            self.draining.pop(instance.id, None)
         if target in (InstanceState.STOPPED, InstanceState.LOST):
+            tally.queued_prefill_tokens -= instance.queued_prefill_tokens
+            tally.kv_blocks_used -= instance.kv_blocks_used
             del self.instances[instance.id]
             del self._of_model[instance.model][instance.id]
             for rank, worker in enumerate(instance.workers):
@@ -303,6 +332,29 @@ class Fleet:
                 )
                 if rank in instance.empty_ranks:
                     self.free((instance.id, rank))
+
+    def report(self, instance: Instance, event: InstanceReported) -> None:
+        """Take note of an instance's load."""
+        self.touched[instance.model] = None
+        tally = self.tally(instance.model)
+        tally.queued_prefill_tokens += event.queued_prefill_tokens - instance.queued_prefill_tokens
+        tally.kv_blocks_used += event.kv_blocks_used - instance.kv_blocks_used
+        instance.running = event.running
+        instance.queued_prefill_tokens = event.queued_prefill_tokens
+        instance.kv_blocks_used = event.kv_blocks_used
+        instance.kv_blocks = event.kv_blocks
+
+    def tally(self, model: str) -> ModelTally:
+        return self._tallies.setdefault(model, ModelTally())
+
+    def serving(self, model: str) -> list[tuple[InstanceId, WorkerRef]]:
+        """Instances that take requests, and the workers that get them, in id order."""
+        found = self._serving.get(model)
+        if found is None:
+            instances = self.of_model(model)
+            found = [(i.id, i.worker) for i in instances if i.state is InstanceState.SERVING]
+            self._serving[model] = found
+        return found
 
     def of_model(self, model: str) -> list[Instance]:
         """Living instances of the model in id order."""
@@ -317,10 +369,15 @@ class Fleet:
     def forget_model(self, model: str) -> None:
         """The model leaves the pool; it has no instance any more."""
         assert not self._of_model.pop(model, None), f"{model} has instances"
+        self._tallies.pop(model, None)
+        self._serving.pop(model, None)
 
     def _add(self, instance: Instance) -> None:
         self.version += 1
         self.instances[instance.id] = instance
+        self.touched[instance.model] = None
+        self._serving.pop(instance.model, None)
+        self.tally(instance.model).capacity += instance.is_capacity
         self._of_model.setdefault(instance.model, {})[instance.id] = instance
 
     def validate(self) -> None:
@@ -330,6 +387,16 @@ class Fleet:
         named |= {remnant.worker: number for (number, _), remnant in self.remnants.items()}
         named |= {w: n for n, ranks in self._reported.items() for w, _ in ranks.values()}
         assert held == named, (held, named)
+        for model in self._of_model:
+            instances = self.of_model(model)
+            fresh = ModelTally(
+                sum(i.is_capacity for i in instances),
+                sum(i.queued_prefill_tokens for i in instances),
+                sum(i.kv_blocks_used for i in instances),
+            )
+            assert self.tally(model) == fresh, (model, self.tally(model), fresh)
+        draining = [i.id for i in self.instances.values() if i.state is InstanceState.DRAINING]
+        assert sorted(self.draining) == sorted(draining)
         for instance in self.instances.values():
             assert instance.state not in (InstanceState.STOPPED, InstanceState.LOST), instance
             assert 0 <= instance.watermark <= instance.layers, instance

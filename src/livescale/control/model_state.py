@@ -16,7 +16,11 @@ _LOOKS_PER_WINDOW = 10
 class ModelState:
     """One model's policy, hysteresis and measured capacity."""
 
-    def __init__(self, policy: ModelPolicy, config: ControllerConfig, now_ns: int) -> None:
+    def __init__(
+        self, policy: ModelPolicy, config: ControllerConfig, now_ns: int, number: int
+    ) -> None:
+        #: models are gone through in this order
+        self.number = number
         scaling = policy.scaling if policy.scaling is not None else config.scaling
         self.policy = policy
         self.spec = policy.spec
@@ -69,6 +73,10 @@ class ModelState:
                 ahead_ns = (edge_ns - wall_ns - now_ns) % period.every_ns
                 deadlines.append(now_ns + (ahead_ns or period.every_ns))
         return deadlines
+
+    def changes_by_itself(self) -> bool:
+        """What it wants may be another number at every look, though nothing happens to it."""
+        return self.window.tokens > 0 or bool(self.policy.schedule) or self.is_leaving
 
     def __repr__(self) -> str:
         return f"<ModelState {self.spec.name}{', leaving' if self.is_leaving else ''}>"

@@ -7,7 +7,7 @@ orders, and the ParameterPool has the last word.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement
 from livescale.types import WorkerRef
@@ -100,6 +100,12 @@ def _spread(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> list[Ke
     for model in models:
         for extra in model.agents[1:]:
             suggestions.append(Discard(model.model, extra, "one copy is enough"))
+    return suggestions + _first_copies(models, rooms)
+
+
+def _first_copies(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> list[Keep | Discard]:
+    """A copy of every model that has none on any host, each where most memory is free."""
+    suggestions: list[Keep | Discard] = []
     lacking = [m for m in models if not m.agents]
     # Who has no other copy comes first; the largest finds room while there is some.
     lacking.sort(key=lambda m: (m.is_on_devices and not m.needs_copy, -m.size_bytes, m.model))
@@ -138,10 +144,21 @@ def _reclaim(
 
 
 def _everywhere(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> list[Keep | Discard]:
-    suggestions: list[Keep | Discard] = []
+    """A copy of every model on every host. Where memory is short each model has one first, as
+    when they are spread: else the last device copies of some could never go."""
+    # What another host has, too, makes way as what a device has.
+    views = [
+        replace(m, is_on_devices=True, needs_copy=False) if len(m.agents) > 1 else m for m in models
+    ]
+    suggestions = _first_copies(views, rooms)
+    first = {s.model: s.agent for s in suggestions if isinstance(s, Keep)}
+    lacking = [m for m in models if not m.agents and m.model not in first]
+    if any(m.needs_copy or not m.is_on_devices for m in lacking):
+        return suggestions  # whatever comes free is theirs
     for model in models:
+        there = (*model.agents, first.get(model.model))
         for room in rooms:
-            if room.agent not in model.agents and room.free_bytes >= model.size_bytes:
+            if room.agent not in there and room.free_bytes >= model.size_bytes:
                 room.free_bytes -= model.size_bytes
                 suggestions.append(Keep(model.model, room.agent, "everything everywhere"))
     return suggestions

@@ -15,6 +15,7 @@ from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.pool import Copy, ParameterPool
+from livescale.placements import CacheCopies
 from livescale.plans import ScalePlan
 from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import WorkerRef
@@ -81,17 +82,26 @@ class Planning:
 
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan:
         """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
-        else from storage. Systems without multicast know storage only."""
-        has_multicast = self._config.multicast not in ("host", "storage")
+        else from storage. A cache keeps what its host's own devices read, so that storage is read
+        once; other systems without multicast know storage only."""
+        copies = [self._source(copy) for copy in self._pool.copies(state.spec.name)]
+        if isinstance(self._config.placement, CacheCopies):
+            copies = [s for s in copies if self._is_of_host(s.workers[rank], agent)]
+        elif self._config.multicast in ("host", "storage"):
+            copies = []
         sources = tuple(
             Source((source.workers[rank],), source.is_loading, source.readers)
-            for source in self.sources(state)
-            if has_multicast and source.workers[rank] != agent
+            for source in copies
+            if source.workers[rank] != agent
         )
         request = msgspec.structs.replace(
             self._request(state, 1, sources, (), ((agent,),)), tp_size=1
         )
         return make_plan(request, self.topology, "auto")
+
+    def _is_of_host(self, worker: WorkerRef, agent: WorkerRef) -> bool:
+        topology = self.topology
+        return not worker.is_agent and topology.host_of(worker) == topology.host_of(agent)
 
     def sources(self, state: ModelState) -> tuple[Source, ...]:
         """All copies, complete or arriving; the planner chooses among them. Systems without
@@ -125,6 +135,7 @@ class Planning:
             targets=targets,
             tp_size=state.spec.tp_size,
             taken=self._loads.links(),
+            is_cache_local=isinstance(self._config.placement, CacheCopies),
         )
 
     def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:

@@ -53,8 +53,12 @@ class Router:
         self._waiting_tokens: dict[str, int] = {}
         #: per worker: dispatched and not ended
         self._dispatched: dict[WorkerRef, dict[RequestId, RequestRecord]] = {}
+        #: per worker: of these, requests that it has not started, and the prompt tokens of all
+        self._outstanding: dict[WorkerRef, list[int]] = {}
         #: per model, requests that are not over
         self._unfinished: dict[str, int] = {}
+        #: models whose requests changed since somebody took note
+        self.touched: dict[str, None] = {}
         self._arrivals = 0
 
     # -- what happened ----------------------------------------------------------------------
@@ -76,12 +80,17 @@ class Router:
         self._dequeue(record)
         record.worker = worker
         self._dispatched.setdefault(worker, {})[record.id] = record
+        outstanding = self._outstanding.setdefault(worker, [0, 0])
+        outstanding[0] += not record.is_started
+        outstanding[1] += record.prompt_tokens
 
     def start(self, request: RequestId, attempt: int) -> None:
         """The instance admitted the request to its running batch."""
         record = self.requests.get(request)
-        if record is not None and record.attempt == attempt:
+        if record is not None and record.attempt == attempt and not record.is_started:
             record.is_started = True
+            if record.worker is not None:
+                self._outstanding[record.worker][0] -= 1
 
     def retry(self, record: RequestRecord) -> None:
         """The attempt under way failed: the request waits again, at its old place."""
@@ -98,6 +107,7 @@ class Router:
             self._unplace(record)
         del self.requests[record.id]
         self._unfinished[record.model] -= 1
+        self.touched[record.model] = None
 
     # -- what to do -------------------------------------------------------------------------
 
@@ -112,7 +122,7 @@ class Router:
         room: list[list[int]] = []
         workers: dict[int, WorkerRef] = {}
         for instance, worker in instances:
-            ahead, tokens = self._outstanding(worker)
+            ahead, tokens = self._outstanding.get(worker, (0, 0))
             room.append([tokens, instance, self._ahead_max - ahead])
             workers[instance] = worker
         assignments: list[Assignment] = []
@@ -140,6 +150,10 @@ class Router:
     def waiting(self, model: str) -> int:
         return len(self._waiting.get(model, {}))
 
+    def models_waiting(self) -> list[str]:
+        """Models that have requests waiting, in no order that means anything."""
+        return list(self._waiting)
+
     def unfinished(self, model: str) -> int:
         """Requests that wait or are dispatched."""
         return self._unfinished.get(model, 0)
@@ -165,28 +179,34 @@ class Router:
                 assert record.worker == worker, request
                 assert request not in seen, request
                 seen[request] = "dispatched"
+            ahead = sum(1 for record in records.values() if not record.is_started)
+            tokens = sum(record.prompt_tokens for record in records.values())
+            assert self._outstanding[worker] == [ahead, tokens], worker
         assert sorted(seen) == sorted(self.requests)
         assert sum(self._unfinished.values()) == len(self.requests)
 
     # -- helpers ----------------------------------------------------------------------------
 
-    def _outstanding(self, worker: WorkerRef) -> tuple[int, int]:
-        records = self._dispatched.get(worker, {}).values()
-        ahead = sum(1 for record in records if not record.is_started)
-        return ahead, sum(record.prompt_tokens for record in records)
-
     def _enqueue(self, record: RequestRecord) -> None:
+        self.touched[record.model] = None
         self._waiting.setdefault(record.model, {})[record.id] = record
         tokens = self._waiting_tokens.get(record.model, 0)
         self._waiting_tokens[record.model] = tokens + record.prompt_tokens
 
     def _dequeue(self, record: RequestRecord) -> None:
-        if self._waiting.get(record.model, {}).pop(record.id, None) is not None:
+        queue = self._waiting.get(record.model, {})
+        if queue.pop(record.id, None) is not None:
+            self.touched[record.model] = None
             self._waiting_tokens[record.model] -= record.prompt_tokens
+            if not queue:
+                del self._waiting[record.model]
 
     def _unplace(self, record: RequestRecord) -> None:
         assert record.worker is not None
         del self._dispatched[record.worker][record.id]
+        outstanding = self._outstanding[record.worker]
+        outstanding[0] -= not record.is_started
+        outstanding[1] -= record.prompt_tokens
         if not self._dispatched[record.worker]:
-            del self._dispatched[record.worker]
+            del self._dispatched[record.worker], self._outstanding[record.worker]
         record.worker = None

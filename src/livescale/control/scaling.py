@@ -7,6 +7,7 @@ word on every copy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from livescale.control.fleet import Fleet, Instance
@@ -35,7 +36,6 @@ class Wish:
     """What one model wants now."""
 
     state: ModelState
-    instances: list[Instance]
     capacity: int
     wanted: int
     reason: str
@@ -81,10 +81,23 @@ class Scaling:
         self._loads = loads
         self._planning = planning
         self._host_copies = host_copies
+        #: what every model wanted when something of it last changed
+        self._wishes: dict[str, Wish] = {}
+        #: models that are looked at again though nothing happens to them, and others from when on
+        self._restless: dict[str, None] = {}
+        self._due_ns: dict[str, int] = {}
 
-    def decide(self, now_ns: int, wall_ns: int, states: list[ModelState]) -> list[AnyCommand]:
-        """Compare every model's load with its capacity and order what follows."""
-        wishes = [self._wish(now_ns, wall_ns, state) for state in states]
+    def decide(
+        self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]
+    ) -> list[AnyCommand]:
+        """Compare the models' loads with their capacities and order what follows.
+
+        Only models of which something changed are looked at: a pool may serve thousands.
+        `wall_zero_ns` is the wall clock at time 0.
+        """
+        wishes = [
+            self._look(now_ns, wall_zero_ns, state) for state in self._changed(now_ns, states)
+        ]
         commands: list[AnyCommand] = []
         for wish in wishes:
             if wish.wanted < wish.capacity:
@@ -97,7 +110,7 @@ class Scaling:
             commands += grown
             if reached < wish.wanted and now_ns >= wish.state.blocked_until_ns:
                 missing = wish.state.spec.tp_size * (wish.wanted - reached)
-                commands += self._make_room(wish, wishes, missing, claimed)
+                commands += self._make_room(wish, missing, claimed)
                 claimed += self._claim(wish, missing, claimed)
         return commands
 
@@ -109,9 +122,9 @@ class Scaling:
             if not remnant.is_released:
                 remnant.is_released = True
                 commands.append(Release(number, remnant.attempt, remnant.worker, rank))
-        for number in sorted(self._fleet.instances):
-            instance = self._fleet.instances[number]
-            if instance.state is not InstanceState.DRAINING or instance.is_released:
+        for number in sorted(self._fleet.draining):
+            instance = self._fleet.draining[number]
+            if instance.is_released:
                 continue
             if not self._is_busy(instance) and self._pool.can_drop(instance.model, instance.worker):
                 self._pool.drop(instance.model, instance.worker)
@@ -122,31 +135,64 @@ class Scaling:
                 ]
         return commands
 
+    def forget_model(self, model: str) -> None:
+        """The model leaves the pool."""
+        self._wishes.pop(model, None)
+        self._restless.pop(model, None)
+        self._due_ns.pop(model, None)
+
+    def deadline_ns(self) -> int | None:
+        """When some model's wish changes by time alone."""
+        return min(self._due_ns.values(), default=None)
+
     # -- what is wanted -----------------------------------------------------------------------
+
+    def _changed(self, now_ns: int, states: Mapping[str, ModelState]) -> list[ModelState]:
+        """Models whose wish may be another one than last time, in their order."""
+        names = {**self._fleet.touched, **self._router.touched, **self._restless}
+        self._fleet.touched, self._router.touched = {}, {}
+        names.update((name, None) for name, due_ns in self._due_ns.items() if due_ns <= now_ns)
+        if len(self._wishes) < len(states):
+            names.update((name, None) for name in states if name not in self._wishes)
+        found = [states[name] for name in names if name in states]
+        return sorted(found, key=lambda state: state.number)
+
+    def _look(self, now_ns: int, wall_zero_ns: int, state: ModelState) -> Wish:
+        """Its wish now, and when it must be looked at again."""
+        name = state.spec.name
+        wish = self._wishes[name] = self._wish(now_ns, wall_zero_ns + now_ns, state)
+        if wish.wanted != wish.capacity or state.changes_by_itself():
+            self._restless[name] = None
+        else:
+            self._restless.pop(name, None)
+        future = [t for t in state.deadlines_ns(now_ns, wall_zero_ns) if t > now_ns]
+        if future:
+            self._due_ns[name] = min(future)
+        else:
+            self._due_ns.pop(name, None)
+        return wish
 
     def _wish(self, now_ns: int, wall_ns: int, state: ModelState) -> Wish:
         state.window.forget_old(now_ns)
         state.note_requests(now_ns, self._router.unfinished(state.spec.name))
-        instances = self._fleet.of_model(state.spec.name)
-        capacity = sum(1 for i in instances if i.is_capacity)
-        suggestion = state.scaling.suggest(self._snapshot(state, instances, capacity))
+        capacity = self._fleet.tally(state.spec.name).capacity
+        suggestion = state.scaling.suggest(self._snapshot(state))
         limits = state.limits(wall_ns)
         wanted, reason = state.autoscaler.wanted(
             now_ns, capacity, suggestion, limits, state.idle_since_ns
         )
-        return Wish(state, instances, capacity, wanted, reason, suggestion, limits[0])
+        return Wish(state, capacity, wanted, reason, suggestion, limits[0])
 
-    def _snapshot(
-        self, state: ModelState, instances: list[Instance], capacity: int
-    ) -> LoadSnapshot:
+    def _snapshot(self, state: ModelState) -> LoadSnapshot:
         name = state.spec.name
-        on_instances = sum(instance.queued_prefill_tokens for instance in instances)
+        tally = self._fleet.tally(name)
+        queued_tokens = self._router.waiting_tokens(name) + tally.queued_prefill_tokens
         return LoadSnapshot(
-            instances=capacity,
+            instances=tally.capacity,
             window_tokens=state.window.tokens,
             window_ns=state.window.window_ns,
-            queued_prefill_tokens=self._router.waiting_tokens(name) + on_instances,
-            kv_blocks_used=sum(instance.kv_blocks_used for instance in instances),
+            queued_prefill_tokens=queued_tokens,
+            kv_blocks_used=tally.kv_blocks_used,
             prefill_tokens_per_s=state.prefill_tokens_per_s,
             kv_blocks=state.kv_blocks,
             requests=self._router.unfinished(name),
@@ -161,37 +207,35 @@ class Scaling:
         Returns how many instances it has now, and what to do.
         """
         state = wish.state
-        draining = [
-            i for i in wish.instances if i.state is InstanceState.DRAINING and not i.is_released
-        ]
+        instances = self._fleet.of_model(state.spec.name)
+        draining = [i for i in instances if i.state is InstanceState.DRAINING and not i.is_released]
         count = wish.wanted - wish.capacity
         if claimed:
             count = min(count, max(self._found(wish) - claimed, 0) // state.spec.tp_size)
         resumed = draining[:count]
         plan = None
-        copies: list[AnyCommand] = []
         if count > len(resumed) and now_ns >= state.blocked_until_ns:
-            plan, copies = self._plan(state, count - len(resumed))
+            plan = self._plan(state, count - len(resumed))
         reached = wish.capacity + len(resumed) + (len(plan.instances) if plan is not None else 0)
         if reached == wish.capacity:
-            return reached, copies
-        commands: list[AnyCommand] = [*copies, wish.notice(reached)]
+            return reached, []
+        commands: list[AnyCommand] = [wish.notice(reached)]
         for instance in resumed:
             commands.append(Resume(instance.id, instance.attempt))
             self._fleet.move(instance, Resume)
         if plan is not None:
             commands += self._load(state, plan)
+            commands += self._host_copies.fill_caches(state, plan.instances)
         return reached, commands
 
-    def _plan(self, state: ModelState, count: int) -> tuple[ScalePlan | None, list[AnyCommand]]:
-        """A plan for at most `count` instances, and the host copies that it starts on the way."""
+    def _plan(self, state: ModelState, count: int) -> ScalePlan | None:
+        """A plan for at most `count` instances, if there is any."""
         spare = [record.ref for record in self._fleet.spare(state.spec.size_bytes)]
         count = min(count, len(spare) // state.spec.tp_size)
         if count < 1:
-            return None, []
+            return None
         targets = self._host_copies.preferred_targets(state, spare, count)
-        copies = self._host_copies.fill_caches(state, targets) if targets is not None else []
-        return self._planning.plan_instances(state, count, targets), copies
+        return self._planning.plan_instances(state, count, targets)
 
     def _load(self, state: ModelState, plan: ScalePlan) -> list[AnyCommand]:
         """Order every target to load."""
@@ -232,7 +276,8 @@ class Scaling:
 
     def _shrink(self, wish: Wish) -> list[AnyCommand]:
         """Drain the serving instance with the least work, the youngest of equals."""
-        serving = [i for i in wish.instances if i.state is InstanceState.SERVING]
+        instances = self._fleet.of_model(wish.state.spec.name)
+        serving = [i for i in instances if i.state is InstanceState.SERVING]
         # While others load, the last one that serves stays: there would be nobody.
         if not serving or (len(serving) == 1 and wish.wanted > 0):
             return []
@@ -243,9 +288,7 @@ class Scaling:
         self._fleet.move(chosen, Drain)
         return Drain(chosen.id, chosen.attempt)
 
-    def _make_room(
-        self, wish: Wish, wishes: list[Wish], missing: int, claimed: int
-    ) -> list[AnyCommand]:
+    def _make_room(self, wish: Wish, missing: int, claimed: int) -> list[AnyCommand]:
         """Drain instances of others for a model that lacks so many workers.
 
         Of models with more instances than their load needs now, and of those that it outranks
@@ -253,6 +296,7 @@ class Scaling:
         Nobody gives way if that does not make up a whole instance.
         """
         found = self._found(wish) - claimed
+        wishes = self._wishes.values()
         others = [w for w in wishes if w is not wish and w.wanted <= w.capacity]
         others += [w for w in wishes if w.wanted > w.capacity and self._outranks(wish, w)]
         others.sort(key=lambda w: (w.state.policy.priority, -w.spare_instances, w.state.spec.name))

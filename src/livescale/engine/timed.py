@@ -18,7 +18,7 @@ from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
 from livescale.engine.model_files import model_spec
 from livescale.engine.run_result import RunResult
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LatencyModel
 from livescale.types import LayerSpan, Manifest, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class TimedExecutor:
     """Waits instead of computing. A token depends on the prompt and the position only, so that an
     attempt that starts anew elsewhere goes on as the last one would have; it is never a stop id."""
 
-    def __init__(self, kv_bytes: int, block_tokens: int, latency: LinearLatency) -> None:
+    def __init__(self, kv_bytes: int, block_tokens: int, latency: LatencyModel) -> None:
         if kv_bytes < 1 or block_tokens < 1:
             raise ValueError(f"a KV pool of {kv_bytes} bytes, {block_tokens} tokens a block")
         self.kv_bytes = kv_bytes

@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from livescale.latency.linear import LinearLatency
+from livescale.latency.overhead import OverheadLatency
+from livescale.latency.roofline import RooflineLatency
+from livescale.latency.table import TableLatency
 
-AnyLatency = LinearLatency
+AnyLatency = LinearLatency | RooflineLatency | TableLatency | OverheadLatency

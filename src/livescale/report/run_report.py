@@ -74,13 +74,13 @@ class RunReport:
         `bytes` is what each receiver of the largest scale-up got, `seconds` the time from its
         decision until its last receiver had everything.
         """
-        s = self.summary
+        s, counts = self.summary, [count for _, count in self.instances]
         figures: dict[str, object] = {
             "trace": self.trace,
             "requests": s.requests,
             "failed": s.failed,
-            "max_instances": max(count for _, count in self.instances),
-            "final_instances": self.instances[-1][1],
+            "max_instances": max(counts),
+            "final_instances": counts[-1],
             "scale_ups": len(self.scale_ups),
             "scale_downs": len(self.scale_events) - len(self.scale_ups),
             "goodput_per_s": s.goodput_per_s,

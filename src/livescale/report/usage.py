@@ -25,11 +25,13 @@ class ModelUsage:
     device_ns: int = 0
 
 
-def usage_by_model(lines: Iterable[AnyLine]) -> dict[str, ModelUsage]:
+def usage_by_model(
+    lines: Iterable[AnyLine], from_ns: int = 0, to_ns: int | None = None
+) -> dict[str, ModelUsage]:
     """The sums of every model that was asked for or loaded, by name.
 
     A device is held from the order to load until it is released, fails to load or is lost, or
-    until the record's last step.
+    until the record's last step; of that, what lies between `from_ns` and `to_ns` counts.
     """
     usage: dict[str, ModelUsage] = {}
     held: dict[WorkerRef, _Held] = {}
@@ -38,7 +40,8 @@ def usage_by_model(lines: Iterable[AnyLine]) -> dict[str, ModelUsage]:
         if isinstance(line, RequestLine):
             _count(usage.setdefault(line.model, ModelUsage()), line)
         elif isinstance(line, StepLine):
-            now_ns = line.now_ns
+            now_ns = max(line.now_ns, from_ns)
+            now_ns = now_ns if to_ns is None else min(now_ns, to_ns)
             for event in line.events:
                 if isinstance(event, WorkerJoined) and event.report is not None:
                     # A new controller hears of it again; in a cut record it may begin here.

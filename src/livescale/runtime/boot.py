@@ -16,6 +16,7 @@ import msgspec
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
+from livescale.latency.models import AnyLatency
 from livescale.runtime.wire import Address, CatalogEntry, PublishedModel
 from livescale.topology import Device, Host
 from livescale.types import Value, WorkerRef
@@ -75,7 +76,7 @@ class WorkerBoot(Value, frozen=True, tag=True):
     oldest_prompt_percent: int = 50
     growth_tokens: int = 64
     weights_layout: str = "packed"
-    latency: LinearLatency = LinearLatency(0, 0)
+    latency: AnyLatency = LinearLatency(0, 0)
     keeps_rates: bool = True
     parameter_share_percent: int = 100
     carrier: str = "auto"

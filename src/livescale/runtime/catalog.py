@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from livescale.config import ModelConfig, PoolConfig
+from livescale.config import ROOFLINE_PREFIX, ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.engine.errors import ModelError
@@ -23,8 +23,13 @@ from livescale.engine.model_files import (
     sampling_defaults,
 )
 from livescale.latency.linear import LinearLatency
+from livescale.latency.models import AnyLatency
+from livescale.latency.roofline import RooflineLatency
+from livescale.latency.shapes import PRESETS
+from livescale.latency.table import TableLatency
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, TargetOngoing
+from livescale.profile_files import read_profile
 from livescale.runtime.regions import ALIGNMENT_BYTES
 from livescale.runtime.site import HostSeat, Site
 from livescale.runtime.wire import CatalogEntry
@@ -207,9 +212,37 @@ def _placement(config: PoolConfig) -> Placement:
     return placements[config.placement]
 
 
-def latency(config: PoolConfig) -> LinearLatency:
-    """How long a timed worker takes for a Run."""
-    return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
+def latency(config: PoolConfig) -> AnyLatency:
+    """How long a timed worker takes for a Run. Raises ConfigError for a bad `timed_profile`."""
+    if config.timed_profile is None:
+        return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
+    if config.timed_profile.startswith(ROOFLINE_PREFIX):
+        return _roofline(config.timed_profile)
+    return _table(Path(config.timed_profile))
+
+
+def _table(path: Path) -> TableLatency:
+    try:
+        profile = read_profile(path)
+    except ConfigError as error:
+        raise ConfigError(f"timed_profile: {error}") from error
+    try:
+        return TableLatency.measured(profile)
+    except ValueError as error:
+        raise ConfigError(f"timed_profile: {path}: {error}") from error
+
+
+def _roofline(text: str) -> RooflineLatency:
+    kind, _, name = text.removeprefix(ROOFLINE_PREFIX).partition(":")
+    if name not in PRESETS:
+        raise ConfigError(
+            f"timed_profile: '{text}' is not roofline:ACCELERATOR:MODEL"
+            f" with one of the models {', '.join(PRESETS)}"
+        )
+    try:
+        return RooflineLatency.of(kind, PRESETS[name])
+    except ValueError as error:
+        raise ConfigError(f"timed_profile: {error}") from error
 
 
 def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> None:

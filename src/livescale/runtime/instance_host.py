@@ -8,12 +8,14 @@ hand in work with `post`; results leave through an Reporter. An instance is thre
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.reports import REPORT_GAP_NS, ReportPace, load_report
 from livescale.batching.run import Emission, SequenceSpec
 from livescale.chunks import Feed
 from livescale.engine.errors import ModelError
@@ -23,7 +25,6 @@ from livescale.messages.events import (
     CapacityMeasured,
     FeedFailed,
     InstanceReport,
-    InstanceReported,
     LayerArrived,
     LoadCompleted,
     LoadFailed,
@@ -115,7 +116,7 @@ class InstanceHost:
         self._assigned: _Assignment | None = None
         #: which gateway asked for which request
         self._gateway_of: dict[RequestId, str] = {}
-        self._last_report: InstanceReported | None = None
+        self._pace = ReportPace(REPORT_GAP_NS)
         #: read by the socket thread when a controller asks anew; replaced, never changed
         self.report: InstanceReport | None = None
         self.capacity: CapacityMeasured | None = None
@@ -319,7 +320,7 @@ class InstanceHost:
         self._assigned.arrival.stop()
         self._executor.release()
         self._assigned = None
-        self._last_report = None
+        self._pace.forget()
         self._update_report()
 
     # -- requests of the gateways (main thread) -------------------------------------------------
@@ -403,27 +404,13 @@ class InstanceHost:
         """Tell the controller when the load changed."""
         assigned = self._assigned
         assert assigned is not None
-        batcher = assigned.batcher
-        report = InstanceReported(
-            instance=assigned.instance,
-            attempt=assigned.attempt,
-            started=batcher.take_started(),
-            running=batcher.running,
-            queued_prefill_tokens=batcher.queued_prefill_tokens,
-            kv_blocks_used=batcher.pool.used,
-            kv_blocks=batcher.pool.blocks,
-            emitted_tokens=batcher.emitted_tokens,
-            preemptions=batcher.preemptions,
-            prefix_lookup_tokens=batcher.prefix_lookup_tokens,
-            reused_tokens=batcher.reused_tokens,
-        )
-        if report != self._last_report:
-            self._last_report = report
+        report = load_report(assigned.instance, assigned.attempt, assigned.batcher)
+        if self._pace.is_due(time.monotonic_ns(), report):
             self._reporter.to_controller(report)
 
     def report_again(self) -> None:
         """A new controller knows nothing: the next report goes out even if nothing changed."""
-        self._last_report = None
+        self._pace.forget()
         if self._assigned is not None and not self._assigned.is_loaded:
             for trouble in self._assigned.troubles:
                 self._reporter.to_controller(trouble)

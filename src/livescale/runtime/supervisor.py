@@ -69,6 +69,7 @@ class Pool:
             )
         self.config = config
         self._key_digests = read_key_digests(config.api_key_file, environ or {})
+        self._latency = latency(config)
         self.models = prepare_models(config)
         self.site = with_host_memory(site, config, self.models)
         #: as the controller last told them
@@ -284,7 +285,7 @@ class Pool:
                 oldest_prompt_percent=self.config.oldest_prompt_percent,
                 growth_tokens=self.config.growth_tokens,
                 weights_layout=self.config.weights_layout,
-                latency=latency(self.config),
+                latency=self._latency,
                 parameter_share_percent=self.config.parameter_share_percent,
                 carrier=self.config.carrier,
                 stall_ms=self.config.stall_ms,

@@ -8,9 +8,10 @@ from typing import IO
 
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.fleet import Fleet
 from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
-from livescale.telemetry.record import AnyLine, RecordWriter, RequestLine, ScaleLine
+from livescale.telemetry.record import AnyLine, RecordWriter, RequestLine, ScaleLine, TrafficLine
 from livescale.types import InstanceState
 
 
@@ -34,6 +35,8 @@ class Book:
         self.instances: list[InstanceCount] = []
         self._record = RecordWriter(record_file) if record_file is not None else None
         self._last_counts: dict[str, tuple[int, int, int]] = {}
+        #: whose instances were counted last, and its version then
+        self._seen: tuple[Fleet | None, int] = (None, 0)
 
     def begin(self, config: ControllerConfig, settings: dict[str, object]) -> None:
         """A life of the controller begins."""
@@ -48,6 +51,10 @@ class Book:
         self.requests.append(line)
         self._write(line)
 
+    def traffic(self, now_ns: int, carried_bytes: dict[str, int]) -> None:
+        """What links have carried by now."""
+        self._write(TrafficLine(now_ns, carried_bytes))
+
     def scales_of(self, lines: Sequence[ScaleLine]) -> None:
         """Scale events that are finished."""
         for line in lines:
@@ -56,6 +63,10 @@ class Book:
 
     def count_instances(self, now_ns: int, controller: Controller) -> None:
         """Note the numbers of every model for which they changed."""
+        seen = (controller.fleet, controller.fleet.version)
+        if seen == self._seen:
+            return
+        self._seen = seen
         for model in controller.models:
             instances = controller.fleet.of_model(model)
             states = [instance.state for instance in instances]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.batching.run import Emission, Run
+from livescale.batching.run import EmittedTokens, Run
 from livescale.messages.commands import (
     Dispatch,
     Release,
@@ -48,10 +48,12 @@ class Checkers:
     def dispatched(self, order: Dispatch, attempt: int, worker: WorkerRef | None) -> None:
         require(order.attempt > attempt, "attempts grow", order, attempt, worker)
 
-    def token(self, emission: Emission, accepted: int, prompt_tokens: int) -> None:
-        require(emission.index == accepted, "each index comes once, in order", emission, accepted)
-        expected = prompt_tokens + emission.index
-        require(emission.token_id == expected, "a retry goes on with the same tokens", emission)
+    def tokens(self, emitted: EmittedTokens, accepted: int, prompt_tokens: int) -> None:
+        require(emitted.index == accepted, "each index comes once, in order", emitted, accepted)
+        first = prompt_tokens + emitted.index
+        expected = range(first, first + len(emitted.token_ids))
+        same = emitted.token_ids == expected
+        require(same, "a retry goes on with the same tokens", emitted)
 
     def ended(self, request: RequestId, outcome: Outcome, tokens: int, wanted: int) -> None:
         require(self._outcomes.get(request, outcome) is None, "a request ends once", request)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 Action = Callable[[], None]
 
+#: a Run is over before what arrives at the same instant
+COMMIT_PRIORITY = -1
 #: the controller steps after everything else of the same instant was delivered
 STEP_PRIORITY = 1
 
@@ -19,12 +21,19 @@ class Clock:
         self.actions_run = 0
         self._heap: list[tuple[int, int, int, Action]] = []
         self._sequence = 0
+        self._cancelled: set[int] = set()
 
-    def at(self, time_ns: int, action: Action, priority: int = 0) -> None:
-        """Run the action at that time, which must not lie in the past."""
+    def at(self, time_ns: int, action: Action, priority: int = 0) -> int:
+        """Run the action at that time, which must not lie in the past. Returns a ticket with
+        which it can be cancelled."""
         assert time_ns >= self.now_ns, f"{time_ns} lies before {self!r}"
         self._sequence += 1
         heapq.heappush(self._heap, (time_ns, priority, self._sequence, action))
+        return self._sequence
+
+    def cancel(self, ticket: int) -> None:
+        """The action, which has not run, never will. Time does not move to it."""
+        self._cancelled.add(ticket)
 
     def after(self, delay_ns: int, action: Action) -> None:
         """Run the action `delay_ns` from now."""
@@ -32,12 +41,16 @@ class Clock:
 
     def run_next(self) -> bool:
         """Move to the next action's time and run it. False when nothing is left."""
-        if not self._heap:
-            return False
-        self.now_ns, _, _, action = heapq.heappop(self._heap)
-        self.actions_run += 1
-        action()
-        return True
+        while self._heap:
+            time_ns, _, ticket, action = heapq.heappop(self._heap)
+            if ticket in self._cancelled:
+                self._cancelled.discard(ticket)
+                continue
+            self.now_ns = time_ns
+            self.actions_run += 1
+            action()
+            return True
+        return False
 
     def __repr__(self) -> str:
         return f"<Clock {self.now_ns} ns, {len(self._heap)} actions ahead>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from livescale.batching.batcher import BatcherConfig
+from livescale.batching.reports import REPORT_GAP_NS
 from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
 from livescale.latency.models import AnyLatency
@@ -18,25 +19,35 @@ _GBIT = 125_000_000
 class FaultConfig(Value, frozen=True):
     """Faults of a run, drawn from its seed; none happens after `until_ns`.
 
-    A lost worker or agent comes back as its next incarnation after `rejoin_ns`. A feed fails with
-    both of its ends alive (`feed_failures`), and nothing comes from a member for `stall_ns`
-    (`stalls`). A controller restart takes
+    A lost worker or agent comes back as its next incarnation after `rejoin_ns`; a lost host takes
+    its agent and all its workers with it. A feed fails with both of its ends alive
+    (`feed_failures`), or brings a layer whose bytes are wrong (`corruptions`). Nothing comes from
+    a member for `stall_ns` (`stalls`). For `link_ns` a member's NIC carries `slow_permille` of its
+    rate (`slow_links`) or nothing at all (`cut_links`). A controller restart takes
     `downtime_ns`, and its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of
-    workers `late_permille` are late by up to `late_ns_max` (never out of order), and of 1000
-    requests `cancelled_permille` are cancelled at some time.
+    workers `late_permille` are late by up to `late_ns_max` (never out of order), of 1000 progress
+    messages `lost_permille` never come, and of 1000 requests `cancelled_permille` are cancelled at
+    some time.
     """
 
     worker_losses: int = 0
     agent_losses: int = 0
+    host_losses: int = 0
     feed_failures: int = 0
+    corruptions: int = 0
     stalls: int = 0
     stall_ns: int = 0
+    slow_links: int = 0
+    slow_permille: int = 100
+    cut_links: int = 0
+    link_ns: int = 0
     rejoin_ns: int = 500_000_000
     controller_restarts: int = 0
     downtime_ns: int = 50_000_000
     reconnect_ns_max: int = 20_000_000
     late_permille: int = 0
     late_ns_max: int = 0
+    lost_permille: int = 0
     cancelled_permille: int = 0
     until_ns: int = 0
 
@@ -58,7 +69,9 @@ class SimConfig(Value, frozen=True):
     model; the one called "" is everybody else's. `kv_blocks` None: what fits into a device's
     `kv_bytes`. An instance that merely goes on says so every `report_gap_ns`. With `coalesces`,
     Runs in which nothing can change are one event. `load_ns` replaces every transfer of
-    parameters to a device by a fixed time (0: instances are there at once).
+    parameters to a device by a fixed time (0: instances are there at once). A device that receives
+    from another member waits `group_setup_ns` before it asks for the first byte, as systems do
+    that form a communication group for every transfer.
 
     `holder_wait_ns` is how long a receiver waits for a holder to have what it was said to have,
     `stall_ns` how long for its bytes. The run is given up as stuck when it is not over `grace_ns`
@@ -78,9 +91,10 @@ class SimConfig(Value, frozen=True):
     queue_requests_max: int = 10_000
     step_gap_ns: int = 1_000_000
     message_delay_ns: int = 200_000
-    report_gap_ns: int = 100_000_000
+    report_gap_ns: int = REPORT_GAP_NS
     coalesces: bool = True
     load_ns: int | None = None
+    group_setup_ns: int = 0
     holder_wait_ns: int = 2_000_000_000
     stall_ns: int = 500_000_000
     grace_ns: int = 600_000_000_000

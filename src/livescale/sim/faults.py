@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from livescale.sim.config import FaultConfig
+from livescale.sim.agent import SimAgent
+from livescale.sim.clock import Clock
+from livescale.sim.config import FaultConfig, SimConfig
+from livescale.sim.transfers import Transfers
+from livescale.sim.worker import SimWorker
 from livescale.types import RequestId
+
+#: a time, and a number that is taken modulo whatever there is to choose from at that time
+Chosen = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """When what breaks. Times are virtual; losses name numbers of workers, or of agents.
+    """When what breaks. Times are virtual; losses name numbers of workers, agents or hosts.
 
-    A broken feed is chosen by a number that is taken modulo the feeds of that moment.
+    Feeds and the members whose links break are chosen by a number that is taken modulo those of
+    that moment.
     """
 
-    worker_losses: tuple[tuple[int, int], ...]
-    agent_losses: tuple[tuple[int, int], ...]
-    feed_failures: tuple[tuple[int, int], ...]
-    stalls: tuple[tuple[int, int], ...]
+    worker_losses: tuple[Chosen, ...]
+    agent_losses: tuple[Chosen, ...]
+    feed_failures: tuple[Chosen, ...]
+    stalls: tuple[Chosen, ...]
     controller_restarts: tuple[int, ...]
     cancellations: tuple[tuple[int, RequestId], ...]
+    host_losses: tuple[Chosen, ...] = ()
+    slow_links: tuple[Chosen, ...] = ()
+    cut_links: tuple[Chosen, ...] = ()
+    corruptions: tuple[Chosen, ...] = ()
 
 
 def plan_faults(
@@ -34,31 +48,43 @@ def plan_faults(
     """Draw the faults of a run. `requests` are (arrival time, id) pairs in order of arrival."""
     rng = random.Random(f"faults {seed}")
 
-    def draw(count: int, choices: int) -> tuple[tuple[int, int], ...]:
+    def draw(rng: random.Random, count: int, choices: int) -> tuple[Chosen, ...]:
         times = ((rng.randrange(faults.until_ns), rng.randrange(choices)) for _ in range(count))
         return tuple(sorted(times)) if choices else ()
 
-    losses = draw(faults.worker_losses, workers)
-    agent_losses = draw(faults.agent_losses if agents else 0, max(agents, 1))
-    feed_failures = draw(faults.feed_failures, 1 << 16)
-    stalls = draw(faults.stalls, workers)
+    losses = draw(rng, faults.worker_losses, workers)
+    agent_losses = draw(rng, faults.agent_losses if agents else 0, max(agents, 1))
+    feed_failures = draw(rng, faults.feed_failures, 1 << 16)
+    stalls = draw(rng, faults.stalls, workers)
     restarts = sorted(rng.randrange(faults.until_ns) for _ in range(faults.controller_restarts))
     cancellations = []
     for arrival_ns, request in requests:
         if rng.randrange(1000) < faults.cancelled_permille and arrival_ns < faults.until_ns:
             cancellations.append((rng.randrange(arrival_ns, faults.until_ns), request))
+    # Drawn apart, so that a seed means what it meant before there were such faults.
+    apart = random.Random(f"hosts and links {seed}")
     return FaultPlan(
-        losses, agent_losses, feed_failures, stalls, tuple(restarts), tuple(cancellations)
+        losses,
+        agent_losses,
+        feed_failures,
+        stalls,
+        tuple(restarts),
+        tuple(cancellations),
+        host_losses=draw(apart, faults.host_losses, 1 << 16),
+        slow_links=draw(apart, faults.slow_links, 1 << 16),
+        cut_links=draw(apart, faults.cut_links, 1 << 16),
+        corruptions=draw(apart, faults.corruptions, 1 << 16),
     )
 
 
 class Delays:
-    """Delays of messages: constant, and now and then late."""
+    """What happens to messages on their way: a constant delay, and now and then more."""
 
     def __init__(self, faults: FaultConfig, message_delay_ns: int, seed: int) -> None:
         self._faults = faults
         self._message_delay_ns = message_delay_ns
         self._rng = random.Random(f"delays {seed}")
+        self._losses = random.Random(f"lost messages {seed}")
 
     def plain_ns(self) -> int:
         return self._message_delay_ns
@@ -70,6 +96,13 @@ class Delays:
             return self._message_delay_ns + self._rng.randrange(faults.late_ns_max + 1)
         return self._message_delay_ns
 
+    def loses(self, now_ns: int) -> bool:
+        """A progress message of this time is lost."""
+        faults = self._faults
+        if now_ns >= faults.until_ns or not faults.lost_permille:
+            return False
+        return self._losses.randrange(1000) < faults.lost_permille
+
     def loss_window_ns(self) -> int:
         """How much of what a dying worker last sent is lost."""
         return self._rng.randrange(2 * self._message_delay_ns + 1)
@@ -77,3 +110,72 @@ class Delays:
     def reconnect_ns(self) -> int:
         """How long a peer takes to find a controller that has just begun."""
         return self._rng.randint(1, self._faults.reconnect_ns_max)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSite:
+    """What faults are done to: the world's members as they come and go, and how they are lost."""
+
+    config: SimConfig
+    clock: Clock
+    transfers: Transfers
+    workers: Mapping[int, SimWorker]
+    agents: Mapping[int, SimAgent]
+    lose_worker: Callable[[int], None]
+    lose_agent: Callable[[int], None]
+    end_life: Callable[[], None]
+    cancel: Callable[[RequestId], None]
+
+    def schedule(self, plan: FaultPlan) -> None:
+        """Let every fault come at its time."""
+        faults = self.config.faults
+        for time_ns, number in plan.worker_losses:
+            self.clock.at(time_ns, partial(self.lose_worker, number))
+        for time_ns, number in plan.agent_losses:
+            self.clock.at(time_ns, partial(self.lose_agent, number))
+        for time_ns, choice in plan.host_losses:
+            self.clock.at(time_ns, partial(self._lose_host, choice))
+        for time_ns, choice in plan.feed_failures:
+            self.clock.at(time_ns, partial(self.transfers.break_feed, choice))
+        for time_ns, choice in plan.corruptions:
+            self.clock.at(time_ns, partial(self.transfers.corrupt, choice))
+        for time_ns, number in plan.stalls:
+            self.clock.at(time_ns, partial(self._stall, number))
+        for time_ns, choice in plan.slow_links:
+            self.clock.at(time_ns, partial(self._slow, choice, faults.slow_permille))
+        for time_ns, choice in plan.cut_links:
+            self.clock.at(time_ns, partial(self._slow, choice, 0))
+        for time_ns in plan.controller_restarts:
+            self.clock.at(time_ns, self.end_life)
+        for time_ns, request in plan.cancellations:
+            self.clock.at(time_ns, partial(self.cancel, request))
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _lose_host(self, choice: int) -> None:
+        """A whole machine goes: its agent and every worker on it, at once."""
+        config = self.config
+        of_workers = [config.device(number).host for number in range(config.workers)]
+        names = sorted(dict.fromkeys([*of_workers, *(host.name for host in config.hosts)]))
+        name = names[choice % len(names)]
+        for number, host in enumerate(config.hosts):
+            if host.name == name:
+                self.lose_agent(number)
+        for number, of_worker in enumerate(of_workers):
+            if of_worker == name:
+                self.lose_worker(number)
+
+    def _stall(self, number: int) -> None:
+        worker = self.workers.get(number)
+        if worker is not None:
+            until_ns = self.clock.now_ns + self.config.faults.stall_ns
+            self.transfers.freeze(worker.ref, until_ns)
+
+    def _slow(self, choice: int, permille: int) -> None:
+        """The NIC of some member carries so much of its rate, until faults are over at the
+        latest."""
+        members: list[SimWorker | SimAgent] = [*self.workers.values(), *self.agents.values()]
+        if members:
+            faults = self.config.faults
+            until_ns = min(self.clock.now_ns + faults.link_ns, faults.until_ns)
+            self.transfers.slow_nic(members[choice % len(members)].ref, permille, until_ns)

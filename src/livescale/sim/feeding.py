@@ -45,6 +45,18 @@ def bytes_in(grid: ChunkGrid, piece: LayerPiece) -> int:
     return size
 
 
+def lowest(bits: int, count: int) -> int:
+    """The lowest `count` of the bits that are set (all of them, if they are fewer)."""
+    low, high = 0, bits.bit_length()
+    while low < high:
+        middle = (low + high) // 2
+        if (bits & ((1 << middle) - 1)).bit_count() >= count:
+            high = middle
+        else:
+            low = middle + 1
+    return bits & ((1 << low) - 1)
+
+
 def _bits(part: ChunkRange, first: int, stop: int) -> int:
     """The chunks of `part` in `[first, stop)`, as bits from `first` on."""
     begin = max(part.start, first)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from livescale.batching.run import Emission, SequenceSpec
+from livescale.batching.run import EmittedTokens, SequenceSpec
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.sim.channel import SimChannel
@@ -52,7 +52,7 @@ class _Transcript:
     prompt_tokens: int
     output_tokens: int
     queued_ns: int
-    generated: list[int] = field(default_factory=list)
+    generated: int = 0
     token_ns: list[int] = field(default_factory=list)
     attempt: int = 0
     #: who runs the current attempt (None: it waits in the router)
@@ -83,6 +83,8 @@ class SimGateway:
         self._served: dict[str, None] = {}
         self._transcripts: dict[RequestId, _Transcript] = {}
         self._workers: dict[WorkerRef, SimChannel[SimSubmit | SimCancel]] = {}
+        #: requests per model that no worker has
+        self._waiting: dict[str, int] = {}
         #: how requests ended, for dispatches that cross their end
         self._ended: dict[RequestId, Outcome] = {}
 
@@ -105,9 +107,7 @@ class SimGateway:
         )
         self._checkers.arrived(request)
         self._transcripts[request] = transcript
-        waiting = sum(
-            1 for t in self._transcripts.values() if t.worker is None and t.model == model
-        )
+        waiting = self._waiting[model] = self._waiting.get(model, 0) + 1
         if model not in self._served:
             self._finish(transcript, Outcome.FAILED, f"{model} is not served")
         elif waiting > self._queue_requests_max:
@@ -160,19 +160,18 @@ class SimGateway:
         t.attempt = order.attempt
         channel = self._workers.get(order.worker)
         if channel is None:
-            t.worker = None
+            self._hand(t, None)
             self._say(RequestEnded(order.request, order.attempt, Outcome.WORKER_LOST))
             return
-        t.worker = t.last_worker = order.worker
+        self._hand(t, order.worker)
         t.dispatched_ns = self._clock.now_ns
         spec = SequenceSpec(
             order.request,
             order.attempt,
             range(t.prompt_tokens),
             SamplingParams(t.output_tokens),
-            tuple(t.generated),
-            # All prompts are the same numbers: without it they would seem to begin alike.
-            cache_salt=order.request,
+            tuple(range(t.prompt_tokens, t.prompt_tokens + t.generated)),
+            content=order.request,
         )
         channel.send(SimSubmit(order.instance, spec))
 
@@ -193,8 +192,14 @@ class SimGateway:
             if t.worker == worker:
                 self._wait_again(t)
 
+    def _hand(self, t: _Transcript, worker: WorkerRef | None) -> None:
+        """The request is this worker's from now on, or waits in the router."""
+        self._waiting[t.model] += (worker is None) - (t.worker is None)
+        t.worker = worker
+        t.last_worker = worker or t.last_worker
+
     def _wait_again(self, t: _Transcript) -> None:
-        t.worker = None
+        self._hand(t, None)
         self._say(RequestEnded(t.request, t.attempt, Outcome.WORKER_LOST))
         self._announce(t)
 
@@ -209,28 +214,32 @@ class SimGateway:
             if t is not None and t.attempt == message.attempt and t.worker is not None:
                 self._wait_again(t)
             return
-        for emission in message:
-            self._take(emission)
+        delay_ns = self._clock.now_ns - message.step_ns[-1]
+        came_ns = [step_ns + delay_ns for step_ns in message.step_ns]
+        for emitted in message.emitted:
+            self._take(emitted, came_ns)
 
-    def _take(self, emission: Emission) -> None:
-        """Accept a token if it is of the current attempt."""
-        t = self._transcripts.get(emission.request)
-        if t is None or t.attempt != emission.attempt:
+    def _take(self, emitted: EmittedTokens, came_ns: list[int]) -> None:
+        """Accept tokens if they are of the current attempt."""
+        t = self._transcripts.get(emitted.request)
+        if t is None or t.attempt != emitted.attempt:
             return
-        self._checkers.token(emission, len(t.generated), t.prompt_tokens)
-        t.generated.append(emission.token_id)
-        t.token_ns.append(self._clock.now_ns)
-        if emission.finish_reason is not None:
+        self._checkers.tokens(emitted, t.generated, t.prompt_tokens)
+        count = len(emitted.token_ids)
+        t.generated += count
+        t.token_ns += came_ns if count == len(came_ns) else came_ns[-count:]
+        if emitted.finish_reason is not None:
             self._finish(t, Outcome.FINISHED)
 
     # -- the end of a request -------------------------------------------------------------------
 
     def _finish(self, t: _Transcript, outcome: Outcome, error: str | None = None) -> None:
         del self._transcripts[t.request]
+        self._waiting[t.model] -= t.worker is None
         self._ended[t.request] = outcome
-        self._checkers.ended(t.request, outcome, len(t.generated), t.output_tokens)
+        self._checkers.ended(t.request, outcome, t.generated, t.output_tokens)
         if t.is_announced_again and t.worker is not None:
-            self._say(RequestEnded(t.request, t.attempt, outcome, len(t.generated)))
+            self._say(RequestEnded(t.request, t.attempt, outcome, t.generated))
         self._write(
             RequestLine(
                 request=t.request,

@@ -1,93 +1,62 @@
 """Transfers under way: which layers arrive where and when, and what breaks when a holder goes.
 
-Every feed is followed layer by layer: a part of a layer is there when the link has carried it and
-the sender has had it for the time of one chunk. Receivers are told, nothing is decided.
+Every feed is a flow over the links of its path and moves one part of a layer at a time; rates
+change when flows come and go, and when one catches up with what its sender itself is getting. So
+there is an event per feed and layer, whatever the number of chunks. A receiver passes on what it
+has while it receives, one chunk behind. Receivers are told, nothing is decided.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 from livescale.chunks import ChunkGrid, Feed
 from livescale.sim.clock import Clock
 from livescale.sim.feeding import LayerPiece, all_chunks, bytes_in, pieces_of
-from livescale.topology import Direction, Topology
-from livescale.types import FromStorage, FromWorker, PlanId, WorkerRef
+from livescale.sim.flows import (
+    HoldingKey,
+    SimFlow,
+    SimHolding,
+    SimLoadListener,
+    SimReception,
+)
+from livescale.sim.movement import Movement
+from livescale.topology import Topology
+from livescale.types import FromWorker, PlanId, WorkerRef
 
-HoldingKey = tuple[WorkerRef, str, int]
-_UNLIMITED = 1 << 62
-
-
-class SimLoadListener(Protocol):
-    """Hears of one receiver's plan."""
-
-    def load_started(self, plan: PlanId) -> None: ...
-
-    def layer_arrived(self, plan: PlanId, layer: int) -> None: ...
-
-    def load_completed(self, plan: PlanId) -> None: ...
-
-    def feed_failed(
-        self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool
-    ) -> None: ...
-
-
-@dataclass(slots=True)
-class _Holding:
-    """What a member has of one rank of a model: chunks that are missing per layer, and which came
-    when (chunks, time)."""
-
-    grid: ChunkGrid
-    missing: list[int]
-    came: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-
-    def came_ns(self, piece: LayerPiece) -> int | None:
-        """Since when all of these chunks are there (None: some are not)."""
-        if self.missing[piece.layer] & piece.chunks:
-            return None
-        return max(at for chunks, at in self.came[piece.layer] if chunks & piece.chunks)
-
-
-@dataclass(slots=True)
-class _Flow:
-    """One feed under way."""
-
-    feed: Feed
-    pieces: list[LayerPiece]
-    at: int = 0
-    #: when the link is free for the piece that is next
-    free_ns: int = 0
-    is_over: bool = False
-    is_moving: bool = False
-    has_told_stall: bool = False
-
-
-@dataclass(slots=True)
-class _Reception:
-    plan: PlanId
-    key: HoldingKey
-    listener: SimLoadListener
-    flows: list[_Flow]
-    has_begun: bool = False
+_CORRUPT_MAX = 2
+"""A feed that brought a layer wrong so many times fails, as in the real reception."""
 
 
 class Transfers:
     """All holdings and receptions of the world.
 
     `wait_ns` is how long a holder may take to have (or begin to get) what it is asked for;
-    `stall_ns` how long a receiver waits for bytes before it says so.
+    `stall_ns` how long a receiver waits for bytes before it says so. With `load_ns` a device has
+    all its layers after that time, whatever its feeds say. Members must be in the topology while
+    they hold or receive something.
     """
 
-    def __init__(self, clock: Clock, topology: Topology, wait_ns: int, stall_ns: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        topology: Topology,
+        wait_ns: int,
+        stall_ns: int,
+        load_ns: int | None = None,
+    ) -> None:
         self._clock = clock
-        self._topology = topology
         self._wait_ns = wait_ns
         self._stall_ns = stall_ns
-        self._holdings: dict[HoldingKey, _Holding] = {}
-        self._receptions: dict[tuple[PlanId, WorkerRef], _Reception] = {}
-        #: members from which nothing comes until then
+        self._load_ns = load_ns
+        self._moves = Movement(clock, topology, self._arrived)
+        self._holdings = self._moves.holdings
+        self._receiving = self._moves.receiving
+        self._receptions: dict[tuple[PlanId, WorkerRef], SimReception] = {}
+        self._keys_of: dict[WorkerRef, dict[HoldingKey, None]] = {}
+        #: members from which nothing comes until then, and whose NICs are slow until then
         self._frozen: dict[WorkerRef, int] = {}
+        self._slow: dict[WorkerRef, int] = {}
 
     # -- for members --------------------------------------------------------------------------
 
@@ -101,219 +70,260 @@ class Transfers:
     ) -> None:
         """The member asks for these chunks; from now on it passes on what it has."""
         assert key not in self._holdings, f"{key} is there already"
-        self._holdings[key] = _Holding(grid, all_chunks(grid))
-        reception = _Reception(plan, key, listener, [])
-        self._receptions[plan, key[0]] = reception
+        holding = self._holdings[key] = SimHolding(grid, all_chunks(grid))
+        is_timed = self._load_ns is not None and not key[0].is_agent
+        reception = SimReception(plan, key, holding, listener, is_timed)
+        self._receptions[reception.place] = self._receiving[key] = reception
+        self._keys_of.setdefault(key[0], {})[key] = None
+        if self._load_ns is not None and is_timed:
+            self._clock.after(self._load_ns, partial(self._load_at_once, reception))
+            return
         self._ask(reception, feeds)
-        self._wake_readers(key)
+        self._moves.touch_all(self._moves.readers(key))
 
     def amend(self, plan: PlanId, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         """What is missing comes by these feeds. Feeds that stay go on; late orders are ignored."""
         reception = self._receptions.get((plan, receiver))
-        if reception is None:
+        if reception is None or reception.is_timed:
             return
-        running = [flow for flow in reception.flows if not flow.is_over and flow.feed in feeds]
+        kept = [flow for flow in reception.flows if not flow.is_over and flow.feed in feeds]
         for flow in reception.flows:
-            flow.is_over = flow.is_over or flow not in running
-        reception.flows = running
-        kept = [flow.feed for flow in running]
-        self._ask(reception, tuple(feed for feed in feeds if feed not in kept))
+            if flow not in kept:
+                self._moves.close(flow)
+        reception.flows = kept
+        known = [flow.feed for flow in kept]
+        self._ask(reception, tuple(feed for feed in feeds if feed not in known))
 
     def drop(self, key: HoldingKey) -> None:
         """The member has none of it any more: it receives nothing and sends nothing of it."""
-        self._holdings.pop(key, None)
-        for reception in [r for r in self._receptions.values() if r.key == key]:
+        reception = self._receiving.get(key)
+        if reception is not None:
             self._end(reception)
-        self._fail_readers(key, "was dropped there")
+        for flow in self._moves.readers(key):
+            if not flow.is_over:
+                self._fail(flow, "was dropped there")
+        if self._holdings.pop(key, None) is not None:
+            del self._keys_of[key[0]][key]
 
     def node_gone(self, member: WorkerRef) -> None:
         """The member died with all it held."""
-        for key in [key for key in self._holdings if key[0] == member]:
+        for key in list(self._keys_of.get(member, ())):
             self.drop(key)
+
+    def carried_bytes(self) -> dict[str, int]:
+        """What links have carried by now, by kind of link. Each byte counts once per link that it
+        crossed; of the two ends of a hop, the sender's NIC and the sender's leaf count."""
+        return self._moves.carried_bytes()
+
+    def missing_bytes(self, member: WorkerRef, model: str, rank: int, layer: int) -> int:
+        """Bytes of a layer that the member, which receives or holds the rank, still lacks."""
+        holding = self._holdings[member, model, rank]
+        missing = holding.missing[layer]
+        return bytes_in(holding.grid, LayerPiece(layer, missing)) if missing else 0
+
+    def check_links(self) -> None:
+        """No link has carried more than its rate times time. Raises InvariantBroken. That none
+        is given away above its rate is looked at whenever rates change, without this."""
+        self._moves.check_links()
 
     # -- faults -------------------------------------------------------------------------------
 
     def freeze(self, member: WorkerRef, until_ns: int) -> None:
         """Nothing leaves the member until then, though its connections stand."""
         self._frozen[member] = max(until_ns, self._frozen.get(member, 0))
-        self._expect_stalls(member)
+        self._moves.freeze(member, True)
+        self._expect_stalls(self._moves.sent_by(member))
+        self._moves.touch_all(self._moves.sent_by(member))
         self._clock.at(until_ns, lambda: self._thaw(member))
+
+    def slow_nic(self, member: WorkerRef, permille: int, until_ns: int) -> None:
+        """The member's NIC carries so much of its rate until then, both ways. With 0 nothing
+        moves, which receivers notice as they notice a member that is frozen."""
+        if until_ns <= self._clock.now_ns:
+            return
+        self._slow[member] = until_ns
+        self._set_nic(member, permille)
+        if not permille:
+            self._expect_stalls([*self._flows_to(member), *self._moves.sent_by(member)])
+        self._clock.at(until_ns, lambda: self._speed_up(member))
 
     def break_feed(self, choice: int) -> None:
         """One of the feeds under way fails: the number `choice`, counted round and round."""
         flows = [
-            (reception, flow)
+            flow
             for reception in self._receptions.values()
             for flow in reception.flows
-            if not flow.is_over and isinstance(flow.feed.upstream, FromWorker)
+            if not flow.is_over and flow.sender is not None and flow.next_wanted(0) is not None
         ]
         if flows:
-            reception, flow = flows[choice % len(flows)]
-            self._fail(reception, flow, "its bytes were corrupt")
+            self._fail(flows[choice % len(flows)], "its bytes were corrupt")
 
-    # -- helpers, in the order used -----------------------------------------------------------
+    def corrupt(self, choice: int) -> None:
+        """The next layer that is complete on one of the receptions under way is wrong, and comes
+        again from the same feeds. Counted round and round."""
+        receptions = [r for r in self._receptions.values() if not r.is_timed]
+        if receptions:
+            receptions[choice % len(receptions)].corruptions += 1
 
-    def _ask(self, reception: _Reception, feeds: tuple[Feed, ...]) -> None:
-        holding = self._holdings[reception.key]
+    # -- asking -------------------------------------------------------------------------------
+
+    def _ask(self, reception: SimReception, feeds: tuple[Feed, ...]) -> None:
+        """Every chunk comes from the first feed that lists it; feeds that stay are the first."""
+        claimed = [0] * len(reception.holding.missing)
+        for flow in reception.flows:
+            for piece in flow.pieces:
+                claimed[piece.layer] |= piece.chunks
         for feed in feeds:
-            flow = _Flow(feed, pieces_of(holding.grid, feed.chunks), free_ns=self._clock.now_ns)
-            reception.flows.append(flow)
-            self._go_on(reception, flow)
-            if not flow.is_over and isinstance(feed.upstream, FromWorker):
-                self._await_holder(reception, flow)
+            pieces = []
+            for piece in pieces_of(reception.holding.grid, feed.chunks):
+                chunks = piece.chunks & ~claimed[piece.layer]
+                claimed[piece.layer] |= chunks
+                if chunks:
+                    pieces.append(LayerPiece(piece.layer, chunks))
+            self._start(SimFlow(reception, feed, pieces, self._clock.now_ns))
         self._complete_if_whole(reception)
 
-    def _await_holder(self, reception: _Reception, flow: _Flow) -> None:
-        sender = self._sender(reception, flow)
-        if sender is not None and sender not in self._holdings:
+    def _start(self, flow: SimFlow) -> None:
+        upstream, reception = flow.feed.upstream, flow.reception
+        reception.flows.append(flow)
+        if isinstance(upstream, FromWorker):
+            flow.sender = (upstream.worker, *reception.key[1:])
+            if flow.sender not in self._holdings:
+                self._clock.after(self._wait_ns, partial(self._fail_without_holder, flow))
+            ends = (upstream.worker, reception.key[0])
+            if any(member in self._frozen or member in self._slow for member in ends):
+                self._expect_stall(flow)
+        self._moves.add(flow)
 
-            def look_again() -> None:
-                if not flow.is_over and sender not in self._holdings:
-                    self._fail(reception, flow, "does not hold it")
+    def _fail_without_holder(self, flow: SimFlow) -> None:
+        if not flow.is_over and flow.sender not in self._holdings:
+            self._fail(flow, "does not hold it")
 
-            self._clock.after(self._wait_ns, look_again)
-
-    def _go_on(self, reception: _Reception, flow: _Flow) -> None:
-        """Begin the next piece that is still missing, if its sender has it."""
-        if flow.is_over or flow.is_moving:
+    def _load_at_once(self, reception: SimReception) -> None:
+        """All layers are there, in their order."""
+        if self._receptions.get(reception.place) is not reception:
             return
-        holding = self._holdings[reception.key]
-        while flow.at < len(flow.pieces):
-            piece = flow.pieces[flow.at]
-            missing = piece.chunks & holding.missing[piece.layer]
-            if missing:
-                break
-            flow.at += 1
-        else:
-            flow.is_over = True
+        plan, listener, missing = reception.plan, reception.listener, reception.holding.missing
+        listener.load_started(plan)
+        for layer in range(len(missing)):
+            missing[layer] = 0
+            listener.layer_arrived(plan, layer)
+        self._moves.touch_all(self._moves.readers(reception.key))
+        self._complete_if_whole(reception)
+
+    # -- what comes ---------------------------------------------------------------------------
+
+    def _arrived(self, flow: SimFlow, layer: int) -> None:
+        """All that the flow brings of the layer is there."""
+        reception = flow.reception
+        if reception.holding.missing[layer]:
             return
-        ready_ns = self._ready_ns(reception, flow, LayerPiece(piece.layer, missing))
-        if ready_ns is None:
+        if reception.corruptions:
+            reception.corruptions -= 1
+            self._fetch_again(reception, layer)
             return
-        carried = bytes_in(holding.grid, LayerPiece(piece.layer, missing))
-        rate = self._rate(reception, flow)
-        done_ns = max(flow.free_ns + -(-carried * 1_000_000_000 // rate), ready_ns)
-        if not reception.has_begun:
-            reception.has_begun = True
-            # Told at the latest with the first layer; a first byte of its own is not modelled.
-            reception.listener.load_started(reception.plan)
-        flow.is_moving = True
-        self._clock.at(max(done_ns, self._clock.now_ns), lambda: self._arrive(reception, flow))
+        reception.listener.layer_arrived(reception.plan, layer)
+        self._complete_if_whole(reception)
 
-    def _ready_ns(self, reception: _Reception, flow: _Flow, piece: LayerPiece) -> int | None:
-        """When the sender can have passed the piece on; None while it lacks some of it."""
-        sender = self._sender(reception, flow)
-        if sender is None:
-            return 0
-        holding = self._holdings.get(sender)
-        came_ns = holding.came_ns(piece) if holding is not None else None
-        if holding is None or came_ns is None or sender[0] in self._frozen:
-            return None
-        size = min(holding.grid.chunk_bytes, sum(holding.grid.layer_bytes))
-        return came_ns + -(-size * 1_000_000_000 // self._rate(reception, flow))
-
-    def _rate(self, reception: _Reception, flow: _Flow) -> int:
-        upstream, topology, receiver = flow.feed.upstream, self._topology, reception.key[0]
-        if isinstance(upstream, FromStorage):
-            return topology.remote_storage_bytes_per_s or _UNLIMITED
-        rates = (
-            topology.nic_bytes_per_s(upstream.worker, Direction.OUT),
-            topology.nic_bytes_per_s(receiver, Direction.IN),
-        )
-        return min(rate or _UNLIMITED for rate in rates)
-
-    def _sender(self, reception: _Reception, flow: _Flow) -> HoldingKey | None:
-        upstream = flow.feed.upstream
-        if isinstance(upstream, FromStorage):
-            return None
-        return (upstream.worker, *reception.key[1:])
-
-    def _arrive(self, reception: _Reception, flow: _Flow) -> None:
-        flow.is_moving = False
-        sender = self._sender(reception, flow)
-        if flow.is_over or (sender is not None and sender[0] in self._frozen):
-            return
-        holding = self._holdings[reception.key]
-        piece = flow.pieces[flow.at]
-        flow.free_ns = self._clock.now_ns
-        flow.has_told_stall = False
-        flow.at += 1
-        new = holding.missing[piece.layer] & piece.chunks
-        holding.missing[piece.layer] &= ~piece.chunks
-        if new:
-            holding.came.setdefault(piece.layer, []).append((new, self._clock.now_ns))
-            if not holding.missing[piece.layer]:
-                reception.listener.layer_arrived(reception.plan, piece.layer)
-            self._wake_readers(reception.key)
-        if self._holdings.get(reception.key) is holding:
-            self._go_on(reception, flow)
-            self._complete_if_whole(reception)
-
-    def _complete_if_whole(self, reception: _Reception) -> None:
-        place = (reception.plan, reception.key[0])
-        if self._receptions.get(place) is not reception:
-            return
-        if not any(self._holdings[reception.key].missing):
+    def _complete_if_whole(self, reception: SimReception) -> None:
+        if not any(reception.holding.missing):
             self._end(reception)
             reception.listener.load_completed(reception.plan)
 
-    def _end(self, reception: _Reception) -> None:
-        self._receptions.pop((reception.plan, reception.key[0]), None)
+    def _end(self, reception: SimReception) -> None:
+        del self._receptions[reception.place], self._receiving[reception.key]
         for flow in reception.flows:
-            flow.is_over = True
+            self._moves.close(flow)
 
-    def _wake_readers(self, key: HoldingKey) -> None:
-        for reception, flow in self._flows_from(key[0]):
-            if self._sender(reception, flow) == key:
-                self._go_on(reception, flow)
+    def _fetch_again(self, reception: SimReception, layer: int) -> None:
+        """Its chunks are missing again, and asked for next where they came from, but only from
+        those who have all of it. Whoever was wrong twice fails."""
+        reception.was_corrupt[layer] = None
+        readers = self._moves.readers(reception.key)
+        gave_up: dict[SimReception, SimFlow] = {}
+        for reader in readers:
+            if reader.piece is not None and reader.piece.layer == layer:
+                self._moves.give_up(reader)
+                gave_up[reader.reception] = reader
+        left = all_chunks(reception.holding.grid)[layer]
+        reception.holding.missing[layer] = left
+        is_open = [flow for flow in reception.flows if not flow.is_over]
+        wrong_twice = []
+        for flow in is_open:
+            chunks = flow.brought.pop(layer, 0)
+            if chunks:
+                left &= ~chunks
+                flow.want_again(LayerPiece(layer, chunks))
+                flow.corrupt[layer] = flow.corrupt.get(layer, 0) + 1
+                if flow.corrupt[layer] >= _CORRUPT_MAX and flow.sender is not None:
+                    wrong_twice.append(flow)
+        if left:
+            # Who brought these is gone; any other may bring them.
+            is_open[0].want_again(LayerPiece(layer, left))
+        self._moves.touch_all([*readers, *is_open])
+        for flow in wrong_twice:
+            if not flow.is_over:
+                self._fail(flow, f"layer {layer} was corrupt for the second time")
+        for reader in gave_up.values():
+            # What it kept may have been the last that was missing.
+            if not reader.is_over:
+                self._arrived(reader, layer)
 
-    def _flows_from(self, member: WorkerRef) -> list[tuple[_Reception, _Flow]]:
-        return [
-            (reception, flow)
-            for reception in list(self._receptions.values())
-            for flow in reception.flows
-            if not flow.is_over and flow.feed.upstream == FromWorker(member)
-        ]
-
-    def _fail_readers(self, key: HoldingKey, reason: str) -> None:
-        for reception, flow in self._flows_from(key[0]):
-            if self._sender(reception, flow) == key:
-                self._fail(reception, flow, reason)
-
-    def _fail(self, reception: _Reception, flow: _Flow, reason: str) -> None:
-        upstream = flow.feed.upstream
+    def _fail(self, flow: SimFlow, reason: str) -> None:
+        """Everything from this holder has failed; what it owed waits for `amend`."""
+        upstream, reception = flow.feed.upstream, flow.reception
         assert isinstance(upstream, FromWorker)
         for other in reception.flows:
             if other.feed.upstream == upstream:
-                other.is_over = True
+                self._moves.close(other)
         reception.listener.feed_failed(reception.plan, upstream.worker, reason, False)
 
-    def _expect_stalls(self, member: WorkerRef) -> None:
-        """Everybody who gets bytes from the member, maybe through others, says so if none come."""
-        ahead, seen = [member], {member: None}
-        while ahead:
-            for reception, flow in self._flows_from(ahead.pop()):
-                self._expect_stall(reception, flow)
-                if reception.key[0] not in seen:
-                    seen[reception.key[0]] = None
-                    ahead.append(reception.key[0])
+    # -- what does not come -------------------------------------------------------------------
 
-    def _expect_stall(self, reception: _Reception, flow: _Flow) -> None:
-        at, upstream = flow.at, flow.feed.upstream
-        assert isinstance(upstream, FromWorker)
+    def _flows_to(self, member: WorkerRef) -> list[SimFlow]:
+        keys = self._keys_of.get(member, ())
+        receptions = [self._receiving[key] for key in keys if key in self._receiving]
+        return [flow for r in receptions for flow in r.flows if not flow.is_over]
+
+    def _expect_stalls(self, flows: list[SimFlow]) -> None:
+        """Those who get these bytes, maybe through others, say so if none come."""
+        found = dict.fromkeys(flows)
+        ahead = list(found)
+        for flow in ahead:
+            self._expect_stall(flow)
+            for reader in self._moves.readers(flow.reception.key):
+                if reader not in found:
+                    found[reader] = None
+                    ahead.append(reader)
+
+    def _expect_stall(self, flow: SimFlow) -> None:
+        upstream = flow.feed.upstream
+        if not isinstance(upstream, FromWorker):
+            return
+        worker = upstream.worker
+        flow.advance(self._clock.now_ns)
+        before = flow.progress
 
         def look() -> None:
-            if flow.is_over or flow.at != at or flow.is_moving or flow.has_told_stall:
+            if flow.is_over or flow.is_active or flow.has_told_stall or flow.progress != before:
                 return
-            flow.has_told_stall = True
-            reception.listener.feed_failed(reception.plan, upstream.worker, "no bytes come", True)
+            if flow.next_wanted(0) is not None:
+                flow.has_told_stall = True
+                plan, listener = flow.reception.plan, flow.reception.listener
+                listener.feed_failed(plan, worker, "no bytes come", True)
 
         self._clock.after(self._stall_ns, look)
 
     def _thaw(self, member: WorkerRef) -> None:
-        if self._frozen.get(member, 0) > self._clock.now_ns:
-            return
-        self._frozen.pop(member, None)
-        for reception, flow in self._flows_from(member):
-            flow.free_ns = self._clock.now_ns
-            self._go_on(reception, flow)
+        if self._frozen.get(member) == self._clock.now_ns:
+            del self._frozen[member]
+            self._moves.freeze(member, False)
+            self._moves.touch_all(self._moves.sent_by(member))
+
+    def _speed_up(self, member: WorkerRef) -> None:
+        if self._slow.get(member) == self._clock.now_ns:
+            del self._slow[member]
+            self._set_nic(member, 1000)
+
+    def _set_nic(self, member: WorkerRef, permille: int) -> None:
+        self._moves.set_nic(member, permille)

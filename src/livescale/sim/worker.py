@@ -6,11 +6,15 @@ it from outside; it decides nothing.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from livescale.batching.batcher import Batcher
-from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.batching.reports import ReportPace, load_report
+from livescale.batching.run import EmittedTokens, Run, SequenceSpec
 from livescale.chunks import ChunkGrid, Feed
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import RunWork
@@ -20,7 +24,6 @@ from livescale.messages.events import (
     CapacityMeasured,
     FeedFailed,
     InstanceReport,
-    InstanceReported,
     LayerArrived,
     LoadCompleted,
     LoadFailed,
@@ -29,12 +32,13 @@ from livescale.messages.events import (
     RequestEnded,
 )
 from livescale.sim.checkers import Checkers
-from livescale.sim.clock import Clock
+from livescale.sim.clock import COMMIT_PRIORITY, Clock
 from livescale.sim.config import SimConfig
 from livescale.sim.transfers import Transfers
 from livescale.topology import Device
 from livescale.types import (
     FinishReason,
+    FromWorker,
     InstanceId,
     LayerSpan,
     ModelSpec,
@@ -47,6 +51,7 @@ from livescale.types import (
 
 WorkerOrder = StartLoad | AmendLoad | Release
 _NS_PER_S = 1_000_000_000
+_STEPS_MAX = 1 << 20
 
 
 class SimSubmit(Value, frozen=True):
@@ -78,7 +83,16 @@ class SimAttemptLost(Value, frozen=True):
     attempt: int
 
 
-FromWorkerMessage = tuple[Emission, ...] | SimAttemptFailed | SimAttemptLost
+@dataclass(frozen=True, slots=True)
+class SimTokens:
+    """Worker to gateway: what a Run brought. `step_ns` are the times at which its steps ended;
+    the tokens of a request are those of the last steps."""
+
+    step_ns: list[int]
+    emitted: list[EmittedTokens]
+
+
+FromWorkerMessage = SimTokens | SimAttemptFailed | SimAttemptLost
 
 
 @dataclass(slots=True)
@@ -95,7 +109,9 @@ class _Assignment:
     troubles: list[FeedFailed] = field(default_factory=list)
     watermark: int = 0
     is_loaded: bool = False
-    is_running: bool = False
+    #: the Run in flight, and when its steps end
+    run: Run | None = None
+    step_ns: list[int] = field(default_factory=list)
 
 
 class SimWorker:
@@ -121,7 +137,7 @@ class SimWorker:
         self._say = say
         self._emit = emit
         self._assigned: _Assignment | None = None
-        self._last_report: InstanceReported | None = None
+        self._pace = ReportPace(config.report_gap_ns)
         self._capacity: CapacityMeasured | None = None
         self._is_dead = False
 
@@ -145,7 +161,7 @@ class SimWorker:
 
     def joined(self) -> None:
         """A controller that may know nothing was met: say again what only reports tell."""
-        self._last_report = None
+        self._pace.forget()
         if self._capacity is not None:
             self._say(self._capacity)
         a = self._assigned
@@ -177,10 +193,21 @@ class SimWorker:
         spec = self._config.spec(order.model)
         batcher = Batcher(self._config.batcher(spec, self.device), LayerSpan(0, spec.layers))
         latency = self._config.latency_of(order.model)
-        self._assigned = _Assignment(order, spec, batcher, latency, order.feeds)
-        grid = ChunkGrid(spec.layer_bytes, order.chunk_bytes)
+        a = self._assigned = _Assignment(order, spec, batcher, latency, order.feeds)
+        has_senders = any(isinstance(feed.upstream, FromWorker) for feed in order.feeds)
+        if has_senders and self._config.group_setup_ns:
+            self._clock.after(self._config.group_setup_ns, partial(self._receive, a))
+        else:
+            self._receive(a)
+
+    def _receive(self, a: _Assignment) -> None:
+        """Ask for the parameters, unless the order was taken back meanwhile."""
+        if self._is_dead or self._assigned is not a:
+            return
+        order = a.order
+        grid = ChunkGrid(a.spec.layer_bytes, order.chunk_bytes)
         key = (self.ref, order.model, order.rank)
-        self._transfers.receive(order.plan, key, grid, order.feeds, self)
+        self._transfers.receive(order.plan, key, grid, a.feeds, self)
 
     def _amend(self, order: AmendLoad) -> None:
         a = self._assigned
@@ -205,7 +232,7 @@ class SimWorker:
 
     def _clear(self) -> None:
         self._assigned = None
-        self._last_report = None
+        self._pace.forget()
         self._transfers.node_gone(self.ref)
 
     def _loading(self, plan: PlanId) -> _Assignment:
@@ -263,6 +290,7 @@ class SimWorker:
         try:
             if a is None or a.order.instance != message.instance:
                 raise ValueError(f"instance {message.instance} is not on {self!r}")
+            self._end_stretch(a)
             a.batcher.add(spec)
         except ValueError as error:
             self._emit(SimAttemptFailed(spec.request, spec.attempt, str(error)))
@@ -273,6 +301,8 @@ class SimWorker:
     def cancel(self, message: SimCancel) -> None:
         """Free the attempt's KV at once."""
         a = self._assigned
+        if a is not None:
+            self._end_stretch(a)
         if a is not None and a.batcher.cancel(message.request, message.attempt):
             self._say(RequestEnded(message.request, message.attempt, Outcome.CANCELLED))
             self._continue()
@@ -282,46 +312,66 @@ class SimWorker:
     def _continue(self) -> None:
         """Start the next Run unless one is in flight, and report what changed."""
         a = self._assigned
-        if a is None or a.is_running or not a.is_loaded:
+        if a is None or a.run is not None or not a.is_loaded:
             return
-        run = a.batcher.next_run()
+        run = a.batcher.next_run(self._steps_max())
+        self._report_load(a)
         if run is not None:
             self._checkers.runs(self.ref, run, a.watermark)
-            a.is_running = True
-            self._clock.after(a.latency.run_ns(run.work), lambda: self._commit(a, run))
-        self._report_load(a)
+            self._start(a, run)
+
+    def _steps_max(self) -> int:
+        # Faults may come at any time, and what a worker said last decides what they destroy.
+        is_quiet = self._clock.now_ns >= self._config.faults.until_ns
+        return _STEPS_MAX if self._config.coalesces and is_quiet else 1
+
+    def _start(self, a: _Assignment, run: Run) -> None:
+        """Let the Run take its time. A stretch ends where progress is worth a report."""
+        now_ns = self._clock.now_ns
+        work = run.work
+        first_ns = a.latency.run_ns(work)
+        a.step_ns = [now_ns + first_ns]
+        if run.steps > 1:
+            due_ns = self._pace.progress_due_ns
+            steps = min(run.steps, max(due_ns - now_ns, 0) // max(first_ns, 1) + 2)
+            times = a.latency.decode_ns(work.decodes, work.decode_context_tokens, steps)
+            a.step_ns = list(itertools.accumulate(times, initial=now_ns))[1:]
+            last = min(bisect.bisect_left(a.step_ns, due_ns) + 1, steps)
+            del a.step_ns[last:]
+            run = a.batcher.shorten(run, last)
+        a.run = run
+        self._clock.at(a.step_ns[-1], partial(self._commit, a, run), COMMIT_PRIORITY)
+
+    def _end_stretch(self, a: _Assignment) -> None:
+        """Something comes in: the Run in flight ends with the step that is under way."""
+        if a.run is None or a.run.steps == 1:
+            return
+        over = bisect.bisect_right(a.step_ns, self._clock.now_ns)
+        if over + 1 < a.run.steps:
+            a.run = a.batcher.shorten(a.run, over + 1)
+            del a.step_ns[over + 1 :]
+            self._clock.at(a.step_ns[-1], partial(self._commit, a, a.run), COMMIT_PRIORITY)
 
     def _commit(self, assigned: _Assignment, run: Run) -> None:
-        if self._is_dead or self._assigned is not assigned:
+        if self._is_dead or self._assigned is not assigned or assigned.run is not run:
             return
-        assigned.is_running = False
+        assigned.run = None
         # The token at a position is the position: whoever computes it again gets the same.
-        token_ids = [s.first_position + s.token_count for s in run.segments if s.samples]
-        emissions = assigned.batcher.commit(run, token_ids)
-        if emissions:
-            self._emit(tuple(emissions))
-        for e in emissions:
+        token_ids = [
+            range(s.context_tokens, s.context_tokens + run.steps) for s in run.segments if s.samples
+        ]
+        emitted = assigned.batcher.commit_steps(run, token_ids)
+        if emitted:
+            self._emit(SimTokens(assigned.step_ns, emitted))
+        for e in emitted:
             if e.finish_reason is FinishReason.LENGTH:
-                self._say(RequestEnded(e.request, e.attempt, Outcome.FINISHED, e.index + 1))
+                tokens = e.index + len(e.token_ids)
+                self._say(RequestEnded(e.request, e.attempt, Outcome.FINISHED, tokens))
         self._continue()
 
     def _report_load(self, assigned: _Assignment) -> None:
-        batcher = assigned.batcher
-        report = InstanceReported(
-            instance=assigned.order.instance,
-            attempt=assigned.order.attempt,
-            started=batcher.take_started(),
-            running=batcher.running,
-            queued_prefill_tokens=batcher.queued_prefill_tokens,
-            kv_blocks_used=batcher.pool.used,
-            kv_blocks=batcher.pool.blocks,
-            emitted_tokens=batcher.emitted_tokens,
-            preemptions=batcher.preemptions,
-            prefix_lookup_tokens=batcher.prefix_lookup_tokens,
-            reused_tokens=batcher.reused_tokens,
-        )
-        if report != self._last_report:
-            self._last_report = report
+        report = load_report(assigned.order.instance, assigned.order.attempt, assigned.batcher)
+        if self._pace.is_due(self._clock.now_ns, report):
             self._say(report)
 
     def __repr__(self) -> str:

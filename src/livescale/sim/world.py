@@ -28,6 +28,10 @@ from livescale.messages.commands import (
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
+    CopyCompleted,
+    CopyFailed,
+    LoadCompleted,
+    LoadFailed,
     ModelAdded,
     ModelRemoved,
     Tick,
@@ -42,8 +46,11 @@ from livescale.sim.checkers import Checkers
 from livescale.sim.clock import STEP_PRIORITY, Clock
 from livescale.sim.command_checker import CommandChecker
 from livescale.sim.config import ModelChange, SimConfig
-from livescale.sim.faults import Delays, FaultPlan
+from livescale.sim.faults import Delays, FaultPlan, FaultSite
 from livescale.sim.gateway import GatewayEvent, GatewayOrder, Row, SimGateway
+from livescale.sim.layer_checker import LayerChecker
+from livescale.sim.lossy import LossyChannel
+from livescale.sim.table_checker import TableChecker
 from livescale.sim.transfers import Transfers
 from livescale.sim.worker import (
     FromWorkerMessage,
@@ -56,6 +63,9 @@ from livescale.telemetry.scale_events import ScaleTracker
 from livescale.topology import Topology
 from livescale.types import RequestId, WorkerRef, agent_ref
 
+#: when parameters begin or end to move, what links have carried is noted
+_BYTES_MOVE = (StartLoad, StartCopy, LoadCompleted, LoadFailed, CopyCompleted, CopyFailed)
+
 
 @dataclass(slots=True)
 class _Life:
@@ -63,6 +73,7 @@ class _Life:
 
     controller: Controller
     checker: CommandChecker
+    table: TableChecker
     tracker: ScaleTracker
     #: of every peer that met this controller; worker orders by worker
     uplinks: dict[WorkerRef, SimChannel[AnyEvent]]
@@ -94,8 +105,10 @@ class SimWorld:
             remote_storage_bytes_per_s=config.controller.remote_storage_bytes_per_s,
         )
         self._transfers = Transfers(
-            self.clock, self._topology, config.holder_wait_ns, config.stall_ns
+            self.clock, self._topology, config.holder_wait_ns, config.stall_ns, config.load_ns
         )
+        specs = {policy.spec.name: policy.spec for policy in config.policies}
+        self._layers = LayerChecker(specs, self._transfers.missing_bytes)
         self._gateway = SimGateway(
             self.clock,
             config.queue_requests_max,
@@ -130,7 +143,7 @@ class SimWorld:
         self.clock.at(row.arrival_ns, lambda: self._gateway.arrive(request, model, row))
 
     def run(self) -> None:
-        """Run until nothing is left to happen, then demand that everything ended."""
+        """Run until nothing is left to happen, then demand that everything ended well."""
         limit_ns = self._horizon_ns + self.config.grace_ns
         while self.clock.now_ns <= limit_ns and self.clock.run_next():
             pass
@@ -140,6 +153,12 @@ class SimWorld:
         self._life.checker.all_answered()
         assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
         self._life.controller.validate()
+        self._life.checker.at_rest(
+            {worker.ref: worker.report() for worker in self._workers.values()},
+            {agent.ref: agent.report() for agent in self._agents.values()},
+            {name: policy.instances_min for name, policy in self._policies.items()},
+        )
+        self._transfers.check_links()
         for worker in self._workers.values():
             worker.come_to_rest()
         self._flush(self._life)
@@ -157,6 +176,7 @@ class SimWorld:
         self._life = _Life(
             Controller(config),
             CommandChecker(config.models, isinstance(config.placement, SpreadCopies | AllCopies)),
+            TableChecker(),
             ScaleTracker(),
             *({}, {}, {}),
         )
@@ -176,6 +196,7 @@ class SimWorld:
         life = self._life
         if life is None:
             return
+        life.controller.validate()
         now_ns = self.clock.now_ns
         # What it sent last may be lost too. The peers come back only to the next life.
         lost_after_ns = now_ns - self._delays.loss_window_ns()
@@ -219,10 +240,14 @@ class SimWorld:
         commands = life.controller.step(now_ns, events)
         self.book.step(now_ns, events, commands)
         life.checker.observe(events, commands)
+        life.table.observe(life.controller.fleet, events, commands)
+        self._layers.ordered(commands)
         self.book.scales_of(life.tracker.observe(now_ns, events, commands, now_ns))
         for command in commands:
             self._carry_out(life, command)
         self.book.count_instances(now_ns, life.controller)
+        if any(isinstance(news, _BYTES_MOVE) for news in (*events, *commands)):
+            self.book.traffic(now_ns, self._transfers.carried_bytes())
 
     def _carry_out(self, life: _Life, command: AnyCommand) -> None:
         if isinstance(command, StartLoad | Release):
@@ -272,6 +297,15 @@ class SimWorld:
     def _worker_delay_ns(self) -> int:
         return self._delays.of_worker_ns(self.clock.now_ns)
 
+    def _uplink(self, life: _Life) -> LossyChannel:
+        """A member's way to this life of the controller."""
+        return LossyChannel(
+            self.clock,
+            self._worker_delay_ns,
+            partial(self._deliver_to, life),
+            lambda: self._delays.loses(self.clock.now_ns),
+        )
+
     def _connect_gateway(self, life: _Life) -> None:
         if self._life is not life:
             return
@@ -283,9 +317,7 @@ class SimWorld:
     def _connect_worker(self, life: _Life, worker: SimWorker) -> None:
         if self._life is not life or self._workers.get(worker.ref.worker) is not worker:
             return
-        uplink: SimChannel[AnyEvent] = SimChannel(
-            self.clock, self._worker_delay_ns, partial(self._deliver_to, life)
-        )
+        uplink = self._uplink(life)
         life.uplinks[worker.ref] = uplink
         life.orders[worker.ref] = SimChannel(self.clock, self._delays.plain_ns, worker.take_order)
         uplink.send(WorkerJoined(worker.ref, worker.device, worker.report()))
@@ -294,9 +326,7 @@ class SimWorld:
     def _connect_agent(self, life: _Life, agent: SimAgent) -> None:
         if self._life is not life or self._agents.get(agent.ref.worker) is not agent:
             return
-        uplink: SimChannel[AnyEvent] = SimChannel(
-            self.clock, self._worker_delay_ns, partial(self._deliver_to, life)
-        )
+        uplink = self._uplink(life)
         life.uplinks[agent.ref] = uplink
         life.agent_orders[agent.ref] = SimChannel(
             self.clock, self._delays.plain_ns, agent.take_order
@@ -310,6 +340,7 @@ class SimWorld:
             self._life.gateway_uplink.send(event)
 
     def _worker_says(self, ref: WorkerRef, event: AnyEvent) -> None:
+        self._layers.says(ref, event)
         # The next controller hears in WorkerJoined what is left of it.
         if self._life is not None and ref in self._life.uplinks:
             self._life.uplinks[ref].send(event)
@@ -398,24 +429,14 @@ class SimWorld:
         self.clock.after(rejoin_ns, partial(self._start_agent, number, ref.incarnation + 1))
 
     def _schedule(self, plan: FaultPlan) -> None:
-        """Let every fault come at its time."""
+        """Let every change and every fault come at its time."""
         for change in self.config.changes:
             self.clock.at(change.at_ns, partial(self._change_models, change))
-        for time_ns, number in plan.worker_losses:
-            self.clock.at(time_ns, partial(self._lose_worker, number))
-        for time_ns, number in plan.agent_losses:
-            self.clock.at(time_ns, partial(self._lose_agent, number))
-        for time_ns, choice in plan.feed_failures:
-            self.clock.at(time_ns, partial(self._transfers.break_feed, choice))
-        for time_ns, number in plan.stalls:
-            self.clock.at(time_ns, partial(self._stall, number))
-        for time_ns in plan.controller_restarts:
-            self.clock.at(time_ns, self._end_life)
-        for time_ns, request in plan.cancellations:
-            self.clock.at(time_ns, partial(self._gateway.cancel, request))
-
-    def _stall(self, number: int) -> None:
-        worker = self._workers.get(number)
-        if worker is not None:
-            until_ns = self.clock.now_ns + self.config.faults.stall_ns
-            self._transfers.freeze(worker.ref, until_ns)
+        site = FaultSite(
+            *(self.config, self.clock, self._transfers, self._workers, self._agents),
+            lose_worker=self._lose_worker,
+            lose_agent=self._lose_agent,
+            end_life=self._end_life,
+            cancel=self._gateway.cancel,
+        )
+        site.schedule(plan)

@@ -38,16 +38,26 @@ def host_copy_use(lines: Iterable[AnyLine]) -> dict[str, HostCopyUse]:
     Averages go over the time of all lives of the controller, from the first step to the last. A
     controller that begins anew knows of no copy until the agents have joined it.
     """
+    watch = _watched(lines)
+    return {model: watch.use_of(model) for model in watch.rank_bytes}
+
+
+def copies_over_time(lines: Iterable[AnyLine]) -> dict[str, list[tuple[int, int]]]:
+    """(now_ns, copies from then on) of every model that ever had a copy, one entry per change."""
+    return _watched(lines).changes
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def _watched(lines: Iterable[AnyLine]) -> _Watch:
     watch = _Watch()
     for line in lines:
         if isinstance(line, RunLine):
             watch.begin({p.spec.name: p.spec.size_bytes for p in line.config.models})
         elif isinstance(line, StepLine):
             watch.step(line.now_ns, line.events, line.commands)
-    return {model: watch.use_of(model) for model in watch.rank_bytes}
-
-
-# -- helpers --------------------------------------------------------------------------------------
+    return watch
 
 
 @dataclass(slots=True)
@@ -65,6 +75,7 @@ class _Use:
 @dataclass(slots=True)
 class _Watch:
     rank_bytes: dict[str, int] = field(default_factory=dict)
+    changes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     _held: dict[tuple[str, WorkerRef, int], None] = field(default_factory=dict)
     _counted: dict[tuple[str, WorkerRef, int], None] = field(default_factory=dict)
     _uses: dict[str, _Use] = field(default_factory=dict)
@@ -84,7 +95,7 @@ class _Watch:
                 self._held[command.model, command.agent, command.rank] = None
         if self._counted != self._held:
             self._counted = dict(self._held)
-            self._count()
+            self._count(now_ns)
 
     def use_of(self, model: str) -> HostCopyUse:
         use = self._uses.get(model, _Use())
@@ -119,7 +130,7 @@ class _Watch:
         for key in [key for key in self._held if key[1].worker == number]:
             del self._held[key]
 
-    def _count(self) -> None:
+    def _count(self, now_ns: int) -> None:
         for use in self._uses.values():
             use.copies = use.bytes = 0
         agents: dict[str, dict[WorkerRef, None]] = {}
@@ -128,6 +139,9 @@ class _Watch:
             use = self._uses.setdefault(model, _Use())
             use.copies = len(agents[model])
             use.bytes += self.rank_bytes.get(model, 0)
-        for use in self._uses.values():
+        for model, use in self._uses.items():
+            changes = self.changes.setdefault(model, [])
+            if not changes or changes[-1][1] != use.copies:
+                changes.append((now_ns, use.copies))
             use.copies_max = max(use.copies_max, use.copies)
             use.bytes_max = max(use.bytes_max, use.bytes)

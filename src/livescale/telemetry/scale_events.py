@@ -49,6 +49,8 @@ class ScaleTracker:
         self._awaited: list[dict[InstanceId, None]] = []
         #: where the ranks of living instances are: a Drain does not say it
         self._worker_of: dict[tuple[InstanceId, int], WorkerRef] = {}
+        #: ranks whose first layer is noted
+        self._has_layers: dict[tuple[InstanceId, int], None] = {}
         #: requests that were never dispatched, with their model and the time of arrival
         self._waiting: dict[RequestId, tuple[str, int]] = {}
 
@@ -133,7 +135,9 @@ class ScaleTracker:
         elif isinstance(event, LoadStarted):
             self._phase(event.instance, event.rank, first_byte_ns=now_ns)
         elif isinstance(event, LayerArrived):
-            self._phase(event.instance, event.rank, first_layer_ns=now_ns)
+            if (event.instance, event.rank) not in self._has_layers:
+                self._has_layers[event.instance, event.rank] = None
+                self._phase(event.instance, event.rank, first_layer_ns=now_ns)
         elif isinstance(event, LoadCompleted):
             self._phase(event.instance, event.rank, first_layer_ns=now_ns, loaded_ns=now_ns)
         elif isinstance(event, LoadFailed):
@@ -194,6 +198,8 @@ class ScaleTracker:
         """Nobody waits any more for an instance that is no more."""
         for key in [key for key in self._worker_of if key[0] == instance]:
             del self._worker_of[key]
+        for key in [key for key in self._has_layers if key[0] == instance]:
+            del self._has_layers[key]
         self._forget(instance, is_up=True)
         self._forget(instance, is_up=False)
 

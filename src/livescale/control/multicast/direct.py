@@ -44,16 +44,23 @@ def unicast_feeds(grid: ChunkGrid, source: Element, targets: Sequence[Element]) 
 
 
 def host_feeds(
-    fabric: Fabric, grid: ChunkGrid, copies: Sequence[Element], targets: Sequence[Element]
+    request: PlanRequest,
+    fabric: Fabric,
+    grid: ChunkGrid,
+    copies: Sequence[Element],
+    targets: Sequence[Element],
 ) -> FeedsOf:
     """Every target from host memory: its own host's where that has a copy, else the copy that
-    fewest read from (ServerlessLLM)."""
+    fewest read from; where caches are local (ServerlessLLM), else storage."""
     topology = fabric.topology
     feeds: FeedsOf = {}
     readers = dict.fromkeys(copies, 0)
     for element in targets:
         hosts = {topology.host_of(worker) for worker in element}
         local = [copy for copy in copies if hosts == {topology.host_of(copy[0])}]
+        if not local and request.is_cache_local:
+            give(feeds, None, element, grid.all())
+            continue
         chosen = local[0] if local else min(copies, key=lambda copy: readers[copy])
         if not local:
             readers[chosen] += 1

@@ -116,13 +116,16 @@ class Fabric:
     # -- helpers, in the order used -------------------------------------------------------------
 
     def _from_storage(self, receiver: WorkerRef) -> tuple[int, ...]:
-        """Local storage if its rate is known, else what all hosts share."""
+        """Local storage (and the device's share of it) if known, else what all hosts share."""
         host = self.topology.host_of(receiver)
         agent = self._agents.get(host)
         last = () if receiver.is_agent or agent is None else self._host_link(receiver, agent, IN)
         local = None if agent is None else self.topology.agents[agent].storage_bytes_per_s
         remote = self.topology.remote_storage_bytes_per_s
         if local is not None or remote is None:
+            own = None if receiver.is_agent else self.topology.devices[receiver].storage_bytes_per_s
+            if own is not None:
+                last = (self._number(LinkKind.STORAGE, receiver, IN, own), *last)
             return (self._number(LinkKind.STORAGE, host, IN, local), *last)
         shared = self._number(LinkKind.REMOTE_STORAGE, "storage", OUT, remote)
         return (shared, *(() if agent is None else (self.nic(agent, IN),)), *last)

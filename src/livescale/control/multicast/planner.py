@@ -192,7 +192,8 @@ class Drafting:
             if source.is_host_copy and not source.is_loading
         ]
         if name == "host" and copies:
-            yield self._draft(name, targets, host_feeds(self._fabric(), grid, copies, targets))
+            feeds = host_feeds(request, self._fabric(), grid, copies, targets)
+            yield self._draft(name, targets, feeds)
             return
         if name in ("host", "storage") or not self._elements:
             if request.has_storage:

@@ -29,7 +29,8 @@ class PlanRequest(Value, frozen=True):
     placed on some of the `spare` workers, unless `targets` says where (also for host copies, whose
     targets are agents). `busy` are link directions that serve traffic (BlitzScale §5.1: avoided
     where possible), `taken` those that other plans use now, once per use. `has_storage`: the
-    targets can read the model's directory.
+    targets can read the model's directory. `is_cache_local`: a host's copies feed its own devices
+    alone.
     """
 
     plan: PlanId
@@ -44,3 +45,4 @@ class PlanRequest(Value, frozen=True):
     busy: tuple[LinkUse, ...] = ()
     taken: tuple[LinkUse, ...] = ()
     has_storage: bool = True
+    is_cache_local: bool = False

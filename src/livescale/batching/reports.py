@@ -1,0 +1,65 @@
+"""Which news of an instance's load is worth a message. Values only; nobody sends anything here."""
+
+from __future__ import annotations
+
+import msgspec
+
+from livescale.batching.batcher import Batcher
+from livescale.messages.events import InstanceReported
+from livescale.types import InstanceId
+
+REPORT_GAP_NS = 250_000_000
+"""Mere progress is told this often: four times a second is as good as every token."""
+
+
+def load_report(instance: InstanceId, attempt: int, batcher: Batcher) -> InstanceReported:
+    """The instance's load now. What was started since the last such report is in this one."""
+    return InstanceReported(
+        instance=instance,
+        attempt=attempt,
+        started=batcher.take_started(),
+        running=batcher.running,
+        queued_prefill_tokens=batcher.queued_prefill_tokens,
+        kv_blocks_used=batcher.pool.used,
+        kv_blocks=batcher.pool.blocks,
+        emitted_tokens=batcher.emitted_tokens,
+        preemptions=batcher.preemptions,
+        prefix_lookup_tokens=batcher.prefix_lookup_tokens,
+        reused_tokens=batcher.reused_tokens,
+    )
+
+
+class ReportPace:
+    """Says everything at once, but mere progress (tokens, and the KV that they take) only every
+    `gap_ns`: the controller would learn nothing from it that a moment later would not do."""
+
+    def __init__(self, gap_ns: int) -> None:
+        self._gap_ns = gap_ns
+        self._last: InstanceReported | None = None
+        self._last_ns = 0
+
+    @property
+    def progress_due_ns(self) -> int:
+        """From then on progress is worth a report."""
+        return self._last_ns + self._gap_ns
+
+    def is_due(self, now_ns: int, report: InstanceReported) -> bool:
+        """Whether to send this report now; if so, it is the last one that was sent."""
+        last = self._last
+        if report == last or (
+            last is not None and now_ns < self.progress_due_ns and _is_progress(last, report)
+        ):
+            return False
+        self._last, self._last_ns = report, now_ns
+        return True
+
+    def forget(self) -> None:
+        """Whoever reads the reports may be new: the next one is due whatever it says."""
+        self._last = None
+
+
+def _is_progress(last: InstanceReported, report: InstanceReported) -> bool:
+    """Only more tokens and their blocks. The first token is more than progress."""
+    return last.emitted_tokens > 0 and report == msgspec.structs.replace(
+        last, emitted_tokens=report.emitted_tokens, kv_blocks_used=report.kv_blocks_used
+    )

@@ -1,0 +1,195 @@
+"""`bench fidelity`: one load on a real pool and in the simulator, figure by figure.
+
+The real pool plays it several times, the simulator with what a calibration measured just before.
+The controller and the Batcher are the same code in both; what is put to the test is everything
+that the simulator replaces: clock, network, accelerators, gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from livescale.bench.errors import BenchError
+from livescale.bench.fidelity_figures import (
+    GOAL,
+    Agreement,
+    agreement_table,
+    agreements,
+    run_figures,
+)
+from livescale.bench.fidelity_pools import FidelityPool
+from livescale.bench.fidelity_profile import (
+    BURSTS,
+    PoolProfile,
+    calibration_rows,
+    measure_profile,
+    simulated_pool,
+)
+from livescale.bench.fidelity_runs import PlayedRun, Strain, play_real, play_simulated
+from livescale.report.html import write_html_report
+from livescale.report.reported_run import ReportedRun
+from livescale.sim.capacity import CapacityError, ServingCapacity, measure_capacity
+from livescale.sim.config import SimConfig
+from livescale.sim.pool_runs import fit_rows
+from livescale.telemetry.record import RunLine
+from livescale.traces import TraceRow, upscale
+
+Say = Callable[[str], None]
+_NS_PER_S = 1_000_000_000
+_SLO = "5x-mean"
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityOptions:
+    """What is played: `runs` times in each world, after a calibration of so many `bursts`.
+
+    `rows` are scaled so that their rate is `load_percent` of the capacity.
+    """
+
+    trace: str
+    rows: Sequence[TraceRow]
+    runs: int = 5
+    load_percent: int = 60
+    bursts: int = BURSTS
+    seed: int = 0
+    report: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityReport:
+    """What came of both worlds."""
+
+    pool: FidelityPool
+    profile: PoolProfile
+    capacity: ServingCapacity
+    load_percent: int
+    requests: int
+    strains: tuple[Strain, ...]
+    found: tuple[Agreement, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Every figure of the goal was measured and is right."""
+        within = {item.name: item.is_within for item in self.found}
+        return all(within.get(name, False) for name in GOAL)
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "kind": self.pool.kind,
+            "workers": self.pool.config.workers,
+            "profile": self.profile.as_json(),
+            "capacity_requests_per_s": self.capacity.requests_per_s,
+            "load_percent_of_capacity": self.load_percent,
+            "requests": self.requests,
+            "cores_used": [strain.cores_used for strain in self.strains],
+            "others_share": [strain.others_share for strain in self.strains],
+            "client_late_p99_s": [
+                strain.late.p99_ns / _NS_PER_S for strain in self.strains if strain.late
+            ],
+            "figures": [item.as_json() for item in self.found],
+            "goal": list(GOAL),
+            "good": self.is_good,
+        }
+
+    def text(self) -> str:
+        used = max(strain.cores_used for strain in self.strains)
+        others = max(strain.others_share for strain in self.strains)
+        late_ns = max(strain.late.p99_ns for strain in self.strains if strain.late)
+        missed = [item.name for item in self.found if item.name in GOAL and not item.is_within]
+        verdict = "the goal is met" if self.is_good else f"off: {', '.join(missed)}"
+        return "\n".join(
+            [
+                agreement_table(self.found),
+                self.profile.text(),
+                f"load      {self.requests} requests,"
+                f" {self.load_percent} % of the capacity of"
+                f" {self.capacity.requests_per_s:.1f} requests/s",
+                f"machine   at most {used:.2f} of {self.strains[0].cores} cores were used, by"
+                f" others {others:.0%}; the client was at most {late_ns / 1e6:.1f} ms late (p99)",
+                f"verdict   {', '.join(GOAL)}: {verdict}",
+            ]
+        )
+
+
+def run_fidelity(
+    pool: FidelityPool, options: FidelityOptions, scratch: Path, say: Say
+) -> FidelityReport:
+    """Calibrate, find the capacity, play in both worlds. Raises BenchError."""
+    config = pool.config
+    folder = options.report if options.report is not None else scratch
+    folder.mkdir(parents=True, exist_ok=True)
+    calibrated = _calibrate(pool, folder, options)
+    profile = measure_profile(calibrated, pool.latency, config, options.bursts)
+    say(profile.text())
+    world = simulated_pool(calibrated, config, profile)
+    rows, clipped = fit_rows(options.rows, _tokens_max(calibrated))
+    if clipped:
+        say(f"{clipped} requests were longer than the model's limit and are clipped to it")
+    capacity = _capacity(rows, world, options.seed)
+    rows = upscale(rows, capacity.factor * options.load_percent / 100, options.seed)
+    say(
+        f"the pool keeps up with {capacity.requests_per_s:.1f} requests/s in the simulator;"
+        f" playing {options.load_percent} % of that: {len(rows)} requests"
+    )
+    real: list[ReportedRun] = []
+    strains: list[Strain] = []
+    for number in range(1, options.runs + 1):
+        name = f"real-{number}"
+        own = msgspec.structs.replace(config, record=str(folder / f"{pool.kind}-{name}.jsonl"))
+        played, strain = play_real(own, rows, name, options.seed)
+        strains.append(strain)
+        real.append(played.reported(options.trace, _SLO))
+        say(f"{name}: {_headline(real[-1])}; {strain.cores_used:.2f} cores used")
+    simulated = [
+        play_simulated(
+            *(world, rows, f"simulated-{number + 1}", profile.client),
+            seed=options.seed + number,
+            record=folder / f"{pool.kind}-simulated-{number + 1}.jsonl",
+        ).reported(options.trace, _SLO)
+        for number in range(options.runs)
+    ]
+    say(f"simulated: {_headline(simulated[0])}")
+    if options.report is not None:
+        page = folder / f"{pool.kind}.html"
+        write_html_report(page, [*real, simulated[0]], f"{pool.kind} workers in both worlds")
+    found = agreements([run_figures(run) for run in real], [run_figures(run) for run in simulated])
+    return FidelityReport(
+        *(pool, profile, capacity, options.load_percent, len(rows), tuple(strains), tuple(found))
+    )
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _calibrate(pool: FidelityPool, folder: Path, options: FidelityOptions) -> PlayedRun:
+    record = str(folder / f"{pool.kind}-calibration.jsonl")
+    config = msgspec.structs.replace(pool.config, record=record)
+    rows = calibration_rows(pool.latency, config, options.bursts)
+    return play_real(config, rows, "calibration", options.seed)[0]
+
+
+def _tokens_max(run: PlayedRun) -> int:
+    """Tokens that a request of the model may have."""
+    first = next(line for line in run.lines if isinstance(line, RunLine))
+    return first.config.models[0].spec.model_tokens_max
+
+
+def _capacity(rows: Sequence[TraceRow], world: SimConfig, seed: int) -> ServingCapacity:
+    model = world.controller.models[0].spec.name
+    try:
+        return measure_capacity({model: rows}, world, seed)
+    except CapacityError as error:
+        raise BenchError(f"the capacity of the pool: {error}") from error
+
+
+def _headline(run: ReportedRun) -> str:
+    figures = run_figures(run)
+    parts = [f"TTFT {1e3 * figures['ttft_p50_s']:.0f} / {1e3 * figures['ttft_p90_s']:.0f} ms"]
+    if "scale_up_p50_s" in figures:
+        parts.append(f"a scale-up {1e3 * figures['scale_up_p50_s']:.0f} ms")
+    parts.append(f"{figures['instances_started']:.0f} instances started")
+    return ", ".join(parts)

@@ -1,0 +1,244 @@
+"""What a simulation is told of a real pool: delays and rates, measured on it just before.
+
+A calibration is a short run of its own: requests that are alone in the pool, then bursts that make
+it grow. Everything is taken from its record and from the client's times; nothing is fitted to the
+runs that are compared later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+from livescale.bench.errors import BenchError
+from livescale.bench.fidelity_figures import loads_of
+from livescale.bench.fidelity_runs import ClientDelays, PlayedRun
+from livescale.config import PoolConfig
+from livescale.control.config import ControllerConfig
+from livescale.latency.linear import LinearLatency
+from livescale.latency.overhead import OverheadLatency
+from livescale.latency.roofline import RooflineLatency
+from livescale.latency.table import TableLatency
+from livescale.latency.work import RunWork
+from livescale.messages.events import CapacityMeasured
+from livescale.sim.config import SimConfig
+from livescale.telemetry.record import RequestLine, RunLine, StepLine
+from livescale.traces import TraceRow
+from livescale.types import Value, WorkerRef
+
+Bare = LinearLatency | RooflineLatency | TableLatency
+
+_NS_PER_S, _MS_NS = 1_000_000_000, 1_000_000
+_LONE_PER_BURST, _LONE_PROMPT_TOKENS, _LONE_OUTPUT_TOKENS = 7, 64, 8
+_PAUSE_NS = 50_000_000
+_BURST_GAP_NS = 5 * _NS_PER_S
+BURSTS = 3
+"""Of a calibration, where nobody says otherwise."""
+_BURST_OUTPUT_TOKENS = 8
+
+
+class PoolProfile(Value, frozen=True):
+    """A pool as it was measured. Times are medians.
+
+    `message_delay_ns` is one of the four hops of a request that finds nobody before it: to the
+    controller and back, to the worker and back, with all that the processes do on the way.
+    A Run takes `run_overhead_ns` and `token_overhead_ns` per token longer than `latency` says:
+    decodes of one sequence and Runs that are full tell. `step_gap_ns` lies between two steps of a
+    busy controller. A receiver that has its order waits `load_setup_ns`, and then bytes come at
+    `load_bytes_per_s`.
+    """
+
+    latency: Bare
+    message_delay_ns: int
+    run_overhead_ns: int
+    token_overhead_ns: int
+    step_gap_ns: int
+    load_setup_ns: int
+    load_bytes_per_s: int
+    client: ClientDelays
+    prefill_tokens_per_s: int
+    kv_blocks: int
+    calibration_loads: int
+
+    def as_json(self) -> dict[str, object]:
+        figures = msgspec.to_builtins(self)
+        assert isinstance(figures, dict)
+        return figures
+
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"profile   message {self.message_delay_ns / 1e6:.2f} ms, Run"
+            f" +{self.run_overhead_ns / 1e6:.2f} ms +{self.token_overhead_ns / 1e3:.1f} us/token,"
+            f" step gap {self.step_gap_ns / 1e6:.2f} ms,"
+            f" client +{(median(self.client.intake_ns) + self.client.delivery_ns) / 1e6:.2f} ms\n"
+            f"          a load begins after {self.load_setup_ns / 1e6:.1f} ms and gets"
+            f" {self.load_bytes_per_s / 1e6:.2f} MB/s ({self.calibration_loads} loads);"
+            f" capacity {self.prefill_tokens_per_s} tokens/s, {self.kv_blocks} KV blocks"
+        )
+
+
+def calibration_rows(latency: Bare, config: PoolConfig, bursts: int) -> list[TraceRow]:
+    """Lone requests, seven for every burst, then bursts of so many prompts that the pool grows to
+    all its workers."""
+    lone = RunWork(((_LONE_PROMPT_TOKENS, 0),), sampled=1)
+    decode = RunWork((), 1, _LONE_PROMPT_TOKENS + _LONE_OUTPUT_TOKENS, 1)
+    alone_ns = latency.run_ns(lone) + _LONE_OUTPUT_TOKENS * latency.run_ns(decode) + _PAUSE_NS
+    lone_count = bursts * _LONE_PER_BURST
+    rows = [
+        TraceRow(number * alone_ns, _LONE_PROMPT_TOKENS, _LONE_OUTPUT_TOKENS)
+        for number in range(lone_count)
+    ]
+    # As full as Runs get: prompts of two such requests fill one.
+    prompt_ns = latency.run_ns(RunWork(((2 * _LONE_PROMPT_TOKENS, 0),), sampled=2)) // 2
+    backlog_ns = config.prefill_queue_upper_ms * _MS_NS
+    count = -(-2 * config.workers * backlog_ns // prompt_ns)
+    for burst in range(bursts):
+        at_ns = lone_count * alone_ns + burst * _BURST_GAP_NS
+        rows += [TraceRow(at_ns, _LONE_PROMPT_TOKENS, _BURST_OUTPUT_TOKENS)] * count
+    return rows
+
+
+def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: int) -> PoolProfile:
+    """The profile of the pool that played `calibration_rows`. Raises BenchError when it never
+    grew."""
+    lines = {line.request: line for line in run.lines if isinstance(line, RequestLine)}
+    timings = run.timings[: bursts * _LONE_PER_BURST]
+    alone = [(timing, lines.pop(timing.request)) for timing in timings]
+    overhead_ns, token_overhead_ns = _run_overheads_ns(
+        *([line for _, line in alone], list(lines.values())), latency, config.run_tokens_max
+    )
+    lone_ns = latency.run_ns(RunWork(((_LONE_PROMPT_TOKENS, 0),), sampled=1)) + overhead_ns
+    first_ns = _median([line.token_ns[0] - line.queued_ns for _, line in alone])
+    delay_ns = max(0, first_ns - lone_ns - token_overhead_ns * _LONE_PROMPT_TOKENS) // 4
+    loads = list(_spans(run))
+    if not loads:
+        raise BenchError("the pool did not grow while it was calibrated")
+    rate = _median([span.bytes_per_s for span in loads])
+    layer_ns = _layer_bytes(run)[0] * _NS_PER_S // rate
+    setup_ns = _median([span.first_layer_ns for span in loads]) - layer_ns
+    capacity = _capacity(run)
+    return PoolProfile(
+        latency=latency,
+        message_delay_ns=delay_ns,
+        run_overhead_ns=overhead_ns,
+        token_overhead_ns=token_overhead_ns,
+        step_gap_ns=_step_gap_ns(run, config.step_gap_us * 1000),
+        load_setup_ns=max(0, setup_ns - 2 * delay_ns),
+        load_bytes_per_s=rate,
+        client=ClientDelays(
+            tuple(sorted(line.queued_ns - timing.scheduled_ns for timing, line in alone)),
+            _median([timing.token_ns[0] - line.token_ns[0] for timing, line in alone]),
+        ),
+        prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+        kv_blocks=capacity.kv_blocks,
+        calibration_loads=len(loads),
+    )
+
+
+def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> SimConfig:
+    """The world of that very pool: the controller's configuration is the one in its record, with
+    the capacity that was measured; devices and delays are the profile's."""
+    controller = _controller(run)
+    policies = tuple(
+        msgspec.structs.replace(
+            policy,
+            prefill_tokens_per_s=profile.prefill_tokens_per_s,
+            kv_blocks=profile.kv_blocks,
+        )
+        for policy in controller.models
+    )
+    rate = profile.load_bytes_per_s
+    return SimConfig(
+        controller=msgspec.structs.replace(controller, models=policies),
+        devices=tuple(
+            msgspec.structs.replace(device, uplink_bytes_per_s=rate, downlink_bytes_per_s=rate)
+            for device in run.devices
+        ),
+        latency={
+            "": OverheadLatency(profile.latency, profile.run_overhead_ns, profile.token_overhead_ns)
+        },
+        kv_blocks=profile.kv_blocks,
+        block_tokens=config.block_tokens,
+        run_tokens_max=config.run_tokens_max,
+        sequences_max=config.sequences_max,
+        oldest_prompt_percent=config.oldest_prompt_percent,
+        growth_tokens=config.growth_tokens,
+        queue_requests_max=config.queue_requests_max,
+        step_gap_ns=profile.step_gap_ns,
+        message_delay_ns=profile.message_delay_ns,
+        group_setup_ns=profile.load_setup_ns,
+        stall_ns=config.stall_ms * _MS_NS,
+    )
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadSpan:
+    """From the decision to the first layer, and how fast the rest came.
+
+    An idle link has collected credit, which the first chunks take: they tell no rate.
+    """
+
+    first_layer_ns: int
+    bytes_per_s: int
+
+
+def _spans(run: PlayedRun) -> Iterator[_LoadSpan]:
+    rest_bytes = sum(_layer_bytes(run)[1:])
+    for event, load in loads_of(run.reported("calibration", "5x-mean")):
+        if load.first_layer_ns is not None and load.loaded_ns is not None:
+            loading_ns = max(1, load.loaded_ns - load.first_layer_ns)
+            setup_ns = load.first_layer_ns - event.decided_ns
+            yield _LoadSpan(setup_ns, rest_bytes * _NS_PER_S // loading_ns)
+
+
+def _layer_bytes(run: PlayedRun) -> tuple[int, ...]:
+    return _controller(run).models[0].spec.layer_bytes
+
+
+def _run_overheads_ns(
+    alone: Sequence[RequestLine], bursts: Sequence[RequestLine], latency: Bare, run_tokens_max: int
+) -> tuple[int, int]:
+    """What Runs take beyond the model: each, and per token."""
+    context = _LONE_PROMPT_TOKENS + _LONE_OUTPUT_TOKENS // 2
+    decode_ns = latency.run_ns(RunWork((), 1, context, 1))
+    gap_ns = _median([b - a for line in alone for a, b in pairwise(line.token_ns)])
+    prompts = run_tokens_max // _LONE_PROMPT_TOKENS
+    full_ns = latency.run_ns(RunWork(((_LONE_PROMPT_TOKENS, 0),) * prompts, sampled=prompts))
+    times: dict[WorkerRef | None, list[int]] = {}
+    for line in bursts:
+        times.setdefault(line.worker, []).extend(line.token_ns)
+    gaps = [b - a for came in times.values() for a, b in pairwise(sorted(came))]
+    # In a burst most Runs are full: the median of those that may be is that of full ones.
+    full = [gap for gap in gaps if full_ns * 3 // 4 <= gap <= full_ns * 3]
+    base_ns = max(0, gap_ns - decode_ns)
+    more_ns = max(0, _median(full) - full_ns - base_ns) if full else 0
+    return base_ns, more_ns // (prompts * _LONE_PROMPT_TOKENS)
+
+
+def _median(values: Sequence[int]) -> int:
+    return round(median(values))
+
+
+def _step_gap_ns(run: PlayedRun, configured_ns: int) -> int:
+    """Of steps that were put off because the one before was too close; as configured if there are
+    none."""
+    times = [line.now_ns for line in run.lines if isinstance(line, StepLine)]
+    gaps = [b - a for a, b in pairwise(times) if configured_ns <= b - a < 2 * configured_ns]
+    return _median(gaps) if gaps else configured_ns
+
+
+def _capacity(run: PlayedRun) -> CapacityMeasured:
+    events = (e for line in run.lines if isinstance(line, StepLine) for e in line.events)
+    return next(event for event in events if isinstance(event, CapacityMeasured))
+
+
+def _controller(run: PlayedRun) -> ControllerConfig:
+    return next(line.config for line in run.lines if isinstance(line, RunLine))

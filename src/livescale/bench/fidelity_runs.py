@@ -1,0 +1,209 @@
+"""One load played against a pool, real or simulated, and the record that came of it.
+
+The real pool is a whole one, with all its processes and sockets; the client is ours. What is
+measured of a run lives in `fidelity_figures.py`, what a simulation is told in
+`fidelity_profile.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from livescale.bench.errors import BenchError
+from livescale.bench.machine import CpuShares
+from livescale.client.replayer import (
+    Lateness,
+    ReplayLimits,
+    ReplayResult,
+    lateness,
+    prompts_from_seed,
+    replay,
+)
+from livescale.config import PoolConfig
+from livescale.report.reported_run import ReportedRun
+from livescale.report.run_report import RunReport
+from livescale.report.summary import summarize
+from livescale.runtime.supervisor import Pool, PoolFailed
+from livescale.sim.config import SimConfig
+from livescale.sim.pool_runs import lead_ns, run_pool
+from livescale.slo import RequestTiming, parse_slo
+from livescale.telemetry.record import AnyLine, RequestLine, read_record, write_record
+from livescale.telemetry.timeline import with_client_times
+from livescale.topology import Device
+from livescale.traces import TraceRow
+from livescale.types import Outcome
+
+_NS_PER_S = 1_000_000_000
+# The first instance of a simulated pool has come to rest by then.
+_SETTLED_NS = 2 * _NS_PER_S
+_DRAIN_NS = 60 * _NS_PER_S
+# The pool is given that long to come back to its least size behind a load.
+_SHRINK_S = 20.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRun:
+    """A load that was played: the record (with the client's times), and when the load began.
+
+    `timings` are the client's. `devices` are the pool's by worker number.
+    """
+
+    name: str
+    lines: Sequence[AnyLine]
+    timings: Sequence[RequestTiming]
+    started_ns: int
+    devices: tuple[Device, ...]
+
+    def reported(self, trace: str, slo: str) -> ReportedRun:
+        """As reports want it: judged by its own mean where the SLO is a multiple of that."""
+        figures = summarize(self.timings, parse_slo(slo))
+        report = RunReport(trace, self.lines, figures, self.started_ns, slo)
+        return ReportedRun(self.name, report, figures.slo)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDelays:
+    """What a client adds. From the moment a request is due until it is in the gateway's queue
+    (`intake_ns`, as it was seen several times), and from a token there to the client."""
+
+    intake_ns: tuple[int, ...]
+    delivery_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Strain:
+    """Whether the machine itself was a bottleneck while a load was played.
+
+    `cores_used` are the pool's and the client's, `others_share` is the part of the machine's CPU
+    time that went elsewhere, `late` how far the client fell behind its own schedule.
+    """
+
+    cores: int
+    cores_used: float
+    others_share: float
+    late: Lateness | None
+
+
+def play_real(
+    config: PoolConfig, rows: Sequence[TraceRow], name: str, seed: int
+) -> tuple[PlayedRun, Strain]:
+    """Start a pool, play the load, wait until it is small again and stop it.
+
+    The configuration names a record. Raises BenchError when the pool fails, or a request does.
+    """
+    assert config.record is not None, "the record is what this is about"
+    try:
+        pool = Pool(config)
+        results, strain = asyncio.run(_play(pool, rows, seed))
+    except PoolFailed as error:
+        raise BenchError(str(error)) from error
+    failed = [result.error for result in results if result.error is not None]
+    if failed:
+        raise BenchError(f"{name}: {len(failed)} requests failed, the first one: {failed[0]}")
+    timings = [result.timing() for result in results]
+    lines = with_client_times(read_record(Path(config.record)), timings, None)
+    write_record(Path(config.record), lines)
+    started_ns = results[0].scheduled_ns - rows[0].arrival_ns
+    devices = tuple(seat.device for _, seat in pool.site.seats)
+    return PlayedRun(name, lines, timings, started_ns, devices), strain
+
+
+def play_simulated(
+    world: SimConfig,
+    rows: Sequence[TraceRow],
+    name: str,
+    client: ClientDelays,
+    seed: int,
+    record: Path,
+) -> PlayedRun:
+    """Play the load in the simulator, its record to this file. Raises BenchError when a request
+    fails.
+
+    It begins when the pool has come to rest. The seed draws how late each request is, from what
+    was seen of a client: that is how real runs of the same load differ, too.
+    """
+    model = world.controller.models[0].spec.name
+    rng = random.Random(seed)
+    started_ns = lead_ns(world) + _SETTLED_NS
+    arriving = [
+        msgspec.structs.replace(row, arrival_ns=row.arrival_ns + rng.choice(client.intake_ns))
+        for row in rows
+    ]
+    with record.open("wb") as file:
+        run = run_pool(world, {model: arriving}, started_ns, seed, file)
+    if run.failed:
+        raise BenchError(f"{name}: {run.failed} requests failed in the simulator")
+    by_request = {line.request: line for line in run.result.requests}
+    timings = [
+        _as_client(by_request[f"{model}-{number}"], started_ns + row.arrival_ns, client.delivery_ns)
+        for number, row in enumerate(rows)
+    ]
+    lines = with_client_times(read_record(record), timings, None)
+    write_record(record, lines)
+    return PlayedRun(name, lines, timings, started_ns, world.devices)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+async def _play(
+    pool: Pool, rows: Sequence[TraceRow], seed: int
+) -> tuple[list[ReplayResult], Strain]:
+    vocabulary = msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"]
+    results: list[ReplayResult] = []
+    async with pool:
+        await pool.ready()
+        shares = CpuShares([os.getpid()])
+
+        async def play() -> None:
+            results.extend(
+                await replay(
+                    pool.base_url,
+                    pool.models[0].spec.name,
+                    rows,
+                    prompt_ids_for=prompts_from_seed(vocabulary, seed),
+                    limits=ReplayLimits(drain_ns_max=_DRAIN_NS),
+                )
+            )
+
+        await pool.or_failure(play())
+        # This process and its children are the client and the whole pool.
+        cores = len(os.sched_getaffinity(0))
+        strain = Strain(cores, shares.cores_used(), shares.others(), lateness(results))
+        await pool.or_failure(_until_small(pool))
+    return results, strain
+
+
+async def _until_small(pool: Pool) -> None:
+    """Scale-downs belong to the run: let them end."""
+    least = pool.config.models[0].min_replicas
+    deadline = time.monotonic() + _SHRINK_S
+    async with httpx.AsyncClient(trust_env=False, base_url=pool.base_url) as client:
+        while time.monotonic() < deadline:
+            text = (await client.get("/metrics")).text
+            rows = [row for row in text.splitlines() if row.startswith("livescale_instances{")]
+            if sum(int(float(row.rsplit(" ", 1)[1])) for row in rows) <= least:
+                return
+            await asyncio.sleep(_POLL_S)
+
+
+def _as_client(line: RequestLine, scheduled_ns: int, delivery_ns: int) -> RequestTiming:
+    """What a client would have seen that wanted to send it then."""
+    return RequestTiming(
+        request=line.request,
+        scheduled_ns=scheduled_ns,
+        sent_ns=scheduled_ns,
+        token_ns=tuple(token_ns + delivery_ns for token_ns in line.token_ns),
+        finished_ns=line.finished_ns + delivery_ns,
+        ok=line.outcome is Outcome.FINISHED,
+    )

@@ -1,0 +1,232 @@
+"""`livescale capacity`: the smallest pool that keeps an SLO, for every system, and its price."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from livescale.cli.errors import UserError
+from livescale.cli.loads import add_load_arguments, write_json
+from livescale.cli.pool_choices import PoolChoice, add_pool_arguments, choose, choose_systems
+from livescale.report.terminal import seconds, table
+from livescale.sim.capacity import (
+    CapacityError,
+    PercentileBound,
+    PoolSearch,
+    is_within,
+    parse_bounds,
+    percentiles,
+    smallest_pool,
+)
+from livescale.sim.pool_runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools import first_devices, first_hosts, microdollars_per_hour
+from livescale.sim.systems import System
+
+_NS_PER_S = 1_000_000_000
+_MICRODOLLARS = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_load_arguments(parser, trace=None, seconds=300, divide_lengths=1)
+    add_pool_arguments(parser, strategy="livescale,serverlessllm,fixed-full")
+    add = parser.add_argument
+    words = "percentiles that must hold: ttft_p99=450ms,tbt_p99=150ms"
+    add("--slo", required=True, metavar="BOUNDS", help=words)
+    words = "what a pool grows by (default: hosts where the cluster has several, else devices)"
+    add("--by", choices=("hosts", "devices"), help=words)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when some pool keeps the SLO."""
+    try:
+        bounds = parse_bounds(arguments.slo)
+    except CapacityError as error:
+        raise UserError(f"--slo: {error}") from error
+    systems = choose_systems(arguments)
+    choice = choose(arguments)
+    unit = arguments.by or ("hosts" if _hosts(choice) > 1 else "devices")
+    print(choice.describe())
+    answers = [_search(choice, system, unit, bounds, arguments.seed) for system in systems]
+    print()
+    print(_table(answers, bounds, unit))
+    print()
+    print(_verdict(answers, arguments.slo, unit))
+    if arguments.json is not None:
+        write_json(arguments.json, _figures(choice, answers, unit, arguments))
+    return 0 if any(answer.search.answer is not None for answer in answers) else 1
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One simulated pool."""
+
+    pool: PoolChoice
+    run: PoolRun
+    measured: dict[str, int | None]
+
+    @property
+    def microdollars_per_hour(self) -> int | None:
+        return microdollars_per_hour(self.pool.cluster)
+
+    @property
+    def devices(self) -> int:
+        return len(self.pool.cluster.topology.devices)
+
+    @property
+    def device_s(self) -> float:
+        return self.run.device_ns() / _NS_PER_S
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What was found for one system: trials by pool size, or why a size could not be tried."""
+
+    system: System
+    trials: dict[int, _Trial] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+    search: PoolSearch = field(default_factory=lambda: PoolSearch(0))
+
+    @property
+    def trial(self) -> _Trial | None:
+        """The smallest pool that will do."""
+        return None if self.search.answer is None else self.trials[self.search.answer]
+
+
+def _hosts(choice: PoolChoice) -> int:
+    return len(dict.fromkeys(d.host for d in choice.cluster.topology.devices.values()))
+
+
+def _search(
+    choice: PoolChoice, system: System, unit: str, bounds: Sequence[PercentileBound], seed: int
+) -> _Answer:
+    answer = _Answer(system)
+    by_hosts = unit == "hosts"
+    largest = _hosts(choice) if by_hosts else len(choice.cluster.topology.devices)
+
+    def will_do(size: int) -> bool:
+        part = (first_hosts if by_hosts else first_devices)(choice.cluster, size)
+        pool = replace(choice, cluster=part)
+        try:
+            config = pool.config(system)
+        except UserError as error:
+            if size == largest:
+                raise
+            answer.refused[size] = str(error)
+            print(f"{system.name}: {_count(size, unit)}: {error}")
+            return False
+        run_ = run_pool(config, pool.loads, lead_ns(config), seed)
+        trial = _Trial(pool, run_, percentiles(run_, bounds))
+        answer.trials[size] = trial
+        does = is_within(run_, bounds)
+        told = ", ".join(f"{name} {_time(ns)}" for name, ns in trial.measured.items())
+        verdict = "keeps the SLO" if does else "does not"
+        print(f"{system.name}: {_count(size, unit)}: {told}: {verdict}")
+        return does
+
+    answer.search = smallest_pool(largest, will_do)
+    return answer
+
+
+def _count(size: int, unit: str) -> str:
+    return f"{size} {unit if size != 1 else unit.removesuffix('s')}"
+
+
+def _time(measured_ns: int | None) -> str:
+    return seconds(None if measured_ns is None else measured_ns / _NS_PER_S)
+
+
+def _table(answers: Sequence[_Answer], bounds: Sequence[PercentileBound], unit: str) -> str:
+    rows: list[list[object]] = []
+    for answer in answers:
+        trial = answer.trial
+        if trial is None:
+            rows.append([answer.system.name, "none", *["-"] * (len(bounds) + 3)])
+            continue
+        rows.append(
+            [
+                answer.system.name,
+                _count(answer.search.answer or 0, unit),
+                trial.devices,
+                _price(trial.microdollars_per_hour),
+                *(_time(trial.measured[str(bound)]) for bound in bounds),
+                f"{trial.device_s:,.0f} s",
+            ]
+        )
+    header = ["strategy", "smallest pool", "devices", "price"]
+    return table([*header, *map(str, bounds), "GPU time"], rows)
+
+
+def _price(microdollars: int | None) -> str:
+    return "-" if microdollars is None else f"${microdollars / _MICRODOLLARS:,.2f}/h"
+
+
+def _verdict(answers: Sequence[_Answer], slo: str, unit: str) -> str:
+    """The smallest of all, and doubts about it."""
+    found = [answer for answer in answers if answer.search.answer is not None]
+    if not found:
+        largest = answers[0].search.largest
+        return f"answer: not even {_count(largest, unit)} keep {slo}: take a larger cluster"
+    # Of equal pools, the one that leaves most to others.
+    best = min(found, key=lambda a: (a.search.answer, a.trial.device_s if a.trial else 0))
+    assert best.trial is not None
+    facts = [f"{best.trial.devices} devices"] if unit == "hosts" else []
+    if best.trial.microdollars_per_hour is not None:
+        facts.append(_price(best.trial.microdollars_per_hour))
+    pool = _count(best.search.answer or 0, unit) + (f" ({', '.join(facts)})" if facts else "")
+    lines = [
+        f"answer: {pool} with {best.system.name} keep {slo};"
+        f" {best.trial.device_s:,.0f} s of GPU time were used"
+    ]
+    lines += [
+        f"note: {answer.system.name}: a larger pool was worse than a smaller one near the answer"
+        for answer in found
+        if not answer.search.is_monotone
+    ]
+    return "\n".join(lines)
+
+
+def _figures(
+    choice: PoolChoice, answers: Sequence[_Answer], unit: str, arguments: argparse.Namespace
+) -> dict[str, object]:
+    return {
+        "trace": choice.load_name,
+        "cluster": choice.cluster_name,
+        "seed": arguments.seed,
+        "clipped": choice.clipped,
+        "slo": arguments.slo,
+        "unit": unit,
+        "strategies": [_of_system(answer) for answer in answers],
+    }
+
+
+def _of_system(answer: _Answer) -> dict[str, object]:
+    """Figures of one system; what is not known is absent."""
+    trial = answer.trial
+    figures: dict[str, object | None] = {
+        "strategy": answer.system.name,
+        "smallest": answer.search.answer,
+        "is_monotone": answer.search.is_monotone,
+        "tried": [_of_size(answer, size, does) for size, does in answer.search.tried.items()],
+    }
+    if trial is not None:
+        price = trial.microdollars_per_hour
+        figures |= {
+            "devices": trial.devices,
+            "dollars_per_hour": None if price is None else price / _MICRODOLLARS,
+            "device_seconds": trial.device_s,
+        }
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _of_size(answer: _Answer, size: int, does: bool) -> dict[str, object]:
+    figures: dict[str, object] = {"size": size, "within": does}
+    trial = answer.trials.get(size)
+    if trial is None:
+        return {**figures, "refused": answer.refused[size]}
+    measured = trial.measured.items()
+    figures |= {f"{name}_s": ns / _NS_PER_S for name, ns in measured if ns is not None}
+    return {**figures, "failed": trial.run.failed, "device_seconds": trial.device_s}

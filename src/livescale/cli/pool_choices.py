@@ -1,0 +1,267 @@
+"""What `simulate` and `capacity` share: which cluster, models, load and systems are asked for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from livescale.cli.errors import UserError
+from livescale.cli.loads import choose_load
+from livescale.control.multicast.planner import STRATEGIES
+from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.settings import ConfigError
+from livescale.sim.capacity import CapacityError, measure_capacity, scale_loads
+from livescale.sim.config import SimConfig
+from livescale.sim.pool_runs import fit_rows
+from livescale.sim.pools import PooledModel, PoolError, build_config, tokens_max
+from livescale.sim.systems import SYSTEMS, System, UnknownSystem, find_system
+from livescale.topology import Device, Host, Topology
+from livescale.topology_files import NamedTopology, find_cluster, read_topology
+from livescale.traces import TraceError, TraceRow, divide_lengths
+from livescale.types import WorkerRef, agent_ref
+from livescale.workloads import read_workload
+
+_GBIT_BYTES = 125_000_000
+_NS_PER_S = 1_000_000_000
+_PLACEMENTS: dict[str, Placement] = {
+    "spread": SpreadCopies(),
+    "cache": CacheCopies(),
+    "all": AllCopies(),
+    "none": NoCopies(),
+}
+_RATE_PER_S = re.compile(r"(\d+(?:\.\d+)?)/s")
+_RATE_PART = re.compile(r"\d+(?:\.\d+)?")
+_MODEL_KEYS = {"tp": "tp_size", "min": "instances_min", "max": "instances_max"}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChoice:
+    """What is to be run: rows by model name, arrivals counted from the load's start.
+
+    `clipped` requests were longer than what an instance can serve.
+    """
+
+    cluster_name: str
+    cluster: NamedTopology
+    models: tuple[PooledModel, ...]
+    load_name: str
+    loads: dict[str, list[TraceRow]]
+    clipped: int = 0
+
+    def config(self, system: System) -> SimConfig:
+        """The pool, run as that system. Raises UserError."""
+        weights = {
+            name: sum(row.input_tokens + row.output_tokens for row in rows)
+            for name, rows in self.loads.items()
+        }
+        try:
+            return build_config(self.cluster, self.models, system, weights)
+        except PoolError as error:
+            raise UserError(f"{self.cluster_name}: {error}") from error
+
+    def describe(self) -> str:
+        """The pool in a line."""
+        devices = list(self.cluster.topology.devices.values())
+        kinds = ", ".join(dict.fromkeys(device.kind for device in devices))
+        named = [
+            model.preset + (f" on {model.tp_size} ranks" if model.tp_size > 1 else "")
+            for model in self.models
+        ]
+        counted = [f"{named.count(n)} x {n}" if named.count(n) > 1 else n for n in named]
+        hosts = len(dict.fromkeys(device.host for device in devices))
+        return (
+            f"pool: {self.cluster_name}: {len(devices)} devices ({kinds}) on {hosts}"
+            f" host{'s' if hosts > 1 else ''};"
+            f" {', '.join(dict.fromkeys(counted))}"
+        )
+
+
+def add_pool_arguments(parser: argparse.ArgumentParser, strategy: str) -> None:
+    """The flags of `choose`; `strategy` is the default."""
+    add = parser.add_argument
+    words = "name of a cluster that comes with LiveScale, or a YAML file (default: --workers)"
+    add("-c", "--cluster", metavar="CLUSTER", help=words)
+    words = "a preset and its ranks and limits (default: llama-3-8b)"
+    add("--model", metavar="PRESET[,tp=N][,min=N][,max=N]", help=words)
+    words = "many models and their loads, in place of a trace and --model"
+    add("--workload", type=Path, metavar="FILE", help=words)
+    words = f"systems that are compared: {', '.join(SYSTEMS)} (default: {strategy})"
+    add("--strategy", "--strategies", dest="strategy", metavar="A,B", help=words)
+    parser.set_defaults(default_strategy=strategy)
+    words = "mean rate: 'half' or a part of what the whole pool can take (0.8), or N/s"
+    add("--rate", metavar="half|PART|N/s", help=words)
+    add("--workers", type=int, default=8, help="without a cluster: A800 workers of the pool")
+    add("--link-gbit", type=float, default=100, help="without a cluster: rate of every link")
+    add("--storage-gbit", type=float, default=10, help="without a cluster: rate of storage")
+    words = "without a cluster: hosts with memory for copies that share the workers (default: none)"
+    add("--hosts", type=int, default=0, help=words)
+    add("--host-memory-gb", type=float, default=192, help="without a cluster: of every host")
+    add("--multicast", choices=STRATEGIES, help="who sends to whom, whatever the strategy says")
+    words = "which host keeps what, whatever the strategy says: " + ", ".join(_PLACEMENTS)
+    add("--placement", choices=list(_PLACEMENTS), help=words)
+
+
+def choose(arguments: argparse.Namespace) -> PoolChoice:
+    """Cluster, models and load as asked for; says on standard output what they are.
+
+    Lengths that no instance could serve are clipped, and how many is said. Raises UserError.
+    """
+    try:
+        name, cluster = _cluster(arguments)
+        if arguments.workload is None:
+            model = parse_model(arguments.model or "llama-3-8b")
+            load = choose_load(arguments)
+            choice = PoolChoice(name, cluster, (model,), load.name, {model.name: load.rows})
+        else:
+            choice = _many(arguments, name, cluster)
+    except (TraceError, ConfigError) as error:
+        raise UserError(str(error)) from error
+    choice = _clipped(choice)
+    return _at_rate(choice, arguments.rate, arguments.seed)
+
+
+def choose_systems(arguments: argparse.Namespace) -> tuple[System, ...]:
+    """The systems by name, each once, with what the flags override. Raises UserError."""
+    asked = arguments.default_strategy if arguments.strategy is None else arguments.strategy
+    names = [name.strip() for name in asked.split(",") if name.strip()]
+    if not names:
+        raise UserError("--strategy names no strategy")
+    overrides: dict[str, object] = {}
+    if arguments.multicast is not None:
+        overrides["multicast"] = arguments.multicast
+    if arguments.placement is not None:
+        overrides["placement"] = _PLACEMENTS[arguments.placement]
+    try:
+        systems = [find_system(name) for name in dict.fromkeys(names)]
+    except UnknownSystem as error:
+        raise UserError(str(error)) from error
+    return tuple(msgspec.structs.replace(system, **overrides) for system in systems)
+
+
+def parse_model(text: str) -> PooledModel:
+    """A model as in "mistral-24b,tp=2,max=7". Raises UserError."""
+    preset, *settings = text.split(",")
+    model = PooledModel(preset, preset)
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in _MODEL_KEYS or not value.isdecimal():
+            known = ", ".join(f"{name}=N" for name in _MODEL_KEYS)
+            raise UserError(f"--model {text}: '{setting}' is not one of {known}")
+        model = msgspec.structs.replace(model, **{_MODEL_KEYS[key]: int(value)})
+    return model
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
+    if arguments.cluster is not None:
+        path = find_cluster(arguments.cluster)
+        return path.stem, read_topology(path)
+    if arguments.workers < 1 or min(arguments.link_gbit, arguments.storage_gbit) <= 0:
+        raise UserError("--workers, --link-gbit and --storage-gbit must be positive")
+    if arguments.hosts < 0 or arguments.host_memory_gb <= 0:
+        raise UserError("--hosts must not be negative and --host-memory-gb must be positive")
+    link = int(arguments.link_gbit * _GBIT_BYTES)
+    memory = int(arguments.host_memory_gb * 1e9)
+    hosts = {
+        agent_ref(n): Host(f"host-{n}", "leaf-0", memory, link, link)
+        for n in range(arguments.hosts)
+    }
+    spread = arguments.hosts or arguments.workers
+    devices = {
+        WorkerRef(n): Device("a800", f"host-{n % spread}", "leaf-0", 0, 0, link, link)
+        for n in range(arguments.workers)
+    }
+    storage = int(arguments.storage_gbit * _GBIT_BYTES)
+    topology = Topology(devices, hosts, remote_storage_bytes_per_s=storage)
+    return f"{arguments.workers} A800 workers", NamedTopology(topology)
+
+
+def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> PoolChoice:
+    if arguments.trace is not None or arguments.model is not None:
+        raise UserError("--workload stands in place of a trace and --model: give one or the other")
+    if arguments.divide_lengths < 1 or not 0 < arguments.factor <= 1000:
+        raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
+    data = os.environ.get("LIVESCALE_DATA")
+    workload = read_workload(arguments.workload, Path(data) if data else None, arguments.seed)
+    models = tuple(
+        PooledModel(
+            name=model.name,
+            preset=model.preset,
+            tp_size=model.tp_size,
+            instances_min=model.instances_min,
+            instances_max=model.instances_max,
+            idle_ns=model.idle_ns,
+            priority=model.priority,
+        )
+        for model in workload.models
+    )
+    loads = {model.name: list(model.rows) for model in workload.models}
+    if arguments.factor != 1:
+        loads = scale_loads(loads, arguments.factor, arguments.seed)
+    loads = {model: divide_lengths(rows, arguments.divide_lengths) for model, rows in loads.items()}
+    requests = sum(map(len, loads.values()))
+    if not requests:
+        raise UserError(f"workload {arguments.workload} has no request")
+    print(
+        f"workload: {arguments.workload}: {len(models)} models, {requests} requests in"
+        f" {workload.duration_ns / _NS_PER_S:g} s"
+    )
+    clipped = workload.clipped_requests
+    return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped)
+
+
+def _clipped(choice: PoolChoice) -> PoolChoice:
+    """What no instance can serve is shortened."""
+    config = choice.config(SYSTEMS["livescale"])
+    clipped, loads = choice.clipped, {}
+    for model, rows in choice.loads.items():
+        loads[model], count = fit_rows(rows, tokens_max(config, model))
+        clipped += count
+    if clipped:
+        requests = sum(map(len, loads.values()))
+        print(f"  {clipped} of {requests} requests were too long for their model: clipped")
+    return replace(choice, loads=loads, clipped=clipped)
+
+
+def _at_rate(choice: PoolChoice, rate: str | None, seed: int) -> PoolChoice:
+    """The load at the mean rate that was asked for."""
+    if rate is None:
+        return choice
+    per_s = _RATE_PER_S.fullmatch(rate)
+    part = "0.5" if rate == "half" else rate
+    try:
+        if per_s is not None:
+            factor = float(per_s[1]) / _mean_rate(choice.loads)
+            words = f"{rate} on average"
+        elif _RATE_PART.fullmatch(part) and float(part) > 0:
+            found = measure_capacity(choice.loads, choice.config(SYSTEMS["fixed-full"]), seed)
+            factor = found.factor * float(part)
+            words = (
+                f"{part} of the whole pool's capacity, which is {found.requests_per_s:.2f}"
+                f" requests/s ({found.simulations} simulations)"
+            )
+        else:
+            raise UserError(f"--rate {rate}: write 'half', a part such as 0.8, or 6/s")
+    except CapacityError as error:
+        raise UserError(f"--rate {rate}: {error}") from error
+    loads = scale_loads(choice.loads, factor, seed)
+    if not any(loads.values()):
+        raise UserError(f"--rate {rate}: no request is left of {choice.load_name}")
+    print(f"rate: {words}: arrivals times {factor:.4g}, {_mean_rate(loads):.2f} requests/s")
+    return replace(choice, loads=loads)
+
+
+def _mean_rate(loads: Mapping[str, Sequence[TraceRow]]) -> float:
+    """Requests per second up to the last arrival. Raises CapacityError for a single moment."""
+    last_ns = max((rows[-1].arrival_ns for rows in loads.values() if rows), default=0)
+    if not last_ns:
+        raise CapacityError("a load of one moment has no rate")
+    return sum(map(len, loads.values())) * _NS_PER_S / last_ns

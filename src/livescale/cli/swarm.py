@@ -1,0 +1,132 @@
+"""`livescale swarm`: many small faulty worlds in virtual time, each drawn from a seed.
+
+The production Controller and Batcher run in every one of them; a broken rule makes a seed a
+failing seed, and the seed is the bug report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from livescale.cli.errors import UserError
+from livescale.cli.loads import write_json
+from livescale.sim.swarm import SeedOutcome, draw_world, run_seed
+
+_PROGRESS_LINES = 10
+_CHUNK_SEEDS = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first of them")
+    words = "run this one alone, and print its world and where it fails"
+    parser.add_argument("--seed", type=int, default=None, metavar="ONE", help=words)
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="figures as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when no rule broke, 1 when one did, 130 when interrupted before any did."""
+    if arguments.seeds < 1 or arguments.jobs < 1:
+        raise UserError("--seeds and --jobs must be at least 1")
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    if arguments.seed is not None:
+        seeds = range(arguments.seed, arguments.seed + 1)
+        _print_world(arguments.seed)
+    tally = _Tally(seeds, is_alone=arguments.seed is not None)
+    was_interrupted = False
+    with _outcomes(seeds, arguments.jobs) as outcomes:
+        try:
+            tally.count(outcomes)
+        except KeyboardInterrupt:
+            was_interrupted = True
+    print(tally.text() + (", interrupted" if was_interrupted else ""))
+    if arguments.json is not None:
+        write_json(arguments.json, tally.as_json())
+    if tally.failing:
+        return 1
+    return 130 if was_interrupted else 0
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+class _Tally:
+    """Counts what came of the seeds, and says so while they run."""
+
+    def __init__(self, seeds: range, is_alone: bool) -> None:
+        self.failing: list[int] = []
+        self._seeds = seeds
+        self._is_alone = is_alone
+        self._done = 0
+        self._events = 0
+        self._started_s = time.monotonic()
+
+    def count(self, outcomes: Iterable[SeedOutcome]) -> None:
+        every = max(len(self._seeds) // _PROGRESS_LINES, 1)
+        for outcome in outcomes:
+            self._done += 1
+            self._events += outcome.events
+            if outcome.error:
+                self.failing.append(outcome.seed)
+                self._tell(outcome)
+            if self._done % every == 0 and self._done < len(self._seeds):
+                print(self.text(), flush=True)
+
+    def _tell(self, outcome: SeedOutcome) -> None:
+        print(f"seed {outcome.seed} fails: {outcome.error}", flush=True)
+        if self._is_alone:
+            print(outcome.trace, end="", flush=True)
+        else:
+            print(f"  again: livescale swarm --seed {outcome.seed}", flush=True)
+
+    def text(self) -> str:
+        elapsed_s = time.monotonic() - self._started_s
+        return (
+            f"{self._done} of {len(self._seeds)} seeds, {len(self.failing)} violations,"
+            f" {self._events} events, {elapsed_s:.1f} s"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "seeds": self._done,
+            "violations": len(self.failing),
+            "first": self._seeds.start,
+            "failing": self.failing,
+            "events": self._events,
+            "seconds": round(time.monotonic() - self._started_s, 3),
+        }
+
+
+def _print_world(seed: int) -> None:
+    """Everything that was drawn, one setting per line."""
+    world = draw_world(seed)
+    settings = msgspec.to_builtins(world.config)
+    for model, rows in world.rows.items():
+        print(f"load of {model}: {len(rows)} requests")
+    for part in ("controller", "faults"):
+        for name, value in settings.pop(part).items():
+            print(f"{part}.{name}: {value}")
+    for name, value in settings.items():
+        print(f"{name}: {value}")
+
+
+@contextmanager
+def _outcomes(seeds: range, jobs: int) -> Iterator[Iterable[SeedOutcome]]:
+    """What comes of the seeds, in their order."""
+    if min(jobs, len(seeds)) == 1:
+        yield map(run_seed, seeds)
+        return
+    # Fresh interpreters: what a parent had imported or set makes no difference to a seed. They
+    # leave the interruption to the parent, which tells how far it came.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield pool.imap(run_seed, seeds, _CHUNK_SEEDS)

@@ -1,0 +1,26 @@
+"""What a worker adds to its accelerator's time: measured on a pool, not part of any model."""
+
+from __future__ import annotations
+
+from livescale.latency.linear import LinearLatency
+from livescale.latency.roofline import RooflineLatency
+from livescale.latency.table import TableLatency
+from livescale.latency.work import RunWork
+from livescale.types import Value
+
+
+class OverheadLatency(Value, frozen=True, tag="overhead"):
+    """Another model's time, and for every Run a fixed time and a time per token computed more."""
+
+    bare: LinearLatency | RooflineLatency | TableLatency
+    base_ns: int = 0
+    per_token_ns: int = 0
+
+    def run_ns(self, work: RunWork) -> int:
+        """Time of one Run over all layers."""
+        return self.bare.run_ns(work) + self.base_ns + self.per_token_ns * work.token_count
+
+    def decode_ns(self, decodes: int, context_tokens: int, steps: int) -> list[int]:
+        """Times of `steps` Runs of the same decodes, whose context grows."""
+        more_ns = self.base_ns + self.per_token_ns * decodes
+        return [ns + more_ns for ns in self.bare.decode_ns(decodes, context_tokens, steps)]

@@ -1,0 +1,161 @@
+"""Scale events and instances' lives of one run as rows of words, for a page's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from livescale.report.comparison import size_text
+from livescale.report.lives import InstanceLife
+from livescale.report.reported_run import ReportedRun
+from livescale.report.terminal import seconds
+from livescale.telemetry.record import LoadPhases, ScaleLine
+
+ROWS_MAX = 150
+"""Longer tables end with how much they left out."""
+
+_NS_PER_S = 1_000_000_000
+_ABSENT = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class WordTable:
+    """A table of words. Columns named in `numeric` hold figures; `left_out` rows are not shown."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[str, ...]
+    left_out: int = 0
+
+
+def scale_event_table(run: ReportedRun) -> WordTable:
+    """One row per scale event and instance loaded or released; phases count from the decision."""
+    report = run.report
+    rows: list[tuple[str, ...]] = []
+    for event in report.scale_events:
+        at = _clock((event.decided_ns - report.started_ns) / _NS_PER_S)
+        change = f"{event.from_instances} → {event.to_instances}"
+        head = [at, event.model, change, _reason(event), event.strategy or _ABSENT]
+        for story in _stories(event):
+            rows.append((*head, *story))
+            head = ["", "", "", "", ""]
+    phases = ("planned", "first byte", "first layer", "loaded", "first token")
+    header = ("at", "model", "instances", "reason", "strategy", "how", *phases)
+    return _table(header, rows, ("at", *phases))
+
+
+def life_table(run: ReportedRun) -> WordTable:
+    """What each started instance cost until it served, and what it then did."""
+    until_ns, started_ns = run.lives.end_ns, run.report.started_ns
+    rows = []
+    for life in _started(run):
+        served_s = life.serving_ns(until_ns) / _NS_PER_S
+        loading_s = life.loading_ns / _NS_PER_S if life.loading_ns is not None else None
+        received = life.received_bytes
+        per_loading = served_s / loading_s if loading_s else None
+        rows.append(
+            (
+                str(life.instance),
+                life.model,
+                ", ".join(f"w{tenure.worker.worker}" for tenure in life.tenures),
+                life.tenures[0].source,
+                _clock((life.changes[0][0] - started_ns) / _NS_PER_S),
+                _ABSENT if loading_s is None else seconds(loading_s),
+                _ABSENT if received is None else size_text(received),
+                seconds(served_s) if served_s else _ABSENT,
+                f"{life.emitted_tokens:,}",
+                _ABSENT if per_loading is None else f"{per_loading:,.3g}",
+                life.ending or "still there",
+            )
+        )
+    numeric = ("ordered at", "loading", "received", "serving", "tokens", "serving / loading")
+    header = ("instance", "model", "workers", "first source", *numeric, "ended")
+    return _table(header, rows, ("instance", *numeric))
+
+
+def worth_sentence(run: ReportedRun) -> str:
+    """What all started instances together cost and gave."""
+    lives = _started(run)
+    if not lives:
+        return "No instance was started."
+    until_ns = run.lives.end_ns
+    whole = [life for life in lives if life.loading_ns is not None]
+    loading_s = sum(life.loading_ns or 0 for life in whole) / _NS_PER_S
+    serving_s = sum(life.serving_ns(until_ns) for life in lives) / _NS_PER_S
+    tokens = sum(life.emitted_tokens for life in lives)
+    moved = sum(life.received_bytes or 0 for life in lives)
+    parts = [
+        f"{_counted(len(lives), 'instance')} started: {seconds(loading_s)} of loading and"
+        f" {size_text(moved)} received, for {seconds(serving_s)} of serving and {tokens:,} tokens."
+    ]
+    ended = [life for life in whole if life.ended_ns is not None]
+    short = sum(life.serving_ns(until_ns) < (life.loading_ns or 0) for life in ended)
+    if ended:
+        parts.append(
+            f"Of the {len(ended)} that ended, {short} served for less time than they had loaded."
+        )
+    unserved = len(lives) - len(whole)
+    if unserved:
+        parts.append(f"{_counted(unserved, 'instance')} never served.")
+    return " ".join(parts)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _clock(value_s: float) -> str:
+    """A time since the load's start: always in seconds, so that a column can be compared."""
+    return f"{value_s:,.2f} s".replace("-", "−")
+
+
+def _reason(event: ScaleLine) -> str:
+    reason = event.reason.replace("_", " ")
+    return reason if event.woken_by is None else f"{reason}, woken by a request"
+
+
+def _stories(event: ScaleLine) -> list[tuple[str, ...]]:
+    """How each instance came or went, with its phases."""
+    nothing = [_ABSENT] * 5
+    stories = [(_how(load), *_phases(event, load)) for load in event.loads]
+    for instance, released_ns in event.released_ns.items():
+        after = seconds((released_ns - event.decided_ns) / _NS_PER_S)
+        stories.append((f"instance {instance} released after {after}", *nothing))
+    if not stories:
+        is_up = event.to_instances > event.from_instances
+        stories = [("a draining one serves on" if is_up else "taken back", *nothing)]
+    return stories
+
+
+def _how(load: LoadPhases) -> str:
+    how = f"{load.upstream} → {load.worker}".replace(".0", "")
+    return how if load.failed is None else f"{how} (failed: {load.failed})"
+
+
+def _phases(event: ScaleLine, load: LoadPhases) -> list[str]:
+    times = (
+        event.planned_ns,
+        load.first_byte_ns,
+        load.first_layer_ns,
+        load.loaded_ns,
+        load.first_token_ns,
+    )
+    return [
+        _ABSENT if at_ns is None else seconds((at_ns - event.decided_ns) / _NS_PER_S)
+        for at_ns in times
+    ]
+
+
+def _table(
+    header: tuple[str, ...], rows: Sequence[tuple[str, ...]], numeric: tuple[str, ...]
+) -> WordTable:
+    left_out = max(len(rows) - ROWS_MAX, 0)
+    return WordTable(header, tuple(rows[:ROWS_MAX]), numeric, left_out)
+
+
+def _started(run: ReportedRun) -> list[InstanceLife]:
+    """Those whose order is on record."""
+    return [life for life in run.lives.instances.values() if life.is_whole]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun} was" if count == 1 else f"{count} {noun}s were"

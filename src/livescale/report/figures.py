@@ -1,0 +1,205 @@
+"""The figures of a report but the lanes: load, latencies, goodput, network and host memory.
+
+Every function returns one inline SVG. Arrays come from `series.py`; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from livescale.report.canvas import (
+    ACCENT,
+    COLOURS,
+    DASHES,
+    HALF_IN,
+    LIMIT,
+    LOAD,
+    amount_axis,
+    draw,
+    duration_ticks,
+    line_look,
+    step_line,
+    time_axis,
+)
+from livescale.report.series import Band, Floats, Steps
+
+_LEAST_S = 1e-6
+"""A logarithmic axis has no 0."""
+
+
+def arrivals(name: str, per_s: Floats, edges: Floats, largest: float) -> str:
+    """Requests per second as they arrive."""
+
+    def plot(axes: Axes) -> None:
+        axes.stairs(per_s, edges, fill=True, color=LOAD)
+        time_axis(axes, float(edges[-1]))
+        amount_axis(axes, "requests/s", largest)
+
+    return draw(name, "Requests per second over time", plot, height_in=1.5)
+
+
+def load_and_capacity(
+    name: str, tokens_per_s: Floats, edges: Floats, capacity: Steps | None, largest: float
+) -> str:
+    """Prompt tokens that arrive, and what the serving instances can compute."""
+
+    def plot(axes: Axes) -> None:
+        axes.stairs(tokens_per_s, edges, fill=True, color=LOAD)
+        if capacity is not None:
+            step_line(axes, capacity, float(edges[-1]), color=ACCENT, linewidth=1.5)
+        time_axis(axes, float(edges[-1]))
+        amount_axis(axes, "prompt tokens/s", largest)
+
+    return draw(name, "Prompt tokens per second against capacity over time", plot, height_in=1.9)
+
+
+def steps_of_runs(
+    name: str, described: str, label: str, of_runs: Sequence[Steps], until_s: float
+) -> str:
+    """A count over time, one line per run."""
+
+    def plot(axes: Axes) -> None:
+        for number, steps in enumerate(of_runs):
+            step_line(axes, steps, until_s, **line_look(number, len(of_runs)))
+        time_axis(axes, until_s)
+        largest = max((value for steps in of_runs for _, value in steps), default=1)
+        amount_axis(axes, label, largest, is_count=True)
+
+    return draw(name, described, plot, height_in=1.9)
+
+
+def latency_over_time(
+    name: str, what: str, of: Band, slo_s: float | None, span_s: tuple[float, float], until_s: float
+) -> str:
+    """Median and 99th percentile in bins on a logarithmic axis, with the SLO."""
+
+    def plot(axes: Axes) -> None:
+        p50, p99 = (np.maximum(values, _LEAST_S) for values in (of.p50, of.p99))
+        axes.stairs(p99, of.edges, baseline=p50, fill=True, color=ACCENT, alpha=0.16)
+        axes.stairs(p99, of.edges, baseline=None, color=ACCENT, linewidth=0.8, alpha=0.75)
+        axes.stairs(p50, of.edges, baseline=None, color=ACCENT, linewidth=1.5)
+        if slo_s is not None:
+            axes.axhline(slo_s, color=LIMIT, linewidth=1, linestyle=DASHES[1])
+        time_axis(axes, until_s)
+        axes.set_yscale("log")
+        axes.set_ylim(*span_s)
+        duration_ticks(axes.yaxis, span_s)
+        axes.set_ylabel(what)
+
+    described = f"{what} over time: median and 99th percentile"
+    return draw(name, described, plot, width_in=HALF_IN)
+
+
+def distributions(
+    name: str,
+    what: str,
+    share_of: str,
+    of_runs: Sequence[tuple[Floats, Floats]],
+    slos_s: Sequence[float | None],
+    span_s: tuple[float, float],
+) -> str:
+    """Cumulative distributions of all runs; a vertical line for the SLO that they share."""
+
+    def plot(axes: Axes) -> None:
+        for number, (values, shares) in enumerate(of_runs):
+            look = line_look(number, len(of_runs))
+            axes.step(np.maximum(values, _LEAST_S), shares, where="post", **look)
+        for number, slo_s in enumerate(dict.fromkeys(slos_s)):
+            if slo_s is not None:
+                is_shared = len(set(slos_s)) == 1
+                colour = LIMIT if is_shared else COLOURS[number % len(COLOURS)]
+                axes.axvline(slo_s, color=colour, linewidth=1, linestyle=DASHES[1])
+        axes.set_xscale("log")
+        axes.set_xlim(*span_s)
+        duration_ticks(axes.xaxis, span_s)
+        axes.set_xlabel(what)
+        axes.set_ylim(0, 1.01)
+        axes.set_ylabel(f"share of {share_of}")
+
+    described = f"Cumulative distribution of {what}"
+    return draw(name, described, plot, width_in=HALF_IN, height_in=2.6)
+
+
+def goodput(name: str, per_s: Floats, met_per_s: Sequence[Floats], edges: Floats) -> str:
+    """Requests that met the SLO, by when they were due, before all that were due."""
+
+    def plot(axes: Axes) -> None:
+        axes.stairs(per_s, edges, fill=True, color=LOAD, alpha=0.55)
+        for number, met in enumerate(met_per_s):
+            axes.stairs(met, edges, baseline=None, **line_look(number, len(met_per_s)))
+        time_axis(axes, float(edges[-1]))
+        amount_axis(axes, "requests/s", float(per_s.max()))
+
+    return draw(name, "Requests per second that met the SLO over time", plot)
+
+
+def missed(name: str, of_runs: Sequence[Floats], until_s: float) -> str:
+    """How many requests have missed the SLO so far, by when they were due."""
+
+    def plot(axes: Axes) -> None:
+        for number, due_s in enumerate(of_runs):
+            steps = _thinned([(float(at), float(n)) for n, at in enumerate(due_s, 1)])
+            step_line(axes, steps, until_s, **line_look(number, len(of_runs)))
+        time_axis(axes, until_s)
+        largest = max(len(due_s) for due_s in of_runs)
+        amount_axis(axes, "requests", largest, is_count=True)
+
+    return draw(name, "Requests that have missed the SLO so far", plot, height_in=1.7)
+
+
+def network(name: str, by_kind: Sequence[Floats], edges: Floats, largest: float) -> str:
+    """Bytes per second by kind of link, one on top of the other."""
+
+    def plot(axes: Axes) -> None:
+        base = np.zeros(len(edges) - 1)
+        for number, rates in enumerate(by_kind):
+            colour = COLOURS[number % len(COLOURS)]
+            top = base + rates / 1e9
+            axes.stairs(top, edges, baseline=base, fill=True, color=colour, alpha=0.85)
+            base = top
+        time_axis(axes, float(edges[-1]))
+        amount_axis(axes, "GB/s", largest / 1e9)
+
+    return draw(name, "Parameters on links over time by kind of link", plot, height_in=1.7)
+
+
+def copies(
+    name: str,
+    by_model: Sequence[tuple[str, Floats]],
+    edges: Floats,
+    largest: float,
+) -> str:
+    """Copies in host memory one on top of the other: a colour and counts between edges for each."""
+
+    def plot(axes: Axes) -> None:
+        base = np.zeros(len(edges) - 1)
+        for colour, counts in by_model:
+            top = base + counts
+            axes.stairs(top, edges, baseline=base, fill=True, color=colour, alpha=0.8)
+            base = top
+        time_axis(axes, float(edges[-1]))
+        amount_axis(axes, "copies", largest, is_count=True)
+
+    return draw(name, "Copies in host memory over time by model", plot, height_in=1.7)
+
+
+def span_of(arrays: Sequence[Floats], limits: Sequence[float | None]) -> tuple[float, float]:
+    """From where to where a logarithmic axis has to go for these values and limits."""
+    known = [float(v) for a in arrays if len(a) for v in (np.nanmin(a), np.nanmax(a))]
+    known += [limit for limit in limits if limit is not None]
+    if not known:
+        return 1e-3, 1.0
+    low, high = max(min(known), _LEAST_S), max(*known, _LEAST_S)
+    return low / 1.5, high * 1.5
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def _thinned(steps: Steps, most: int = 1000) -> Steps:
+    """Fewer of them, the last one kept."""
+    stride = -(-len(steps) // most) or 1
+    return [*steps[::stride], steps[-1]] if steps else []

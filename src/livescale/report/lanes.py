@@ -1,0 +1,173 @@
+"""Instance lanes: what every worker did over time, and the largest scale-up from close by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+
+from livescale.report.canvas import HALF_IN, WIDE_IN, draw, time_axis
+from livescale.report.lives import InstanceLife, Lives, Tenure
+from livescale.types import InstanceState
+
+LANES_MAX = 64
+"""More workers than these are not shown."""
+
+_NS_PER_S = 1_000_000_000
+_VECTORS_MAX = 2500
+"""So many shapes are drawn as such; more become one picture, which is smaller."""
+_FILL_POINTS_MAX = 40
+_LABELS_MAX = 34
+_TINTS = {
+    InstanceState.LOADING: 0.22,
+    InstanceState.SERVING: 1.0,
+    InstanceState.DRAINING: 0.45,
+}
+"""How much of the model's colour a state has; the filling part of a load has _FILL of it."""
+_FILL = 0.72
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A filled polygon: its corners and its colour."""
+
+    corners: list[Point]
+    colour: tuple[float, float, float]
+
+
+def tint(colour: str, share: float) -> tuple[float, float, float]:
+    """The colour on white: a share of 1 is the colour itself."""
+    red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
+    return red, green, blue
+
+
+def state_tint(colour: str, state: InstanceState | None) -> tuple[float, float, float]:
+    """How a state is shown; None is the part of a load that is there."""
+    return tint(colour, _FILL if state is None else _TINTS[state])
+
+
+def lanes_shown(lives: Lives) -> list[int]:
+    """Workers in order of their numbers, the first LANES_MAX of them."""
+    return sorted(lives.workers)[:LANES_MAX]
+
+
+def lanes(
+    name: str, lives: Lives, started_ns: int, until_s: float, colours: Mapping[str, str]
+) -> str:
+    """One lane per worker over the whole load; `colours` are those of models."""
+    workers = lanes_shown(lives)
+    shapes: list[_Shape] = []
+    places = {worker: place for place, worker in enumerate(workers)}
+    for life in lives.instances.values():
+        for tenure in life.tenures:
+            place = places.get(tenure.worker.worker)
+            if place is not None:
+                shapes += _shapes(life, tenure, place, started_ns, lives.end_ns, colours)
+    lane_in = min(max(3.6 / max(len(workers), 1), 0.13), 0.3)
+
+    def plot(axes: Axes) -> None:
+        _draw_lanes(axes, shapes, workers)
+        time_axis(axes, until_s)
+
+    height_in = lane_in * len(workers) + 0.62
+    return draw(name, "What every worker did over time", plot, height_in=height_in)
+
+
+def close_up(
+    name: str,
+    lives: Lives,
+    receivers: Sequence[tuple[int, int]],
+    decided_ns: int,
+    until_ns: int,
+    colours: Mapping[str, str],
+    *,
+    is_wide: bool,
+) -> str:
+    """The loads of one scale-up from its decision on; `receivers` are (instance, worker)."""
+    shown = list(receivers)[:LANES_MAX]
+    shapes: list[_Shape] = []
+    for place, (instance, worker) in enumerate(shown):
+        life = lives.instances[instance]
+        for tenure in life.tenures:
+            if tenure.worker.worker == worker:
+                shapes += _shapes(life, tenure, place, decided_ns, lives.end_ns, colours)
+    lane_in = min(max(2.4 / max(len(shown), 1), 0.13), 0.45)
+
+    def plot(axes: Axes) -> None:
+        _draw_lanes(axes, shapes, [worker for _, worker in shown])
+        time_axis(axes, (until_ns - decided_ns) / _NS_PER_S)
+        axes.set_xlabel("seconds since the decision")
+
+    width_in = WIDE_IN if is_wide else HALF_IN
+    height_in = lane_in * len(shown) + 0.62
+    described = "Layers arriving in the largest scale-up"
+    return draw(name, described, plot, width_in=width_in, height_in=height_in)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _shapes(
+    life: InstanceLife,
+    tenure: Tenure,
+    place: int,
+    zero_ns: int,
+    end_ns: int,
+    colours: Mapping[str, str],
+) -> list[_Shape]:
+    """What one worker's lane shows of the instance. Lanes go down from 0 and are 0.8 high."""
+    colour = colours[life.model]
+    low = place + 0.4
+    stop_ns = end_ns if tenure.ended_ns is None else tenure.ended_ns
+    shapes = []
+    for state, start, stop in life.stretches(end_ns):
+        left, right = (
+            (min(max(at, tenure.ordered_ns), stop_ns) - zero_ns) / _NS_PER_S for at in (start, stop)
+        )
+        if right > left:
+            # A draining instance is half as high, so that its colour need not say it alone.
+            half = 0.2 if state is InstanceState.DRAINING else 0.4
+            top, floor = place - half, place + half
+            corners = [(left, floor), (right, floor), (right, top), (left, top)]
+            shapes.append(_Shape(corners, state_tint(colour, state)))
+        if state is InstanceState.LOADING and tenure.filled and right > left:
+            filling = _filling(tenure, low, zero_ns, right)
+            shapes.append(_Shape(filling, state_tint(colour, None)))
+    return shapes
+
+
+def _filling(tenure: Tenure, low: float, zero_ns: int, right: float) -> list[Point]:
+    """A staircase from nothing to everything, closed along the lane's floor."""
+    stride = -(-len(tenure.filled) // _FILL_POINTS_MAX)
+    kept = [*tenure.filled[:-1:stride], tenure.filled[-1]]
+    left = (tenure.filled[0][0] - zero_ns) / _NS_PER_S
+    corners, level = [(left, low)], low
+    for at_ns, share in kept:
+        at_s = min((at_ns - zero_ns) / _NS_PER_S, right)
+        corners += [(at_s, level), (at_s, low - 0.8 * share)]
+        level = low - 0.8 * share
+    return [*corners, (right, level), (right, low)]
+
+
+def _draw_lanes(axes: Axes, shapes: Sequence[_Shape], workers: Sequence[int]) -> None:
+    axes.add_collection(
+        PolyCollection(
+            [shape.corners for shape in shapes],
+            facecolors=[shape.colour for shape in shapes],
+            edgecolors="none",
+            rasterized=len(shapes) > _VECTORS_MAX,
+        ),
+        autolim=False,
+    )
+    axes.set_ylim(len(workers) - 0.45, -0.55)
+    stride = -(-len(workers) // _LABELS_MAX) or 1
+    ticks = range(0, len(workers), stride)
+    axes.set_yticks(list(ticks), [f"w{workers[place]}" for place in ticks])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel("worker")
+    axes.grid(visible=False, axis="y")

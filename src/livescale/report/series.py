@@ -1,0 +1,287 @@
+"""What a record says over time, as arrays that can be drawn.
+
+Times are seconds since the load began. Only what the record has is returned; a series that it
+lacks is None or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from livescale.report.lives import Lives
+from livescale.report.reported_run import ReportedRun
+from livescale.slo import RequestTiming
+from livescale.telemetry.host_memory import copies_over_time
+from livescale.telemetry.record import RequestLine, TrafficLine
+from livescale.types import InstanceState, Outcome
+
+Floats = NDArray[np.float64]
+Steps = list[tuple[float, float]]
+"""(time, value from then on), in ascending time."""
+
+_NS_PER_S = 1_000_000_000
+_COLUMNS_MAX = 400
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSeries:
+    """Requests of a run in the order in which they were due, and their gaps between tokens.
+
+    `ttft_s` is NaN without a token. `is_met` is judged by the run's SLO; all False without one.
+    `gap_s` are the gaps between tokens of requests that ended well, at `gap_at_s`.
+    """
+
+    due_s: Floats
+    ttft_s: Floats
+    is_ok: NDArray[np.bool_]
+    is_met: NDArray[np.bool_]
+    prompt_tokens: Floats
+    gap_at_s: Floats
+    gap_s: Floats
+
+    @property
+    def good_due_s(self) -> Floats:
+        """When the requests that ended well were due."""
+        return self.due_s[self.is_ok]
+
+    @property
+    def good_ttft_s(self) -> Floats:
+        """TTFT of the requests that ended well."""
+        return self.ttft_s[self.is_ok]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Median and 99th percentile by nearest rank between edges; NaN where there is nothing."""
+
+    edges: Floats
+    p50: Floats
+    p99: Floats
+
+    @property
+    def is_empty(self) -> bool:
+        return bool(np.isnan(self.p50).all())
+
+
+def request_series(run: ReportedRun) -> RequestSeries:
+    """The requests that were due after the load's start. A request is due when the client meant
+    to send it, or, where the record does not know, when it arrived."""
+    started_ns = run.report.started_ns
+    found = [line for line in run.report.lines if isinstance(line, RequestLine)]
+    found = [line for line in found if _due_ns(line) >= started_ns]
+    found.sort(key=lambda line: (_due_ns(line), line.request))
+    timings = [_timing(line) for line in found]
+    ttfts = [np.nan if t.ttft_ns is None else t.ttft_ns / _NS_PER_S for t in timings]
+    gap_at_s, gap_s = _gaps([t.token_ns for t in timings if t.ok], started_ns)
+    return RequestSeries(
+        due_s=np.array([(t.scheduled_ns - started_ns) / _NS_PER_S for t in timings]),
+        ttft_s=np.array(ttfts),
+        is_ok=np.array([t.ok and bool(t.token_ns) for t in timings], dtype=bool),
+        is_met=np.array([run.slo is not None and run.slo.is_met(t) for t in timings], dtype=bool),
+        prompt_tokens=np.array([float(line.prompt_tokens) for line in found]),
+        gap_at_s=gap_at_s,
+        gap_s=gap_s,
+    )
+
+
+def bin_edges(until_s: float, bins_max: int) -> Floats:
+    """Edges of equal bins over [0, until_s] with a round width: 1, 2 or 5 times a power of ten."""
+    span_s = max(until_s, 1e-3)
+    exact = span_s / bins_max
+    power = float(10.0 ** np.floor(np.log10(exact)))
+    width = next(f * power for f in (1.0, 2.0, 5.0, 10.0) if f * power >= exact * (1 - 1e-9))
+    count = max(int(np.ceil(span_s / width - 1e-9)), 1)
+    return np.linspace(0, count * width, count + 1)
+
+
+def rates(at_s: Floats, edges: Floats, weights: Floats | None = None) -> Floats:
+    """How many per second in each bin, or how much of `weights`."""
+    totals, _ = np.histogram(at_s, edges, weights=weights)
+    return np.asarray(totals / np.diff(edges), dtype=np.float64)
+
+
+def band(at_s: Floats, values: Floats, edges: Floats) -> Band:
+    """Percentiles of the values of each bin; values outside of all bins are left out."""
+    index = np.searchsorted(edges, at_s, side="right") - 1
+    is_inside = (index >= 0) & (index < len(edges) - 1)
+    index, values = index[is_inside].astype(np.int16), values[is_inside]
+    order = np.argsort(index, kind="stable")
+    ordered, bins = values[order], np.arange(len(edges))
+    bounds = np.searchsorted(index[order], bins)
+    parts = [ordered[start:stop] for start, stop in pairwise(bounds)]
+    p50, p99 = (
+        np.array([_nearest_rank(part, q) if len(part) else np.nan for part in parts])
+        for q in (50, 99)
+    )
+    return Band(edges, p50, p99)
+
+
+def cumulative(values: Floats, points_max: int = 300) -> tuple[Floats, Floats]:
+    """The distribution: values in ascending order and the share that does not exceed each.
+
+    Thinned out to so many points; the smallest and the largest stay.
+    """
+    ordered = np.sort(values)
+    if not len(ordered):
+        return ordered, ordered
+    kept = np.unique(np.linspace(0, len(ordered) - 1, points_max).astype(int))
+    return ordered[kept], (kept + 1) / len(ordered)
+
+
+def capacity_steps(run: ReportedRun) -> Steps | None:
+    """Prompt tokens per second that the serving instances can compute, over time.
+
+    An instance's capacity is the configured one of its model, else the newest that was measured.
+    None if an instance served of which neither is on record.
+    """
+    of = run.lives.prefill_tokens_per_s
+    changes: list[tuple[int, int]] = []
+    for model, start_ns, stop_ns in _serving(run.lives):
+        capacity = of.get(model)
+        if capacity is None:
+            return None
+        # Measurements hold for all times: they come once, when a first instance warms up.
+        changes += [(start_ns, capacity), (stop_ns, -capacity)]
+    total, steps = 0, []
+    for at_ns, change in sorted(changes):
+        total += change
+        steps.append(((at_ns - run.report.started_ns) / _NS_PER_S, float(total)))
+    return _last_of_each(steps)
+
+
+def device_steps(run: ReportedRun) -> Steps:
+    """Devices that instances hold, loading included, over time."""
+    changes: list[tuple[int, int]] = []
+    for life in run.lives.instances.values():
+        for tenure in life.tenures:
+            changes.append((tenure.ordered_ns, 1))
+            if tenure.ended_ns is not None:
+                changes.append((tenure.ended_ns, -1))
+    total, steps = 0, []
+    for at_ns, change in sorted(changes):
+        total += change
+        steps.append(((at_ns - run.report.started_ns) / _NS_PER_S, float(total)))
+    return _last_of_each(steps)
+
+
+def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
+    """Bytes per second that links carried in each bin, by kind of link.
+
+    Between two lines of the record the bytes are taken to have come evenly.
+    """
+    totals = {kind: np.zeros(len(edges) - 1) for kind in run.carried_bytes}
+    before_ns, before = run.report.started_ns, dict[str, int]()
+    for line in run.report.lines:
+        if not isinstance(line, TrafficLine):
+            continue
+        # Before the load, and after a clock that began anew, there is no span to spread over.
+        span_ns = (min(before_ns, line.now_ns), line.now_ns)
+        start_s, stop_s = ((at_ns - run.report.started_ns) / _NS_PER_S for at_ns in span_ns)
+        for kind, amount in line.carried_bytes.items():
+            last = before.get(kind, 0)
+            new = amount - last if amount >= last else amount
+            if new:
+                _spread(totals[kind], edges, start_s, stop_s, new)
+        before_ns, before = line.now_ns, line.carried_bytes
+    return {kind: total / np.diff(edges) for kind, total in totals.items()}
+
+
+def host_copy_steps(run: ReportedRun) -> dict[str, Steps]:
+    """Copies in host memory over time, by model."""
+    return {
+        model: [((at_ns - run.report.started_ns) / _NS_PER_S, float(n)) for at_ns, n in changes]
+        for model, changes in copies_over_time(run.report.lines).items()
+    }
+
+
+def sampled(steps: Sequence[tuple[float, float]], at_s: Floats) -> Floats:
+    """The value that holds at each time; 0 before the first."""
+    times = np.array([at for at, _ in steps])
+    values = np.array([0.0, *(value for _, value in steps)])
+    found: Floats = values[np.searchsorted(times, at_s, side="right")]
+    return found
+
+
+def stacked(of_all: Iterable[Steps], until_s: float) -> tuple[Floats, Floats]:
+    """Edges between which none of the counts changes, from 0 on, and their sum between them.
+
+    Where there are more changes than a screen has columns, a column shows what holds at its start.
+    """
+    parts = list(of_all)
+    changes = {at for steps in parts for at, _ in steps if 0 < at < until_s}
+    edges = np.array([0.0, *sorted(changes), until_s])
+    if len(edges) > _COLUMNS_MAX:
+        edges = np.linspace(0, until_s, _COLUMNS_MAX)
+    total = np.zeros(len(edges) - 1)
+    for steps in parts:
+        total += sampled(steps, edges[:-1])
+    return edges, total
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _due_ns(line: RequestLine) -> int:
+    if line.scheduled_ns is not None:
+        return line.scheduled_ns
+    return line.queued_ns if line.arrived_ns is None else line.arrived_ns
+
+
+def _timing(line: RequestLine) -> RequestTiming:
+    due_ns = _due_ns(line)
+    return RequestTiming(
+        request=line.request,
+        scheduled_ns=due_ns,
+        sent_ns=due_ns if line.sent_ns is None else line.sent_ns,
+        token_ns=line.token_ns,
+        finished_ns=line.finished_ns,
+        ok=line.outcome is Outcome.FINISHED,
+    )
+
+
+def _gaps(token_ns: Sequence[tuple[int, ...]], started_ns: int) -> tuple[Floats, Floats]:
+    """When each token after a request's first came, and how long after the one before it."""
+    counts = np.array([len(tokens) for tokens in token_ns], dtype=np.int64)
+    total = int(counts.sum())
+    flat = np.fromiter(chain.from_iterable(token_ns), dtype=np.int64, count=total)
+    is_later = np.ones(total, dtype=bool)
+    firsts = np.cumsum(counts) - counts
+    is_later[firsts[counts > 0]] = False
+    gaps = np.diff(flat, prepend=0)
+    return (flat[is_later] - started_ns) / _NS_PER_S, gaps[is_later] / _NS_PER_S
+
+
+def _nearest_rank(values: Floats, q: int) -> float:
+    """As `slo.percentile`: always one of the values."""
+    rank = max(-(-q * len(values) // 100), 1) - 1
+    return float(np.partition(values, rank)[rank])
+
+
+def _serving(lives: Lives) -> Iterable[tuple[str, int, int]]:
+    """(model, from, to) of every stretch in which an instance served."""
+    for life in lives.instances.values():
+        for state, start_ns, stop_ns in life.stretches(lives.end_ns):
+            if state is InstanceState.SERVING:
+                yield life.model, start_ns, stop_ns
+
+
+def _last_of_each(steps: Steps) -> Steps:
+    """Of several values at the same time the last one is the one that holds."""
+    return list(dict(steps).items())
+
+
+def _spread(total: Floats, edges: Floats, start_s: float, stop_s: float, amount: float) -> None:
+    """Add an amount to the bins between two times; outside of all bins it is left out."""
+    first, last = np.clip(np.searchsorted(edges, (start_s, stop_s), side="right") - 1, 0, None)
+    if stop_s <= start_s:
+        if start_s >= edges[0] and first < len(total):
+            total[first] += amount
+        return
+    part = slice(first, last + 1)
+    overlap = np.minimum(edges[1:][part], stop_s) - np.maximum(edges[:-1][part], start_s)
+    total[part] += amount * np.clip(overlap, 0, None) / (stop_s - start_s)

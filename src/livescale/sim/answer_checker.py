@@ -1,0 +1,129 @@
+"""Every order ends in exactly one terminal event, or in the loss of the one who should report.
+
+Orders are new and go to living members; attempts of a request grow, and it fails only when none is
+under way.
+"""
+
+from __future__ import annotations
+
+from livescale.messages.commands import (
+    AnyCommand,
+    Dispatch,
+    DropCopy,
+    FailRequest,
+    Release,
+    StartCopy,
+    StartLoad,
+)
+from livescale.messages.events import (
+    AgentJoined,
+    AnyEvent,
+    CopyCompleted,
+    CopyDropped,
+    CopyFailed,
+    LoadCompleted,
+    LoadFailed,
+    Released,
+    RequestArrived,
+    RequestEnded,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.sim.checkers import require
+from livescale.sim.knowledge import Knowledge, OrderKey
+from livescale.types import RequestId, WorkerRef
+
+
+class AnswerChecker:
+    """Orders of one life of a controller, and their ends."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        #: unanswered orders and the member that must answer
+        self._open: dict[OrderKey, WorkerRef] = {}
+        self._answered: dict[OrderKey, None] = {}
+        #: the newest attempt of each request, and who runs it if it is under way
+        self._attempts: dict[RequestId, int] = {}
+        self._running: dict[RequestId, WorkerRef] = {}
+
+    def absorb(self, event: AnyEvent) -> None:
+        """Before the knowledge has this event."""
+        if isinstance(event, WorkerJoined):
+            for old in self._knowledge.predecessors(event.worker) or ():
+                self._lost(old)
+        elif isinstance(event, AgentJoined):
+            for old in self._knowledge.predecessors(event.agent) or ():
+                self._lost(old)
+        elif isinstance(event, WorkerLost):
+            self._lost(event.worker)
+        elif isinstance(event, RequestArrived):
+            if event.attempt > self._attempts.get(event.request, -1):
+                self._attempts[event.request] = event.attempt
+                if event.worker is not None:
+                    self._running[event.request] = event.worker
+        elif isinstance(event, RequestEnded):
+            # Gateway and worker may both see the end: the second news is stale.
+            if event.attempt == self._attempts.get(event.request):
+                self._running.pop(event.request, None)
+        elif isinstance(event, LoadCompleted | LoadFailed):
+            self._answer(("load", event.instance, event.attempt, event.rank))
+        elif isinstance(event, Released):
+            self._answer(("release", event.instance, event.attempt, event.rank))
+        elif isinstance(event, CopyCompleted | CopyFailed):
+            self._answer(("copy", event.plan, event.agent))
+        elif isinstance(event, CopyDropped):
+            self._answer(("drop", event.plan, event.agent))
+
+    def check(self, command: AnyCommand) -> None:
+        if isinstance(command, StartLoad):
+            key: OrderKey = ("load", command.instance, command.attempt, command.rank)
+            self._ask(key, command.worker)
+        elif isinstance(command, Release):
+            key = ("release", command.instance, command.attempt, command.rank)
+            self._ask(key, command.worker)
+        elif isinstance(command, StartCopy):
+            self._ask(("copy", command.plan, command.agent), command.agent)
+        elif isinstance(command, DropCopy):
+            self._ask(("drop", command.plan, command.agent), command.agent)
+        elif isinstance(command, Dispatch):
+            attempt = self._attempts.get(command.request, 0)
+            require(command.attempt > attempt, "attempts grow", command, attempt)
+            is_alone = command.request not in self._running
+            require(is_alone, "one attempt at a time", command)
+            self._require_alive(command, command.worker)
+            self._attempts[command.request] = command.attempt
+            self._running[command.request] = command.worker
+        elif isinstance(command, FailRequest):
+            is_over = command.request not in self._running
+            require(is_over, "a request fails after its last attempt", command)
+
+    def all_answered(self) -> None:
+        require(not self._open, "every order is answered", self._open)
+        require(not self._running, "every attempt ends", self._running)
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _require_alive(self, order: object, member: WorkerRef) -> None:
+        require(self._knowledge.is_alive(member), "only living members get orders", order, member)
+
+    def _ask(self, key: OrderKey, member: WorkerRef) -> None:
+        self._require_alive(key, member)
+        require(key not in self._open and key not in self._answered, "orders are new", key)
+        self._open[key] = member
+
+    def _answer(self, key: OrderKey) -> None:
+        require(key not in self._answered, "an order is answered once", key)
+        if key in self._open:
+            del self._open[key]
+            self._answered[key] = None
+
+    def _lost(self, member: WorkerRef) -> None:
+        """The loss answers whatever the member was asked, in the place of every answer.
+
+        One lost rank loses the instance, and with it what its rank 0 was asked.
+        """
+        firsts = [self._knowledge.ranks[i].get(0) for i in self._knowledge.instances_on(member)]
+        for key in [key for key, asked in self._open.items() if asked == member]:
+            del self._open[key]
+        for request in [r for r, runs in self._running.items() if runs in (member, *firsts)]:
+            del self._running[request]

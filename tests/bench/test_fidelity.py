@@ -1,0 +1,288 @@
+"""`bench fidelity`: verdicts, a calibration that finds what is known, and a real pool."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from livescale.bench.errors import BenchError
+from livescale.bench.fidelity_figures import Agreement, agreement_table, agreements, run_figures
+from livescale.bench.fidelity_pools import FidelityPool, timed_pool
+from livescale.bench.fidelity_profile import (
+    BURSTS,
+    calibration_rows,
+    measure_profile,
+    simulated_pool,
+)
+from livescale.bench.fidelity_runs import ClientDelays, PlayedRun, play_simulated
+from livescale.cli.main import main
+from livescale.control.config import ControllerConfig
+from livescale.latency.linear import LinearLatency
+from livescale.latency.overhead import OverheadLatency
+from livescale.latency.work import RunWork
+from livescale.policies import ModelPolicy
+from livescale.runtime.catalog import prepare_models
+from livescale.runtime.site import local_site
+from livescale.sim.config import SimConfig
+from livescale.telemetry.record import RequestLine, ScaleLine, read_record
+from livescale.traces import TraceRow
+
+MS = 1_000_000
+figures = st.floats(0.001, 1e6)
+runs = st.lists(figures, min_size=1, max_size=5).map(tuple)
+
+
+@given(real=runs, simulated=runs)
+def test_a_verdict_is_what_its_parts_say(
+    real: tuple[float, ...], simulated: tuple[float, ...]
+) -> None:
+    agreement = Agreement("ttft_p50_s", real, simulated)
+    middle, sim = median(real), median(simulated)
+    assert agreement.is_inside == (min(real) <= sim <= max(real))
+    assert agreement.is_within == (agreement.is_inside or agreement.is_near)
+    assert agreement.is_near == pytest.approx(abs(sim / middle - 1) <= 0.1) or (
+        # On the very edge rounding decides.
+        abs(sim / middle - 1) == pytest.approx(0.1)
+    )
+    told = agreement.as_json()
+    assert told["real"] == list(real)
+    assert (told["min"], told["median"], told["max"]) == (min(real), middle, max(real))
+    assert (told["sim"], told["within"]) == (sim, agreement.is_within)
+    assert agreement.off == pytest.approx(sim / middle - 1)
+
+
+def test_only_what_all_runs_have_is_compared() -> None:
+    real = [{"ttft_p50_s": 1.0, "loaded_p50_s": 2.0}, {"ttft_p50_s": 1.0}]
+    found = agreements(real, [{"ttft_p50_s": 1.05, "tbt_p50_s": 1.0}])
+    assert [item.name for item in found] == ["ttft_p50_s"]
+    assert "within 10 %" in agreement_table(found)
+
+
+def test_nothing_is_right_about_a_figure_that_is_zero_in_one_world_only() -> None:
+    assert Agreement("scale_ups", (0.0, 0.0), (0.0,)).is_within
+    one = Agreement("scale_ups", (0.0, 0.0), (1.0,))
+    assert not one.is_within
+    assert one.off is None
+
+
+@given(
+    overhead=st.tuples(st.integers(0, 10**7), st.integers(0, 10**5)),
+    decodes=st.integers(1, 64),
+    context=st.integers(64, 10**5),
+    steps=st.integers(1, 20),
+)
+def test_overhead_comes_with_every_run(
+    overhead: tuple[int, int], decodes: int, context: int, steps: int
+) -> None:
+    bare = LinearLatency(40 * MS, 400_000, 65)
+    latency = OverheadLatency(bare, *overhead)
+    runs = [RunWork((), decodes, context + decodes * step, decodes) for step in range(steps)]
+    assert latency.decode_ns(decodes, context, steps) == [latency.run_ns(run) for run in runs]
+    prefill = RunWork(((100, 0), (28, 100)), decodes, context, decodes)
+    more_ns = overhead[0] + overhead[1] * (128 + decodes)
+    assert latency.run_ns(prefill) == bare.run_ns(prefill) + more_ns
+
+
+# -- the calibration: a pool of which everything is known -----------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> FidelityPool:
+    return timed_pool(tmp_path_factory.mktemp("fidelity"), workers=4, load_s=0.4)
+
+
+@pytest.fixture(scope="module")
+def policy(pool: FidelityPool) -> ModelPolicy:
+    [entry] = prepare_models(pool.config)
+    return ModelPolicy(entry.spec, instances_min=1, instances_max=pool.config.workers)
+
+
+def known_world(pool: FidelityPool, policy: ModelPolicy, **others: object) -> SimConfig:
+    """The pool as it would be simulated, with these values in place of measured ones."""
+    config = pool.config
+    world = SimConfig(
+        controller=ControllerConfig(
+            (policy,), workers_expected=config.workers, chunk_bytes=config.chunk_bytes
+        ),
+        devices=tuple(seat.device for _, seat in local_site(config).seats),
+        latency={"": pool.latency},
+        run_tokens_max=config.run_tokens_max,
+        sequences_max=config.sequences_max,
+    )
+    return msgspec.structs.replace(world, **others)
+
+
+def calibrate(
+    pool: FidelityPool, world: SimConfig, record: Path, client: ClientDelays
+) -> PlayedRun:
+    rows = calibration_rows(pool.latency, pool.config, BURSTS)
+    return play_simulated(world, rows, "known", client, seed=0, record=record)
+
+
+@pytest.mark.parametrize(
+    ("delay_ns", "overhead_ns", "token_ns", "setup_ns", "rate_percent"),
+    [(200_000, 0, 0, 0, 100), (2 * MS, 3 * MS, 10_000, 30 * MS, 70)],
+)
+def test_a_calibration_finds_what_is_known(
+    pool: FidelityPool,
+    policy: ModelPolicy,
+    tmp_path: Path,
+    delay_ns: int,
+    overhead_ns: int,
+    token_ns: int,
+    setup_ns: int,
+    rate_percent: int,
+) -> None:
+    rate = (pool.config.uplink_bytes_per_s or 0) * rate_percent // 100
+    base = known_world(pool, policy)
+    devices = [
+        msgspec.structs.replace(device, uplink_bytes_per_s=rate, downlink_bytes_per_s=rate)
+        for device in base.devices
+    ]
+    world = msgspec.structs.replace(
+        base,
+        devices=tuple(devices),
+        latency={"": OverheadLatency(pool.latency, overhead_ns, token_ns)},
+        message_delay_ns=delay_ns,
+        step_gap_ns=1_300_000,
+        group_setup_ns=setup_ns,
+    )
+    client = ClientDelays(intake_ns=(2 * MS,), delivery_ns=MS)
+    run = calibrate(pool, world, tmp_path / "record.jsonl", client)
+    profile = measure_profile(run, pool.latency, pool.config, BURSTS)
+    assert set(profile.client.intake_ns) == set(client.intake_ns)
+    assert profile.client.delivery_ns == client.delivery_ns
+    assert profile.message_delay_ns == pytest.approx(delay_ns, abs=20_000)
+    assert profile.run_overhead_ns == pytest.approx(overhead_ns + token_ns, abs=1000)
+    assert profile.token_overhead_ns == pytest.approx(token_ns, abs=1000)
+    assert profile.step_gap_ns == pytest.approx(1_300_000, rel=0.05)
+    assert profile.load_bytes_per_s == pytest.approx(rate, rel=0.03)
+    # A step's gap, and what a chain's later members wait for their first chunk.
+    assert profile.load_setup_ns == pytest.approx(setup_ns, abs=5 * MS)
+    assert profile.calibration_loads >= pool.config.workers - 1
+    # What was measured is a world again, and it behaves like the one that was known.
+    again = calibrate(
+        *(pool, simulated_pool(run, pool.config, profile)),
+        *(tmp_path / "again.jsonl", profile.client),
+    )
+    known, found = (run_figures(r.reported("known", "5x-mean")) for r in (run, again))
+    for name in ("ttft_p50_s", "ttft_p90_s", "tbt_p50_s", "scale_up_p50_s", "loaded_p50_s"):
+        assert found[name] == pytest.approx(known[name], rel=0.1), name
+
+
+def test_a_pool_that_never_grows_cannot_be_calibrated(
+    pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
+) -> None:
+    alone = msgspec.structs.replace(policy, instances_max=1)
+    run = calibrate(pool, known_world(pool, alone), tmp_path / "r.jsonl", ClientDelays((0,), 0))
+    with pytest.raises(BenchError, match="did not grow"):
+        measure_profile(run, pool.latency, pool.config, BURSTS)
+
+
+def test_figures_are_those_of_the_record(
+    pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
+) -> None:
+    rows = [TraceRow(0, 100, 5), *[TraceRow(1000 * MS, 300, 20)] * 60]
+    record = tmp_path / "record.jsonl"
+    client = ClientDelays((5 * MS,), 2 * MS)
+    played = play_simulated(known_world(pool, policy), rows, "one", client, 0, record)
+    found = run_figures(played.reported("by hand", "5x-mean"))
+    first = played.timings[0]
+    assert first.scheduled_ns == played.started_ns
+    # Two ways of HTTP, two to the controller, two to the worker, and the prefill between them.
+    prefill_ns = pool.latency.run_ns(RunWork(((100, 0),), sampled=1))
+    assert first.ttft_ns == pytest.approx(7 * MS + 4 * 200_000 + prefill_ns, abs=1000)
+    scales = [line for line in read_record(record) if isinstance(line, ScaleLine)]
+    loads = [
+        (line, load)
+        for line in scales
+        for load in line.loads
+        if line.decided_ns >= played.started_ns
+    ]
+    assert found["instances_started"] == len(loads) > 0
+    times = sorted((load.loaded_ns or 0) - line.decided_ns for line, load in loads)
+    assert found["scale_up_p50_s"] == pytest.approx(median(times) / 1e9)
+    assert found["scale_up_p90_s"] <= times[-1] / 1e9
+    gaps = [b - a for timing in played.timings for a, b in itertools.pairwise(timing.token_ns)]
+    assert found["tbt_mean_s"] == pytest.approx(sum(gaps) / len(gaps) / 1e9)
+    assert 1 < found["instances_mean"] <= found["instances_max"] <= pool.config.workers
+
+
+def test_seeds_make_requests_late_as_a_client_was(
+    pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
+) -> None:
+    rows = [TraceRow(number * 100 * MS, 50, 3) for number in range(30)]
+    client = ClientDelays((MS, 4 * MS, 9 * MS), 0)
+    world = known_world(pool, policy)
+    played = [
+        play_simulated(world, rows, "late", client, seed, tmp_path / f"{number}.jsonl")
+        for number, seed in enumerate((1, 1, 2))
+    ]
+    assert played[0].timings == played[1].timings != played[2].timings
+    for run in played:
+        due = [timing.scheduled_ns - run.started_ns for timing in run.timings]
+        assert due == [row.arrival_ns for row in rows]
+        queued = {
+            line.request: line.queued_ns for line in run.lines if isinstance(line, RequestLine)
+        }
+        late = {queued[timing.request] - timing.scheduled_ns for timing in run.timings}
+        assert late == set(client.intake_ns)
+
+
+def test_a_failing_request_fails_the_run(
+    pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
+) -> None:
+    world = known_world(pool, policy, queue_requests_max=1)
+    rows = [TraceRow(0, 100, 5)] * 40
+    with pytest.raises(BenchError, match="failed in the simulator"):
+        play_simulated(world, rows, "full", ClientDelays((0,), 0), 0, tmp_path / "record.jsonl")
+
+
+# -- a real pool ----------------------------------------------------------------------------------
+
+
+@pytest.mark.pool
+def test_a_real_pool_behaves_as_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = "gamma:rate=8,cv=2,seconds=5,input=400,output=8,seed=3"
+    file, folder = tmp_path / "figures.json", tmp_path / "report"
+    # The verdict may be either on a busy machine: it is the exit code.
+    main(
+        [
+            *("bench", "fidelity", "--workers", "timed", "--count", "3", "--runs", "1"),
+            *("--trace", trace, "--seconds", "5", "--divide-lengths", "1", "--bursts", "1"),
+            *("--load-seconds", "0.3", "--json", str(file), "--report", str(folder)),
+        ]
+    )
+    assert "the capacity of" in capsys.readouterr().out
+    told = json.loads(file.read_text())
+    found = {item["name"]: item for item in told["figures"]}
+    assert told["load_percent_of_capacity"] == 60
+    assert told["profile"]["calibration_loads"] > 0
+    assert found.keys() >= {"ttft_p50_s", "ttft_p90_s", "tbt_p50_s", "instances_mean"}
+    # Wide: it is one run of few requests, and other tests may have the machine.
+    for name in ("ttft_p50_s", "ttft_mean_s", "tbt_mean_s", "instances_mean"):
+        assert 0.4 < found[name]["sim"] / found[name]["median"] < 2.0, found[name]
+    assert {path.name for path in folder.iterdir()} == {
+        *("timed-calibration.jsonl", "timed-real-1.jsonl", "timed-simulated-1.jsonl"),
+        "timed.html",
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--workers", "gpu"), ("--workers", "timed,timed"), ("--load-percent", "0"), ("--runs", "0")],
+)
+def test_wrong_arguments_are_named(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "fidelity", "--seconds", "5", "--trace", "burst", *words]) == 1
+    assert words[0] in capsys.readouterr().err

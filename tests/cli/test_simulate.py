@@ -1,0 +1,225 @@
+"""`simulate` from the command line: strategies side by side, records, rates, sweeps, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from livescale.cli.main import main
+from livescale.telemetry.record import RequestLine, read_record
+from livescale.telemetry.replay import replay
+from livescale.traces import TraceRow, write_trace
+
+S = 1_000_000_000
+CLUSTER = """
+hosts:
+  - name: "host{n}"
+    count: 2
+    memory: 200GB
+    nic: 100Gbit
+    device_link: 128Gbit
+    storage: 10Gbit
+    price: 10.5
+    devices:
+      - {count: 2, kind: a100, memory: 80GB, nic: 100Gbit}
+"""
+WORKLOAD = """
+seconds: 10
+models:
+  - {model: llama-2-7b, name: "chat-{n}", count: 3, gamma: {input: 300, output: 10}, rate: 1}
+  - {model: llama-3-8b, gamma: {input: 300, output: 10}, rate: 1}
+"""
+Livescale = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def livescale(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Livescale:
+    monkeypatch.delenv("LIVESCALE_DATA", raising=False)
+
+    def called(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return called
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(CLUSTER)
+    return tmp_path / "small.yaml"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two calm seconds, two with 30 requests each, two calm ones."""
+    rows = [TraceRow(n * S // 2, 1_500, 6) for n in range(4)]
+    rows += [TraceRow(2 * S + n * S // 30, 2_000, 6) for n in range(60)]
+    rows += [TraceRow(4 * S + n * S // 2, 1_500, 6) for n in range(4)]
+    write_trace(tmp_path / "burst.csv", rows)
+    return tmp_path / "burst.csv"
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_strategies_are_compared_and_each_run_is_kept(
+    livescale: Livescale, cluster: Path, trace: Path, tmp_path: Path
+) -> None:
+    figures, folder = tmp_path / "all.json", tmp_path / "report"
+    names = ["livescale", "fixed-full", "fixed-delay:2s"]
+    code, printed, _ = livescale(
+        *("simulate", trace, "-c", cluster, "--strategy", ",".join(names)),
+        *("--report", folder, "--json", figures),
+    )
+    assert code == 0
+    assert "small: 4 devices (a100) on 2 hosts; llama-3-8b" in printed
+    found = read(figures)
+    assert [run["name"] for run in found["runs"]] == names
+    assert all((run["requests"], run["failed"]) == (68, 0) for run in found["runs"])
+    by_name = {run["name"]: run for run in found["runs"]}
+    assert by_name["fixed-full"]["device_seconds"] > by_name["livescale"]["device_seconds"]
+    assert by_name["fixed-full"]["ttft_mean_s"] < by_name["fixed-delay:2s"]["ttft_mean_s"]
+    # Four devices of two hosts at $10.5: whoever holds them all the time pays for all.
+    full = by_name["fixed-full"]
+    assert full["dollars"] == pytest.approx(full["device_seconds"] / 3600 * 21 / 4)
+    for name in ("livescale", "fixed-full", "fixed-delay-2s"):
+        lines = list(read_record(folder / f"{name}.jsonl"))
+        assert sum(isinstance(line, RequestLine) for line in lines) == 68
+        assert replay(iter(lines)).steps > 0
+    page = (folder / "report.html").read_text()
+    assert all(name in page for name in names)
+
+
+def test_nothing_is_written_that_nobody_asked_for(
+    livescale: Livescale,
+    cluster: Path,
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    code, printed, _ = livescale("simulate", trace, "-c", cluster)
+    assert code == 0
+    assert "scaling   1 -> " in printed
+    assert list(empty.iterdir()) == []
+
+
+def test_the_same_seed_gives_the_same_records(
+    livescale: Livescale, cluster: Path, trace: Path, tmp_path: Path
+) -> None:
+    records = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for record in records:
+        livescale("simulate", trace, "-c", cluster, "--seed", 3, "--record", record)
+    assert records[0].read_bytes() == records[1].read_bytes()
+
+
+def test_a_mean_rate_is_that_of_the_load_that_is_played(
+    livescale: Livescale, cluster: Path, trace: Path, tmp_path: Path
+) -> None:
+    figures = tmp_path / "rate.json"
+    livescale("simulate", trace, "-c", cluster, "--rate", "24/s", "--json", figures)
+    # TraceUpscaler draws whether an arrival is emitted once more: 24 a second up to the last.
+    assert read(figures)["requests"] == pytest.approx(24 * 5.5, rel=0.15)
+
+
+def test_half_is_half_of_what_the_whole_pool_can_take(livescale: Livescale, tmp_path: Path) -> None:
+    write_trace(tmp_path / "even.csv", [TraceRow(n * S // 4, 1_000, 1) for n in range(41)])
+    requests = {}
+    for rate in ("half", "1"):
+        figures = tmp_path / f"{rate}.json"
+        common = ("simulate", tmp_path / "even.csv", "--workers", 1, "--strategy", "fixed-full")
+        code, printed, _ = livescale(*common, "--rate", rate, "--json", figures)
+        assert code == 0
+        assert "of the whole pool's capacity" in printed
+        requests[rate] = read(figures)["requests"]
+    assert requests["half"] == pytest.approx(requests["1"] / 2, rel=0.1)
+
+
+def test_a_workload_brings_its_models(livescale: Livescale, cluster: Path, tmp_path: Path) -> None:
+    file, figures = tmp_path / "many.yaml", tmp_path / "many.json"
+    file.write_text(WORKLOAD)
+    code, printed, _ = livescale(
+        *("simulate", "--workload", file, "-c", cluster, "--strategy", "livescale,fixed-full"),
+        *("--json", figures),
+    )
+    assert code == 0
+    assert "4 models" in printed
+    assert "3 x llama-2-7b" in printed
+    requests = [run["requests"] for run in read(figures)["runs"]]
+    assert requests[0] == requests[1] > 20
+
+
+def test_too_long_requests_are_clipped_and_counted(
+    livescale: Livescale, cluster: Path, tmp_path: Path
+) -> None:
+    write_trace(tmp_path / "long.csv", [TraceRow(n * S, 3_000 * (1 + n), 9) for n in range(4)])
+    figures = tmp_path / "long.json"
+    code, printed, _ = livescale(
+        *("simulate", tmp_path / "long.csv", "-c", cluster, "--json", figures),
+        *("--model", "llama-2-7b"),
+    )
+    assert code == 0
+    assert "3 of 4 requests were too long for their model: clipped" in printed
+    assert (read(figures)["clipped"], read(figures)["failed"]) == (3, 0)
+
+
+def test_a_sweep_goes_from_loading_speed_to_violations(
+    livescale: Livescale, cluster: Path, trace: Path, tmp_path: Path
+) -> None:
+    figures = tmp_path / "sweep.json"
+    code, printed, _ = livescale(
+        *("simulate", trace, "-c", cluster, "--sweep", "bandwidth=400,10,100"),
+        *("--slo", "ttft=450ms,tbt=150ms", "--json", figures),
+    )
+    assert code == 0
+    rows = read(figures)["rows"]
+    assert [row.get("gbit_per_s") for row in rows] == [None, 10, 100, 400]
+    # 16.06 GB at 10 Gbit/s: 12.8 s, as the paper has it.
+    assert rows[1]["load_s"] == pytest.approx(12.85, rel=0.01)
+    violations = [row["violations"] for row in rows]
+    assert violations[1] >= violations[2] >= violations[3] >= violations[0]
+    for row in rows:
+        assert row["stop_the_world_meets_slo"] == (row["violations"] <= 0.01)
+    assert printed.count("Gbit/s") >= 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--strategy", "livescale,serverles"), "did you mean 'serverlessllm'"),
+        (("--model", "llama-3-9b"), "there is no model 'llama-3-9b'"),
+        (("--model", "llama-3-8b,ranks=2"), "'ranks=2' is not one of tp=N, min=N, max=N"),
+        (("--model", "qwen2.5-72b"), "qwen2.5-72b does not fit: a rank has 145.4 GB"),
+        (("--model", "qwen2.5-72b,tp=4"), "of 4 ranks fits into no group or host"),
+        (("--rate", "quick"), "write 'half', a part such as 0.8, or 6/s"),
+        (("--sweep", "speed=3"), "write bandwidth=10,25,100"),
+        (("--sweep", "bandwidth=0"), "write bandwidth=10,25,100"),
+        (("--strategy", "livescale,tree", "--record", "a.jsonl"), "use --report DIR"),
+        (("--sweep", "bandwidth=10", "--report", "d"), "--sweep has runs of its own"),
+        (("--slo", "soon"), "'soon' is no SLO"),
+        (("--workload", "w.yaml"), "in place of a trace and --model"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(
+    livescale: Livescale, cluster: Path, trace: Path, words: tuple[str, ...], said: str
+) -> None:
+    code, _, error = livescale("simulate", trace, "-c", cluster, *words)
+    assert code == 1
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_cluster_that_is_not_there_and_one_without_known_accelerators(
+    livescale: Livescale, trace: Path
+) -> None:
+    code, _, error = livescale("simulate", trace, "-c", "blitzscale-c")
+    assert (code, "blitzscale-" in error) == (1, True)
+    code, _, error = livescale("simulate", trace, "-c", "laptop")
+    assert (code, "nothing is known of the accelerator 'cpu'" in error) == (1, True)

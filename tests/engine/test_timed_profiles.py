@@ -1,0 +1,87 @@
+"""`timed_profile`: how long timed workers take, from a file or from the roofline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from livescale.config import PoolConfig, load_config
+from livescale.latency.linear import LinearLatency
+from livescale.latency.roofline import RooflineLatency
+from livescale.latency.shapes import PRESETS
+from livescale.latency.table import TableLatency
+from livescale.latency.work import RunWork
+from livescale.profile_files import write_profile
+from livescale.profiles import AttentionPoint, LinearPoint, OpProfile
+from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.catalog import latency
+from livescale.settings import ConfigError
+
+PROFILE = OpProfile(
+    linear=tuple(LinearPoint("cpu", "m", 1, n, {"all": 1000 + 10 * n}) for n in (1, 64)),
+    attention=tuple(AttentionPoint("cpu", "decode", 1, n, 2, 1, 64, 5 * n) for n in (16, 256)),
+    layers=4,
+)
+
+
+def pool(tmp_path: Path, **settings: str) -> PoolConfig:
+    return load_config(None, [str(tmp_path)], {}, {"device": "timed", **settings})
+
+
+def test_without_a_profile_two_settings_say_it(tmp_path: Path) -> None:
+    config = pool(tmp_path, timed_run_us="300", timed_token_us="2")
+    assert latency(config) == LinearLatency(300_000, 2_000)
+
+
+def test_a_file_of_measurements(tmp_path: Path) -> None:
+    write_profile(tmp_path / "here.csv", PROFILE)
+    (tmp_path / "pool.yaml").write_text("device: timed\ntimed_profile: here.csv\n")
+    config = load_config(tmp_path / "pool.yaml", [str(tmp_path)], {}, {})
+    model = latency(config)
+    assert model == TableLatency.measured(PROFILE)
+    # Four layers: one token through the linear layers, and attention to 256.
+    assert model.run_ns(RunWork((), 1, 256, 1)) == 4 * (1010 + 5 * 256)
+
+
+def test_the_roofline_of_a_known_model(tmp_path: Path) -> None:
+    (tmp_path / "pool.yaml").write_text("device: timed\ntimed_profile: roofline:h100:llama-2-7b\n")
+    config = load_config(tmp_path / "pool.yaml", [str(tmp_path)], {}, {})
+    assert latency(config) == RooflineLatency.of("h100", PRESETS["llama-2-7b"])
+
+
+def test_every_kind_of_latency_reaches_a_worker(tmp_path: Path) -> None:
+    write_profile(tmp_path / "here.csv", PROFILE)
+    for text in ("roofline:a100:llama-3-8b", str(tmp_path / "here.csv")):
+        model = latency(pool(tmp_path, timed_profile=text))
+        line = msgspec.json.encode(model)
+        field = next(f for f in msgspec.structs.fields(WorkerBoot) if f.name == "latency")
+        assert msgspec.json.decode(line, type=field.type) == model
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("roofline:a100", "timed_profile: 'roofline:a100' is not roofline:ACCELERATOR:MODEL"),
+        ("roofline:a100:gpt", "with one of the models llama-7b, "),
+        ("roofline:abacus:llama-3-8b", "timed_profile: unknown accelerator 'abacus'"),
+        ("none.csv", r"timed_profile: none\.csv: cannot be read"),
+    ],
+)
+def test_bad_profiles_are_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        latency(pool(tmp_path, timed_profile=text))
+
+
+def test_a_profile_of_several_models_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    other = LinearPoint("cpu", "other", 1, 1, {"all": 1})
+    write_profile(path, OpProfile((*PROFILE.linear, other), layers=4))
+    with pytest.raises(ConfigError, match=rf"timed_profile: {path}: .* this one has 2"):
+        latency(pool(tmp_path, timed_profile=str(path)))
+
+
+def test_other_devices_take_the_time_that_they_take(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="timed_profile is for device timed, not for cpu"):
+        pool(tmp_path, device="cpu", timed_profile="roofline:a100:llama-3-8b")

@@ -1,0 +1,90 @@
+"""Small simulated runs, and runs by hand, that tests of reports share."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from functools import cache
+
+import msgspec
+
+from livescale.latency.shapes import LLAMA_3_8B
+from livescale.report.reported_run import ReportedRun
+from livescale.report.run_report import RunReport
+from livescale.report.summary import summarize
+from livescale.sim.config import FaultConfig, SimConfig
+from livescale.sim.simulate import simulate
+from livescale.slo import RequestTiming, SloAbsolute
+from livescale.telemetry.record import AnyLine, RequestLine, TrafficLine
+from livescale.topology import Host
+from livescale.types import Outcome
+
+S = 1_000_000_000
+STARTED_NS = 20 * S
+SLO = SloAbsolute(2 * S, 100_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    arrival_ns: int
+    input_tokens: int
+    output_tokens: int
+
+
+@cache
+def simulated(
+    multicast: str = "auto", workers: int = 4, losses: int = 0, seed: int = 1
+) -> tuple[AnyLine, ...]:
+    """The record of a burst that makes the pool grow, with two hosts that keep copies; without
+    lines of traffic, which tests add."""
+    config = SimConfig.default(LLAMA_3_8B, workers=workers)
+    hosts = tuple(Host(f"host-{n}", "leaf-0", 192 * 10**9) for n in range(2))
+    controller = msgspec.structs.replace(
+        config.controller, agents_expected=len(hosts), multicast=multicast
+    )
+    faults = FaultConfig(worker_losses=losses, until_ns=STARTED_NS + 6 * S)
+    config = msgspec.structs.replace(config, controller=controller, hosts=hosts, faults=faults)
+    rows = [Row(STARTED_NS + k * 40_000_000, 1500, 20) for k in range(100)]
+    file = io.BytesIO()
+    simulate(rows, config, seed, file)
+    decoder = msgspec.json.Decoder(AnyLine)
+    lines = (decoder.decode(line) for line in file.getvalue().splitlines())
+    return tuple(line for line in lines if not isinstance(line, TrafficLine))
+
+
+def reported(name: str, lines: tuple[AnyLine, ...], **more: str | float) -> ReportedRun:
+    """The run under that name, judged by SLO."""
+    timings = [
+        RequestTiming(
+            request=line.request,
+            scheduled_ns=line.queued_ns,
+            sent_ns=line.queued_ns,
+            token_ns=line.token_ns,
+            finished_ns=line.finished_ns,
+            ok=line.outcome is Outcome.FINISHED,
+        )
+        for line in lines
+        if isinstance(line, RequestLine)
+    ]
+    report = RunReport("a burst", lines, summarize(timings, SLO), STARTED_NS, str(SLO))
+    return ReportedRun(name, report, SLO, **more)  # type: ignore[arg-type]
+
+
+def requests(count: int, model: str = "m", tokens: int = 3) -> tuple[RequestLine, ...]:
+    """So many requests, a millisecond from one to the next."""
+    return tuple(
+        RequestLine(
+            request=f"{model}-{number}",
+            model=model,
+            prompt_tokens=10,
+            output_tokens_max=tokens,
+            queued_ns=STARTED_NS + number * 1_000_000,
+            finished_ns=STARTED_NS + number * 1_000_000 + tokens * 5_000_000,
+            outcome=Outcome.FINISHED,
+            attempts=1,
+            token_ns=tuple(
+                STARTED_NS + number * 1_000_000 + (k + 1) * 5_000_000 for k in range(tokens)
+            ),
+        )
+        for number in range(count)
+    )

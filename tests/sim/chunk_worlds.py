@@ -1,0 +1,244 @@
+"""Small random networks, and an oracle that moves single chunks over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable
+
+from livescale.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.control.multicast.fabric import Fabric
+from livescale.sim.clock import Clock
+from livescale.sim.transfers import Transfers
+from livescale.topology import Device, Host, Leaf, Topology
+from livescale.types import FromStorage, FromWorker, PlanId, Upstream, WorkerRef, agent_ref
+
+_NS_PER_S = 1_000_000_000
+RATES = (100_000_000, 200_000_000, 300_000_000, 500_000_000, 1_000_000_000)
+
+
+@dataclasses.dataclass
+class Load:
+    """One receiver, and when it asks."""
+
+    receiver: WorkerRef
+    feeds: tuple[Feed, ...]
+    start_ns: int
+
+
+@dataclasses.dataclass
+class ChunkWorld:
+    """A model that `sources` hold, and loads of it."""
+
+    topology: Topology
+    grid: ChunkGrid
+    sources: list[WorkerRef]
+    loads: list[Load]
+
+
+class Hearer:
+    """What one receiver hears."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.started_ns: int | None = None
+        self.completed_ns: int | None = None
+        self.layers: dict[int, int] = {}
+        self.failed: list[tuple[WorkerRef, bool]] = []
+
+    def load_started(self, plan: PlanId) -> None:
+        assert self.started_ns is None, "a load starts once"
+        self.started_ns = self.clock.now_ns
+
+    def layer_arrived(self, plan: PlanId, layer: int) -> None:
+        assert self.started_ns is not None, "layers come after the first byte"
+        assert layer not in self.layers, "a layer arrives once"
+        self.layers[layer] = self.clock.now_ns
+
+    def load_completed(self, plan: PlanId) -> None:
+        assert self.completed_ns is None, "a load ends once"
+        self.completed_ns = self.clock.now_ns
+
+    def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
+        self.failed.append((upstream, is_stalled))
+
+
+class Play:
+    """The world in the simulator. Time begins when the sources are complete."""
+
+    def __init__(
+        self,
+        world: ChunkWorld,
+        wait_ns: int = 1 << 40,
+        stall_ns: int = 1 << 40,
+        load_ns: int | None = None,
+    ) -> None:
+        self.world = world
+        self.clock = Clock()
+        self.transfers = Transfers(self.clock, world.topology, wait_ns, stall_ns, load_ns)
+        self.hearers: dict[WorkerRef, Hearer] = {}
+        for source in world.sources:
+            self.ask(source, (Feed(FromStorage(), world.grid.all()),))
+        self.run()
+        self.start_ns = self.clock.now_ns
+        for load in world.loads:
+            self.clock.at(
+                self.start_ns + load.start_ns,
+                lambda load=load: self.ask(load.receiver, load.feeds),
+            )
+
+    def ask(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
+        hearer = self.hearers[receiver] = Hearer(self.clock)
+        self.transfers.receive(1, (receiver, "m", 0), self.world.grid, feeds, hearer)
+
+    def run(self) -> None:
+        while self.clock.run_next():
+            pass
+        self.transfers.check_links()
+
+
+def draw_chunk_world(rng: random.Random, is_striped: bool = False) -> ChunkWorld:
+    """Members of one or two leaves; whoever receives gets its parts from those before it."""
+    grid = ChunkGrid([rng.randrange(1, 30) * 100 - rng.choice((0, 0, 37)) for _ in range(4)], 100)
+    workers = [WorkerRef(number) for number in range(rng.randint(3, 7))]
+    topology = Topology(group_bytes_per_s=rng.choice((None, 2_000_000_000)))
+    for worker in workers:
+        leaf, group = rng.choice(("a", "b")), rng.choice(("", "", "g"))
+        out, into = rng.choice(RATES), rng.choice(RATES)
+        topology.devices[worker] = Device("d", "h", leaf, 1 << 40, 1, out, into, group)
+    host = Host("h", "a", 1 << 40, *(rng.choice(RATES) for _ in range(4)))
+    topology.agents[agent_ref(0)] = host
+    topology.leaves["a"] = Leaf("a", rng.choice((None, *RATES)), rng.choice((None, *RATES)))
+    sources = [*workers[: rng.randint(1, 2)], agent_ref(0)]
+    loads: list[Load] = []
+    for worker in workers[len(sources) - 1 :]:
+        before: list[Upstream] = [FromWorker(w) for w in sources]
+        before += [FromWorker(load.receiver) for load in loads] * 2
+        feeds = draw_feeds(rng, grid, [*before, FromStorage()], is_striped)
+        loads.append(Load(worker, feeds, rng.choice((0, 0, 0, rng.randrange(5_000)))))
+    return ChunkWorld(topology, grid, sources, loads)
+
+
+def draw_feeds(
+    rng: random.Random, grid: ChunkGrid, upstreams: list[Upstream], is_striped: bool
+) -> tuple[Feed, ...]:
+    """All chunks, in one feed or in parts: stripes, or runs that are asked for in order."""
+    count = min(rng.choice((1, 1, 2, 3)), grid.chunks)
+    window = None if is_striped else 2
+    chosen = rng.sample(upstreams, min(count, len(upstreams)))
+    chosen = list(dict.fromkeys(chosen))
+    count = len(chosen)
+    if is_striped:
+        parts = [ChunkRange(number, grid.chunks, count) for number in range(count)]
+    else:
+        cuts = sorted(rng.sample(range(1, grid.chunks), count - 1))
+        edges = [0, *cuts, grid.chunks]
+        parts = [ChunkRange(edges[i], edges[i + 1]) for i in range(count)]
+    return tuple(Feed(up, (part,), window) for up, part in zip(chosen, parts, strict=True))
+
+
+# -- the oracle -----------------------------------------------------------------------------------
+
+
+#: who has which chunks, in the order in which they came
+Held = dict[WorkerRef, dict[int, None]]
+
+
+@dataclasses.dataclass(eq=False)
+class Stream:
+    """One feed: the chunks it still has to bring, and the one that moves."""
+
+    receiver: WorkerRef
+    feed: Feed
+    path: tuple[int, ...]
+    to_bring: list[int]
+    chunk: int | None = None
+    left_bytes: float = 0.0
+    rate: float = 0.0
+
+
+def oracle_arrivals(world: ChunkWorld) -> dict[WorkerRef, dict[int, float]]:
+    """When each layer of each receiver is complete, in nanoseconds.
+
+    A feed moves one chunk after the other, that which its sender had first; chunks that move
+    at a time share the links max-min fairly; whenever one ends, all is computed anew.
+    """
+    grid, fabric = world.grid, Fabric(world.topology)
+    held: Held = {w: dict.fromkeys(range(grid.chunks)) for w in world.sources}
+    arrivals: dict[WorkerRef, dict[int, float]] = {}
+    streams: list[Stream] = []
+    waiting = sorted(world.loads, key=lambda load: load.start_ns)
+    now = 0.0
+    while waiting or any(stream.to_bring for stream in streams):
+        while waiting and waiting[0].start_ns <= now:
+            load = waiting.pop(0)
+            held[load.receiver], arrivals[load.receiver] = {}, {}
+            for feed in load.feeds:
+                path = fabric.path(feed.upstream, load.receiver)
+                chunks = [chunk for part in feed.chunks for chunk in part]
+                streams.append(Stream(load.receiver, feed, path, chunks))
+        moving = [stream for stream in streams if _moves(stream, grid, held)]
+        _share(moving, fabric.rates)
+        needs = [stream.left_bytes * _NS_PER_S / stream.rate for stream in moving]
+        steps = needs + ([waiting[0].start_ns - now] if waiting else [])
+        assert steps, "nothing moves, and something is missing"
+        step = min(steps)
+        now += step
+        for stream, need in zip(moving, needs, strict=True):
+            stream.left_bytes -= stream.rate * step / _NS_PER_S
+            if need <= step + 1e-6:
+                _arrive(stream, grid, held, arrivals, now)
+    return arrivals
+
+
+def _moves(stream: Stream, grid: ChunkGrid, held: Held) -> bool:
+    """A chunk moves; if none does, one that the sender has begins."""
+    if stream.chunk is None:
+        upstream = stream.feed.upstream
+        there: Iterable[int] = stream.to_bring
+        if isinstance(upstream, FromWorker):
+            there = held.get(upstream.worker, {})
+        wanted = stream.to_bring if stream.feed.window is None else stream.to_bring[:1]
+        for chunk in there:
+            if chunk in wanted:
+                stream.chunk, stream.left_bytes = chunk, grid.place(chunk)[2]
+                break
+    return stream.chunk is not None
+
+
+def _arrive(
+    stream: Stream,
+    grid: ChunkGrid,
+    held: Held,
+    arrivals: dict[WorkerRef, dict[int, float]],
+    now: float,
+) -> None:
+    assert stream.chunk is not None
+    chunk, stream.chunk = stream.chunk, None
+    stream.to_bring.remove(chunk)
+    held[stream.receiver][chunk] = None
+    layer = grid.layer(chunk)
+    if all(chunk in held[stream.receiver] for chunk in grid.of_layer(layer)):
+        arrivals[stream.receiver][layer] = now
+
+
+def _share(streams: Iterable[Stream], rates: list[int | None]) -> None:
+    """Max-min fair: fill the link that gives its streams least, take it away, go on."""
+    left = {number: float(rate) for number, rate in enumerate(rates) if rate is not None}
+    unset = list(streams)
+    while unset:
+        counts = {n: sum(n in stream.path for stream in unset) for n in left}
+        shares = {n: left[n] / count for n, count in counts.items() if count}
+        if not shares:
+            for stream in unset:
+                stream.rate = 1e18
+            return
+        fullest = min(shares, key=lambda n: shares[n])
+        share = shares[fullest]
+        for stream in [stream for stream in unset if fullest in stream.path]:
+            stream.rate = share
+            for number in stream.path:
+                if number in left:
+                    left[number] = max(0.0, left[number] - share)
+            unset.remove(stream)
+        del left[fullest]

@@ -1,0 +1,141 @@
+"""Systems for comparison do what they say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pool_plays import MS, S, loaded_after_ns, play
+
+from livescale.messages.commands import StartCopy
+from livescale.sim.systems import SYSTEMS, UnknownSystem, find_system
+from livescale.telemetry.record import StepLine
+from livescale.types import FromWorker, Outcome
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_serves_the_same_load(name: str) -> None:
+    played = play(name)
+    assert [r.outcome for r in played.run.result.requests] == [Outcome.FINISHED] * 120
+    assert bool(played.grown) is not SYSTEMS[name].is_fixed
+
+
+def test_an_ideal_system_loads_at_once_and_a_fixed_delay_takes_its_time() -> None:
+    for system, delay_ns in (("ideal", 0), ("fixed-delay:2s", 2 * S), ("fixed-delay", S)):
+        for line, load in play(system).loads:
+            # The order and the news of it cross the network, and the controller takes its steps.
+            assert delay_ns <= loaded_after_ns(line, load) <= delay_ns + 5 * MS
+
+
+def test_systems_differ_in_loading_alone() -> None:
+    """The same policy, the same first decision."""
+    first = [play(name).grown[0] for name in SYSTEMS if not SYSTEMS[name].is_fixed]
+    assert len({(line.from_instances, line.to_instances, line.reason) for line in first}) == 1
+
+
+@pytest.mark.parametrize("name", ["unicast", "tree", "binomial", "storage"])
+def test_a_strategy_is_the_one_that_plans_name(name: str) -> None:
+    assert {line.strategy for line in play(name).grown if line.loads} == {name}
+
+
+def test_a_group_is_formed_before_the_first_byte() -> None:
+    setup_ns = SYSTEMS["nccl"].group_setup_ns
+    assert setup_ns > 0
+    played = play("nccl")
+    for line, load in played.loads:
+        assert load.upstream != "storage"
+        assert load.first_byte_ns is not None
+        assert setup_ns <= load.first_byte_ns - line.planned_ns
+    ours = [loaded_after_ns(*pair) for pair in play("livescale").loads]
+    theirs = [loaded_after_ns(*pair) for pair in played.loads]
+    assert min(theirs) >= min(ours) + setup_ns
+
+
+def test_every_host_has_every_model_and_storage_is_not_read_again() -> None:
+    played = play("allcache")
+    names = {"w0.0": "h0.0", "w1.0": "h0.0", "w2.0": "h1.0", "w3.0": "h1.0"}
+    assert played.loads
+    for _, load in played.loads:
+        assert load.upstream == names[str(load.worker)]
+    counted = {"devices": 0, "host_memory": len(played.loads), "storage": 0}
+    assert played.run.loads_from() == counted
+
+
+def test_without_copies_storage_is_all_there_is() -> None:
+    played = play("storage")
+    assert set(played.upstreams()) == {"storage"}
+    commands = [c for line in played.lines if isinstance(line, StepLine) for c in line.commands]
+    assert not any(isinstance(command, StartCopy) for command in commands)
+
+
+def test_a_cache_misses_on_new_hosts_hits_again_and_forgets_after_its_time() -> None:
+    """Two bursts, 60 s apart: within 5 min, but not within 30 s."""
+    bursts, later = (1 * S, 61 * S), 50 * S
+    long, short = play("serverlessllm", bursts), play("serverlessllm-30s", bursts)
+    for played in (long, short):
+        assert "storage" in played.upstreams(0, later), "the other host has never seen the model"
+    assert long.upstreams(later)
+    assert "storage" not in long.upstreams(later)
+    misses = short.upstreams(later).count("storage")
+    assert misses >= 1
+    counted = long.run.loads_from()
+    assert counted["storage"] == long.upstreams().count("storage") < len(long.loads)
+    assert counted["storage"] + counted["host_memory"] == len(long.loads)
+    copies = [
+        command
+        for line in short.lines
+        if isinstance(line, StepLine) and line.now_ns > short.run.started_ns + later
+        for command in line.commands
+        if isinstance(command, StartCopy)
+    ]
+    assert {c.reason for c in copies} == {"cache miss"}
+    # From the device that reads storage on its host: storage is read once for a miss.
+    assert all(isinstance(feed.upstream, FromWorker) for c in copies for feed in c.feeds)
+
+
+def test_fixed_systems_never_scale() -> None:
+    for name, count in (("fixed-full", 4), ("fixed-half", 2), ("fixed:3", 3), ("fixed", 1)):
+        played = play(name)
+        serving = {
+            c.serving
+            for c in played.run.result.instances
+            if played.run.started_ns <= c.now_ns <= played.run.ended_ns
+        }
+        assert serving <= {count}
+        assert max(c.serving for c in played.run.result.instances) == count
+
+
+def test_faster_loading_never_serves_less() -> None:
+    """First tokens come no later, on average, than with a system whose loads take longer."""
+
+    def ttft_mean_ns(system: str) -> float:
+        lines = play(system).run.result.requests
+        return sum(line.token_ns[0] - line.queued_ns for line in lines) / len(lines)
+
+    assert ttft_mean_ns("fixed-full") <= ttft_mean_ns("ideal")
+    assert ttft_mean_ns("ideal") < ttft_mean_ns("livescale") < ttft_mean_ns("storage")
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["s", "ms", "us"]), st.text("0123456789", max_size=6))
+def test_a_delay_is_read_exactly(whole: int, unit: str, fraction: str) -> None:
+    units = {"s": S, "ms": MS, "us": 1_000}
+    whole = whole % 10**9
+    dot = f".{fraction}" if fraction else ""
+    found = find_system(f"fixed-delay:{whole}{dot}{unit}")
+    exact = whole * units[unit] + int(fraction or 0) * units[unit] // 10 ** len(fraction)
+    assert found.load_ns == exact
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("serverles", "did you mean 'serverlessllm'"),
+        ("quart", "there is no strategy 'quart'"),
+        ("fixed-delay:soon", "write a time"),
+        ("fixed:0", "write a number of instances"),
+        ("tree:3", "only fixed-delay:TIME and fixed:N"),
+    ],
+)
+def test_what_is_no_system_is_said(name: str, words: str) -> None:
+    with pytest.raises(UnknownSystem, match=words):
+        find_system(name)
