@@ -174,16 +174,21 @@ class Batcher:
         assert run is self._in_flight, f"{self!r}: run {run.id} is not in flight"
         sampling = sum(segment.samples for segment in run.segments)
         assert sampling == len(token_ids), f"{len(token_ids)} tokens for {sampling}"
+        assert all(len(tokens) == run.steps for tokens in token_ids), f"not {run.steps} steps"
         self._in_flight = None
         if run.steps > 1:
             self._advance(token_ids)
         sampled = iter(token_ids)
         emitted = []
+        block_tokens = self.config.block_tokens
         for segment in run.segments:
             sequence = self._running[segment.request]
             tokens = next(sampled) if segment.samples else ()
-            assert len(tokens) == run.steps * segment.samples, f"{tokens} for {run.steps} steps"
-            self._written(sequence, len(segment.token_ids))
+            first = sequence.computed // block_tokens
+            sequence.computed += len(segment.token_ids)
+            # Blocks that became full are in the index.
+            for number in range(first, sequence.computed // block_tokens):
+                self.pool.publish(sequence.block_table[number], sequence.key(number))
             if sequence.is_cancelled:
                 self._retire(sequence)
             elif tokens:
@@ -276,7 +281,12 @@ class Batcher:
         because it fits into the pool alone.
         """
         block_tokens = self.config.block_tokens
-        for sequence in list(self._running.values()):
+        lacking = [
+            sequence
+            for sequence in self._running.values()
+            if len(sequence.block_table) * block_tokens < sequence.known_tokens
+        ]
+        for sequence in lacking:
             # A request that was preempted for an older one is met here without its blocks.
             while sequence.block_table and (
                 len(sequence.block_table) * block_tokens < sequence.known_tokens
@@ -300,11 +310,16 @@ class Batcher:
         """Whoever waits runs, in order of arrival, while there is room for it and for growth."""
         if not self._waiting:
             return
-        pool, growing = self.pool, sum(self._growth(s) for s in self._running.values())
+        pool = self.pool
+        # No request grows by more: mostly there is room even so, and nobody needs to count.
+        growing = len(self._running) * (pool.blocks_for(self.config.growth_tokens) + 1)
+        is_counted = False
         while self._waiting and len(self._running) < self.config.sequences_max:
             request, sequence = next(iter(self._waiting.items()))
             found = pool.match(sequence.reusable_keys())
             wanted = self._growth(sequence) - len(found) + pool.free_among(found)
+            if wanted + growing > pool.free and not is_counted:
+                growing, is_counted = sum(map(self._growth, self._running.values())), True
             if wanted + growing > pool.free:
                 return  # first come, first served: nobody overtakes
             del self._waiting[request]
@@ -395,14 +410,6 @@ class Batcher:
             prompt_ids=spec.prompt_ids,
             generated_ids=sequence.generated,
         )
-
-    def _written(self, sequence: SequenceState, count: int) -> None:
-        """`count` more positions are computed; blocks that became full are in the index."""
-        block_tokens = self.config.block_tokens
-        first = sequence.computed // block_tokens
-        sequence.computed += count
-        for number in range(first, sequence.computed // block_tokens):
-            self.pool.publish(sequence.block_table[number], sequence.key(number))
 
     def _advance(self, token_ids: Sequence[Sequence[int]]) -> None:
         """All steps of a Run but the last are over: their tokens were the next steps' input.

@@ -87,6 +87,7 @@ class FidelityReport:
             "requests": self.requests,
             "cores_used": [strain.cores_used for strain in self.strains],
             "others_share": [strain.others_share for strain in self.strains],
+            "pace_ns": [strain.pace_ns for strain in self.strains],
             "client_late_p99_s": [
                 strain.late.p99_ns / _NS_PER_S for strain in self.strains if strain.late
             ],
@@ -99,6 +100,7 @@ class FidelityReport:
         used = max(strain.cores_used for strain in self.strains)
         others = max(strain.others_share for strain in self.strains)
         late_ns = max(strain.late.p99_ns for strain in self.strains if strain.late)
+        pace_ns = [ns for strain in self.strains for ns in strain.pace_ns]
         missed = [item.name for item in self.found if item.name in GOAL and not item.is_within]
         verdict = "the goal is met" if self.is_good else f"off: {', '.join(missed)}"
         return "\n".join(
@@ -110,6 +112,8 @@ class FidelityReport:
                 f" {self.capacity.requests_per_s:.1f} requests/s",
                 f"machine   at most {used:.2f} of {self.strains[0].cores} cores were used, by"
                 f" others {others:.0%}; the client was at most {late_ns / 1e6:.1f} ms late (p99)",
+                f"          a fixed computation took {min(pace_ns) / 1e3:.0f} to"
+                f" {max(pace_ns) / 1e3:.0f} us before and after the runs",
                 f"verdict   {', '.join(GOAL)}: {verdict}",
             ]
         )

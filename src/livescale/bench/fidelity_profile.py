@@ -44,12 +44,12 @@ _BURST_OUTPUT_TOKENS = 8
 class PoolProfile(Value, frozen=True):
     """A pool as it was measured. Times are medians.
 
-    `message_delay_ns` is one of the four hops of a request that finds nobody before it: to the
-    controller and back, to the worker and back, with all that the processes do on the way.
-    A Run takes `run_overhead_ns` and `token_overhead_ns` per token longer than `latency` says:
-    decodes of one sequence and Runs that are full tell. `step_gap_ns` lies between two steps of a
-    busy controller. A receiver that has its order waits `load_setup_ns`, and then bytes come at
-    `load_bytes_per_s`.
+    `message_delay_ns` is half of the way from the gateway to the controller and back, with all
+    that both do on it, for a request that finds nobody before it; the way to a worker is taken to
+    be as long. A Run takes `run_overhead_ns`, and `token_overhead_ns` per token, longer than
+    `latency` says: decodes of one sequence and Runs that are full tell. `step_gap_ns` lies between
+    two steps of a busy controller. A receiver that has its order waits `load_setup_ns`, and then
+    bytes come at `load_bytes_per_s`.
     """
 
     latency: Bare
@@ -112,9 +112,8 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
     overhead_ns, token_overhead_ns = _run_overheads_ns(
         *([line for _, line in alone], list(lines.values())), latency, config.run_tokens_max
     )
-    lone_ns = latency.run_ns(RunWork(((_LONE_PROMPT_TOKENS, 0),), sampled=1)) + overhead_ns
-    first_ns = _median([line.token_ns[0] - line.queued_ns for _, line in alone])
-    delay_ns = max(0, first_ns - lone_ns - token_overhead_ns * _LONE_PROMPT_TOKENS) // 4
+    asked_ns = [line.dispatched_ns - line.queued_ns for _, line in alone if line.dispatched_ns]
+    delay_ns = _median(asked_ns) // 2
     loads = list(_spans(run))
     if not loads:
         raise BenchError("the pool did not grow while it was calibrated")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import numpy as np
 
 from livescale.bench.errors import BenchError
 from livescale.bench.machine import CpuShares
@@ -35,7 +36,7 @@ from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, PoolFailed
 from livescale.sim.config import SimConfig
 from livescale.sim.pool_runs import lead_ns, run_pool
-from livescale.slo import RequestTiming, parse_slo
+from livescale.slo import RequestTiming, parse_slo, percentile
 from livescale.telemetry.record import AnyLine, RequestLine, read_record, write_record
 from livescale.telemetry.timeline import with_client_times
 from livescale.topology import Device
@@ -49,6 +50,7 @@ _DRAIN_NS = 60 * _NS_PER_S
 # The pool is given that long to come back to its least size behind a load.
 _SHRINK_S = 20.0
 _POLL_S = 0.1
+_PACE_SIZE, _PACE_PRODUCTS = 256, 101
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,16 @@ class Strain:
     """Whether the machine itself was a bottleneck while a load was played.
 
     `cores_used` are the pool's and the client's, `others_share` is the part of the machine's CPU
-    time that went elsewhere, `late` how far the client fell behind its own schedule.
+    time that went elsewhere, `late` how far the client fell behind its own schedule. `pace_ns` is
+    what a fixed computation took before the run and after it: virtual machines share their cores
+    with others that cannot be seen.
     """
 
     cores: int
     cores_used: float
     others_share: float
     late: Lateness | None
+    pace_ns: tuple[int, int]
 
 
 def play_real(
@@ -104,9 +109,12 @@ def play_real(
     assert config.record is not None, "the record is what this is about"
     try:
         pool = Pool(config)
-        results, strain = asyncio.run(_play(pool, rows, seed))
+        before_ns = _pace_ns()
+        results, shares = asyncio.run(_play(pool, rows, seed))
     except PoolFailed as error:
         raise BenchError(str(error)) from error
+    cores = len(os.sched_getaffinity(0))
+    strain = Strain(cores, *shares, lateness(results), (before_ns, _pace_ns()))
     failed = [result.error for result in results if result.error is not None]
     if failed:
         raise BenchError(f"{name}: {len(failed)} requests failed, the first one: {failed[0]}")
@@ -158,7 +166,8 @@ def play_simulated(
 
 async def _play(
     pool: Pool, rows: Sequence[TraceRow], seed: int
-) -> tuple[list[ReplayResult], Strain]:
+) -> tuple[list[ReplayResult], tuple[float, float]]:
+    """The results; cores that were used, and the share of CPU time that others had."""
     vocabulary = msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"]
     results: list[ReplayResult] = []
     async with pool:
@@ -178,10 +187,20 @@ async def _play(
 
         await pool.or_failure(play())
         # This process and its children are the client and the whole pool.
-        cores = len(os.sched_getaffinity(0))
-        strain = Strain(cores, shares.cores_used(), shares.others(), lateness(results))
+        used = shares.cores_used(), shares.others()
         await pool.or_failure(_until_small(pool))
-    return results, strain
+    return results, used
+
+
+def _pace_ns() -> int:
+    """The median time of a small matrix product."""
+    matrix = np.ones((_PACE_SIZE, _PACE_SIZE), np.float32)
+    times_ns = []
+    for _ in range(_PACE_PRODUCTS):
+        began_ns = time.perf_counter_ns()
+        matrix @ matrix
+        times_ns.append(time.perf_counter_ns() - began_ns)
+    return percentile(times_ns, 50)
 
 
 async def _until_small(pool: Pool) -> None:

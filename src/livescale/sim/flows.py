@@ -242,6 +242,10 @@ class SimFlow:
         if self.piece is not None:
             self.number += 1
 
+    def take_back(self, moved_nanobytes: int) -> None:
+        """So much has not moved: the sender did not have it."""
+        self._carry(-moved_nanobytes)
+
     def hold_to(self, feeders: tuple[Feeder, ...]) -> None:
         """From now on the flow is held to these."""
         for feeder in self.feeders:

@@ -179,7 +179,12 @@ class Movement:
     def _follow(self, flow: SimFlow, supply: Supply) -> None:
         """Its sender is itself getting the piece: whole chunks go on, the one that is arriving
         does not."""
-        ahead = supply.there_nanobytes + supply.coming_nanobytes - flow.unit_nanobytes
+        held = supply.there_nanobytes + supply.coming_nanobytes
+        if flow.moved_nanobytes > held:
+            # Within one nanosecond a link without a limit carries more than there is.
+            flow.take_back(flow.moved_nanobytes - held)
+            self._touch_readers(flow)
+        ahead = held - flow.unit_nanobytes
         can_begin = flow.is_begun or supply.can_begin(flow.unit_nanobytes)
         times = [supply.change_ns]
         if not supply.feeders:

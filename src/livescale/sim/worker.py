@@ -357,9 +357,8 @@ class SimWorker:
             return
         assigned.run = None
         # The token at a position is the position: whoever computes it again gets the same.
-        token_ids = [
-            range(s.context_tokens, s.context_tokens + run.steps) for s in run.segments if s.samples
-        ]
+        ends = [s.first_position + len(s.token_ids) for s in run.segments if s.samples]
+        token_ids = [range(end, end + run.steps) for end in ends]
         emitted = assigned.batcher.commit_steps(run, token_ids)
         if emitted:
             self._emit(SimTokens(assigned.step_ns, emitted))
