@@ -154,11 +154,11 @@ def test_a_calibration_finds_what_is_known(
         step_gap_ns=1_300_000,
         group_setup_ns=setup_ns,
     )
-    client = ClientDelays(intake_ns=(2 * MS,), delivery_ns=MS)
+    client = ClientDelays(intake_ns=(2 * MS,), spacing_ns=MS // 2, delivery_ns=MS)
     run = calibrate(pool, world, tmp_path / "record.jsonl", client)
     profile = measure_profile(run, pool.latency, pool.config, BURSTS)
     assert set(profile.client.intake_ns) == set(client.intake_ns)
-    assert profile.client.delivery_ns == client.delivery_ns
+    assert (profile.client.spacing_ns, profile.client.delivery_ns) == (MS // 2, MS)
     assert profile.message_delay_ns == pytest.approx(delay_ns, abs=20_000)
     assert profile.run_overhead_ns == pytest.approx(overhead_ns + token_ns, abs=1000)
     assert profile.token_overhead_ns == pytest.approx(token_ns, abs=1000)
@@ -181,7 +181,7 @@ def test_a_pool_that_never_grows_cannot_be_calibrated(
     pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
 ) -> None:
     alone = msgspec.structs.replace(policy, instances_max=1)
-    run = calibrate(pool, known_world(pool, alone), tmp_path / "r.jsonl", ClientDelays((0,), 0))
+    run = calibrate(pool, known_world(pool, alone), tmp_path / "r.jsonl", ClientDelays((0,), 0, 0))
     with pytest.raises(BenchError, match="did not grow"):
         measure_profile(run, pool.latency, pool.config, BURSTS)
 
@@ -191,7 +191,7 @@ def test_figures_are_those_of_the_record(
 ) -> None:
     rows = [TraceRow(0, 100, 5), *[TraceRow(1000 * MS, 300, 20)] * 60]
     record = tmp_path / "record.jsonl"
-    client = ClientDelays((5 * MS,), 2 * MS)
+    client = ClientDelays((5 * MS,), 0, 2 * MS)
     played = play_simulated(known_world(pool, policy), rows, "one", client, 0, record)
     found = run_figures(played.reported("by hand", "5x-mean"))
     first = played.timings[0]
@@ -219,7 +219,7 @@ def test_seeds_make_requests_late_as_a_client_was(
     pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
 ) -> None:
     rows = [TraceRow(number * 100 * MS, 50, 3) for number in range(30)]
-    client = ClientDelays((MS, 4 * MS, 9 * MS), 0)
+    client = ClientDelays((MS, 4 * MS, 9 * MS), 0, 0)
     world = known_world(pool, policy)
     played = [
         play_simulated(world, rows, "late", client, seed, tmp_path / f"{number}.jsonl")
@@ -242,7 +242,7 @@ def test_a_failing_request_fails_the_run(
     world = known_world(pool, policy, queue_requests_max=1)
     rows = [TraceRow(0, 100, 5)] * 40
     with pytest.raises(BenchError, match="failed in the simulator"):
-        play_simulated(world, rows, "full", ClientDelays((0,), 0), 0, tmp_path / "record.jsonl")
+        play_simulated(world, rows, "full", ClientDelays((0,), 0, 0), 0, tmp_path / "record.jsonl")
 
 
 # -- a real pool ----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from livescale.batching.batcher import Batcher
 from livescale.messages.events import InstanceReported
 from livescale.types import InstanceId
 
-REPORT_GAP_NS = 250_000_000
-"""Mere progress is told this often: four times a second is as good as every token."""
+REPORT_GAP_NS = 500_000_000
+"""Mere progress is told this often: twice a second is as good as every token."""
 
 
 def load_report(instance: InstanceId, attempt: int, batcher: Batcher) -> InstanceReported:

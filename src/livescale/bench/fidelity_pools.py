@@ -24,6 +24,7 @@ _MODEL = "fidelity"
 # Many small layers: their bytes cost the machine little, and phases of a load can be told apart.
 _TIMED_SHAPE = Preset(16, 128, 256, 4, 2, 1024)
 _RUN_US, _TOKEN_US = 40_000, 400
+_DECODES_MAX = 32
 _CPU_SHAPE = Preset(6, 256, 704, 8, 2, 2048)
 
 
@@ -66,7 +67,11 @@ def cpu_pool(
         out=scratch / "profile.csv",
         model=scratch / _MODEL,
         seconds=profile_s,
-        limits=ProfileLimits(config.run_tokens_max, 32, 2048),
+        # Chunks larger than any Run: how a chunk's attention grows with what stands before it is
+        # read off whole prompts.
+        limits=ProfileLimits(
+            _CPU_SHAPE.model_tokens_max // 2, _DECODES_MAX, _CPU_SHAPE.model_tokens_max
+        ),
     )
     run_profile(options, say)
     return FidelityPool("cpu", config, TableLatency.measured(read_profile(options.out)))

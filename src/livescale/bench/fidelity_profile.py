@@ -131,6 +131,7 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
         load_bytes_per_s=rate,
         client=ClientDelays(
             tuple(sorted(line.queued_ns - timing.scheduled_ns for timing, line in alone)),
+            _spacing_ns(list(lines.values())),
             _median([timing.token_ns[0] - line.token_ns[0] for timing, line in alone]),
         ),
         prefill_tokens_per_s=capacity.prefill_tokens_per_s,
@@ -220,6 +221,12 @@ def _run_overheads_ns(
     base_ns = max(0, gap_ns - decode_ns)
     more_ns = max(0, _median(full) - full_ns - base_ns) if full else 0
     return base_ns, more_ns // (prompts * _LONE_PROMPT_TOKENS)
+
+
+def _spacing_ns(bursts: Sequence[RequestLine]) -> int:
+    """Between requests that were sent at once."""
+    queued = sorted(line.queued_ns for line in bursts)
+    return _median([b - a for a, b in pairwise(queued) if b - a < _BURST_GAP_NS // 2])
 
 
 def _median(values: Sequence[int]) -> int:

@@ -75,10 +75,12 @@ class PlayedRun:
 
 @dataclass(frozen=True, slots=True)
 class ClientDelays:
-    """What a client adds. From the moment a request is due until it is in the gateway's queue
-    (`intake_ns`, as it was seen several times), and from a token there to the client."""
+    """What a client and HTTP add. From the moment a request is due until it is in the gateway's
+    queue (`intake_ns`, as it was seen several times), and from a token there to the client.
+    Requests that are due together come into the queue `spacing_ns` apart."""
 
     intake_ns: tuple[int, ...]
+    spacing_ns: int
     delivery_ns: int
 
 
@@ -143,10 +145,11 @@ def play_simulated(
     model = world.controller.models[0].spec.name
     rng = random.Random(seed)
     started_ns = lead_ns(world) + _SETTLED_NS
-    arriving = [
-        msgspec.structs.replace(row, arrival_ns=row.arrival_ns + rng.choice(client.intake_ns))
-        for row in rows
-    ]
+    arriving: list[TraceRow] = []
+    free_ns = 0
+    for row in rows:
+        free_ns = max(row.arrival_ns + rng.choice(client.intake_ns), free_ns + client.spacing_ns)
+        arriving.append(msgspec.structs.replace(row, arrival_ns=free_ns))
     with record.open("wb") as file:
         run = run_pool(world, {model: arriving}, started_ns, seed, file)
     if run.failed:
