@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -110,7 +109,7 @@ def test_choices_are_as_frequent_as_they_are_likely(
         segments = [segment(replace(sampling, seed=seed)) for seed in range(count)]
     else:
         first = segment(sampling)
-        segments = [dataclasses.replace(first, first_position=place) for place in range(count)]
+        segments = [replace(first, first_position=place) for place in range(count)]
     token_ids, _ = choose_tokens(row.expand(count, -1), segments)
     counts = np.bincount(token_ids, minlength=len(shares))
     assert is_likely(counts, shares.double().numpy() * count)
