@@ -153,7 +153,10 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
     profile = operations(times_ns, options.limits, model)
     if not profile.attention or len(profile.linear) < 2 or not any(r in times_ns for r in held):
         raise BenchError(f"--seconds {options.seconds:g}: too few Runs ended in that time")
-    write_profile(options.out, profile)
+    try:
+        write_profile(options.out, profile)
+    except OSError as error:
+        raise BenchError(f"{options.out}: cannot be written: {error.strerror}") from error
     table = TableLatency.measured(read_profile(options.out))
     judged = (ProfiledRun(r, times_ns[r], table.run_ns(r.work)) for r in held if r in times_ns)
     return ProfileReport(
