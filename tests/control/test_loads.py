@@ -197,15 +197,16 @@ def test_a_completed_load_needs_no_repair() -> None:
     assert amendments(step(controller, 3, broken(1, 0))) == []
 
 
-def slow_chain(*copies: int) -> Loads:
-    """w1 reads from w0, w2 from w1, each in a predicted second; these workers have copies."""
+def slow_chain(*copies: int, first_ns: int = SECOND_NS) -> Loads:
+    """w1 reads from w0 (in `first_ns`, as predicted), w2 from w1 in a second; these workers have
+    copies."""
     pool = ParameterPool()
     for number in copies:
         pool.begin("m", (W[number],), 3, 60)
         pool.complete("m", W[number], 0)
     loads = Loads(pool)
-    for receiver in (1, 2):
-        loads.begin(1, PlannedLoad(W[receiver], whole(W[receiver - 1]), (SECOND_NS,)), "m", 0)
+    for receiver, predicted_ns in ((1, first_ns), (2, SECOND_NS)):
+        loads.begin(1, PlannedLoad(W[receiver], whole(W[receiver - 1]), (predicted_ns,)), "m", 0)
     loads.blame_slow(0)
     return loads
 
@@ -226,6 +227,17 @@ def test_a_slow_sender_is_replaced_once_and_those_behind_get_their_time_anew() -
     # Who was judged is left in peace; then the one behind may turn to somebody else.
     loads.blame_slow(2 * late_ns)
     assert failed(loads) == [(W[2], W[1])]
+
+
+def test_who_reads_from_a_slow_load_that_is_in_time_waits_for_it() -> None:
+    """A cache that is filled by a device which reads storage is as slow as storage."""
+    loads = slow_chain(0, 5, first_ns=20 * SECOND_NS)
+    due_ns, last_ns = sorted(loads.blame_deadlines_ns(0, GRACE_NS))
+    loads.blame_slow(due_ns)
+    assert failed(loads) == []
+    assert set(loads.blame_deadlines_ns(due_ns, GRACE_NS)) == {last_ns}
+    loads.blame_slow(last_ns)
+    assert failed(loads) == [(W[1], W[0])]
 
 
 def test_a_slow_sender_is_better_than_none() -> None:

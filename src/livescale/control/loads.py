@@ -194,7 +194,8 @@ class Loads:
     def blame_slow(self, now_ns: int) -> None:
         """Late loads get another sender, once, where another complete copy can be read.
 
-        As with stalls, only the sender in front is at fault: those behind it get their time anew.
+        As with stalls, only the sender in front is at fault: those behind it get their time anew,
+        and whoever reads from a sender that loads itself waits for as long as that one may take.
         Loads with several senders are left alone, because nobody says which of them is slow.
         """
         late = self._late(now_ns)
@@ -202,6 +203,10 @@ class Loads:
         for load in late.values():
             upstreams = senders(load.feeds)
             if len(upstreams) != 1 or len(load.feeds) != 1 or upstreams[0].worker in late:
+                continue
+            in_time_ns = self._in_time_until_ns(load, upstreams[0].worker, now_ns)
+            if in_time_ns is not None:
+                load.late_at_ns = in_time_ns
                 continue
             if self._has_other(load, upstreams[0].worker):
                 load.fail(upstreams[0].worker)
@@ -241,6 +246,14 @@ class Loads:
         for load in self.open.values():
             if load.predicted_ns is not None and load.late_at_ns is None:
                 load.late_at_ns = _late_at_ns(now_ns, load.predicted_ns)
+
+    def _in_time_until_ns(self, load: OpenLoad, sender: WorkerRef, now_ns: int) -> int | None:
+        """Until when the sender, which gets the same bytes itself, may take (None: no longer)."""
+        for other in self.open.values():
+            is_same = other.receiver == sender and other.model == load.model
+            if is_same and other.late_at_ns is not None and now_ns < other.late_at_ns:
+                return other.late_at_ns
+        return None
 
     def _has_other(self, load: OpenLoad, sender: WorkerRef) -> bool:
         """A complete copy that this load could read instead."""
