@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from works import larger, works
+from works import are_steps_of_single_runs, larger, works
 
 from livescale.latency.accelerators import ACCELERATORS, ENGINES
 from livescale.latency.models import AnyLatency
@@ -42,10 +42,7 @@ models = st.builds(
 def test_steps_take_as_long_as_their_runs(
     model: RooflineLatency, decodes: int, context: int, steps: int
 ) -> None:
-    runs = [
-        RunWork((), decodes, decodes * (context + step), sampled=decodes) for step in range(steps)
-    ]
-    assert model.decode_ns(decodes, decodes * context, steps) == [model.run_ns(w) for w in runs]
+    assert are_steps_of_single_runs(model, decodes, context, steps)
 
 
 @given(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from works import larger, works
+from works import are_steps_of_single_runs, larger, works
 
 from livescale.latency.curves import TimeCurve, TimeGrid
 from livescale.latency.models import AnyLatency
@@ -137,10 +137,7 @@ def test_curves_that_are_none_are_refused(at: tuple[int, ...], ns: tuple[int, ..
 def test_steps_take_as_long_as_their_runs(
     table: TableLatency, decodes: int, context: int, steps: int
 ) -> None:
-    runs = [
-        RunWork((), decodes, decodes * (context + step), sampled=decodes) for step in range(steps)
-    ]
-    assert table.decode_ns(decodes, decodes * context, steps) == [table.run_ns(w) for w in runs]
+    assert are_steps_of_single_runs(table, decodes, context, steps)
 
 
 @given(

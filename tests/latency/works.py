@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from livescale.latency.work import RunWork
+from livescale.latency.work import LatencyModel, RunWork
 
 chunks = st.lists(
     st.tuples(st.integers(1, 8192), st.integers(0, 32_768)), min_size=0, max_size=4
@@ -40,3 +40,12 @@ def larger(work: RunWork, more_tokens: int, more_context: int, more_decodes: int
         RunWork(work.prefills, more, more * context, work.sampled + more_decodes),
         RunWork(work.prefills, decodes, work.decode_context_tokens, work.sampled + 1),
     ]
+
+
+def are_steps_of_single_runs(model: LatencyModel, decodes: int, context: int, steps: int) -> bool:
+    """Several steps of decodes with so much context each take as long as that many Runs."""
+    runs = [
+        RunWork((), decodes, decodes * (context + step), sampled=decodes) for step in range(steps)
+    ]
+    times = model.decode_ns(decodes, decodes * context, steps)
+    return times == [model.run_ns(work) for work in runs]

@@ -330,7 +330,7 @@ class Controller:
             return
         state.is_leaving = True
         self._leaving[event.model] = None
-        self.fleet.touched[event.model] = None
+        self.scaling.look_again(event.model)
         self.pool.retire(event.model)
 
     def _released(self, event: Released) -> None:
@@ -355,7 +355,7 @@ class Controller:
             state.prefill_tokens_per_s = event.prefill_tokens_per_s
         if state.policy.kv_blocks is None:
             state.kv_blocks = event.kv_blocks
-        self.fleet.touched[event.model] = None
+        self.scaling.look_again(event.model)
 
     def _ticked(self, _event: Tick) -> None:
         """The time itself is the news: `_decide` looks at every deadline anyway."""

@@ -135,6 +135,10 @@ class Scaling:
                 ]
         return commands
 
+    def look_again(self, model: str) -> None:
+        """Something that its wish depends on has changed, besides its instances and requests."""
+        self._restless[model] = None
+
     def forget_model(self, model: str) -> None:
         """The model leaves the pool."""
         self._wishes.pop(model, None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from livescale.report.comparison import size_text
 from livescale.report.lives import InstanceLife
 from livescale.report.reported_run import ReportedRun
+from livescale.report.run_report import phases_s
 from livescale.report.terminal import seconds
 from livescale.telemetry.record import LoadPhases, ScaleLine
 
@@ -132,17 +133,7 @@ def _how(load: LoadPhases) -> str:
 
 
 def _phases(event: ScaleLine, load: LoadPhases) -> list[str]:
-    times = (
-        event.planned_ns,
-        load.first_byte_ns,
-        load.first_layer_ns,
-        load.loaded_ns,
-        load.first_token_ns,
-    )
-    return [
-        _ABSENT if at_ns is None else seconds((at_ns - event.decided_ns) / _NS_PER_S)
-        for at_ns in times
-    ]
+    return [_ABSENT if s is None else seconds(s) for s in phases_s(event, load)]
 
 
 def _table(

@@ -163,7 +163,13 @@ class RunReport:
             reason = f"{event.model}: {event.reason}" if has_several else event.reason
             head: list[object] = [at, change, reason]
             for load in event.loads:
-                rows.append([*head, f"{load.upstream} -> {load.worker}", *_phases(event, load)])
+                rows.append(
+                    [
+                        *head,
+                        f"{load.upstream} -> {load.worker}",
+                        *map(seconds, phases_s(event, load)),
+                    ]
+                )
                 head = ["", "", ""]
             for released_ns in event.released_ns.values():
                 freed = seconds((released_ns - event.decided_ns) / _NS_PER_S)
@@ -176,14 +182,9 @@ class RunReport:
         return table([*header, "1st token"], rows)
 
 
-# -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _is_loaded(load: LoadPhases) -> bool:
-    return load.loaded_ns is not None
-
-
-def _phases(event: ScaleLine, load: LoadPhases) -> list[str]:
+def phases_s(event: ScaleLine, load: LoadPhases) -> list[float | None]:
+    """Seconds from the decision to the plan, and to a load's first byte, first layer, end and
+    first token (None: not known, or not yet)."""
     times = (
         event.planned_ns,
         load.first_byte_ns,
@@ -191,7 +192,14 @@ def _phases(event: ScaleLine, load: LoadPhases) -> list[str]:
         load.loaded_ns,
         load.first_token_ns,
     )
-    return [seconds((t - event.decided_ns) / _NS_PER_S if t is not None else None) for t in times]
+    return [None if ns is None else (ns - event.decided_ns) / _NS_PER_S for ns in times]
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _is_loaded(load: LoadPhases) -> bool:
+    return load.loaded_ns is not None
 
 
 def _latency_table(s: RunSummary) -> str:

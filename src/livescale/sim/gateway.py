@@ -125,10 +125,6 @@ class SimGateway:
         self._say(RequestCancelled(request))
         self._finish(transcript, Outcome.CANCELLED)
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._transcripts
-
     # -- the controller -------------------------------------------------------------------------
 
     def joined(self) -> None:
