@@ -9,7 +9,16 @@ from collections.abc import Mapping
 
 from livescale.chunks import Feed
 from livescale.topology import LinkUse
-from livescale.types import FromWorker, PlanId, Upstream, Value, WorkerRef
+from livescale.types import FromWorker, InstanceId, PlanId, Upstream, Value, WorkerRef
+
+
+class Pairing(Value, frozen=True):
+    """How a loading instance works before everything is there: in which live order, and for which
+    overloaded instance (BlitzScale §5.2). Without a source it runs layers as they arrive, alone."""
+
+    order: str
+    source: WorkerRef | None = None
+    source_instance: InstanceId = 0
 
 
 class PlannedLoad(Value, frozen=True):

@@ -163,7 +163,7 @@ class BatcherMachine(RuleBasedStateMachine):
         assert batcher.has_work == bool(self.here)
         assert batcher.emitted_tokens == self.emitted
         if batcher.preemptions == batcher.reused_tokens == 0:
-            queued = sum(e.prefill_left for e in self.here.values())
+            queued = sum(e.prefill_left for e in here)
             assert batcher.queued_prefill_tokens == queued
         if not self.is_shared and batcher.preemptions == 0:
             assert batcher.reused_tokens == 0, "there is nothing that begins alike"

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.batching.blocks import BlockPool
+from livescale.batching.held import HeldSequences
 from livescale.batching.run import Emission, EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.batching.sharing import share_tokens
@@ -75,6 +76,10 @@ class Batcher:
         # Both in arrival order, and whoever waits arrived after whoever runs.
         self._waiting: OrderedDict[RequestId, SequenceState] = OrderedDict()
         self._running: OrderedDict[RequestId, SequenceState] = OrderedDict()
+        #: parts of live batches, computed by other Runs than `next_run`'s
+        self.held = HeldSequences(self.pool)
+        #: cancelled while a Run in flight writes their blocks, by request and attempt
+        self._leaving: dict[tuple[RequestId, int], SequenceState] = {}
         #: (request, attempt) pairs first admitted since `take_started` was last called
         self._started: list[tuple[RequestId, int]] = []
         self._in_flight: Run | None = None
@@ -118,10 +123,11 @@ class Batcher:
         freed when that Run is committed.
         """
         sequence = self._find(request)
-        if sequence is None or sequence.spec.attempt != attempt or sequence.is_cancelled:
+        if sequence is None or sequence.spec.attempt != attempt:
             return False
         if self._is_in_flight(request):
-            sequence.is_cancelled = True
+            del self._running[request]
+            self._leaving[request, attempt] = sequence
         elif request in self._running:
             self._retire(sequence)
         else:
@@ -130,8 +136,10 @@ class Batcher:
 
     # -- the three verbs --------------------------------------------------------------------
 
-    def next_run(self, steps_max: int = 1) -> Run | None:
+    def next_run(self, steps_max: int = 1, *, admits: bool = True) -> Run | None:
         """The next Run, or None when nothing is here. It must be committed before the next.
+
+        Without `admits` whoever waits goes on waiting: a live batch that is older comes first.
 
         Whoever can carry out several steps at once (the simulator) gets up to `steps_max` if
         nothing that is here now can change the batch before the last of them. What comes in
@@ -139,16 +147,21 @@ class Batcher:
         """
         assert self._in_flight is None, f"{self!r}: {self._in_flight} is not committed"
         self._grow()
-        self._admit()
+        if admits:
+            self._admit()
         segments = self._segments()
         if not segments:
             return None
-        self._runs += 1
         steps = 1
         if steps_max > 1 and self._all_stay(segments):
             steps = steps_ahead(self.pool, list(self._running.values()), steps_max)
-        self._in_flight = Run(self._runs, self.span, segments, steps)
+        self._in_flight = Run(self.next_run_id(), self.span, segments, steps)
         return self._in_flight
+
+    def next_run_id(self) -> int:
+        """Numbers the Runs of the instance, also those of live batches."""
+        self._runs += 1
+        return self._runs
 
     def shorten(self, run: Run, steps: int) -> Run:
         """The Run in flight ends after so many of its steps; commit the one that is returned."""
@@ -177,43 +190,136 @@ class Batcher:
         assert all(len(tokens) == run.steps for tokens in token_ids), f"not {run.steps} steps"
         self._in_flight = None
         if run.steps > 1:
-            self._advance(token_ids)
+            self._advance([self._sequence_of(s) for s in run.segments], token_ids)
         sampled = iter(token_ids)
         emitted = []
-        block_tokens = self.config.block_tokens
         for segment in run.segments:
-            sequence = self._running[segment.request]
             tokens = next(sampled) if segment.samples else ()
-            first = sequence.computed // block_tokens
-            sequence.computed += len(segment.token_ids)
-            # Blocks that became full are in the index.
-            for number in range(first, sequence.computed // block_tokens):
-                self.pool.publish(sequence.block_table[number], sequence.key(number))
-            if sequence.is_cancelled:
-                self._retire(sequence)
+            sequence = self._sequence_of(segment)
+            self._write(sequence, len(segment.token_ids))
+            if self._leaving.pop((segment.request, segment.attempt), None) is not None:
+                self.pool.release(sequence.block_table)
             elif tokens:
                 emitted.append(self._emit(sequence, tokens))
         return emitted
+
+    # -- parts of live batches --------------------------------------------------------------
+
+    def hold_waiting(self, tokens_max: int, order_max: int | None) -> list[SequenceState]:
+        """The requests that wait longest are held from now on, with blocks for their known tokens:
+        as many as have `tokens_max` tokens together (one at least), and as there is room for.
+        With `order_max` only those that arrived up to then (see `arrivals`)."""
+        taken: list[SequenceState] = []
+        tokens = 0
+        while self._waiting:
+            sequence = next(iter(self._waiting.values()))
+            tokens += sequence.known_tokens
+            if (taken and tokens > tokens_max) or not self.has_room([sequence.known_tokens]):
+                break
+            if order_max is not None and sequence.order > order_max:
+                break
+            del self._waiting[sequence.spec.request]
+            self.held.add(sequence)
+            self._start(sequence)
+            taken.append(sequence)
+        return taken
+
+    def has_room(self, tokens: Sequence[int]) -> bool:
+        """Requests with so many known tokens each could be held besides all that grows here."""
+        pool, growth = self.pool, self.config.growth_tokens
+        if len(self._running) + len(self.held) + len(tokens) > self.config.sequences_max:
+            return False
+        wanted = sum(pool.blocks_for(count) + pool.blocks_for(growth) for count in tokens)
+        growing = sum(map(self._growth, (*self._running.values(), *self.held)))
+        is_empty = not self._running and not len(self.held) and len(tokens) == 1
+        if is_empty:  # alone it needs no room beside it
+            wanted, growing = pool.blocks_for(tokens[0]), 0
+        return wanted + growing <= pool.free
+
+    def hold(self, spec: SequenceSpec, block_table: tuple[int, ...]) -> SequenceState:
+        """A request that is computed elsewhere so far; its blocks were reserved."""
+        self._arrivals += 1
+        sequence = SequenceState.of(spec, self._arrivals, self.config.block_tokens)
+        sequence.block_table = block_table
+        self.held.add(sequence)
+        self._start(sequence)
+        return sequence
+
+    def emit_held(self, sequence: SequenceState, token_id: int) -> Emission:
+        """All layers of its known tokens are computed, and this is the next token.
+
+        If it was its last one, it is over; else it waits for `join`.
+        """
+        sequence.computed = sequence.known_tokens
+        self.held.remove(sequence)
+        self._running[sequence.spec.request] = sequence
+        e = self._emit(sequence, (token_id,))
+        if e.finish_reason is None:
+            del self._running[sequence.spec.request]
+            self.held.add(sequence)
+        return Emission(e.request, e.attempt, e.index, e.token_ids[0], e.finish_reason)
+
+    def join(self, sequence: SequenceState) -> None:
+        """Every layer of what is computed is written here: from now on it runs as others do."""
+        self.held.remove(sequence)
+        computed, sequence.computed = sequence.computed, 0
+        self._write(sequence, computed)
+        self._running[sequence.spec.request] = sequence
+        later = [r for r, other in self._running.items() if other.order > sequence.order]
+        for request in later:
+            self._running.move_to_end(request)
+
+    def put_back(self, sequence: SequenceState) -> None:
+        """It waits again, before those that came after it, and is computed anew."""
+        self.held.drop(sequence)
+        sequence.computed = 0
+        sequence.prefill_tokens = sequence.known_tokens
+        self._waiting[sequence.spec.request] = sequence
+        for request in [r for r, other in self._waiting.items() if other.order > sequence.order]:
+            self._waiting.move_to_end(request)
 
     # -- what can be asked ------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        """Something for `next_run` is here, or in flight."""
+        return bool(self._waiting or self._running or self._leaving)
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        """Requests that were started and have blocks here, held ones included."""
+        return len(self._running) + len(self.held) + len(self._leaving)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     @property
+    def running_here(self) -> int:
+        """Requests that `next_run` computes: decodes, and prompts that it has begun."""
+        return len(self._running)
+
+    @property
+    def arrivals(self) -> int:
+        """Requests that ever arrived: the order of the last one."""
+        return self._arrivals
+
+    @property
     def queued_prefill_tokens(self) -> int:
         """Prompt tokens that are here and not yet computed, those of preempted requests again."""
+        held = (s.prefill_tokens - s.computed for s in self.held if not s.is_elsewhere)
+        return self.queued_own_tokens + sum(max(count, 0) for count in held)
+
+    @property
+    def queued_own_tokens(self) -> int:
+        """Of these, the ones that `next_run` will compute."""
         sequences = (*self._waiting.values(), *self._running.values())
         return sum(max(s.prefill_tokens - s.computed, 0) for s in sequences)
+
+    def waits_since(self, order_max: int | None) -> bool:
+        """Somebody waits who arrived up to then (None: whenever)."""
+        first = next(iter(self._waiting.values()), None)
+        return first is not None and (order_max is None or first.order <= order_max)
 
     def take_started(self) -> tuple[tuple[RequestId, int], ...]:
         """(request, attempt) pairs first admitted since the last call."""
@@ -222,16 +328,22 @@ class Batcher:
 
     def requests(self) -> tuple[tuple[RequestId, int], ...]:
         """(request, attempt) of everything here, waiting or running."""
-        sequences = (*self._running.values(), *self._waiting.values())
-        return tuple((s.spec.request, s.spec.attempt) for s in sequences if not s.is_cancelled)
+        sequences = (*self._running.values(), *self.held, *self._waiting.values())
+        return tuple((s.spec.request, s.spec.attempt) for s in sequences if not s.is_elsewhere)
 
     def validate(self) -> None:
         """Check all collections against each other. Raises AssertionError."""
-        self.pool.validate(sequence.block_table for sequence in self._running.values())
+        users = (*self._running.values(), *self._leaving.values())
+        self.pool.validate([*(s.block_table for s in users), *self.held.tables()])
         assert len(self._running) <= self.config.sequences_max
         assert 0 <= self.reused_tokens <= self.prefix_lookup_tokens
-        orders = [s.order for s in (*self._running.values(), *self._waiting.values())]
-        assert orders == sorted(set(orders)), "first come, first served"
+        for line in (self._running, self._waiting):
+            orders = [s.order for s in line.values()]
+            assert orders == sorted(set(orders)), "first come, first served"
+        first = next(iter(self._waiting.values()), None)
+        for sequence in self._running.values():
+            overtakes = first is not None and sequence.order > first.order
+            assert sequence.was_held or not overtakes, "first come, first served"
         for request, sequence in self._running.items():
             assert sequence.is_started, request
             assert 0 <= sequence.computed < sequence.known_tokens, request
@@ -240,7 +352,6 @@ class Batcher:
         for request, sequence in self._waiting.items():
             assert not sequence.block_table, request
             assert sequence.computed == 0, request
-            assert not sequence.is_cancelled, request
 
     def _validate_table(self, sequence: SequenceState) -> None:
         """Its blocks hold what it computed, and only full ones belong to others, too."""
@@ -269,6 +380,11 @@ class Batcher:
     def _is_in_flight(self, request: RequestId) -> bool:
         run = self._in_flight
         return run is not None and any(s.request == request for s in run.segments)
+
+    def _sequence_of(self, segment: Segment) -> SequenceState:
+        """Whose segment of the Run in flight it is."""
+        leaving = self._leaving.get((segment.request, segment.attempt))
+        return leaving or self._running[segment.request]
 
     def _retire(self, sequence: SequenceState) -> None:
         del self._running[sequence.spec.request]
@@ -331,9 +447,12 @@ class Batcher:
             growing += self._growth(sequence)
             self.prefix_lookup_tokens += sequence.known_tokens
             self.reused_tokens += sequence.computed
-            if not sequence.is_started:
-                sequence.is_started = True
-                self._started.append((request, sequence.spec.attempt))
+            self._start(sequence)
+
+    def _start(self, sequence: SequenceState) -> None:
+        if not sequence.is_started:
+            sequence.is_started = True
+            self._started.append((sequence.spec.request, sequence.spec.attempt))
 
     def _growth(self, sequence: SequenceState) -> int:
         """Blocks that it lacks for `growth_tokens` more tokens, or for all that it may generate."""
@@ -411,7 +530,17 @@ class Batcher:
             generated_ids=sequence.generated,
         )
 
-    def _advance(self, token_ids: Sequence[Sequence[int]]) -> None:
+    def _write(self, sequence: SequenceState, count: int) -> None:
+        """So many further positions have their KV in every layer: blocks that they filled are
+        found by whoever begins alike."""
+        first = sequence.computed // self.config.block_tokens
+        sequence.computed += count
+        for number in range(first, sequence.computed // self.config.block_tokens):
+            self.pool.publish(sequence.block_table[number], sequence.key(number))
+
+    def _advance(
+        self, running: Sequence[SequenceState], token_ids: Sequence[Sequence[int]]
+    ) -> None:
         """All steps of a Run but the last are over: their tokens were the next steps' input.
 
         Blocks are published and taken in the order of single steps, so that the same ones leave
@@ -419,15 +548,12 @@ class Batcher:
         """
         size = self.config.block_tokens
         changes: list[tuple[int, bool, int, int]] = []
-        for place, (sequence, tokens) in enumerate(
-            zip(self._running.values(), token_ids, strict=True)
-        ):
+        for place, (sequence, tokens) in enumerate(zip(running, token_ids, strict=True)):
             steps = len(tokens) - 1
             changes += block_changes(sequence, steps, size, place)
             sequence.generated.extend(tokens[:-1])
             sequence.computed += steps
             self.emitted_tokens += steps
-        running = list(self._running.values())
         for _, is_taken, place, number in sorted(changes):
             sequence = running[place]
             if is_taken:

@@ -32,7 +32,10 @@ class SequenceState:
     block_table: tuple[int, ...] = ()
     computed: int = 0
     is_started: bool = False
-    is_cancelled: bool = False
+    #: it was part of a live batch, so that its place among the others is not that of its arrival
+    was_held: bool = False
+    #: another instance has taken it over; only its KV is still read here
+    is_elsewhere: bool = False
     _keys: list[bytes] = field(default_factory=list)
 
     @classmethod

@@ -1,0 +1,100 @@
+"""One live batch: prompts that are computed together, layer by layer, here and elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from livescale.batching.live_messages import BatchKey
+from livescale.batching.live_order import Progress
+from livescale.batching.run import Run, Segment
+from livescale.batching.sequence import SequenceState
+from livescale.types import LayerSpan, RequestId, Value
+
+
+class LiveLimits(Value, frozen=True):
+    """What bounds live work on one instance.
+
+    A target keeps at most `batches_max` batches in its line. Requests form a batch up to
+    `batch_tokens_max` tokens, fewer if one layer of them would take longer than `gap_ns`; a longer
+    prompt is one alone. A pulled batch runs for at most `gap_ns` at a time between decodes, but
+    for one layer at least. `kv_layers_ahead` layers' KV are asked for at once. A partner that does
+    not answer for `answer_ns` is given up.
+    """
+
+    batches_max: int = 16
+    batch_tokens_max: int = 2048
+    gap_ns: int = 20_000_000
+    kv_layers_ahead: int = 4
+    answer_ns: int = 5_000_000_000
+
+    def __post_init__(self) -> None:
+        for name in ("batches_max", "batch_tokens_max", "gap_ns", "kv_layers_ahead", "answer_ns"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+
+
+@dataclass(slots=True, eq=False)
+class LiveBatch:
+    """Requests that were put together on a target and stay together until their last layer.
+
+    Layers below `next_layer` are done. `cancelled` requests are computed along, and nobody hears of
+    them. Of a batch that was taken over, `kv_missing` lists the layers whose KV is still with the
+    target, and `kv_asked` those of them that are on their way.
+    """
+
+    key: BatchKey
+    sequences: list[SequenceState]
+    next_layer: int = 0
+    had_turn: bool = False
+    cancelled: dict[RequestId, None] = field(default_factory=dict)
+    kv_missing: dict[int, None] = field(default_factory=dict)
+    kv_asked: dict[int, None] = field(default_factory=dict)
+    #: when the last KV came, or the first was asked for
+    kv_since_ns: int = 0
+    #: when the target handed it over
+    given_ns: int = 0
+    #: the source has said that it is its own now
+    is_taken: bool = False
+
+    @property
+    def layers_done(self) -> int:
+        """Decoder layers that were run."""
+        return max(self.next_layer - 1, 0)
+
+    @property
+    def tokens(self) -> int:
+        return sum(sequence.known_tokens for sequence in self.sequences)
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody waits for any of it."""
+        return len(self.cancelled) == len(self.sequences)
+
+    def progress(self, is_running: bool) -> Progress:
+        """As a live order sees it."""
+        return Progress(self.layers_done, self.had_turn, is_running)
+
+    def span(self, count: int, layers: int) -> LayerSpan:
+        """The model's layers that `count` more decoder layers are, of `layers` in all: the
+        embedding rides with the first of them, the head with the last."""
+        last = self.layers_done + count
+        return LayerSpan(self.next_layer, last + 1 if last < layers else layers + 2)
+
+    def run(self, number: int, span: LayerSpan, *, samples: bool) -> Run:
+        """All known tokens of its requests over these layers; `samples` with the head."""
+        return Run(number, span, tuple(_segment(s, samples) for s in self.sequences))
+
+
+def _segment(sequence: SequenceState, samples: bool) -> Segment:
+    spec = sequence.spec
+    return Segment(
+        request=spec.request,
+        attempt=spec.attempt,
+        first_position=0,
+        token_ids=sequence.token_ids(0, sequence.known_tokens),
+        block_table=sequence.block_table,
+        samples=samples,
+        sampling=spec.sampling,
+        prompt_ids=spec.prompt_ids,
+        generated_ids=sequence.generated,
+    )

@@ -1,0 +1,339 @@
+"""Live scaling on one instance: its Batcher, its live batches, and what it tells its partner.
+
+The same three verbs as a Batcher: `next_run()` -> `executor.run(run, rows)` -> `commit(run, ids)`.
+While parameters arrive (`watermark` below all layers) the instance is a *target*: it forms batches
+of waiting prompts and runs their layers in the live order. With all layers it serves as any other,
+and takes batches over as a *source* (BlitzScale §5.2). Who takes what is agreed in messages
+(`live_messages.py`, `live_giver.py`, `live_taker.py`); rows and KV lie with the executor, named by
+the batch's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from livescale.batching.batcher import Batcher
+from livescale.batching.live_batch import LiveBatch, LiveLimits
+from livescale.batching.live_giver import LiveGiver
+from livescale.batching.live_messages import BatchKey, LiveMessage
+from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
+from livescale.batching.live_taker import LiveTaker
+from livescale.batching.run import Emission, EmittedTokens, Run, SequenceSpec
+from livescale.plans import Pairing
+from livescale.types import InstanceId, RequestId, WorkerRef
+
+
+class LiveBatcher:
+    """Decides the Runs of one instance of a model of `batcher.span.stop` layers.
+
+    `pairing` None: the instance does nothing before everything is loaded. Else it is live from the
+    start, for the pairing's source if there is one.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        instance: InstanceId,
+        limits: LiveLimits,
+        pairing: Pairing | None = None,
+    ) -> None:
+        self.batcher = batcher
+        self.instance = instance
+        self.limits = limits
+        #: layers 0…watermark-1 are here
+        self.watermark = 0
+        self._decoder_layers = batcher.span.stop - 2
+        self._order: LiveOrder | None = LIVE_ORDERS[pairing.order] if pairing is not None else None
+        self.giver = LiveGiver(batcher, instance, self._decoder_layers, self._order)
+        self.taker = LiveTaker(batcher, instance, limits)
+        if pairing is not None and pairing.source is not None:
+            self.giver.pair(pairing.source, pairing.source_instance)
+        #: the live batch whose Run is in flight
+        self._in_flight: LiveBatch | None = None
+        self._was_live = False
+        #: what one token takes in one layer, measured; 0: not yet
+        self._token_layer_ps = 0
+        #: of a target with everything: requests up to this one came while it was live
+        self._order_max: int | None = None
+        #: Runs of live batches so far
+        self.live_runs = 0
+
+    # -- what comes in --------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        return self.watermark == self.batcher.span.stop
+
+    @property
+    def is_live(self) -> bool:
+        """Requests may be sent here though layers are missing."""
+        return self._order is not None and self._order.is_live
+
+    def layers_arrived(self, watermark: int) -> None:
+        """Layers 0…watermark-1 are complete and may be run."""
+        assert self.watermark <= watermark <= self.batcher.span.stop
+        self.watermark = watermark
+        if self.is_full:
+            self._order_max = self.batcher.arrivals
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Accept a request; ValueError when it can never run here. A newer attempt of a request
+        takes the place of an older one."""
+        for request, attempt in self.batcher.requests():
+            if request == spec.request and attempt < spec.attempt:
+                self.cancel(request, attempt)
+        self.batcher.add(spec)
+
+    def cancel(self, request: RequestId, attempt: int) -> bool:
+        """Forget the request. False when it is not here, or another instance's by now.
+
+        Its KV is freed at once, or when the Run in flight, or its live batch, is over.
+        """
+        if self.batcher.cancel(request, attempt):
+            return True
+        for batch in self._batches():
+            for sequence in batch.sequences:
+                spec = sequence.spec
+                is_it = (spec.request, spec.attempt) == (request, attempt)
+                if is_it and not sequence.is_elsewhere and request not in batch.cancelled:
+                    batch.cancelled[request] = None
+                    self._drop_if_over(batch)
+                    return True
+        return False
+
+    def give_back(self) -> list[tuple[RequestId, int]]:
+        """Forget everything that is here: the load has failed, or the instance must go.
+
+        Returns (request, attempt) of all that were its own: they must run elsewhere.
+        """
+        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        own = self.requests()
+        for batch in [*self._batches()]:
+            self._drop(batch)
+        self.taker.forget_all()
+        self.giver.part()
+        for request, attempt in own:
+            self.batcher.cancel(request, attempt)
+        return own
+
+    # -- the three verbs ------------------------------------------------------------------------
+
+    def next_run(self, steps_max: int = 1) -> Run | None:
+        """The next Run, or None when there is nothing that could run now. It must be committed
+        before the next. See `Batcher.next_run` for `steps_max`."""
+        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        self._form_batches()
+        if not self.is_full:
+            return self._line_run()
+        has_live = bool(self.giver.line or self.taker.runnable())
+        if not has_live:
+            self._was_live = False
+            return self.batcher.next_run(steps_max)
+        if self._was_live and self.batcher.running_here:
+            # Decodes go on between the layers of a batch.
+            self._was_live = False
+            run = self.batcher.next_run(admits=False)
+            if run is not None:
+                return run
+        return self._line_run() or self._taken_run() or self.batcher.next_run(admits=False)
+
+    def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
+        """Take the Run's result: one token per sampling segment, in segment order."""
+        if self._in_flight is None:
+            return self.batcher.commit(run, token_ids)
+        return self._commit_live(run, token_ids)
+
+    def commit_steps(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
+        """As `commit`, for a Run of any number of steps."""
+        if self._in_flight is None:
+            return self.batcher.commit_steps(run, token_ids)
+        assert run.steps == 1
+        emitted = self._commit_live(run, [tokens[0] for tokens in token_ids])
+        return [
+            EmittedTokens(e.request, e.attempt, e.index, (e.token_id,), e.finish_reason)
+            for e in emitted
+        ]
+
+    def ran(self, run: Run, elapsed_ns: int) -> None:
+        """How long a committed Run took: what bounds live Runs and pulls is reckoned from it."""
+        stop = self.batcher.span.stop - 1
+        count = run.token_count * (min(run.span.stop, stop) - max(run.span.start, 1))
+        if run.steps > 1 or run.token_count < _MEASURED_TOKENS_MIN:
+            return
+        measured = elapsed_ns * 1000 // count
+        known = self._token_layer_ps
+        self._token_layer_ps = measured if not known else (3 * known + measured) // 4
+        self.taker.token_layer_ps = self._token_layer_ps
+
+    # -- the partner ----------------------------------------------------------------------------
+
+    def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> None:
+        """A message of the other instance of a pair, between two Runs. `Handover` and `KvLayer`
+        come when their bytes are here."""
+        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        if not self.giver.take_message(peer, message, self._loaded(), now_ns):
+            self.taker.take_message(peer, message, now_ns, is_full=self.is_full)
+
+    def peer_lost(self, peer: WorkerRef) -> None:
+        """Nothing more comes from this worker or goes there. Between two Runs."""
+        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        self.giver.peer_lost(peer)
+        self.taker.peer_lost(peer)
+
+    def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
+        """What is to be told to whom, since the last call. To be called whenever something
+        happened, also after `next_run` and `commit`."""
+        if self._in_flight is None:
+            self._form_batches()
+            self.giver.expire(now_ns, self.limits.answer_ns)
+        has_more = self._may_form() and self.batcher.waits_since(self._order_max)
+        is_over = self.is_full and not has_more
+        self.giver.offer(self._loaded(), is_over=is_over)
+        if self.is_full and self._in_flight is None:
+            self.taker.pull(now_ns)
+        return self.giver.take_outbox() + self.taker.take_outbox()
+
+    # -- what can be asked ----------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """`next_run` might have something now."""
+        return self.batcher.has_work or bool(self.giver.line or self.taker.batches)
+
+    def deadline_ns(self) -> int | None:
+        """When a partner's answer is late: then `take_outbox` is to be called."""
+        deadlines = (self.giver.deadline_ns(self.limits.answer_ns), self.taker.deadline_ns())
+        return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
+
+    def prefill_tokens_per_s(self) -> int | None:
+        """Rate of prefills as measured here; None before the first one."""
+        if not self._token_layer_ps:
+            return None
+        return max(1, 10**12 // (self._token_layer_ps * self._decoder_layers))
+
+    def key_of(self, run: Run) -> BatchKey | None:
+        """The live batch whose Run in flight this is: names its rows."""
+        return self._in_flight.key if self._in_flight is not None else None
+
+    def holds(self, key: BatchKey) -> bool:
+        """Rows or KV of this batch may still be wanted here."""
+        return any(batch.key == key for batch in self._batches())
+
+    def requests(self) -> list[tuple[RequestId, int]]:
+        """(request, attempt) of everything that is this instance's, cancelled ones left out."""
+        cancelled = {r for batch in self._batches() for r in batch.cancelled}
+        return [pair for pair in self.batcher.requests() if pair[0] not in cancelled]
+
+    def validate(self) -> None:
+        """Check batches and Batcher against each other. Raises AssertionError."""
+        self.batcher.validate()
+        batched = [s for batch in self._batches() for s in batch.sequences]
+        waiting = [s for s in self.batcher.held if not any(s is other for other in batched)]
+        assert not waiting, f"{waiting} are held for nobody"
+        assert len(batched) == len(self.batcher.held), "a request is in two batches"
+        numbers = [batch.key.number for batch in self.giver.line]
+        assert numbers == sorted(set(numbers)), "the line is in order"
+        for batch in self.giver.line:
+            assert batch.layers_done <= self._loaded(), f"{batch.key} ran layers that are not here"
+
+    def __repr__(self) -> str:
+        return (
+            f"<LiveBatcher {self.instance}, {self.watermark}/{self.batcher.span.stop} layers,"
+            f" {len(self.giver.line)} batches in line, {len(self.taker.batches)} taken over,"
+            f" {self.batcher!r}>"
+        )
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _batches(self) -> list[LiveBatch]:
+        return [*self.giver.line, *self.giver.given.values(), *self.taker.batches.values()]
+
+    def _loaded(self) -> int:
+        """Decoder layers that can run: the last one runs with the head."""
+        if self.is_full:
+            return self._decoder_layers
+        return min(max(self.watermark - 1, 0), self._decoder_layers - 1)
+
+    def _may_form(self) -> bool:
+        """Prompts that wait become live batches: while layers arrive, and for those that came
+        meanwhile as long as there is somebody to share them with."""
+        return self.is_live and (not self.is_full or not self.giver.is_parted)
+
+    def _form_batches(self) -> None:
+        tokens_max = self.limits.batch_tokens_max
+        if self._token_layer_ps:
+            tokens_max = min(tokens_max, self.limits.gap_ns * 1000 // self._token_layer_ps)
+        while self._may_form() and len(self.giver.line) < self.limits.batches_max:
+            sequences = self.batcher.hold_waiting(tokens_max, self._order_max)
+            if not sequences:
+                return
+            self.giver.append(sequences)
+
+    def _line_run(self) -> Run | None:
+        """The target's turn."""
+        if self._order is None:
+            return None
+        line = [batch.progress(False) for batch in self.giver.line]
+        turn = self._order.target_turn(line, self._loaded(), self._decoder_layers)
+        if turn is None:
+            return None
+        batch = self.giver.line[turn.batch]
+        batch.had_turn = True
+        return self._start(batch, turn.layers)
+
+    def _taken_run(self) -> Run | None:
+        """Some layers of the batch that was taken over first."""
+        batch = next(iter(self.taker.runnable()), None)
+        if batch is None:
+            return None
+        count = self._decoder_layers - batch.layers_done
+        # Also without decodes: between two Runs the next batch is asked for, and KV comes in.
+        layer_ps = max(self._token_layer_ps * batch.tokens, 1)
+        fitting = self.limits.gap_ns * 1000 // layer_ps if self._token_layer_ps else 1
+        return self._start(batch, max(1, min(count, fitting)))
+
+    def _start(self, batch: LiveBatch, count: int) -> Run:
+        span = batch.span(count, self._decoder_layers)
+        self._in_flight, self._was_live = batch, True
+        self.live_runs += 1
+        samples = span.stop == self.batcher.span.stop
+        return batch.run(self.batcher.next_run_id(), span, samples=samples)
+
+    def _commit_live(self, run: Run, token_ids: list[int]) -> list[Emission]:
+        batch, self._in_flight = self._in_flight, None
+        assert batch is not None
+        assert run.span.start == batch.next_layer, f"{run.span} of {batch.key}"
+        batch.next_layer = run.span.stop
+        emissions: list[Emission] = []
+        if run.span.stop < self.batcher.span.stop:
+            assert not token_ids, f"{len(token_ids)} tokens without a head"
+            self._drop_if_over(batch)
+            return emissions
+        for sequence, token_id in zip([*batch.sequences], token_ids, strict=True):
+            if sequence.spec.request in batch.cancelled:
+                self.batcher.held.drop(sequence)
+                batch.sequences.remove(sequence)
+                continue
+            emission = self.batcher.emit_held(sequence, token_id)
+            emissions.append(emission)
+            if emission.finish_reason is not None:
+                batch.sequences.remove(sequence)
+        batch.cancelled = {}
+        self.giver.computed(batch)
+        self.taker.computed(batch)
+        return emissions
+
+    def _drop_if_over(self, batch: LiveBatch) -> None:
+        if batch.is_over and batch is not self._in_flight:
+            self._drop(batch)
+
+    def _drop(self, batch: LiveBatch) -> None:
+        for sequence in batch.sequences:
+            self.batcher.held.drop(sequence)
+        batch.sequences = []
+        self.giver.forget(batch)
+        self.taker.forget(batch)
+
+
+_MEASURED_TOKENS_MIN = 16
+"""Runs of fewer tokens say little of what a prompt's token takes."""

@@ -1,0 +1,223 @@
+"""The target's side of a live pair: its line of batches, and those that it has given away.
+
+No Runs are chosen here: that is the LiveBatcher's.
+"""
+
+from __future__ import annotations
+
+from livescale.batching.batcher import Batcher
+from livescale.batching.live_batch import LiveBatch
+from livescale.batching.live_messages import (
+    BatchKey,
+    Declined,
+    Gone,
+    Handover,
+    KvLayer,
+    KvWanted,
+    LiveMessage,
+    Offer,
+    Parted,
+    Pull,
+    Settled,
+    Taken,
+)
+from livescale.batching.live_order import LiveOrder
+from livescale.batching.run import SequenceSpec
+from livescale.batching.sequence import SequenceState
+from livescale.types import InstanceId, WorkerRef
+
+
+class LiveGiver:
+    """`line` are the batches that are the target's, the earliest first; `given` those that were
+    handed over and are not settled. Messages to the source pile up until `take_outbox`."""
+
+    def __init__(
+        self, batcher: Batcher, instance: InstanceId, layers: int, order: LiveOrder | None
+    ) -> None:
+        self._batcher = batcher
+        self._instance = instance
+        self._layers = layers
+        self._order = order
+        self.line: list[LiveBatch] = []
+        self.given: dict[BatchKey, LiveBatch] = {}
+        self._source: WorkerRef | None = None
+        self._source_instance: InstanceId = 0
+        self._batches = 0
+        self._offered: Offer | None = None
+        self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
+        #: batches handed over so far
+        self.handovers = 0
+
+    @property
+    def is_parted(self) -> bool:
+        """Nobody pulls from here (any more)."""
+        return self._source is None
+
+    def pair(self, source: WorkerRef, source_instance: InstanceId) -> None:
+        """This one may pull."""
+        self._source, self._source_instance = source, source_instance
+
+    def part(self) -> None:
+        """Nobody may pull any more."""
+        if self._source is not None:
+            self._say(Parted(self._instance))
+            self._source = self._offered = None
+
+    # -- the line -------------------------------------------------------------------------------
+
+    def append(self, sequences: list[SequenceState]) -> None:
+        """Held requests are a batch from now on, the last of the line."""
+        self._batches += 1
+        self.line.append(LiveBatch(BatchKey(self._instance, self._batches), sequences))
+
+    def computed(self, batch: LiveBatch) -> None:
+        """Its last layer was run here: what is not over joins the running requests."""
+        if batch in self.line:
+            self.line.remove(batch)
+            for sequence in batch.sequences:
+                self._batcher.join(sequence)
+
+    def forget(self, batch: LiveBatch) -> None:
+        """Nothing is left of it."""
+        if batch in self.line:
+            self.line.remove(batch)
+        self.given.pop(batch.key, None)
+
+    def offer(self, loaded: int, *, is_over: bool) -> None:
+        """Tell the source what it can have next, if that has changed.
+
+        `loaded` decoder layers can run here. `is_over`: no further batch will come.
+        """
+        if self._source is None or self._order is None:
+            return
+        if is_over and not self.line and not self.given:
+            self.part()
+            return
+        index = self._pullable(loaded)
+        offer = Offer(self._source_instance, BatchKey(self._instance, 0), ())
+        if index is not None:
+            batch = self.line[index]
+            tokens = tuple(sequence.known_tokens for sequence in batch.sequences)
+            offer = Offer(self._source_instance, batch.key, tokens)
+        if offer != self._offered:
+            self._offered = offer
+            self._say(offer)
+
+    # -- the source's messages ------------------------------------------------------------------
+
+    def take_message(self, peer: WorkerRef, message: LiveMessage, loaded: int, now_ns: int) -> bool:
+        """False if it is not for a target, or not for this one."""
+        if isinstance(message, Pull):
+            if message.batch.target == self._instance and peer == self._source:
+                self._answer(message.batch, loaded, now_ns)
+            else:
+                self._outbox.append((peer, Gone(message.batch)))
+            return True
+        if isinstance(message, Parted) and message.target == self._instance:
+            if peer == self._source:
+                self._source = self._offered = None
+            return True
+        if not isinstance(message, Declined | Taken | KvWanted | Settled):
+            return False
+        batch = self.given.get(message.batch)
+        if batch is None:
+            if isinstance(message, KvWanted):
+                self._outbox.append((peer, Gone(message.batch)))
+            return True
+        if isinstance(message, Declined):
+            self._take_back(batch)
+        elif isinstance(message, Taken):
+            batch.is_taken = True
+            for sequence in batch.sequences:
+                sequence.is_elsewhere = True
+        elif isinstance(message, KvWanted):
+            if 1 <= message.layer < batch.next_layer:
+                self._outbox.append((peer, KvLayer(message.batch, message.layer)))
+        else:
+            self._settle(batch)
+        return True
+
+    def peer_lost(self, peer: WorkerRef) -> None:
+        """What was not taken is the target's again, and it finishes it."""
+        if peer != self._source:
+            return
+        self._source = self._offered = None
+        self._outbox = [entry for entry in self._outbox if entry[0] != peer]
+        for batch in list(self.given.values()):
+            if batch.is_taken:
+                self._settle(batch)
+            else:
+                self._take_back(batch)
+
+    def take_outbox(self) -> list[tuple[WorkerRef, LiveMessage]]:
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def expire(self, now_ns: int, answer_ns: int) -> None:
+        """A source that says nothing of what it was given is given up."""
+        if any(now_ns > given + answer_ns for given in self._unanswered()):
+            assert self._source is not None
+            self.peer_lost(self._source)
+
+    def deadline_ns(self, answer_ns: int) -> int | None:
+        """When the source is late."""
+        unanswered = self._unanswered()
+        return min(unanswered) + answer_ns + 1 if unanswered else None
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _unanswered(self) -> list[int]:
+        """When batches were handed over of which nothing was heard."""
+        if self._source is None:
+            return []
+        return [batch.given_ns for batch in self.given.values() if not batch.is_taken]
+
+    def _say(self, message: LiveMessage) -> None:
+        assert self._source is not None
+        self._outbox.append((self._source, message))
+
+    def _pullable(self, loaded: int) -> int | None:
+        """What the source may have next, once no Run is in flight."""
+        assert self._order is not None
+        line = [batch.progress(False) for batch in self.line]
+        return self._order.source_pull(line, loaded, self._layers)
+
+    def _answer(self, key: BatchKey, loaded: int, now_ns: int) -> None:
+        """Hand over what was asked for, unless it is not to be had any more."""
+        index = next((i for i, batch in enumerate(self.line) if batch.key == key), None)
+        if index is None or self._pullable(loaded) is None:
+            self._say(Gone(key))
+            return
+        batch = self.line.pop(index)
+        for sequence in [s for s in batch.sequences if s.spec.request in batch.cancelled]:
+            if batch.next_layer == 0:  # no row of it exists that would have to be left out
+                batch.sequences.remove(sequence)
+                del batch.cancelled[sequence.spec.request]
+                self._batcher.held.drop(sequence)
+        self.given[key] = batch
+        batch.given_ns = now_ns
+        self._offered = None
+        self.handovers += 1
+        self._say(Handover(key, tuple(map(_spec, batch.sequences)), batch.next_layer))
+
+    def _take_back(self, batch: LiveBatch) -> None:
+        del self.given[batch.key]
+        self.line.append(batch)
+        self.line.sort(key=lambda other: other.key)
+
+    def _settle(self, batch: LiveBatch) -> None:
+        del self.given[batch.key]
+        for sequence in batch.sequences:
+            self._batcher.held.drop(sequence)
+        batch.sequences = []
+
+
+def _spec(sequence: SequenceState) -> SequenceSpec:
+    """The request as another instance gets it: with what was generated here."""
+    spec = sequence.spec
+    return SequenceSpec(
+        *(spec.request, spec.attempt, spec.prompt_ids, spec.sampling),
+        tuple(sequence.generated),
+        spec.cache_salt,
+        spec.content,
+    )

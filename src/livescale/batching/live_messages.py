@@ -1,0 +1,125 @@
+"""What the two instances of a live pair tell each other. Bytes of rows and KV travel beside it.
+
+The target offers, the source pulls (DESIGN: live pair):
+
+| message | from | means |
+| --- | --- | --- |
+| Offer | target | this batch is the next to be had |
+| Pull | source | I have KV blocks for it: give it to me |
+| Handover | target | the batch, with the rows that go into `next_layer` |
+| Gone | target | it cannot be had any more |
+| Declined | source | I did not take the batch: it is yours |
+| Taken | source | the batch is mine now |
+| KvWanted | source | send this layer's KV |
+| KvLayer | target | the KV of one layer, in token order |
+| Settled | source | I have all that I want: forget the batch |
+| Parted | both | nothing more comes: the target is done, or the source cannot help |
+
+Until Taken the requests are the target's, and it finishes what was never pulled.
+"""
+
+from __future__ import annotations
+
+from livescale.batching.run import SequenceSpec
+from livescale.types import InstanceId, Value
+
+
+class BatchKey(Value, frozen=True, order=True):
+    """A live batch: the target instance that formed it, and its number there."""
+
+    target: InstanceId
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.target}/{self.number}"
+
+
+class Offer(Value, frozen=True, tag=True):
+    """The next batch for the source: known tokens of each request (none: nothing at present).
+
+    `source` is the instance that is meant: a worker that serves another one parts.
+    """
+
+    source: InstanceId
+    batch: BatchKey
+    tokens: tuple[int, ...]
+
+
+class Pull(Value, frozen=True, tag=True):
+    """The source has reserved KV blocks for the batch."""
+
+    batch: BatchKey
+
+
+class Handover(Value, frozen=True, tag=True):
+    """The batch: its requests in the order of its rows. Layers below `next_layer` are done; the
+    rows that go into it come along (none where it is 0)."""
+
+    batch: BatchKey
+    requests: tuple[SequenceSpec, ...]
+    next_layer: int
+
+    @property
+    def rows(self) -> int:
+        """Rows that come along: one per known token of each request."""
+        if self.next_layer == 0:
+            return 0
+        return sum(len(r.prompt_ids) + len(r.generated_ids) for r in self.requests)
+
+
+class Gone(Value, frozen=True, tag=True):
+    """The batch is not to be had: cancelled, or finished by the target."""
+
+    batch: BatchKey
+
+
+class Declined(Value, frozen=True, tag=True):
+    """The source waited no longer for the batch, or lost its reservation."""
+
+    batch: BatchKey
+
+
+class Taken(Value, frozen=True, tag=True):
+    """The batch belongs to the source."""
+
+    batch: BatchKey
+
+
+class KvWanted(Value, frozen=True, tag=True):
+    """Send the KV of this layer of the model (1…next_layer - 1) for the whole batch."""
+
+    batch: BatchKey
+    layer: int
+
+
+class KvLayer(Value, frozen=True, tag=True):
+    """One layer's KV of every request of the batch, one after the other."""
+
+    batch: BatchKey
+    layer: int
+
+
+class Settled(Value, frozen=True, tag=True):
+    """The target may forget the batch."""
+
+    batch: BatchKey
+
+
+class Parted(Value, frozen=True, tag=True):
+    """The pair with this target is over; what was handed over stays where it is."""
+
+    target: InstanceId
+
+
+LiveMessage = (
+    Offer | Pull | Handover | Gone | Declined | Taken | KvWanted | KvLayer | Settled | Parted
+)
+
+
+def refusal(message: LiveMessage) -> LiveMessage | None:
+    """What a worker says whose instance is gone, or was never meant."""
+    if isinstance(message, Offer):
+        return Parted(message.batch.target)
+    if isinstance(message, Pull | KvWanted):
+        return Gone(message.batch)
+    return Declined(message.batch) if isinstance(message, Handover) else None
