@@ -102,7 +102,7 @@ class ModelSpec(Value, frozen=True):
     """What the control plane knows of a model: sizes only, never bytes.
 
     `layer_bytes` and `kv_bytes_per_token` are those of one rank: an instance takes `tp_size`
-    workers, one per tensor-parallel rank.
+    workers, one per tensor-parallel rank. A token's hidden row has `row_bytes_per_token`.
     """
 
     name: str
@@ -110,6 +110,7 @@ class ModelSpec(Value, frozen=True):
     kv_bytes_per_token: int
     model_tokens_max: int
     tp_size: int = 1
+    row_bytes_per_token: int = 0
 
     @property
     def layers(self) -> int:
@@ -171,12 +172,14 @@ class InstanceState(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """How one attempt at a request ended."""
+    """How one attempt at a request ended. RETURNED: the instance gave it back, and it is not the
+    request's fault."""
 
     FINISHED = "finished"
     CANCELLED = "cancelled"
     FAILED = "failed"
     WORKER_LOST = "worker_lost"
+    RETURNED = "returned"
 
 
 class FinishReason(enum.StrEnum):

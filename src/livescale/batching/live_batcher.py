@@ -182,14 +182,14 @@ class LiveBatcher:
 
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
         """What is to be told to whom, since the last call. To be called whenever something
-        happened, also after `next_run` and `commit`."""
+        happened: after messages, after `commit`, and after `next_run`."""
         if self._in_flight is None:
             self._form_batches()
             self.giver.expire(now_ns, self.limits.answer_ns)
         has_more = self._may_form() and self.batcher.waits_since(self._order_max)
         is_over = self.is_full and not has_more
         self.giver.offer(self._loaded(), is_over=is_over)
-        if self.is_full and self._in_flight is None:
+        if self.is_full:
             self.taker.pull(now_ns)
         return self.giver.take_outbox() + self.taker.take_outbox()
 

@@ -16,7 +16,10 @@ class ControllerConfig(Value, frozen=True):
     that many have joined or `settle_ns` have passed since the first event. A failed load is
     ordered again after `load_retry_ns`; a request whose gateway lost its worker is not sent to
     that worker again for `avoid_ns`. `multicast` names the planner's strategy, `placement` who
-    keeps host copies. `wall_ns` is the wall clock (UTC, since 1970) when the controller's own
+    keeps host copies. `live_order` is how loading instances work before everything is there
+    (`batching/live_order.py`); loads that are predicted to take no longer than `live_over_ns` are
+    waited for instead, and a live instance holds at most `live_ahead_max` requests that neither it
+    nor its source has started. `wall_ns` is the wall clock (UTC, since 1970) when the controller's own
     clock stands at 0: schedules are read with it.
     """
 
@@ -32,6 +35,9 @@ class ControllerConfig(Value, frozen=True):
     scaling: ScalingPolicy = Bounds()
     multicast: str = "auto"
     placement: Placement = SpreadCopies()
+    live_order: str = "stop-the-world"
+    live_over_ns: int = 100_000_000
+    live_ahead_max: int = 32
     chunk_bytes: int = 1 << 20
     leaves: tuple[Leaf, ...] = ()
     group_bytes_per_s: int | None = None

@@ -16,6 +16,7 @@ from livescale.messages.events import (
     InstanceReport,
     InstanceReported,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -30,10 +31,12 @@ _STORY_MAX = 32
 TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     InstanceState.STARTING: {
         LoadStarted: InstanceState.LOADING,
+        LiveStarted: InstanceState.LIVE,
         LoadFailed: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
     InstanceState.LOADING: {
+        LiveStarted: InstanceState.LIVE,
         # An instance adopted as LOADING may report its first byte only now.
         LoadStarted: InstanceState.LOADING,
         LayerArrived: InstanceState.LOADING,
@@ -43,6 +46,8 @@ TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     },
     # LIVE: serves with the layers it has while the rest arrives (live scaling).
     InstanceState.LIVE: {
+        LiveStarted: InstanceState.LIVE,
+        LoadStarted: InstanceState.LIVE,
         LayerArrived: InstanceState.LIVE,
         LoadCompleted: InstanceState.SERVING,
         LoadFailed: InstanceState.STOPPED,

@@ -79,6 +79,7 @@ def model_spec(manifest: Manifest) -> ModelSpec:
         layer_bytes=tuple(entry.size_bytes for entry in manifest.layers),
         kv_bytes_per_token=kv_bytes_per_token(manifest, config),
         model_tokens_max=config.model_tokens_max,
+        row_bytes_per_token=config.hidden_size * ITEM_BYTES[manifest.dtype],
     )
 
 

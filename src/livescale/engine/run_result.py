@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class RunResult:
     """What came of a Run: hidden rows (token_count, hidden) of a span that ends inside the model,
     else one token per sampling segment, in segment order, and the logprobs of those requests that
-    want them."""
+    want them. An executor that computes nothing gives rows without values, of the same size."""
 
-    hidden: torch.Tensor | None
+    hidden: torch.Tensor | bytearray | None
     token_ids: list[int]
     logprobs: Mapping[RequestId, TokenLogprobs] = field(default_factory=dict)
 
@@ -28,9 +28,9 @@ class RunResult:
 class Executor(Protocol):
     """Second of an instance's three verbs."""
 
-    def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
-        """Execute `run.span`. A span that starts inside the model takes `hidden` rows
-        (token_count, hidden)."""
+    def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
+        """Execute `run.span`. A span that starts inside the model takes the `hidden` rows
+        (token_count, hidden) of the Run that ended there."""
         ...
 
 
@@ -55,6 +55,37 @@ class InstanceExecutor(Executor, Protocol):
     @property
     def kv_blocks(self) -> int:
         """KV blocks that there are for the assigned model."""
+        ...
+
+    def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
+        """The bytes of a Run's hidden rows, for another instance of the model. A copy."""
+        ...
+
+    def import_rows(self, content: memoryview, tokens: int) -> torch.Tensor | bytearray:
+        """Hidden rows of `tokens` positions from what `export_rows` gave.
+
+        Raises ValueError when there are more or fewer bytes.
+        """
+        ...
+
+    def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
+        """The bytes of one layer's KV of a request's first `tokens` positions, in token order.
+
+        It is a copy and holds no block ids; `decoder_layer` counts from 0.
+        """
+        ...
+
+    def import_kv(
+        self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
+    ) -> None:
+        """Write what `export_kv` gave for `tokens` positions; `content` is writable.
+
+        Raises ValueError when there are more or fewer bytes, or the blocks cannot hold them.
+        """
+        ...
+
+    def kv_layer_bytes(self, tokens: int) -> int:
+        """Size of what `export_kv` gives for so many positions."""
         ...
 
     def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:

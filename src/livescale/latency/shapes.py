@@ -74,6 +74,7 @@ class TransformerShape(Value, frozen=True):
             kv_bytes_per_token=_BF16_BYTES * self.decoder_layers * kv_width,
             model_tokens_max=self.model_tokens_max,
             tp_size=tp_size,
+            row_bytes_per_token=_BF16_BYTES * self.hidden,
         )
 
     # -- helpers, in the order used ---------------------------------------------------------

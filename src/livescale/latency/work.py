@@ -36,3 +36,10 @@ class LatencyModel(Protocol):
         """Times of `steps` Runs, one after the other, of the same `decodes` sequences: the
         context is `context_tokens` in the first and grows by `decodes` each time. Equal to
         `run_ns` of each."""
+
+
+def span_ns(latency: LatencyModel, work: RunWork, layers: int, of_layers: int) -> int:
+    """Time of a Run over `layers` of a model's `of_layers` decoder layers: their share of the
+    whole. What an iteration costs besides its layers is shared out likewise."""
+    whole_ns = latency.run_ns(work)
+    return whole_ns if layers == of_layers else -(-whole_ns * layers // of_layers)

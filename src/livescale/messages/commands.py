@@ -10,7 +10,7 @@ are recorded.
 from __future__ import annotations
 
 from livescale.chunks import Feed
-from livescale.plans import ScalePlan
+from livescale.plans import Pairing, ScalePlan
 from livescale.types import InstanceId, PlanId, RequestId, Role, Value, WorkerRef
 
 
@@ -22,7 +22,8 @@ class StartLoad(Command, frozen=True):
     """Give `worker` the model: it gets its layers by `feeds` and passes on what it has to others.
 
     Chunks are those of the grid of `chunk_bytes`. `measure_capacity` asks the worker to time a
-    warm-up prefill before it reports completion.
+    warm-up prefill before it reports completion. With a `pairing` the instance takes requests
+    while its layers arrive (live scaling), and says so with LiveStarted.
     """
 
     instance: InstanceId
@@ -34,6 +35,7 @@ class StartLoad(Command, frozen=True):
     chunk_bytes: int
     measure_capacity: bool
     rank: int = 0
+    pairing: Pairing | None = None
 
 
 class StartCopy(Command, frozen=True):

@@ -18,6 +18,7 @@ its place. The others are news.
 from __future__ import annotations
 
 from livescale.chunks import Feed
+from livescale.plans import Pairing
 from livescale.policies import ModelPolicy
 from livescale.topology import Device, Host
 from livescale.types import InstanceId, Outcome, PlanId, RequestId, Value, WorkerRef
@@ -30,7 +31,8 @@ class Event(Value, frozen=True, tag=True):
 class InstanceReport(Value, frozen=True):
     """What a worker already holds when it joins (a restarted controller starts from these).
 
-    `plan` and `feeds` are those of its load; they matter while it is under way.
+    `plan` and `feeds` are those of its load, `pairing` that of a live one; they matter while it is
+    under way.
     """
 
     instance: InstanceId
@@ -41,6 +43,7 @@ class InstanceReport(Value, frozen=True):
     rank: int = 0
     plan: PlanId = 0
     feeds: tuple[Feed, ...] = ()
+    pairing: Pairing | None = None
 
 
 class CopyReport(Value, frozen=True):
@@ -98,12 +101,36 @@ class RequestCancelled(Event, frozen=True):
 
 
 class RequestEnded(Event, frozen=True):
-    """Terminal for Dispatch. `output_tokens` counts the tokens of this attempt."""
+    """Terminal for Dispatch. `output_tokens` counts the tokens of this attempt.
+
+    Workers name themselves: an attempt may have moved on to another one, which ends it (see
+    BatchTaken). An outcome of RETURNED means that it runs elsewhere with the next attempt.
+    """
 
     request: RequestId
     attempt: int
     outcome: Outcome
     output_tokens: int = 0
+    worker: WorkerRef | None = None
+
+
+class BatchTaken(Event, frozen=True):
+    """An instance took a batch over from a loading one: from now on its `requests`, as (request,
+    attempt), are this worker's, which ends them (progress).
+
+    Layers below `next_layer` were done; `row_bytes` of hidden rows came along, `pull_ns` after they
+    were asked for.
+    """
+
+    instance: InstanceId
+    attempt: int
+    worker: WorkerRef
+    target: InstanceId
+    requests: tuple[tuple[RequestId, int], ...]
+    next_layer: int
+    tokens: int
+    row_bytes: int
+    pull_ns: int
 
 
 class InstanceReported(Event, frozen=True):
@@ -114,7 +141,8 @@ class InstanceReported(Event, frozen=True):
     `emitted_tokens` counts all tokens the instance ever emitted, `preemptions` how often a running
     request lost its KV blocks to others, `prefix_lookup_tokens` the tokens looked up in the prefix
     index, and `reused_tokens` those found there and not computed. `kv_blocks_used` are blocks of
-    running requests: what is only kept in case it comes again counts as free.
+    running requests: what is only kept in case it comes again counts as free. `handovers` counts
+    live batches that the instance took over, `handover_bytes` rows and KV that came with them.
     """
 
     instance: InstanceId
@@ -128,6 +156,16 @@ class InstanceReported(Event, frozen=True):
     preemptions: int = 0
     prefix_lookup_tokens: int = 0
     reused_tokens: int = 0
+    handovers: int = 0
+    handover_bytes: int = 0
+
+
+class LiveStarted(Event, frozen=True):
+    """The instance takes requests from now on, whatever of it is there (progress)."""
+
+    instance: InstanceId
+    attempt: int
+    rank: int = 0
 
 
 class LoadStarted(Event, frozen=True):
@@ -139,13 +177,17 @@ class LoadStarted(Event, frozen=True):
 
 
 class LayerArrived(Event, frozen=True):
-    """`layer` of a rank is complete and verified, as are all of 0…watermark-1 (progress)."""
+    """`layer` of a rank is complete and verified, as are all of 0…watermark-1 (progress).
+
+    `live_layers` are the layers of batches that a live instance has run by then.
+    """
 
     instance: InstanceId
     attempt: int
     watermark: int
     rank: int = 0
     layer: int = 0
+    live_layers: int = 0
 
 
 class LoadCompleted(Event, frozen=True):
@@ -270,6 +312,8 @@ AnyEvent = (
     | RequestCancelled
     | RequestEnded
     | InstanceReported
+    | BatchTaken
+    | LiveStarted
     | LoadStarted
     | LayerArrived
     | LoadCompleted

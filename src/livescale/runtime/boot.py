@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from livescale.batching.live_batch import LiveLimits
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
@@ -82,6 +83,7 @@ class WorkerBoot(Value, frozen=True, tag=True):
     carrier: str = "auto"
     stall_ms: int = 2000
     storage_bytes_per_s: int | None = None
+    live: LiveLimits = LiveLimits()
 
 
 class AgentBoot(Value, frozen=True, tag=True):

@@ -338,7 +338,7 @@ class PoolBackend:
                 if isinstance(message, Tokens):
                     for token in message.tokens:
                         self._take(token)
-                else:
+                elif isinstance(message, AttemptFailed):
                     self._attempt_failed(message)
             del self._workers[worker]
         del self._readers[worker]

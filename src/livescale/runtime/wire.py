@@ -26,6 +26,7 @@ from livescale.messages.commands import (
 )
 from livescale.messages.events import (
     AnyEvent,
+    BatchTaken,
     CapacityMeasured,
     CopyCompleted,
     CopyDropped,
@@ -37,6 +38,7 @@ from livescale.messages.events import (
     InstanceReported,
     LayerArrived,
     LinkMeasured,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -332,6 +334,30 @@ class Tokens(Value, frozen=True, tag=True):
     tokens: tuple[Token, ...]
 
 
+class AttemptTaken(Value, frozen=True, tag=True):
+    """This worker runs the attempt from now on: it took it over from another one.
+
+    A gateway that knows a newer attempt, or none, answers with Disown or Cancel.
+    """
+
+    request: RequestId
+    attempt: int
+
+
+class AttemptReturned(Value, frozen=True, tag=True):
+    """The worker gave the attempt up: the request waits again."""
+
+    request: RequestId
+    attempt: int
+
+
+class Disown(Value, frozen=True, tag=True):
+    """Somebody else runs this attempt, or a newer one: forget it without a word."""
+
+    request: RequestId
+    attempt: int
+
+
 class AttemptFailed(Value, frozen=True, tag=True):
     """The worker could not run the attempt; the controller hears RequestEnded(FAILED)."""
 
@@ -371,6 +397,8 @@ class RemoveModel(Value, frozen=True, tag=True):
 
 WorkerEvent = (
     InstanceReported
+    | BatchTaken
+    | LiveStarted
     | LoadStarted
     | LayerArrived
     | LoadCompleted
@@ -397,8 +425,8 @@ ToController = (
 ToWorker = Holders | Order | Examine | Refused
 ToGateway = Peers | Catalog | Dispatch | FailRequest | PoolStatus | ModelAnswer
 ToExaminer = ToGateway | Examining | Examined
-ToTokenServer = GatewayHello | Submit | Cancel
-FromTokenServer = Tokens | AttemptFailed
+ToTokenServer = GatewayHello | Submit | Cancel | Disown
+FromTokenServer = Tokens | AttemptTaken | AttemptReturned | AttemptFailed
 AnyMessage = ToController | ToWorker | ToExaminer | ToTokenServer | FromTokenServer | AnyEvent
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from livescale.batching.batcher import BatcherConfig
+from livescale.batching.live_batch import LiveLimits
 from livescale.batching.reports import REPORT_GAP_NS
 from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
@@ -73,7 +74,7 @@ class SimConfig(Value, frozen=True):
     from another member waits `group_setup_ns` before it asks for the first byte, as systems do
     that form a communication group for every transfer.
 
-    `holder_wait_ns` is how long a receiver waits for a holder to have what it was said to have,
+    `live` bounds live work on every instance. `holder_wait_ns` is how long a receiver waits for a holder to have what it was said to have,
     `stall_ns` how long for its bytes. The run is given up as stuck when it is not over `grace_ns`
     after the last arrival and the last fault.
     """
@@ -95,6 +96,7 @@ class SimConfig(Value, frozen=True):
     coalesces: bool = True
     load_ns: int | None = None
     group_setup_ns: int = 0
+    live: LiveLimits = LiveLimits()
     holder_wait_ns: int = 2_000_000_000
     stall_ns: int = 500_000_000
     grace_ns: int = 600_000_000_000

@@ -27,7 +27,7 @@ class UnknownSystem(ValueError):
 class System(Value, frozen=True):
     """One way to run a pool.
 
-    `multicast` and `placement` are the controller's settings. `load_ns` replaces transfers to
+    `multicast`, `placement` and `live_order` are the controller's settings. `load_ns` replaces transfers to
     devices by a fixed time. A system with `fixed_percent` never scales: that share of the pool's
     instances is always there (`fixed_instances`: so many of each model). Who receives from
     another member waits `group_setup_ns` before the first byte.
@@ -37,6 +37,7 @@ class System(Value, frozen=True):
     sentence: str
     multicast: str = "auto"
     placement: Placement = SpreadCopies()
+    live_order: str = "stop-the-world"
     load_ns: int | None = None
     group_setup_ns: int = 0
     fixed_percent: int | None = None
