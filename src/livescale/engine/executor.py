@@ -153,7 +153,7 @@ class TorchExecutor:
     # -- running ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
+    def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
         """Execute `run.span` (see `Executor`)."""
         layers, span = self._model.layers, run.span
         assert span.stop <= len(layers), f"span {span} of {len(layers)} layers"
@@ -168,7 +168,30 @@ class TorchExecutor:
         sampling = [segment for segment in run.segments if segment.samples]
         return RunResult(None, *choose_tokens(rows, sampling))
 
-    # -- a request's KV leaves and comes ----------------------------------------------------
+    # -- hidden rows and a request's KV leave and come ---------------------------------------
+
+    def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
+        """The bytes of a Run's hidden rows, bit for bit, one row after the other. A copy."""
+        assert isinstance(hidden, torch.Tensor)
+        rows = hidden.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return _bytes_of(rows)
+
+    def import_rows(self, content: memoryview, tokens: int) -> torch.Tensor:
+        """Hidden rows (tokens, hidden) from what `export_rows` gave. A copy.
+
+        Raises ValueError when there are more or fewer bytes.
+        """
+        size_bytes = tokens * self.hidden_size * self.dtype.itemsize
+        if tokens < 1 or content.nbytes != size_bytes:
+            raise ValueError(f"{content.nbytes} bytes of rows, {tokens} tokens have {size_bytes}")
+        rows = torch.empty(tokens, self.hidden_size, dtype=self.dtype)
+        _bytes_of(rows)[:] = content.cast("B")
+        return rows.to(self._device)
+
+    def kv_layer_bytes(self, tokens: int) -> int:
+        """Size of what `export_kv` gives for so many positions."""
+        cache = self._model.cache
+        return 2 * tokens * cache.kv_heads * cache.head_dim * self.dtype.itemsize
 
     def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
         """The bytes of one layer's KV of a request's first `tokens` positions, in token order.
@@ -176,8 +199,7 @@ class TorchExecutor:
         It is a copy and holds no block ids; `decoder_layer` counts from 0.
         """
         rows = self._model.cache.export_layer(decoder_layer, block_table, tokens)
-        content: memoryview = rows.cpu().view(torch.uint8).flatten().numpy().data
-        return content
+        return _bytes_of(rows.cpu())
 
     @torch.inference_mode()
     def import_kv(
@@ -187,11 +209,10 @@ class TorchExecutor:
 
         Raises ValueError when there are more or fewer bytes, or the blocks cannot hold them.
         """
-        cache = self._model.cache
-        shape = (2, tokens, cache.kv_heads, cache.head_dim)
-        size_bytes = torch.Size(shape).numel() * self.dtype.itemsize
+        cache, size_bytes = self._model.cache, self.kv_layer_bytes(tokens)
         if content.nbytes != size_bytes:
             raise ValueError(f"{content.nbytes} bytes of KV, {tokens} tokens have {size_bytes}")
+        shape = (2, tokens, cache.kv_heads, cache.head_dim)
         rows = torch.frombuffer(content, dtype=self.dtype).view(shape)
         cache.import_layer(decoder_layer, block_table, rows)
 
@@ -235,14 +256,20 @@ class TorchExecutor:
             sample_rows=torch.tensor(sample_rows, dtype=torch.long, device=self._device),
         )
 
-    def _input(self, run: Run, hidden: torch.Tensor | None) -> torch.Tensor:
+    def _input(self, run: Run, hidden: torch.Tensor | bytearray | None) -> torch.Tensor:
         if run.span.start == 0:
             assert hidden is None, "a span from layer 0 starts with token ids"
             token_ids = [i for segment in run.segments for i in segment.token_ids]
             return torch.tensor([token_ids], device=self._device)
-        assert hidden is not None, f"span {run.span} needs hidden rows"
+        assert isinstance(hidden, torch.Tensor), f"span {run.span} needs hidden rows"
         assert hidden.shape == (run.token_count, self.hidden_size), f"{tuple(hidden.shape)}"
         return hidden.unsqueeze(0)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, flat."""
+    content: memoryview = tensor.view(torch.uint8).flatten().numpy().data
+    return content
 
 
 def measure_prefill_tokens_per_s(executor: TorchExecutor, span: LayerSpan, tokens: int) -> int:

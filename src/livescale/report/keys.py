@@ -13,12 +13,14 @@ from livescale.types import InstanceState
 
 @dataclass(frozen=True, slots=True)
 class KeyItem:
-    """One entry of a figure's key: a line, an area, or an area that fills with `second`."""
+    """One entry of a figure's key: a line, an area, or an area that fills with `second` (over a
+    strip of `third`), or dots."""
 
     label: str
     colour: str
     kind: str = "line"
     second: str = ""
+    third: str = ""
     dashes: str = ""
     width: float = 2.4
 
@@ -62,7 +64,7 @@ def model_keys(colours: Mapping[str, str]) -> list[KeyItem]:
     return [*keys, KeyItem(f"{others} other models", REST, "area")] if others else keys
 
 
-def lane_keys(colours: Mapping[str, str]) -> list[KeyItem]:
+def lane_keys(colours: Mapping[str, str], *, has_live: bool) -> list[KeyItem]:
     """Models by colour if there are several; states by shape and by how much colour they have."""
     keys = model_keys(colours) if len(colours) > 1 else []
     base = INK if keys else next(iter(colours.values()), INK)
@@ -70,9 +72,11 @@ def lane_keys(colours: Mapping[str, str]) -> list[KeyItem]:
         _hex(state_tint(base, state))
         for state in (InstanceState.LOADING, None, InstanceState.SERVING, InstanceState.DRAINING)
     )
+    live = [KeyItem("live: loading, and at work", loading, "live", second=filled, third=serving)]
     return [
         *keys,
         KeyItem("loading, filling", loading, "filling", second=filled),
+        *(live if has_live else []),
         KeyItem("serving", serving, "area"),
         KeyItem("draining", draining, "thin"),
     ]

@@ -23,11 +23,14 @@ _FILL_POINTS_MAX = 40
 _LABELS_MAX = 34
 _TINTS = {
     InstanceState.LOADING: 0.22,
+    InstanceState.LIVE: 0.22,
     InstanceState.SERVING: 1.0,
     InstanceState.DRAINING: 0.45,
 }
 """How much of the model's colour a state has; the filling part of a load has _FILL of it."""
 _FILL = 0.72
+_WORK_PART = 0.24
+"""The lower part of a live instance's lane looks as if it served; it loads above that."""
 
 Point = tuple[float, float]
 
@@ -126,32 +129,47 @@ def _shapes(
     stop_ns = end_ns if tenure.ended_ns is None else tenure.ended_ns
     shapes = []
     for state, start, stop in life.stretches(end_ns):
-        left, right = (
-            (min(max(at, tenure.ordered_ns), stop_ns) - zero_ns) / _NS_PER_S for at in (start, stop)
-        )
-        if right > left:
-            # A draining instance is half as high, so that its colour need not say it alone.
-            half = 0.2 if state is InstanceState.DRAINING else 0.4
-            top, floor = place - half, place + half
-            corners = [(left, floor), (right, floor), (right, top), (left, top)]
-            shapes.append(_Shape(corners, state_tint(colour, state)))
-        if state is InstanceState.LOADING and tenure.filled and right > left:
-            filling = _filling(tenure, low, zero_ns, right)
+        left_ns, right_ns = (min(max(at, tenure.ordered_ns), stop_ns) for at in (start, stop))
+        if right_ns <= left_ns:
+            continue
+        span_s = (left_ns - zero_ns) / _NS_PER_S, (right_ns - zero_ns) / _NS_PER_S
+        # A draining instance is half as high, so that its colour need not say it alone.
+        half = 0.2 if state is InstanceState.DRAINING else 0.4
+        shapes.append(_box(span_s, place - half, place + half, state_tint(colour, state)))
+        floor = low
+        if state is InstanceState.LIVE:
+            floor = low - 0.8 * _WORK_PART
+            shapes.append(_box(span_s, floor, low, state_tint(colour, InstanceState.SERVING)))
+        if state in (InstanceState.LOADING, InstanceState.LIVE) and tenure.filled:
+            top = place - 0.4
+            filling = _filling(tenure, (floor, top), zero_ns, span_s)
             shapes.append(_Shape(filling, state_tint(colour, None)))
     return shapes
 
 
-def _filling(tenure: Tenure, low: float, zero_ns: int, right: float) -> list[Point]:
-    """A staircase from nothing to everything, closed along the lane's floor."""
+def _box(
+    span_s: tuple[float, float], top: float, floor: float, colour: tuple[float, float, float]
+) -> _Shape:
+    left, right = span_s
+    return _Shape([(left, floor), (right, floor), (right, top), (left, top)], colour)
+
+
+def _filling(
+    tenure: Tenure, height: tuple[float, float], zero_ns: int, span_s: tuple[float, float]
+) -> list[Point]:
+    """A staircase within the span, from what is there at its left; closed along the floor of
+    `height`, which is (floor, top)."""
+    floor, top = height
+    left, right = span_s
     stride = -(-len(tenure.filled) // _FILL_POINTS_MAX)
     kept = [*tenure.filled[:-1:stride], tenure.filled[-1]]
-    left = (tenure.filled[0][0] - zero_ns) / _NS_PER_S
-    corners, level = [(left, low)], low
+    corners, level = [(left, floor)], floor
     for at_ns, share in kept:
-        at_s = min((at_ns - zero_ns) / _NS_PER_S, right)
-        corners += [(at_s, level), (at_s, low - 0.8 * share)]
-        level = low - 0.8 * share
-    return [*corners, (right, level), (right, low)]
+        at_s = min(max((at_ns - zero_ns) / _NS_PER_S, left), right)
+        corners.append((at_s, level))
+        level = floor + (top - floor) * share
+        corners.append((at_s, level))
+    return [*corners, (right, level), (right, floor)]
 
 
 def _draw_lanes(axes: Axes, shapes: Sequence[_Shape], workers: Sequence[int]) -> None:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from livescale.chunks import Feed
 from livescale.messages.commands import Drain, Resume, StartLoad
 from livescale.messages.events import (
+    BatchTaken,
     CapacityMeasured,
     InstanceReport,
     InstanceReported,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     ModelAdded,
@@ -23,6 +25,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
+from livescale.plans import Pairing
 from livescale.policies import ModelPolicy
 from livescale.telemetry.record import AnyLine, RunLine, StepLine
 from livescale.types import InstanceId, InstanceState, ModelSpec, WorkerRef
@@ -51,13 +54,24 @@ class Tenure:
     ended_ns: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LayerMark:
+    """What an instance said when a layer had come: how many of the first layers were there, and
+    how many layers of live batches it had run."""
+
+    at_ns: int
+    watermark: int
+    live_layers: int
+
+
 @dataclass(slots=True)
 class InstanceLife:
     """One instance from the order to load it until nothing of it is left.
 
-    `changes` are the states that it went through, LOADING (which begins with the order), SERVING
-    and DRAINING, with the time of each. `is_whole` is False if the record begins after it did.
-    `ending` says how it ended; empty while it lives.
+    `changes` are the states that it went through, LOADING (which begins with the order), LIVE,
+    SERVING and DRAINING, with the time of each. `is_whole` is False if the record begins after it
+    did. `ending` says how it ended; empty while it lives. `marks` are rank 0's; `taken` are the
+    batches that others took over from it while it was live, with their times.
     """
 
     instance: InstanceId
@@ -68,6 +82,14 @@ class InstanceLife:
     emitted_tokens: int = 0
     ended_ns: int | None = None
     ending: str = ""
+    pairing: Pairing | None = None
+    marks: list[LayerMark] = field(default_factory=list)
+    taken: list[tuple[int, BatchTaken]] = field(default_factory=list)
+
+    @property
+    def live_ns(self) -> int | None:
+        """When it began to take requests before everything was there."""
+        return next((at for at, state in self.changes if state is InstanceState.LIVE), None)
 
     @property
     def served_ns(self) -> int | None:
@@ -178,6 +200,8 @@ class _Reader:
                     life.emitted_tokens = max(life.emitted_tokens, event.emitted_tokens)
             elif isinstance(event, LayerArrived):
                 self._fill(now_ns, event)
+            elif isinstance(event, LiveStarted | BatchTaken):
+                self._lived(now_ns, event)
             elif isinstance(event, LoadCompleted):
                 self._loaded(now_ns, event)
             elif isinstance(event, LoadFailed | Released):
@@ -193,6 +217,7 @@ class _Reader:
         for command in line.commands:
             if isinstance(command, StartLoad):
                 life = self._life(now_ns, command.instance, command.model, is_whole=True)
+                life.pairing = command.pairing or life.pairing
                 source = _source(command.feeds)
                 tenure = Tenure(command.worker, command.rank, now_ns, source, [(now_ns, 0.0)])
                 self._hold(life, tenure)
@@ -225,8 +250,20 @@ class _Reader:
                 return life, tenure
         return None
 
+    def _lived(self, now_ns: int, event: LiveStarted | BatchTaken) -> None:
+        target = event.instance if isinstance(event, LiveStarted) else event.target
+        life = self.lives.instances.get(target)
+        if life is None:
+            return
+        if isinstance(event, BatchTaken):
+            life.taken.append((now_ns, event))
+        elif life.changes[-1][1] is InstanceState.LOADING:
+            life.enter(now_ns, InstanceState.LIVE)
+
     def _fill(self, now_ns: int, event: LayerArrived) -> None:
         found = self._rank(event.instance, event.rank)
+        if found is not None and event.rank == 0:
+            found[0].marks.append(LayerMark(now_ns, event.watermark, event.live_layers))
         spec = self.lives.specs.get(found[0].model) if found else None
         if found is None or spec is None:
             return
@@ -270,6 +307,8 @@ class _Reader:
         if holder is None:
             holder = self._resumed(now_ns, event.worker, report)
         life, tenure = holder
+        if report.pairing is not None and life.changes[-1][1] is InstanceState.LOADING:
+            life.enter(now_ns, InstanceState.LIVE)
         if report.is_loaded:
             tenure.loaded_ns = now_ns if tenure.loaded_ns is None else tenure.loaded_ns
             if all(other.loaded_ns is not None for other in life.tenures):
@@ -280,6 +319,7 @@ class _Reader:
     ) -> tuple[InstanceLife, Tenure]:
         """An instance of which the record hears for the first time from its worker."""
         life = self._life(now_ns, report.instance, report.model, is_whole=False)
+        life.pairing = report.pairing or life.pairing
         tenure = Tenure(worker, report.rank, now_ns, _source(report.feeds), [])
         self._hold(life, tenure)
         return life, tenure

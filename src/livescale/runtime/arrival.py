@@ -44,7 +44,8 @@ class ArrivalListener(Protocol):
 
 
 class ArrivalOrder(Value, frozen=True):
-    """What shall come where: the model lies at `offset_bytes` of the data plane's memory."""
+    """What shall come where: the model lies at `offset_bytes` of the data plane's memory, where
+    `present_layers` of it are already, verified."""
 
     plan: PlanId
     attempt: int
@@ -52,6 +53,7 @@ class ArrivalOrder(Value, frozen=True):
     chunk_bytes: int
     offset_bytes: int = 0
     storage_bytes_per_s: int | None = None
+    present_layers: tuple[int, ...] = ()
 
 
 class ModelArrival:
@@ -75,11 +77,16 @@ class ModelArrival:
         self._listener = listener
         self._way: _FromPeers | _FromFiles | None = None
         self._lock = threading.Lock()
-        self._present: dict[int, None] = {}
+        self._present: dict[int, None] = dict.fromkeys(order.present_layers)
         self._has_begun = False
 
     def start(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
         """Begin. A `directory` is needed where a feed comes from storage."""
+        for layer in self.order.present_layers:
+            self._listener.layer_arrived(layer)
+        self._make_way(feeds, directory)
+
+    def _make_way(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
         self.feeds = feeds
         if any(isinstance(feed.upstream, FromStorage) for feed in feeds):
             assert directory is not None, f"plan {self.order.plan} reads storage, but not where"
@@ -102,7 +109,7 @@ class ModelArrival:
             return
         if self._way is not None:
             self._way.end()
-        self.start(feeds, directory)
+        self._make_way(feeds, directory)
 
     def stop(self) -> None:
         """Forget the model: when this returns nobody writes or reads these bytes any more.
