@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from livescale.batching.live_order import LIVE_ORDERS
 from livescale.config import (
     MODEL_SETTINGS,
     SETTINGS,
@@ -21,6 +22,7 @@ from livescale.config import (
     settings_table_markdown,
 )
 from livescale.policies import Period
+from livescale.runtime.catalog import live_limits, live_over_ns
 from livescale.settings import ConfigError, parse_schedule
 
 TOPOLOGY = """
@@ -80,6 +82,21 @@ def test_documentation_names_every_setting() -> None:
     assert widths == {7, 6}
     assert "1GiB" in table
     assert "256MiB" in table
+
+
+def test_live_orders_are_those_of_the_batcher() -> None:
+    assert BY_NAME["live_order"].about.choices == tuple(LIVE_ORDERS)
+
+
+def test_how_short_a_load_must_be_to_be_waited_for() -> None:
+    assert live_over_ns(loaded()) == 100_000_000
+    assert live_over_ns(loaded(slo="ttft=450ms,tbt=150ms")) == 112_500_000
+    assert live_over_ns(loaded(slo="ttft=450ms", live_over_ms="0")) == 0
+
+
+def test_live_work_is_bounded_as_configured() -> None:
+    limits = live_limits(loaded(live_batches_max="3", live_gap_ms="7", run_tokens_max="256"))
+    assert (limits.batches_max, limits.batch_tokens_max, limits.gap_ns) == (3, 256, 7_000_000)
 
 
 # -- precedence -----------------------------------------------------------------------------------

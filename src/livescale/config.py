@@ -130,6 +130,15 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     arena_bytes: Annotated[int, About("memory for parameters, per worker", "bytes", _MIB, _TIB)] = (
         _GIB
     )
+    resident_bytes: Annotated[
+        int,
+        About(
+            "end of a worker's arena that keeps first layers of models that it gave up; 0: none",
+            "bytes",
+            0,
+            _TIB,
+        ),
+    ] = 0
     kv_bytes: Annotated[
         int, About("memory for the KV cache, per worker", "bytes", 64 * _KIB, _TIB)
     ] = 256 * _MIB
@@ -161,6 +170,46 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     multicast: Annotated[
         str, About("how parameters get from those who have them to those who need them")
     ] = "auto"
+    live_order: Annotated[
+        str,
+        About(
+            "how a loading instance works before everything is there: zigzag and best-effort share"
+            " prompts with an overloaded instance, overlap works alone, stop-the-world waits",
+            choices=("zigzag", "best-effort", "overlap", "stop-the-world"),
+        ),
+    ] = "zigzag"
+    live_over_ms: Annotated[
+        int | None,
+        About(
+            "loads that should take no longer are waited for; none: a quarter of the SLO's TTFT,"
+            " or 100 if that is relative",
+            "ms",
+            0,
+            3_600_000,
+        ),
+    ] = None
+    live_ahead_max: Annotated[
+        int,
+        About(
+            "requests sent to a loading instance before it or its partner can start them",
+            "requests",
+            1,
+            4096,
+        ),
+    ] = 8
+    live_batches_max: Annotated[
+        int, About("batches of prompts that a loading instance works on", "batches", 1, 4096)
+    ] = 16
+    live_gap_ms: Annotated[
+        int | None,
+        About(
+            "time that batches from loading instances may keep decodes waiting; none: as long as a"
+            " Run full of prompts",
+            "ms",
+            1,
+            60_000,
+        ),
+    ] = None
     placement: Annotated[
         str,
         About(

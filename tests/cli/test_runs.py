@@ -60,7 +60,8 @@ def test_the_demo_checks_every_token_and_joins_the_clients_times(
     trace = make_trace(tmp_path / "burst.csv", 30, 40)
     record, figures = tmp_path / "run.jsonl", tmp_path / "run.json"
     livescale(
-        *("demo", "--model", tiny_model, "--trace", trace, "--divide-lengths", 1),
+        *("demo", "--only", "scaling", "--folder", tmp_path / "seen"),
+        *("--model", tiny_model, "--trace", trace, "--divide-lengths", 1),
         *("--seconds", 4, "--record", record, "--json", figures, "--slo", "ttft=60s,tbt=60s"),
     )
     found = json.loads(figures.read_text())
@@ -79,3 +80,32 @@ def test_the_demo_checks_every_token_and_joins_the_clients_times(
         assert len(line.token_ns) == 6
         assert line.slo_met is True
     assert replay(read_record(record)).steps > 0
+
+
+@pytest.mark.pool
+def test_the_demo_shows_a_burst_with_and_without_live_scaling(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Which of the two is faster is for a quiet machine to say; everything else is checked."""
+    folder, figures = tmp_path / "seen", tmp_path / "run.json"
+    printed = livescale(
+        *("demo", "--only", "live", "--model", tiny_model, "--live-load-seconds", 2),
+        *("--folder", folder, "--json", figures),
+    )
+    found = json.loads(figures.read_text())["live"]
+    assert found["token_mismatches"] == 0
+    assert found["ttft_p99_ratio"] > 0
+    stop, live = found["runs"]
+    assert [stop["name"], live["name"]] == ["stop-the-world", "zigzag"]
+    assert stop["requests"] == live["requests"] >= 8
+    assert stop["failed"] == live["failed"] == 0
+    assert found["tokens"] == 2 * 4 * stop["requests"]
+    assert "live_loads" not in stop
+    assert live["live_loads"] == 1
+    assert live["first_help_s"] < 2
+    assert "layers run" in printed
+    assert {path.name for path in folder.iterdir()} == {
+        *("stop-the-world.jsonl", "zigzag.jsonl", "report.html", "live.svg")
+    }
+    for record in folder.glob("*.jsonl"):
+        assert replay(read_record(record)).steps > 0

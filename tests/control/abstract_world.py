@@ -30,6 +30,7 @@ from livescale.messages.commands import (
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
+    BatchTaken,
     CopyCompleted,
     CopyDropped,
     CopyFailed,
@@ -39,6 +40,7 @@ from livescale.messages.events import (
     InstanceReport,
     InstanceReported,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -56,7 +58,15 @@ from livescale.placements import AllCopies, SpreadCopies
 from livescale.policies import ModelPolicy
 from livescale.sim.command_checker import CommandChecker
 from livescale.topology import Device, Host
-from livescale.types import FromWorker, Outcome, PlanId, RequestId, WorkerRef, agent_ref
+from livescale.types import (
+    FromWorker,
+    InstanceId,
+    Outcome,
+    PlanId,
+    RequestId,
+    WorkerRef,
+    agent_ref,
+)
 
 DEVICE = Device("abstract", "h", "l", 1000, 1000)
 
@@ -71,8 +81,16 @@ class AbstractWorker:
     watermark: int = 0
     is_loaded: bool = False
     answers: deque[AnyEvent] = field(default_factory=deque)
-    #: dispatched here and not ended
+    #: what it runs: dispatched here or taken over, and not ended
     requests: dict[RequestId, int] = field(default_factory=dict)
+    #: what others took over from here: (attempt, by whom)
+    given: dict[RequestId, tuple[int, WorkerRef]] = field(default_factory=dict)
+
+    def takes_requests(self, instance: InstanceId) -> bool:
+        """It has this instance, and runs requests of it."""
+        if self.load is None or self.load.instance != instance:
+            return False
+        return self.is_loaded or self.load.pairing is not None
 
 
 @dataclass(slots=True)
@@ -174,6 +192,15 @@ class AbstractWorld:
                 words.insert(0 if gateway_first else len(words), word)
         self.events += words
         self.old_news += worker.answers
+        for other in self.workers.values():
+            self._returns_what_was_given(other, worker.ref)
+
+    def _returns_what_was_given(self, giver: AbstractWorker, lost: WorkerRef) -> None:
+        """The controller may not have heard who took it over, nor how it ended there."""
+        for request, (attempt, taker) in giver.given.items():
+            if taker == lost:
+                back = RequestEnded(request, attempt, Outcome.RETURNED, worker=giver.ref)
+                giver.answers.append(back)
 
     def arrive(self, request: RequestId, model: str, tokens: int) -> None:
         event = RequestArrived(request, model, tokens, 5)
@@ -189,7 +216,8 @@ class AbstractWorld:
         if record.worker is not None:
             worker = self.workers[record.worker.worker]
             del worker.requests[request]
-            worker.answers.append(RequestEnded(request, record.attempt, Outcome.CANCELLED))
+            ended = RequestEnded(request, record.attempt, Outcome.CANCELLED, worker=worker.ref)
+            worker.answers.append(ended)
             self._report(worker)
 
     def finish(self, request: RequestId, outcome: Outcome) -> None:
@@ -198,8 +226,55 @@ class AbstractWorld:
         assert record.worker is not None
         worker = self.workers[record.worker.worker]
         del worker.requests[request]
-        worker.answers.append(RequestEnded(request, record.attempt, outcome, 5))
+        worker.answers.append(RequestEnded(request, record.attempt, outcome, 5, worker.ref))
         self._report(worker)
+
+    def live_pairs(self) -> list[tuple[int, int]]:
+        """(target, source) of workers where the source may take something over."""
+        found = []
+        for number, worker in self.workers.items():
+            pairing = worker.load.pairing if worker.load is not None else None
+            if not worker.requests or pairing is None or pairing.source is None:
+                continue
+            source = self.workers.get(pairing.source.worker)
+            if source is None or source.ref != pairing.source:
+                continue
+            if source.takes_requests(pairing.source_instance):
+                found.append((number, pairing.source.worker))
+        return found
+
+    def take(self, target: int, source: int, count: int) -> None:
+        """The source takes a batch over. The gateway knows at once, the controller sometime."""
+        giver, taker = self.workers[target], self.workers[source]
+        assert giver.load is not None
+        assert taker.load is not None
+        requests = tuple(giver.requests.items())[:count]
+        if not requests:
+            return
+        for request, attempt in requests:
+            del giver.requests[request]
+            giver.given[request] = (attempt, taker.ref)
+            taker.requests[request] = attempt
+            self.requests[request].worker = taker.ref
+        where = (taker.load.instance, taker.load.attempt, taker.ref, giver.load.instance)
+        taker.answers.append(BatchTaken(*where, requests, 1, 10, 100, 5))
+        self._report(taker)
+        self._report(giver)
+
+    def _give_back(self, worker: AbstractWorker, is_announced: bool) -> None:
+        """All that it runs must run elsewhere. The gateway may say so, too."""
+        for request, attempt in worker.requests.items():
+            self._returned(worker, request, attempt, is_announced)
+        worker.requests = {}
+
+    def _returned(
+        self, worker: AbstractWorker, request: RequestId, attempt: int, is_announced: bool
+    ) -> None:
+        record = self.requests[request]
+        record.worker = None
+        worker.answers.append(RequestEnded(request, attempt, Outcome.RETURNED, worker=worker.ref))
+        if is_announced and self.has_gateway:
+            self.events.append(msgspec.structs.replace(record.arrived, attempt=attempt))
 
     def answer(self, number: int) -> None:
         """The worker's next word reaches the controller."""
@@ -251,13 +326,14 @@ class AbstractWorld:
             a for a in agent.answers if not (isinstance(a, about) and a.plan == plan)
         )
 
-    def fail_load(self, number: int) -> None:
+    def fail_load(self, number: int, is_announced: bool = False) -> None:
         """The worker's load goes wrong: what it had still to say of it is replaced."""
         worker = self.workers[number]
         assert worker.load is not None
         assert not worker.is_loaded
-        about_load = (LoadStarted, LayerArrived, LoadCompleted)
+        about_load = (LiveStarted, LoadStarted, LayerArrived, LoadCompleted)
         worker.answers = deque(a for a in worker.answers if not isinstance(a, about_load))
+        self._give_back(worker, is_announced)
         worker.answers.append(LoadFailed(worker.load.instance, worker.load.attempt, "abstract"))
         self._empty(worker)
 
@@ -292,6 +368,7 @@ class AbstractWorld:
                     worker.is_loaded,
                     plan=load.plan,
                     feeds=() if worker.is_loaded else worker.feeds,
+                    pairing=None if worker.is_loaded else load.pairing,
                 )
             self.events.append(WorkerJoined(worker.ref, DEVICE, report))
             if worker.is_loaded:
@@ -362,7 +439,9 @@ class AbstractWorld:
             self._dispatch(command)
         elif isinstance(command, FailRequest):
             # Its last attempt may have ended well while the news of it was lost.
-            self.requests.pop(command.request, None)
+            record = self.requests.pop(command.request, None)
+            if record is not None:
+                self._disown(record)
         elif isinstance(command, WakeAt):
             assert command.at_ns > self.now_ns
             earlier = self.wake_ns is None or command.at_ns < self.wake_ns
@@ -376,6 +455,8 @@ class AbstractWorld:
         worker.load = order
         worker.feeds = order.feeds
         worker.watermark = 0
+        if order.pairing is not None:
+            worker.answers.append(LiveStarted(order.instance, order.attempt))
         worker.answers.append(LoadStarted(order.instance, order.attempt))
         for watermark in range(1, self.policies[order.model].spec.layers + 1):
             arrived = LayerArrived(order.instance, order.attempt, watermark, layer=watermark - 1)
@@ -448,15 +529,27 @@ class AbstractWorld:
             self.events.append(ended)
             return
         assert order.attempt > record.attempt
+        self._disown(record)
         record.attempt = order.attempt
         if worker is None or worker.ref != order.worker:
             lost = RequestEnded(order.request, order.attempt, Outcome.WORKER_LOST)
             self.events.append(lost)
             return
-        assert worker.is_loaded
+        if not worker.takes_requests(order.instance):
+            # A live instance whose end the controller has not heard of.
+            self._returned(worker, order.request, order.attempt, is_announced=False)
+            return
         record.worker = order.worker
         worker.requests[order.request] = order.attempt
         self._report(worker)
+
+    def _disown(self, record: AbstractRequest) -> None:
+        """Who took the attempt over unheard by the controller forgets it."""
+        if record.worker is not None:
+            worker = self.workers[record.worker.worker]
+            del worker.requests[record.arrived.request]
+            record.worker = None
+            self._report(worker)
 
     def _report(self, worker: AbstractWorker) -> None:
         assert worker.load is not None

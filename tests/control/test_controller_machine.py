@@ -84,10 +84,13 @@ class ControllerMachine(RuleBasedStateMachine):
             multicast=strategy[1],
             chunk_bytes=4,
         )
-        self.world = AbstractWorld(config, memory)
+        self._begin(AbstractWorld(config, memory), hosts)
+
+    def _begin(self, world: AbstractWorld, hosts: int) -> None:
+        self.world = world
         self.hosts = range(hosts)
         self.arrivals = 0
-        self.models_made = len(models)
+        self.models_made = len(world.policies)
 
     # -- what may happen ------------------------------------------------------------------------
 
@@ -155,11 +158,11 @@ class ControllerMachine(RuleBasedStateMachine):
             self.world.answer(number)
 
     @precondition(lambda self: any(w.load and not w.is_loaded for w in self.world.workers.values()))
-    @rule(data=st.data())
-    def fail_load(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_announced=st.booleans())
+    def fail_load(self, data: st.DataObject, is_announced: bool) -> None:
         workers = self.world.workers
         loading = sorted(n for n, w in workers.items() if w.load and not w.is_loaded)
-        self.world.fail_load(data.draw(st.sampled_from(loading)))
+        self.world.fail_load(data.draw(st.sampled_from(loading)), is_announced)
 
     @precondition(lambda self: any(a.answers for a in self.world.agents.values()))
     @rule(data=st.data(), count=st.integers(1, 6))
@@ -301,6 +304,59 @@ class ControllerMachine(RuleBasedStateMachine):
                 self.world.answer_agent(number)
 
 
+class LiveMachine(ControllerMachine):
+    """The same with instances that work while they load, in histories that often get there."""
+
+    @initialize(
+        order=st.sampled_from(["zigzag", "zigzag", "overlap"]),
+        more=st.integers(1, 3),
+        ahead=st.integers(1, 2),
+        attempts=st.integers(1, 3),
+        others=st.integers(0, 1),
+        multicast=st.sampled_from(["auto", "chain", "binomial"]),
+    )
+    def begin(
+        self, order: str, more: int, ahead: int, attempts: int, others: int, multicast: str
+    ) -> None:
+        config = ControllerConfig(
+            tuple(make_policy(number, 1, more, known=True) for number in range(1 + others)),
+            workers_expected=0,
+            settle_ns=0,
+            dispatched_ahead_max=ahead,
+            request_attempts_max=attempts,
+            load_retry_ns=30 * MS,
+            avoid_ns=10 * MS,
+            scaling=Bounds(load_window_ns=50 * MS, scale_down_timeout_ns=20 * MS),
+            multicast=multicast,
+            chunk_bytes=4,
+            live_order=order,
+            live_ahead_max=4,
+        )
+        self._begin(AbstractWorld(config), hosts=0)
+
+    @rule(count=st.integers(3, 8), words=st.integers(1, 3), taken=st.integers(0, 3))
+    def burst(self, count: int, words: int, taken: int) -> None:
+        """On a pool that has settled long prompts come and loads begin, of which workers tell
+        little by little; then sources take some over."""
+        for number in NUMBERS:
+            self.join(number)
+        self.settle_down()
+        self.arrive(count, 80, last=False)
+        for _ in range(words + 1):
+            self.world.step(MS)
+            for number, worker in self.world.workers.items():
+                if worker.answers:
+                    self.world.answer(number)
+        self.world.step(MS)
+        for pair in self.world.live_pairs():
+            self.world.take(*pair, taken)
+
+    @precondition(lambda self: self.world.live_pairs())
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def take(self, data: st.DataObject, count: int) -> None:
+        self.world.take(*data.draw(st.sampled_from(self.world.live_pairs())), count)
+
+
 def test_the_announcement_of_a_running_request_names_its_worker() -> None:
     """The abstract world itself: what a restarted controller hears."""
     config = ControllerConfig((ModelPolicy(ModelSpec("m", (1,), 1, 1), 1, 1),), workers_expected=1)
@@ -326,3 +382,6 @@ TestControllerMachine.settings = settings(
     # Explaining a failure takes minutes here and says little.
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )
+
+TestLiveMachine = LiveMachine.TestCase
+TestLiveMachine.settings = TestControllerMachine.settings

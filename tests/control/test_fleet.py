@@ -9,6 +9,7 @@ from livescale.messages.commands import Drain, Resume
 from livescale.messages.events import (
     InstanceReport,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -20,6 +21,7 @@ from livescale.types import InstanceState, Value, WorkerRef
 
 DEVICE = Device("cpu", "h", "l", 100, 100)
 CAUSES = (
+    LiveStarted,
     LoadStarted,
     LayerArrived,
     LoadCompleted,
@@ -32,13 +34,17 @@ CAUSES = (
 S = InstanceState
 ALLOWED = {
     (S.STARTING, LoadStarted): S.LOADING,
+    (S.STARTING, LiveStarted): S.LIVE,
     (S.STARTING, LoadFailed): S.STOPPED,
     (S.STARTING, WorkerLost): S.LOST,
+    (S.LOADING, LiveStarted): S.LIVE,
     (S.LOADING, LoadStarted): S.LOADING,
     (S.LOADING, LayerArrived): S.LOADING,
     (S.LOADING, LoadCompleted): S.SERVING,
     (S.LOADING, LoadFailed): S.STOPPED,
     (S.LOADING, WorkerLost): S.LOST,
+    (S.LIVE, LiveStarted): S.LIVE,
+    (S.LIVE, LoadStarted): S.LIVE,
     (S.LIVE, LayerArrived): S.LIVE,
     (S.LIVE, LoadCompleted): S.SERVING,
     (S.LIVE, LoadFailed): S.STOPPED,

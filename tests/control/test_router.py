@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from livescale.control.router import RequestRecord, Router
+from livescale.control.router import LiveDoor, RequestRecord, Router
 from livescale.types import WorkerRef
 
 W = [WorkerRef(number) for number in range(4)]
@@ -46,6 +46,57 @@ def test_a_retried_request_goes_before_those_that_came_later() -> None:
     router.retry(first)
     assert assigned(router, count=1) == [("r0", 10)]
     assert first.attempt == 2
+
+
+def given(router: Router, count: int, *live: LiveDoor) -> list[tuple[str, int]]:
+    instances = [(10 + number, W[number]) for number in range(count)]
+    return [(a.request.id, a.instance) for a in router.assign(0, "m", instances, live)]
+
+
+def test_a_pair_is_chosen_by_what_both_have_and_how_fast_both_are() -> None:
+    router = Router(8)
+    for number, tokens in enumerate([100, 30, 30, 10, 10]):
+        router.arrive(f"r{number}", "m", tokens, 1)
+    pair = LiveDoor(20, W[1], source=W[2], cost_permille=500)
+    # r0 goes to instance 10. The pair has 30 and 60 tokens, which cost it half, and so on.
+    assert given(router, 1, pair) == [("r0", 10), ("r1", 20), ("r2", 20), ("r3", 20), ("r4", 20)]
+    router.move(router.requests["r1"], W[2])
+    assert (router.outstanding_tokens(W[1]), router.outstanding_tokens(W[2])) == (50, 30)
+    for number in range(3):
+        router.arrive(f"s{number}", "m", 60, 1)
+    assert given(router, 1, pair) == [("s0", 20), ("s1", 20), ("s2", 10)]
+
+
+def test_a_pair_may_have_more_that_neither_has_started() -> None:
+    router = Router(1, live_ahead_max=3)
+    for number in range(6):
+        router.arrive(f"r{number}", "m", 1, 1)
+    pair = LiveDoor(20, W[1], source=W[0])
+    assert given(router, 1) == [("r0", 10)]
+    assert given(router, 0, pair) == [("r1", 20), ("r2", 20)]
+    router.move(router.requests["r1"], W[0])
+    assert router.requests["r1"].is_started
+    assert given(router, 0, pair) == [("r3", 20)]
+
+
+def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> None:
+    router = Router(1)
+    for number in range(5):
+        router.arrive(f"r{number}", "m", 100, 1)
+    alone = LiveDoor(20, W[1], lag_tokens=250)
+    # Instance 10 is full with r0, and by the time that r2 is done everything is loaded.
+    assert given(router, 1, alone) == [("r0", 10), ("r3", 20), ("r4", 20)]
+    assert [r.id for r in router.requests.values() if r.worker is None] == ["r1", "r2"]
+    router.end(router.requests["r0"])
+    assert given(router, 1, alone) == [("r1", 10)]
+
+
+def test_loading_instances_share_evenly_when_nobody_serves() -> None:
+    router = Router(1)
+    for number in range(4):
+        router.arrive(f"r{number}", "m", 100, 1)
+    both = [LiveDoor(20 + number, W[number], lag_tokens=1 << 40) for number in range(2)]
+    assert given(router, 0, *both) == [("r0", 20), ("r1", 21), ("r2", 20), ("r3", 21)]
 
 
 def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
@@ -94,12 +145,15 @@ class RouterMachine(RuleBasedStateMachine):
         assert self.router.assign(self.now_ns, "m", instances) == []
 
     @precondition(lambda self: any(r.worker for r in self.records.values()))
-    @rule(data=st.data(), how=st.sampled_from(["start", "retry", "avoid", "end"]))
+    @rule(data=st.data(), how=st.sampled_from(["start", "move", "retry", "avoid", "end"]))
     def progress(self, data: st.DataObject, how: str) -> None:
         out = sorted(r.id for r in self.records.values() if r.worker is not None)
         record = self.records[data.draw(st.sampled_from(out))]
         if how == "start":
             self.router.start(record.id, record.attempt)
+        elif how == "move":
+            self.router.move(record, data.draw(st.sampled_from(W)))
+            assert record.is_started
         elif how == "end":
             self.router.end(self.records.pop(record.id))
         else:

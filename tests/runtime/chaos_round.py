@@ -22,7 +22,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.chunks import senders
 from livescale.control.controller import Controller
 from livescale.messages.commands import AmendLoad, PlanMade, StartCopy, StartLoad
-from livescale.messages.events import FeedFailed, LoadFailed
+from livescale.messages.events import BatchTaken, FeedFailed, LiveStarted, LoadFailed
 from livescale.plans import ScalePlan
 from livescale.telemetry.record import RunLine, StepLine, read_record
 from livescale.testbed.bed import Testbed
@@ -37,7 +37,7 @@ LOAD_S = 1.2
 PLAN_WAIT_S = 20.0
 LOOK_S = 0.02
 ANSWER_S = 120.0
-MARKS = (StartLoad, StartCopy, FeedFailed, AmendLoad, LoadFailed)
+MARKS = (StartLoad, StartCopy, FeedFailed, AmendLoad, LoadFailed, LiveStarted, BatchTaken)
 
 
 @dataclass(slots=True)

@@ -66,6 +66,7 @@ def made_pool(kind: str, model: Path, scratch: Path) -> Iterator[ChaosPool]:
             prefill_queue_lower_ms=50,
             request_attempts_max=6,
             stall_ms=500,
+            live_over_ms=0,
             **links,
             **device,
         ) as pool:

@@ -61,6 +61,8 @@ def test_counts_are_the_sum_over_all_instances_that_ever_were(
             assert shown.preemptions == expected[name]
             assert shown.prefix_lookup_tokens == 3 * expected[name]
             assert shown.reused_tokens == 2 * expected[name]
+            assert shown.handovers == 4 * expected[name]
+            assert shown.handover_bytes == 5 * expected[name]
             assert shown.kv_blocks_used == sum(known.kv_blocks_used for known in mine)
             assert shown.kv_blocks == BLOCKS * len(mine)
 
@@ -96,4 +98,6 @@ def report(instance: int, count: int) -> InstanceReported:
         preemptions=count,
         prefix_lookup_tokens=3 * count,
         reused_tokens=2 * count,
+        handovers=4 * count,
+        handover_bytes=5 * count,
     )

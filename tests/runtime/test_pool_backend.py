@@ -34,8 +34,12 @@ from livescale.runtime.pool_backend import PoolBackend
 from livescale.runtime.wire import (
     AddModel,
     Address,
+    AttemptReturned,
+    AttemptTaken,
+    Cancel,
     Catalog,
     CatalogEntry,
+    Disown,
     GatewayHello,
     ModelAnswer,
     ModelLoad,
@@ -74,6 +78,43 @@ def entry(name: str) -> CatalogEntry:
     return CatalogEntry(spec, Manifest(name, "{}", "float32", layers), "/nowhere", (1,), 4096)
 
 
+class SecondWorker:
+    """A worker that says what the test says."""
+
+    def __init__(self, ref: WorkerRef) -> None:
+        self.ref = ref
+        self.is_known = asyncio.Event()
+        self.heard: asyncio.Queue[object] = asyncio.Queue()
+        self._server: asyncio.Server | None = None
+        self._wire: Wire[ToTokenServer] | None = None
+
+    async def start(self) -> Peer:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return Peer(self.ref, Address(host, port))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._wire = Wire(reader, writer, ToTokenServer)
+        async for message in self._wire:
+            if isinstance(message, GatewayHello):
+                self.is_known.set()
+            else:
+                self.heard.put_nowait(message)
+
+    def say(self, message: Tokens | AttemptTaken | AttemptReturned) -> None:
+        assert self._wire is not None
+        self._wire.send(message)
+
+    async def told(self) -> object:
+        return await asyncio.wait_for(self.heard.get(), WAIT_S)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._wire is not None:
+            self._wire.close()
+
+
 class ScriptedPool:
     """Controller and worker of one gateway: they say what the test says."""
 
@@ -81,6 +122,9 @@ class ScriptedPool:
         self.told: asyncio.Queue[object] = asyncio.Queue()
         self.submitted: asyncio.Queue[Submit] = asyncio.Queue()
         self.incarnation = 0
+        #: what else the first worker was told
+        self.worker_told: asyncio.Queue[object] = asyncio.Queue()
+        self._others: list[SecondWorker] = []
         self._controller: Wire[ToController] | None = None
         self._worker: asyncio.Server | None = None
         self._worker_wire: Wire[ToTokenServer] | None = None
@@ -96,6 +140,17 @@ class ScriptedPool:
     def emit(self, *tokens: Token) -> None:
         assert self._worker_wire is not None
         self._worker_wire.send(Tokens(tokens))
+
+    async def add_worker(self, number: int) -> SecondWorker:
+        """One more, beside the first."""
+        assert self._worker is not None
+        worker = SecondWorker(WorkerRef(number))
+        self._others.append(worker)
+        host, port = self._worker.sockets[0].getsockname()[:2]
+        peers = [Peer(self.worker, Address(host, port)), await worker.start()]
+        self.say(Peers(tuple(peers)))
+        await asyncio.wait_for(worker.is_known.wait(), WAIT_S)
+        return worker
 
     async def heard(self, kind: type) -> object:
         """The next message of a kind that the gateway told the controller."""
@@ -121,8 +176,17 @@ class ScriptedPool:
         assert self._controller is not None
         self._controller.close()
 
+    def worker_says(self, message: AttemptTaken | AttemptReturned) -> None:
+        assert self._worker_wire is not None
+        self._worker_wire.send(message)
+
+    async def worker_hears(self) -> object:
+        return await asyncio.wait_for(self.worker_told.get(), WAIT_S)
+
     def close(self) -> None:
         self.lose_worker()
+        for other in self._others:
+            other.close()
         if self._controller is not None:
             self._controller.close()
 
@@ -141,6 +205,8 @@ class ScriptedPool:
         async for message in wire:
             if isinstance(message, Submit):
                 self.submitted.put_nowait(message)
+            elif not isinstance(message, GatewayHello):
+                self.worker_told.put_nowait(message)
 
 
 @asynccontextmanager
@@ -506,6 +572,179 @@ def test_what_waits_for_a_model_that_is_gone_ends() -> None:
             await publish(pool, backend, "b")
             with pytest.raises(GenerationFailed, match="'a' was removed"):
                 await anext(aiter(stream))
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+# -- attempts that move ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def one_request_on_the_first_of_two() -> AsyncIterator[
+    tuple[ScriptedPool, PoolBackend, SecondWorker, TokenStream]
+]:
+    async with pool_and_gateway() as (pool, backend):
+        await pool.start_worker()
+        other = await pool.add_worker(1)
+        [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+        pool.say(Dispatch("r", 1, 1, pool.worker))
+        await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+        yield pool, backend, other, stream
+
+
+def test_tokens_are_accepted_from_whoever_owns_the_attempt() -> None:
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, backend, other, stream):
+            # Not taken over yet.
+            other.say(Tokens((Token("r", 1, 0, 66, None),)))
+            assert await other.told() == Disown("r", 1)
+            other.say(AttemptTaken("r", 1))
+            other.say(Tokens((Token("r", 1, 0, 7, None),)))
+            chunks = aiter(stream)
+            assert (await anext(chunks)).token_id == 7
+            # The last owner does not know it yet.
+            pool.emit(Token("r", 1, 1, 66, None))
+            assert await pool.worker_hears() == Disown("r", 1)
+            assert reading(backend, "num_requests_running", "a") == 1
+            other.say(Tokens((Token("r", 1, 1, 8, FinishReason.STOP),)))
+            assert [chunk.token_id async for chunk in chunks] == [8]
+            line = (await pool.heard(RequestTimed)).line
+            assert (line.worker, line.attempts) == (other.ref, 1)
+            # Nobody reads it any more.
+            other.say(AttemptTaken("r", 1))
+            assert await other.told() == Cancel("r", 1)
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_a_new_owner_may_repeat_what_the_last_one_had_sent() -> None:
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, _, other, stream):
+            pool.emit(Token("r", 1, 0, 7, None), Token("r", 1, 1, 8, None))
+            chunks = aiter(stream)
+            assert [(await anext(chunks)).token_id for _ in range(2)] == [7, 8]
+            # The first one took it back, but it was only late.
+            other.say(AttemptTaken("r", 1))
+            for index, token_id in enumerate((7, 8, 9)):
+                other.say(Tokens((Token("r", 1, index, token_id, None),)))
+            assert (await anext(chunks)).token_id == 9
+            other.say(Tokens((Token("r", 1, 3, 10, FinishReason.STOP),)))
+            assert [chunk.token_id async for chunk in chunks] == [10]
+            assert other.heard.empty()
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+@pytest.mark.parametrize(
+    "token", [Token("r", 1, 2, 9, None), Token("r", 1, 0, 9, FinishReason.STOP)]
+)
+def test_an_owner_who_goes_on_elsewhere_loses_the_attempt(token: Token) -> None:
+    """Its last owner's tokens came too late to be accepted, or it ended before them."""
+
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, backend, other, stream):
+            await pool.heard(RequestArrived)
+            pool.emit(Token("r", 1, 0, 7, None))
+            chunks = aiter(stream)
+            assert (await anext(chunks)).token_id == 7
+            other.say(AttemptTaken("r", 1))
+            other.say(Tokens((token,)))
+            assert await other.told() == Disown("r", 1)
+            ended = await pool.heard(RequestEnded)
+            assert (ended.attempt, ended.outcome, ended.worker) == (1, Outcome.RETURNED, None)
+            assert (await pool.heard(RequestArrived)).worker is None
+            assert reading(backend, "num_requests_waiting", "a") == 1
+            pool.say(Dispatch("r", 2, 1, other.ref))
+            assert (await other.told()).generated_ids == (7,)
+            other.say(Tokens((Token("r", 2, 1, 8, FinishReason.STOP),)))
+            assert [chunk.token_id async for chunk in chunks] == [8]
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_whoever_computes_what_nobody_wants_is_told_to_stop_once() -> None:
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, backend, other, stream):
+            pool.emit(Token("r", 1, 0, 7, FinishReason.STOP))
+            assert [chunk.token_id async for chunk in aiter(stream)] == [7]
+            for index in range(3):
+                other.say(Tokens((Token("r", 1, index, 66, None),)))
+            assert await other.told() == Cancel("r", 1)
+            # Of another request it is told again, and of one that was cancelled no second time.
+            [stream] = backend.submit([GenerateRequest("s", "a", (5,), SamplingParams(9))])
+            pool.say(Dispatch("s", 1, 1, pool.worker))
+            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            for index in range(3):
+                other.say(Tokens((Token("s", 1, index, 66, None),)))
+            assert await other.told() == Disown("s", 1)
+            stream.cancel()
+            for index in range(3):
+                pool.emit(Token("s", 1, index, 66, None))
+            assert await pool.worker_hears() == Cancel("s", 1)
+            # Each of them has said all of it when this is answered.
+            for worker_says in (other.say, pool.worker_says):
+                worker_says(AttemptTaken("r", 1))
+            assert await other.told() == Cancel("r", 1)
+            assert await pool.worker_hears() == Cancel("r", 1)
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_an_attempt_may_be_taken_over_from_one_who_died() -> None:
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, backend, other, stream):
+            pool.lose_worker()
+            assert (await pool.heard(RequestEnded)).outcome is Outcome.WORKER_LOST
+            assert reading(backend, "num_requests_waiting", "a") == 1
+            other.say(AttemptTaken("r", 1))
+            other.say(Tokens((Token("r", 1, 0, 7, None),)))
+            assert (await anext(aiter(stream))).token_id == 7
+            assert reading(backend, "num_requests_waiting", "a") == 0
+            assert reading(backend, "num_requests_running", "a") == 1
+            stream.cancel()
+            assert await other.told() == Cancel("r", 1)
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_a_newer_attempt_disowns_the_older_one() -> None:
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, _, other, stream):
+            other.say(AttemptTaken("r", 1))
+            other.say(Tokens((Token("r", 1, 0, 7, None),)))
+            chunks = aiter(stream)
+            assert (await anext(chunks)).token_id == 7
+            pool.say(Dispatch("r", 2, 1, pool.worker))
+            submit = await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            assert (submit.attempt, submit.generated_ids) == (2, (7,))
+            assert await other.told() == Disown("r", 1)
+            other.say(AttemptTaken("r", 1))  # too late
+            assert await other.told() == Disown("r", 1)
+            pool.emit(Token("r", 2, 1, 8, FinishReason.STOP))
+            assert [chunk.token_id async for chunk in chunks] == [8]
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_an_attempt_that_is_given_back_waits_again() -> None:
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, backend, other, _):
+            await pool.heard(RequestArrived)
+            other.say(AttemptReturned("r", 1))  # it is not that one's to give
+            pool.worker_says(AttemptReturned("r", 2))  # nor that attempt
+            pool.worker_says(AttemptReturned("r", 1))
+            again = await pool.heard(RequestArrived)
+            assert (again.attempt, again.worker) == (1, None)
+            assert reading(backend, "num_requests_waiting", "a") == 1
+            # A controller that was not there when the worker gave it back hears of it here.
+            pool.lose_controller()
+            await pool.heard(RequestArrived)
+            pool.say(Dispatch("r", 2, 1, other.ref))
+            assert isinstance(await other.told(), Submit)
+            other.say(AttemptReturned("r", 2))
+            ended = await pool.heard(RequestEnded)
+            assert (ended.attempt, ended.outcome) == (2, Outcome.RETURNED)
+            assert (await pool.heard(RequestArrived)).worker is None
 
     asyncio.run(asyncio.wait_for(story(), WAIT_S))
 

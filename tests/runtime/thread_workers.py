@@ -7,17 +7,18 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from livescale.batching.live_batch import LiveLimits
 from livescale.chunks import ChunkGrid, Feed
 from livescale.engine.executor import TorchExecutor
 from livescale.messages.commands import AmendLoad, StartLoad
+from livescale.plans import Pairing
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.instance_host import InstanceHost
 from livescale.runtime.wire import (
     Address,
-    AttemptFailed,
+    FromTokenServer,
     Order,
     Submit,
-    Tokens,
     WorkerEvent,
 )
 from livescale.topology import Device
@@ -42,13 +43,21 @@ def all_from(manifest: Manifest, upstream: WorkerRef | None) -> tuple[Feed, ...]
 class ThreadWorker:
     """One worker on a thread; everything it says lands in `said`."""
 
-    def __init__(self, number: int, arena_bytes: int, **data_plane: object) -> None:
+    def __init__(
+        self,
+        number: int,
+        arena_bytes: int,
+        kv_bytes: int = 1 << 22,
+        live: LiveLimits | None = None,
+        resident_bytes: int = 0,
+        **data_plane: object,
+    ) -> None:
         self.ref = WorkerRef(number)
         self.said: queue.Queue[object] = queue.Queue()
         boot = WorkerBoot(
             secret="",
             worker=self.ref,
-            device=Device("cpu", "localhost", "leaf0", arena_bytes, 1 << 22),
+            device=Device("cpu", "localhost", "leaf0", arena_bytes, kv_bytes),
             controller=Address("127.0.0.1", 0),
             data_host="127.0.0.1",
             token_host="127.0.0.1",
@@ -57,12 +66,14 @@ class ThreadWorker:
             block_tokens=16,
             run_tokens_max=64,
             sequences_max=8,
+            live=live or LiveLimits(batch_tokens_max=64),
+            resident_bytes=resident_bytes,
         )
         self.arena = Arena(arena_bytes)
         self.data_plane = DataPlane(
             self.ref, self.arena, host_name="localhost", shm_directory=None, **data_plane
         )
-        executor = TorchExecutor(boot.device.kv_bytes, boot.block_tokens)
+        executor = TorchExecutor(kv_bytes, boot.block_tokens)
         self.host = InstanceHost(boot, self.arena, executor, self.data_plane, self)
         self._thread = threading.Thread(target=self.host.run, daemon=True)
         self._thread.start()
@@ -70,7 +81,7 @@ class ThreadWorker:
     def to_controller(self, event: WorkerEvent) -> None:
         self.said.put(event)
 
-    def to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None:
+    def to_gateway(self, gateway: str, message: FromTokenServer) -> None:
         self.said.put(message)
 
     def load(
@@ -80,6 +91,7 @@ class ThreadWorker:
         feeds: tuple[Feed, ...],
         directory: str | None = None,
         plan: int = 1,
+        pairing: Pairing | None = None,
     ) -> None:
         command = StartLoad(
             instance=instance,
@@ -89,7 +101,8 @@ class ThreadWorker:
             plan=plan,
             feeds=feeds,
             chunk_bytes=CHUNK_BYTES,
-            measure_capacity=directory is not None,
+            measure_capacity=directory is not None or pairing is not None,
+            pairing=pairing,
         )
         self.host.post(partial(self.host.load, Order(command, manifest, directory)))
 
@@ -98,7 +111,7 @@ class ThreadWorker:
         self.host.post(partial(self.host.amend, order))
 
     def submit(self, message: Submit) -> None:
-        self.host.post(partial(self.host.submit, "g0", message))
+        self.host.post(partial(self.host.attempts.submit, "g0", message))
 
     def heard(self, wanted: Callable[[object], bool]) -> list[object]:
         """Everything said up to and including the first word that is wanted."""
@@ -108,6 +121,10 @@ class ThreadWorker:
             words.append(word)
             if wanted(word):
                 return words
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     def close(self) -> None:
         self.host.stop()

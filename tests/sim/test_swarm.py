@@ -11,6 +11,7 @@ import pytest
 from livescale.cli.main import main
 from livescale.sim.simulate import SimResult
 from livescale.sim.swarm import draw_world, run_world
+from livescale.sim.swarm_fabrics import with_fabric
 from livescale.sim.swarm_worlds import SwarmWorld, draw_flat_world
 from livescale.telemetry.record import read_record
 from livescale.telemetry.replay import replay
@@ -36,14 +37,16 @@ def test_random_worlds_come_to_rest(first: int) -> None:
 
 
 def test_seeds_that_once_failed() -> None:
-    """Some of them before there were clusters around their worlds: these run without, too."""
+    """Some of them before there were clusters around their worlds, or live instances in them: these
+    run without, too."""
     lines = _SEEDS_FILE.read_text().splitlines()
     seeds = [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
     for seed in seeds:
-        flat, world = draw_flat_world(seed), draw_world(seed)
-        run(flat)
-        if world != flat:
-            run(world)
+        flat = draw_flat_world(seed)
+        worlds = [flat, with_fabric(flat), draw_world(seed)]
+        for number, world in enumerate(worlds):
+            if world not in worlds[:number]:
+                run(world)
 
 
 def test_worlds_are_of_many_kinds() -> None:
@@ -55,8 +58,11 @@ def test_worlds_are_of_many_kinds() -> None:
     assert any(policy.spec.tp_size > 1 for config in configs for policy in config.policies)
     assert len({config.controller.placement for config in configs}) == 4
     assert len({config.controller.multicast for config in configs}) > 5
+    orders = {config.controller.live_order for config in configs}
+    assert orders == {"zigzag", "best-effort", "overlap", "stop-the-world"}
     for kind in ("worker", "agent", "host"):
         assert any(getattr(fault, f"{kind}_losses") for fault in faults), kind
+    assert any(fault.pair_loss_permille for fault in faults)
     for kind in ("slow_links", "cut_links", "corruptions", "stalls", "controller_restarts"):
         assert any(getattr(fault, kind) for fault in faults), kind
     assert any(fault.late_permille and fault.lost_permille for fault in faults)

@@ -46,7 +46,7 @@ def test_a_group_is_formed_before_the_first_byte() -> None:
         assert load.upstream != "storage"
         assert load.first_byte_ns is not None
         assert setup_ns <= load.first_byte_ns - line.planned_ns
-    ours = [loaded_after_ns(*pair) for pair in play("livescale").loads]
+    ours = [loaded_after_ns(*pair) for pair in play("livescale-stop").loads]
     theirs = [loaded_after_ns(*pair) for pair in played.loads]
     assert min(theirs) >= min(ours) + setup_ns
 
@@ -105,15 +105,36 @@ def test_fixed_systems_never_scale() -> None:
         assert max(c.serving for c in played.run.result.instances) == count
 
 
+def ttft_mean_ns(system: str) -> float:
+    lines = play(system).run.result.requests
+    return sum(line.token_ns[0] - line.queued_ns for line in lines) / len(lines)
+
+
 def test_faster_loading_never_serves_less() -> None:
     """First tokens come no later, on average, than with a system whose loads take longer."""
-
-    def ttft_mean_ns(system: str) -> float:
-        lines = play(system).run.result.requests
-        return sum(line.token_ns[0] - line.queued_ns for line in lines) / len(lines)
-
     assert ttft_mean_ns("fixed-full") <= ttft_mean_ns("ideal")
-    assert ttft_mean_ns("ideal") < ttft_mean_ns("livescale") < ttft_mean_ns("storage")
+    assert ttft_mean_ns("ideal") < ttft_mean_ns("livescale-stop") < ttft_mean_ns("storage")
+
+
+def test_live_instances_work_before_everything_is_there() -> None:
+    """They take requests while they load, and those that have a source hand batches over to it."""
+    for name in ("livescale", "livescale-stop", "best-effort", "overlap"):
+        loads = [load for _, load in play(name).loads]
+        assert loads
+        is_live = SYSTEMS[name].live_order != "stop-the-world"
+        assert all((load.live_ns is not None) is is_live for load in loads), name
+        early = [
+            load
+            for load in loads
+            if load.first_help_ns and load.loaded_ns and load.first_help_ns < load.loaded_ns
+        ]
+        assert bool(early) is (name in ("livescale", "best-effort")), name
+
+
+def test_live_orders_differ_as_they_should() -> None:
+    """Mean time to the first token: sharing shortens it, and more so in the better order."""
+    zigzag, best_effort, stop = map(ttft_mean_ns, ("livescale", "best-effort", "livescale-stop"))
+    assert ttft_mean_ns("ideal") < zigzag < best_effort < stop
 
 
 @given(st.integers(0, 10**9), st.sampled_from(["s", "ms", "us"]), st.text("0123456789", max_size=6))

@@ -10,6 +10,7 @@ from livescale.messages.commands import (
     AnyCommand,
     Dispatch,
     Drain,
+    Paired,
     PlanMade,
     Release,
     Resume,
@@ -18,8 +19,10 @@ from livescale.messages.commands import (
 )
 from livescale.messages.events import (
     AnyEvent,
+    BatchTaken,
     InstanceReported,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -29,7 +32,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import PlannedLoad, ScalePlan
+from livescale.plans import Pairing, PlannedLoad, ScalePlan
 from livescale.telemetry.record import ScaleLine
 from livescale.telemetry.scale_events import ScaleTracker
 from livescale.topology import Device
@@ -77,6 +80,24 @@ def test_a_scale_up_is_finished_by_its_first_token() -> None:
     assert (load.loaded_ns, load.first_token_ns, load.failed) == (5, 6, None)
     assert (line.plan, line.strategy, line.routes) == (1, "chain", ("storage -> w0.0",))
     assert story.tracker.flush() == []
+
+
+def test_a_live_instance_tells_how_it_worked_and_when_it_first_helped() -> None:
+    story = Story()
+    paired = Paired(2, Pairing("zigzag", W1, 7), "helps instance 7, sends no parameters on")
+    decided, planned, start = UP
+    story.step(decided, planned, paired, start)
+    story.step(LiveStarted(2, 0))
+    story.step(LoadStarted(2, 0))
+    story.step(LayerArrived(2, 0, 1))
+    for _ in range(2):
+        story.step(BatchTaken(7, 0, W1, 2, (("r", 1),), 1, 10, 100, 5))
+    assert story.step(reported(1)) == [], "its load is not over"
+    (line,) = story.step(LoadCompleted(2, 0, 100))
+    (load,) = line.loads
+    assert load.pairing == "zigzag: helps instance 7, sends no parameters on"
+    assert (load.live_ns, load.first_byte_ns, load.first_layer_ns) == (2, 3, 4)
+    assert (load.first_help_ns, load.first_token_ns, load.loaded_ns) == (5, 7, 8)
 
 
 def test_a_failed_load_finishes_its_scale_up() -> None:
@@ -168,6 +189,6 @@ def test_amendments_are_told_until_the_scale_up_is_finished() -> None:
     halves = [ChunkRange(k, 10, 2) for k in range(2)]
     feeds = tuple(Feed(FromWorker(w), (h,)) for w, h in zip((W1, W0), halves, strict=True))
     story.step(AmendLoad(1, W0, feeds), AmendLoad(99, W1, FEEDS))
-    (line,) = story.step(reported(1))
+    (line,) = story.step(LoadCompleted(2, 0, 100), reported(1))
     assert line.amendments == ("w0.0 from w1.0 + w0.0",)
     assert story.step(AmendLoad(1, W0, FEEDS)) == []

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 
 from livescale.batching.blocks import BlockPool
 from livescale.batching.held import HeldSequences
+from livescale.batching.room import Room
+from livescale.batching.rules import check_lines, check_table
 from livescale.batching.run import Emission, EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.batching.sharing import share_tokens
@@ -78,6 +80,11 @@ class Batcher:
         self._running: OrderedDict[RequestId, SequenceState] = OrderedDict()
         #: parts of live batches, computed by other Runs than `next_run`'s
         self.held = HeldSequences(self.pool)
+        self._room = Room(
+            *(self.pool, self._running, self.held),
+            places=config.sequences_max,
+            growth_tokens=config.growth_tokens,
+        )
         #: cancelled while a Run in flight writes their blocks, by request and attempt
         self._leaving: dict[tuple[RequestId, int], SequenceState] = {}
         #: (request, attempt) pairs first admitted since `take_started` was last called
@@ -125,7 +132,7 @@ class Batcher:
         sequence = self._find(request)
         if sequence is None or sequence.spec.attempt != attempt:
             return False
-        if self._is_in_flight(request):
+        if self._is_in_flight(request, attempt):
             del self._running[request]
             self._leaving[request, attempt] = sequence
         elif request in self._running:
@@ -201,6 +208,8 @@ class Batcher:
                 self.pool.release(sequence.block_table)
             elif tokens:
                 emitted.append(self._emit(sequence, tokens))
+                if emitted[-1].finish_reason is not None:
+                    self._retire(sequence)
         return emitted
 
     # -- parts of live batches --------------------------------------------------------------
@@ -214,7 +223,9 @@ class Batcher:
         while self._waiting:
             sequence = next(iter(self._waiting.values()))
             tokens += sequence.known_tokens
-            if (taken and tokens > tokens_max) or not self.has_room([sequence.known_tokens]):
+            if taken and tokens > tokens_max:
+                break
+            if not self.has_room([(sequence.known_tokens, sequence.tokens_max)]):
                 break
             if order_max is not None and sequence.order > order_max:
                 break
@@ -224,17 +235,15 @@ class Batcher:
             taken.append(sequence)
         return taken
 
-    def has_room(self, tokens: Sequence[int]) -> bool:
-        """Requests with so many known tokens each could be held besides all that grows here."""
-        pool, growth = self.pool, self.config.growth_tokens
-        if len(self._running) + len(self.held) + len(tokens) > self.config.sequences_max:
-            return False
-        wanted = sum(pool.blocks_for(count) + pool.blocks_for(growth) for count in tokens)
-        growing = sum(map(self._growth, (*self._running.values(), *self.held)))
-        is_empty = not self._running and not len(self.held) and len(tokens) == 1
-        if is_empty:  # alone it needs no room beside it
-            wanted, growing = pool.blocks_for(tokens[0]), 0
-        return wanted + growing <= pool.free
+    def has_room(self, needs: Sequence[tuple[int, int]]) -> bool:
+        """Further requests could be held besides all that grows here. Of each: known tokens, and
+        the most that it can ever need KV for."""
+        return self._room.fits(needs)
+
+    def fits_alone(self, needs: Sequence[tuple[int, int]]) -> bool:
+        """There would be room for these requests if nothing else were here, and for each of them
+        alone until it ends."""
+        return self._room.fits_alone(needs)
 
     def hold(self, spec: SequenceSpec, block_table: tuple[int, ...]) -> SequenceState:
         """A request that is computed elsewhere so far; its blocks were reserved."""
@@ -251,12 +260,9 @@ class Batcher:
         If it was its last one, it is over; else it waits for `join`.
         """
         sequence.computed = sequence.known_tokens
-        self.held.remove(sequence)
-        self._running[sequence.spec.request] = sequence
         e = self._emit(sequence, (token_id,))
-        if e.finish_reason is None:
-            del self._running[sequence.spec.request]
-            self.held.add(sequence)
+        if e.finish_reason is not None:
+            self.held.drop(sequence)
         return Emission(e.request, e.attempt, e.index, e.token_ids[0], e.finish_reason)
 
     def join(self, sequence: SequenceState) -> None:
@@ -264,19 +270,14 @@ class Batcher:
         self.held.remove(sequence)
         computed, sequence.computed = sequence.computed, 0
         self._write(sequence, computed)
-        self._running[sequence.spec.request] = sequence
-        later = [r for r, other in self._running.items() if other.order > sequence.order]
-        for request in later:
-            self._running.move_to_end(request)
+        self._run_in_order(sequence)
 
     def put_back(self, sequence: SequenceState) -> None:
         """It waits again, before those that came after it, and is computed anew."""
         self.held.drop(sequence)
         sequence.computed = 0
         sequence.prefill_tokens = sequence.known_tokens
-        self._waiting[sequence.spec.request] = sequence
-        for request in [r for r, other in self._waiting.items() if other.order > sequence.order]:
-            self._waiting.move_to_end(request)
+        self._wait_in_order(sequence)
 
     # -- what can be asked ------------------------------------------------------------------
 
@@ -284,6 +285,11 @@ class Batcher:
     def has_work(self) -> bool:
         """Something for `next_run` is here, or in flight."""
         return bool(self._waiting or self._running or self._leaving)
+
+    @property
+    def run_in_flight(self) -> Run | None:
+        """What `next_run` gave and `commit` has not seen."""
+        return self._in_flight
 
     @property
     def running(self) -> int:
@@ -331,43 +337,21 @@ class Batcher:
         sequences = (*self._running.values(), *self.held, *self._waiting.values())
         return tuple((s.spec.request, s.spec.attempt) for s in sequences if not s.is_elsewhere)
 
+    def attempts(self, request: RequestId) -> list[int]:
+        """Attempts of this request that are here, those that have been taken over left out."""
+        found = [s.spec.attempt for s in (self._find(request),) if s is not None]
+        held = (s for s in self.held if s.spec.request == request and not s.is_elsewhere)
+        return found + [sequence.spec.attempt for sequence in held]
+
     def validate(self) -> None:
         """Check all collections against each other. Raises AssertionError."""
         users = (*self._running.values(), *self._leaving.values())
         self.pool.validate([*(s.block_table for s in users), *self.held.tables()])
-        assert len(self._running) <= self.config.sequences_max
+        assert self._room.taken_places <= self.config.sequences_max
         assert 0 <= self.reused_tokens <= self.prefix_lookup_tokens
-        for line in (self._running, self._waiting):
-            orders = [s.order for s in line.values()]
-            assert orders == sorted(set(orders)), "first come, first served"
-        first = next(iter(self._waiting.values()), None)
+        check_lines(self._running, self._waiting)
         for sequence in self._running.values():
-            overtakes = first is not None and sequence.order > first.order
-            assert sequence.was_held or not overtakes, "first come, first served"
-        for request, sequence in self._running.items():
-            assert sequence.is_started, request
-            assert 0 <= sequence.computed < sequence.known_tokens, request
-            assert len(sequence.generated) < sequence.spec.sampling.output_tokens_max, request
-            self._validate_table(sequence)
-        for request, sequence in self._waiting.items():
-            assert not sequence.block_table, request
-            assert sequence.computed == 0, request
-
-    def _validate_table(self, sequence: SequenceState) -> None:
-        """Its blocks hold what it computed, and only full ones belong to others, too."""
-        pool, table, request = self.pool, sequence.block_table, sequence.spec.request
-        assert pool.blocks_for(sequence.known_tokens - 1) <= len(table), request
-        assert len(table) <= pool.blocks_for(sequence.known_tokens), request
-        full = sequence.computed // self.config.block_tokens
-        # From scratch: the kept keys could be those of other tokens.
-        fresh = SequenceState.of(sequence.spec, 0, self.config.block_tokens)
-        fresh.generated = sequence.generated
-        for number, block in enumerate(table):
-            if number < full:
-                assert pool.key_of(block) in (None, fresh.key(number)), request
-            else:
-                assert pool.references(block) == 1, f"{request} writes a shared block"
-                assert pool.key_of(block) is None, f"{request} writes a block that is found"
+            check_table(sequence, self.pool)
 
     def __repr__(self) -> str:
         return f"<Batcher {self.running} running, {self.waiting} waiting, {self.pool!r}>"
@@ -377,9 +361,9 @@ class Batcher:
     def _find(self, request: RequestId) -> SequenceState | None:
         return self._running.get(request) or self._waiting.get(request)
 
-    def _is_in_flight(self, request: RequestId) -> bool:
-        run = self._in_flight
-        return run is not None and any(s.request == request for s in run.segments)
+    def _is_in_flight(self, request: RequestId, attempt: int) -> bool:
+        segments = self._in_flight.segments if self._in_flight is not None else ()
+        return any((s.request, s.attempt) == (request, attempt) for s in segments)
 
     def _sequence_of(self, segment: Segment) -> SequenceState:
         """Whose segment of the Run in flight it is."""
@@ -413,14 +397,35 @@ class Batcher:
                     self._preempt_latest()
 
     def _preempt_latest(self) -> None:
-        request, sequence = self._running.popitem()
+        _, sequence = self._running.popitem()
         self.pool.release(sequence.block_table)
         sequence.block_table = ()
         sequence.computed = 0
         sequence.prefill_tokens = sequence.known_tokens
-        self._waiting[request] = sequence
-        self._waiting.move_to_end(request, last=False)
+        self._wait_in_order(sequence)
         self.preemptions += 1
+
+    def _run_in_order(self, sequence: SequenceState) -> None:
+        """It runs, behind those that arrived before it: a held one may have overtaken others."""
+        later = []
+        for request, other in reversed(self._running.items()):
+            if other.order < sequence.order:
+                break
+            later.append(request)
+        self._running[sequence.spec.request] = sequence
+        for request in reversed(later):
+            self._running.move_to_end(request)
+
+    def _wait_in_order(self, sequence: SequenceState) -> None:
+        """It waits again, before those that arrived after it."""
+        earlier = []
+        for request, other in self._waiting.items():
+            if other.order > sequence.order:
+                break
+            earlier.append(request)
+        self._waiting[sequence.spec.request] = sequence
+        for request in reversed((*earlier, sequence.spec.request)):
+            self._waiting.move_to_end(request, last=False)
 
     def _admit(self) -> None:
         """Whoever waits runs, in order of arrival, while there is room for it and for growth."""
@@ -428,23 +433,23 @@ class Batcher:
             return
         pool = self.pool
         # No request grows by more: mostly there is room even so, and nobody needs to count.
-        growing = len(self._running) * (pool.blocks_for(self.config.growth_tokens) + 1)
+        growing = self._room.growing_max()
         is_counted = False
-        while self._waiting and len(self._running) < self.config.sequences_max:
+        while self._waiting and self._room.has_place:
             request, sequence = next(iter(self._waiting.items()))
             found = pool.match(sequence.reusable_keys())
-            wanted = self._growth(sequence) - len(found) + pool.free_among(found)
+            wanted = self._room.growth(sequence) - len(found) + pool.free_among(found)
             if wanted + growing > pool.free and not is_counted:
-                growing, is_counted = sum(map(self._growth, self._running.values())), True
+                growing, is_counted = self._room.growing(), True
             if wanted + growing > pool.free:
                 return  # first come, first served: nobody overtakes
             del self._waiting[request]
-            self._running[request] = sequence
+            self._run_in_order(sequence)
             pool.hold(found)
             blank = pool.blocks_for(sequence.known_tokens) - len(found)
             sequence.block_table = (*found, *(pool.take() for _ in range(blank)))
             sequence.computed = len(found) * self.config.block_tokens
-            growing += self._growth(sequence)
+            growing += self._room.growth(sequence)
             self.prefix_lookup_tokens += sequence.known_tokens
             self.reused_tokens += sequence.computed
             self._start(sequence)
@@ -453,11 +458,6 @@ class Batcher:
         if not sequence.is_started:
             sequence.is_started = True
             self._started.append((sequence.spec.request, sequence.spec.attempt))
-
-    def _growth(self, sequence: SequenceState) -> int:
-        """Blocks that it lacks for `growth_tokens` more tokens, or for all that it may generate."""
-        tokens = min(sequence.known_tokens + self.config.growth_tokens, sequence.tokens_max)
-        return self.pool.blocks_for(tokens) - len(sequence.block_table)
 
     def _all_stay(self, segments: Sequence[Segment]) -> bool:
         """Whoever runs decodes, and goes on to; whoever waits goes on waiting.
@@ -573,6 +573,4 @@ class Batcher:
             reason = FinishReason.STOP
         elif len(sequence.generated) >= spec.sampling.output_tokens_max:
             reason = FinishReason.LENGTH
-        if reason is not None:
-            self._retire(sequence)
         return EmittedTokens(spec.request, spec.attempt, index, token_ids, reason)

@@ -24,6 +24,8 @@ class HeldSequences:
         self._held: dict[tuple[RequestId, int], SequenceState] = {}
         self._reserved: dict[int, Tables] = {}
         self._reservations = 0
+        #: requests that somebody has reserved blocks for
+        self.reserved = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -63,15 +65,18 @@ class HeldSequences:
         self._reserved[self._reservations] = tuple(
             tuple(pool.take() for _ in range(pool.blocks_for(count))) for count in tokens
         )
+        self.reserved += len(tokens)
         return self._reservations
 
     def take_reserved(self, number: int) -> Tables:
         """The blocks, one table per request; they are no longer reserved."""
-        return self._reserved.pop(number)
+        tables = self._reserved.pop(number)
+        self.reserved -= len(tables)
+        return tables
 
     def cancel_reserved(self, number: int) -> None:
         """Nobody came: the blocks are free."""
-        for table in self._reserved.pop(number):
+        for table in self.take_reserved(number):
             self._pool.release(table)
 
     def tables(self) -> Iterator[tuple[int, ...]]:

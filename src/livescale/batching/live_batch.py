@@ -8,27 +8,30 @@ from livescale.batching.live_messages import BatchKey
 from livescale.batching.live_order import Progress
 from livescale.batching.run import Run, Segment
 from livescale.batching.sequence import SequenceState
-from livescale.types import LayerSpan, RequestId, Value
+from livescale.types import LayerSpan, RequestId, Value, WorkerRef
 
 
 class LiveLimits(Value, frozen=True):
     """What bounds live work on one instance.
 
     A target keeps at most `batches_max` batches in its line. Requests form a batch up to
-    `batch_tokens_max` tokens, fewer if one layer of them would take longer than `gap_ns`; a longer
-    prompt is one alone. A pulled batch runs for at most `gap_ns` at a time between decodes, but
-    for one layer at least. `kv_layers_ahead` layers' KV are asked for at once. A partner that does
+    `batch_tokens_max` tokens, fewer if one layer of them would take longer than `span_ns`; a longer
+    prompt is one alone. A pulled batch runs for at most `span_ns` at a time, but for one layer at
+    least: then messages are heard. Live Runs of `gap_ns` together may come between two decodes
+    (0: of the time that a Run full of prompt tokens takes here, which decodes wait for without live
+    scaling, too). `kv_layers_ahead` layers' KV are asked for at once. A partner that does
     not answer for `answer_ns` is given up.
     """
 
     batches_max: int = 16
     batch_tokens_max: int = 2048
-    gap_ns: int = 20_000_000
+    span_ns: int = 20_000_000
+    gap_ns: int = 0
     kv_layers_ahead: int = 4
     answer_ns: int = 5_000_000_000
 
     def __post_init__(self) -> None:
-        for name in ("batches_max", "batch_tokens_max", "gap_ns", "kv_layers_ahead", "answer_ns"):
+        for name in ("batches_max", "batch_tokens_max", "span_ns", "kv_layers_ahead", "answer_ns"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
 
@@ -38,8 +41,9 @@ class LiveBatch:
     """Requests that were put together on a target and stay together until their last layer.
 
     Layers below `next_layer` are done. `cancelled` requests are computed along, and nobody hears of
-    them. Of a batch that was taken over, `kv_missing` lists the layers whose KV is still with the
-    target, and `kv_asked` those of them that are on their way.
+    them. `handed` are the requests of a batch that changed hands, in the order of its rows, each
+    with the positions whose KV follows. Of a batch that was taken over, `kv_missing` lists the
+    layers whose KV is still with the target, and `kv_asked` those of them that are on their way.
     """
 
     key: BatchKey
@@ -47,11 +51,15 @@ class LiveBatch:
     next_layer: int = 0
     had_turn: bool = False
     cancelled: dict[RequestId, None] = field(default_factory=dict)
+    #: the source does not want it: the target finishes it
+    stays: bool = False
+    handed: tuple[tuple[SequenceState, int], ...] = ()
     kv_missing: dict[int, None] = field(default_factory=dict)
     kv_asked: dict[int, None] = field(default_factory=dict)
     #: when the last KV came, or the first was asked for
     kv_since_ns: int = 0
-    #: when the target handed it over
+    #: to whom and when the target handed it over
+    given_to: WorkerRef | None = None
     given_ns: int = 0
     #: the source has said that it is its own now
     is_taken: bool = False
@@ -69,6 +77,15 @@ class LiveBatch:
     def is_over(self) -> bool:
         """Nobody waits for any of it."""
         return len(self.cancelled) == len(self.sequences)
+
+    def hand(self) -> None:
+        """It changes hands: these requests and positions are in its rows and its KV."""
+        self.handed = tuple((sequence, sequence.known_tokens) for sequence in self.sequences)
+
+    def kv_places(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Per request that was handed over: its positions, and its block table here. A request that
+        has ended meanwhile has none: its KV comes, and nobody wants it."""
+        return tuple((tokens, sequence.block_table) for sequence, tokens in self.handed)
 
     def progress(self, is_running: bool) -> Progress:
         """As a live order sees it."""

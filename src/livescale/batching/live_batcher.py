@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_giver import LiveGiver
-from livescale.batching.live_messages import BatchKey, LiveMessage
-from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
+from livescale.batching.live_messages import BatchKey, Handover, LiveMessage
+from livescale.batching.live_order import LIVE_ORDERS, ZIGZAG, LiveOrder
 from livescale.batching.live_taker import LiveTaker
 from livescale.batching.run import Emission, EmittedTokens, Run, SequenceSpec
 from livescale.plans import Pairing
@@ -50,6 +50,8 @@ class LiveBatcher:
             self.giver.pair(pairing.source, pairing.source_instance)
         #: the live batch whose Run is in flight
         self._in_flight: LiveBatch | None = None
+        #: live work since decodes had their turn, and whether the last Run was some of it
+        self._live_ns = 0
         self._was_live = False
         #: what one token takes in one layer, measured; 0: not yet
         self._token_layer_ps = 0
@@ -79,9 +81,9 @@ class LiveBatcher:
     def add(self, spec: SequenceSpec) -> None:
         """Accept a request; ValueError when it can never run here. A newer attempt of a request
         takes the place of an older one."""
-        for request, attempt in self.batcher.requests():
-            if request == spec.request and attempt < spec.attempt:
-                self.cancel(request, attempt)
+        self._cancel_older(spec)
+        if max(self.batcher.attempts(spec.request), default=0) >= spec.attempt:
+            raise ValueError(f"request {spec.request} is on this instance in a later attempt")
         self.batcher.add(spec)
 
     def cancel(self, request: RequestId, attempt: int) -> bool:
@@ -91,20 +93,26 @@ class LiveBatcher:
         """
         if self.batcher.cancel(request, attempt):
             return True
-        for batch in self._batches():
-            for sequence in batch.sequences:
-                spec = sequence.spec
-                is_it = (spec.request, spec.attempt) == (request, attempt)
-                if is_it and not sequence.is_elsewhere and request not in batch.cancelled:
-                    batch.cancelled[request] = None
-                    self._drop_if_over(batch)
-                    return True
-        return False
+        sequence = self.batcher.held.get(request, attempt)
+        if sequence is None or sequence.is_elsewhere:
+            return False
+        batch = next(batch for batch in self._batches() if sequence in batch.sequences)
+        if request in batch.cancelled:
+            return False
+        if batch.next_layer == self.batcher.span.stop:  # it waits for its KV only
+            self.batcher.held.drop(sequence)
+            batch.sequences.remove(sequence)
+            self.taker.computed(batch)
+        else:
+            batch.cancelled[request] = None
+            self._drop_if_over(batch)
+        return True
 
     def give_back(self) -> list[tuple[RequestId, int]]:
         """Forget everything that is here: the load has failed, or the instance must go.
 
-        Returns (request, attempt) of all that were its own: they must run elsewhere.
+        Returns (request, attempt) of all that were its own: they must run elsewhere. News of
+        batches that it has taken over (`taker.take_taken`) is to be told before.
         """
         assert self._in_flight is None, f"{self!r}: a Run is in flight"
         own = self.requests()
@@ -127,11 +135,8 @@ class LiveBatcher:
             return self._line_run()
         has_live = bool(self.giver.line or self.taker.runnable())
         if not has_live:
-            self._was_live = False
             return self.batcher.next_run(steps_max)
-        if self._was_live and self.batcher.running_here:
-            # Decodes go on between the layers of a batch.
-            self._was_live = False
+        if self._is_decodes_turn():
             run = self.batcher.next_run(admits=False)
             if run is not None:
                 return run
@@ -139,13 +144,15 @@ class LiveBatcher:
 
     def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
         """Take the Run's result: one token per sampling segment, in segment order."""
-        if self._in_flight is None:
+        self._was_live = self._in_flight is not None
+        if not self._was_live:
             return self.batcher.commit(run, token_ids)
         return self._commit_live(run, token_ids)
 
     def commit_steps(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
         """As `commit`, for a Run of any number of steps."""
-        if self._in_flight is None:
+        self._was_live = self._in_flight is not None
+        if not self._was_live:
             return self.batcher.commit_steps(run, token_ids)
         assert run.steps == 1
         emitted = self._commit_live(run, [tokens[0] for tokens in token_ids])
@@ -156,9 +163,10 @@ class LiveBatcher:
 
     def ran(self, run: Run, elapsed_ns: int) -> None:
         """How long a committed Run took: what bounds live Runs and pulls is reckoned from it."""
+        self._live_ns = self._live_ns + elapsed_ns if self._was_live else 0
         stop = self.batcher.span.stop - 1
         count = run.token_count * (min(run.span.stop, stop) - max(run.span.start, 1))
-        if run.steps > 1 or run.token_count < _MEASURED_TOKENS_MIN:
+        if run.steps > 1 or run.prefill_tokens < _MEASURED_TOKENS_MIN:
             return
         measured = elapsed_ns * 1000 // count
         known = self._token_layer_ps
@@ -171,25 +179,30 @@ class LiveBatcher:
         """A message of the other instance of a pair, between two Runs. `Handover` and `KvLayer`
         come when their bytes are here."""
         assert self._in_flight is None, f"{self!r}: a Run is in flight"
-        if not self.giver.take_message(peer, message, self._loaded(), now_ns):
+        if isinstance(message, Handover):
+            for spec in message.requests:
+                self._cancel_older(spec)
+        if not self.giver.take_message(peer, message, self.loaded, now_ns):
             self.taker.take_message(peer, message, now_ns, is_full=self.is_full)
 
-    def peer_lost(self, peer: WorkerRef) -> None:
-        """Nothing more comes from this worker or goes there. Between two Runs."""
+    def peer_lost(self, peer: WorkerRef, *, hears: bool = False) -> None:
+        """Nothing more comes from this worker or goes there (`hears`: it is told what it waits for
+        in vain). Between two Runs."""
         assert self._in_flight is None, f"{self!r}: a Run is in flight"
         self.giver.peer_lost(peer)
-        self.taker.peer_lost(peer)
+        self.taker.peer_lost(peer, hears=hears)
 
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
         """What is to be told to whom, since the last call. To be called whenever something
         happened: after messages, after `commit`, and after `next_run`."""
-        if self._in_flight is None:
+        is_between_runs = self._in_flight is None and self.batcher.run_in_flight is None
+        if is_between_runs:
             self._form_batches()
             self.giver.expire(now_ns, self.limits.answer_ns)
         has_more = self._may_form() and self.batcher.waits_since(self._order_max)
         is_over = self.is_full and not has_more
-        self.giver.offer(self._loaded(), is_over=is_over)
-        if self.is_full:
+        self.giver.offer(self.loaded, is_over=is_over)
+        if is_between_runs and self.is_full:
             self.taker.pull(now_ns)
         return self.giver.take_outbox() + self.taker.take_outbox()
 
@@ -219,10 +232,33 @@ class LiveBatcher:
         """Rows or KV of this batch may still be wanted here."""
         return any(batch.key == key for batch in self._batches())
 
+    @property
+    def loaded(self) -> int:
+        """Decoder layers that can run: the last one runs with the head."""
+        if self.is_full:
+            return self._decoder_layers
+        return min(max(self.watermark - 1, 0), self._decoder_layers - 1)
+
+    def wants_kv(self, key: BatchKey, layer: int) -> bool:
+        """Whether a `KvLayer` that has come is to be written here, before `take_message`."""
+        return self.taker.wants_kv(key, layer)
+
+    def kv_places(self, key: BatchKey) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Of a batch that changes hands, in the order of a `KvLayer`'s bytes: positions of each
+        request, and its block table here (none: it has ended, what comes of it is not kept)."""
+        batch = self.giver.given.get(key) or self.taker.batches[key]
+        return batch.kv_places()
+
     def requests(self) -> list[tuple[RequestId, int]]:
         """(request, attempt) of everything that is this instance's, cancelled ones left out."""
-        cancelled = {r for batch in self._batches() for r in batch.cancelled}
-        return [pair for pair in self.batcher.requests() if pair[0] not in cancelled]
+        cancelled = {
+            (sequence.spec.request, sequence.spec.attempt)
+            for batch in self._batches()
+            if batch.cancelled
+            for sequence in batch.sequences
+            if sequence.spec.request in batch.cancelled
+        }
+        return [pair for pair in self.batcher.requests() if pair not in cancelled]
 
     def validate(self) -> None:
         """Check batches and Batcher against each other. Raises AssertionError."""
@@ -234,7 +270,7 @@ class LiveBatcher:
         numbers = [batch.key.number for batch in self.giver.line]
         assert numbers == sorted(set(numbers)), "the line is in order"
         for batch in self.giver.line:
-            assert batch.layers_done <= self._loaded(), f"{batch.key} ran layers that are not here"
+            assert batch.layers_done <= self.loaded, f"{batch.key} ran layers that are not here"
 
     def __repr__(self) -> str:
         return (
@@ -248,11 +284,10 @@ class LiveBatcher:
     def _batches(self) -> list[LiveBatch]:
         return [*self.giver.line, *self.giver.given.values(), *self.taker.batches.values()]
 
-    def _loaded(self) -> int:
-        """Decoder layers that can run: the last one runs with the head."""
-        if self.is_full:
-            return self._decoder_layers
-        return min(max(self.watermark - 1, 0), self._decoder_layers - 1)
+    def _cancel_older(self, spec: SequenceSpec) -> None:
+        for attempt in self.batcher.attempts(spec.request):
+            if attempt < spec.attempt:
+                self.cancel(spec.request, attempt)
 
     def _may_form(self) -> bool:
         """Prompts that wait become live batches: while layers arrive, and for those that came
@@ -262,24 +297,50 @@ class LiveBatcher:
     def _form_batches(self) -> None:
         tokens_max = self.limits.batch_tokens_max
         if self._token_layer_ps:
-            tokens_max = min(tokens_max, self.limits.gap_ns * 1000 // self._token_layer_ps)
+            tokens_max = min(tokens_max, self.limits.span_ns * 1000 // self._token_layer_ps)
         while self._may_form() and len(self.giver.line) < self.limits.batches_max:
             sequences = self.batcher.hold_waiting(tokens_max, self._order_max)
             if not sequences:
                 return
             self.giver.append(sequences)
 
+    def _is_decodes_turn(self) -> bool:
+        """Decodes go on between the layers of a batch: another one would keep them too long."""
+        if not self.batcher.running_here or not self._live_ns:
+            return False
+        batch = next(iter((*self.giver.line, *self.taker.runnable())))
+        return self._live_ns + self._layer_ns(batch) > self._gap_ns()
+
+    def _gap_ns(self) -> int:
+        """Live work that decodes wait for."""
+        full_ps = self.batcher.config.run_tokens_max * self._decoder_layers * self._token_layer_ps
+        return self.limits.gap_ns or max(self.limits.span_ns, full_ps // 1000)
+
+    def _layer_ns(self, batch: LiveBatch) -> int:
+        """What one layer of the batch should take; 0: nobody knows."""
+        return self._token_layer_ps * batch.tokens // 1000
+
     def _line_run(self) -> Run | None:
         """The target's turn."""
         if self._order is None:
             return None
         line = [batch.progress(False) for batch in self.giver.line]
-        turn = self._order.target_turn(line, self._loaded(), self._decoder_layers)
+        # Without anybody who pulls it finishes what it has, whatever it has done of it.
+        order = ZIGZAG if self.giver.is_parted else self._order
+        turn = order.target_turn(line, self.loaded, self._decoder_layers)
         if turn is None:
-            return None
+            return self._staying_run()
         batch = self.giver.line[turn.batch]
         batch.had_turn = True
         return self._start(batch, turn.layers)
+
+    def _staying_run(self) -> Run | None:
+        """The rest of a batch that the order leaves to the source, and that the source does not
+        want."""
+        batch = next((batch for batch in self.giver.line if batch.stays), None)
+        if batch is None or not self.is_full:
+            return None
+        return self._start(batch, self._decoder_layers - batch.layers_done)
 
     def _taken_run(self) -> Run | None:
         """Some layers of the batch that was taken over first."""
@@ -288,13 +349,15 @@ class LiveBatcher:
             return None
         count = self._decoder_layers - batch.layers_done
         # Also without decodes: between two Runs the next batch is asked for, and KV comes in.
-        layer_ps = max(self._token_layer_ps * batch.tokens, 1)
-        fitting = self.limits.gap_ns * 1000 // layer_ps if self._token_layer_ps else 1
+        room_ns = self.limits.span_ns
+        if self.batcher.running_here:
+            room_ns = min(room_ns, self._gap_ns() - self._live_ns)
+        fitting = room_ns // self._layer_ns(batch) if self._layer_ns(batch) else 1
         return self._start(batch, max(1, min(count, fitting)))
 
     def _start(self, batch: LiveBatch, count: int) -> Run:
         span = batch.span(count, self._decoder_layers)
-        self._in_flight, self._was_live = batch, True
+        self._in_flight = batch
         self.live_runs += 1
         samples = span.stop == self.batcher.span.stop
         return batch.run(self.batcher.next_run_id(), span, samples=samples)

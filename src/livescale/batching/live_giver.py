@@ -83,6 +83,15 @@ class LiveGiver:
             self.line.remove(batch)
         self.given.pop(batch.key, None)
 
+    def pullable(self, loaded: int) -> LiveBatch | None:
+        """What the source may have next, once no Run is in flight. `loaded` decoder layers can run
+        here."""
+        assert self._order is not None
+        line = [batch for batch in self.line if not batch.stays]
+        progress = [batch.progress(False) for batch in line]
+        index = self._order.source_pull(progress, loaded, self._layers)
+        return line[index] if index is not None else None
+
     def offer(self, loaded: int, *, is_over: bool) -> None:
         """Tell the source what it can have next, if that has changed.
 
@@ -93,12 +102,12 @@ class LiveGiver:
         if is_over and not self.line and not self.given:
             self.part()
             return
-        index = self._pullable(loaded)
-        offer = Offer(self._source_instance, BatchKey(self._instance, 0), ())
-        if index is not None:
-            batch = self.line[index]
+        batch = self.pullable(loaded)
+        offer = Offer(self._source_instance, BatchKey(self._instance, 0), (), ())
+        if batch is not None:
             tokens = tuple(sequence.known_tokens for sequence in batch.sequences)
-            offer = Offer(self._source_instance, batch.key, tokens)
+            tokens_max = tuple(sequence.tokens_max for sequence in batch.sequences)
+            offer = Offer(self._source_instance, batch.key, tokens, tokens_max)
         if offer != self._offered:
             self._offered = offer
             self._say(offer)
@@ -116,16 +125,18 @@ class LiveGiver:
         if isinstance(message, Parted) and message.target == self._instance:
             if peer == self._source:
                 self._source = self._offered = None
+                # It takes nothing any more: not what is on the way to it, either.
+                for unanswered in self._unanswered():
+                    self._take_back(unanswered)
             return True
         if not isinstance(message, Declined | Taken | KvWanted | Settled):
             return False
         batch = self.given.get(message.batch)
-        if batch is None:
-            if isinstance(message, KvWanted):
-                self._outbox.append((peer, Gone(message.batch)))
-            return True
-        if isinstance(message, Declined):
-            self._take_back(batch)
+        if batch is None or batch.given_to != peer:
+            self._answer_late(peer, message)
+        elif isinstance(message, Declined):
+            if not batch.is_taken:
+                self._take_back(batch)
         elif isinstance(message, Taken):
             batch.is_taken = True
             for sequence in batch.sequences:
@@ -139,11 +150,10 @@ class LiveGiver:
 
     def peer_lost(self, peer: WorkerRef) -> None:
         """What was not taken is the target's again, and it finishes it."""
-        if peer != self._source:
-            return
-        self._source = self._offered = None
+        if peer == self._source:
+            self._source = self._offered = None
         self._outbox = [entry for entry in self._outbox if entry[0] != peer]
-        for batch in list(self.given.values()):
+        for batch in [batch for batch in self.given.values() if batch.given_to == peer]:
             if batch.is_taken:
                 self._settle(batch)
             else:
@@ -151,62 +161,86 @@ class LiveGiver:
 
     def take_outbox(self) -> list[tuple[WorkerRef, LiveMessage]]:
         outbox, self._outbox = self._outbox, []
-        return outbox
+        return [(peer, self._if_given(message)) for peer, message in outbox]
 
     def expire(self, now_ns: int, answer_ns: int) -> None:
-        """A source that says nothing of what it was given is given up."""
-        if any(now_ns > given + answer_ns for given in self._unanswered()):
-            assert self._source is not None
-            self.peer_lost(self._source)
+        """A source that says nothing of what it was given gets nothing more."""
+        late = [batch for batch in self._unanswered() if now_ns > batch.given_ns + answer_ns]
+        for batch in late:
+            self._take_back(batch)
+        if late:
+            self.part()
 
     def deadline_ns(self, answer_ns: int) -> int | None:
         """When the source is late."""
-        unanswered = self._unanswered()
-        return min(unanswered) + answer_ns + 1 if unanswered else None
+        given_ns = min((batch.given_ns for batch in self._unanswered()), default=None)
+        return given_ns + answer_ns + 1 if given_ns is not None else None
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _unanswered(self) -> list[int]:
-        """When batches were handed over of which nothing was heard."""
-        if self._source is None:
-            return []
-        return [batch.given_ns for batch in self.given.values() if not batch.is_taken]
+    def _if_given(self, message: LiveMessage) -> LiveMessage:
+        """What is over since it was promised is not to be had."""
+        if isinstance(message, Handover | KvLayer) and message.batch not in self.given:
+            return Gone(message.batch)
+        return message
+
+    def _unanswered(self) -> list[LiveBatch]:
+        """Batches that were handed over and of which nothing was heard."""
+        return [batch for batch in self.given.values() if not batch.is_taken]
 
     def _say(self, message: LiveMessage) -> None:
         assert self._source is not None
         self._outbox.append((self._source, message))
 
-    def _pullable(self, loaded: int) -> int | None:
-        """What the source may have next, once no Run is in flight."""
-        assert self._order is not None
-        line = [batch.progress(False) for batch in self.line]
-        return self._order.source_pull(line, loaded, self._layers)
-
     def _answer(self, key: BatchKey, loaded: int, now_ns: int) -> None:
         """Hand over what was asked for, unless it is not to be had any more."""
-        index = next((i for i, batch in enumerate(self.line) if batch.key == key), None)
-        if index is None or self._pullable(loaded) is None:
+        batch = self._in_line(key)
+        if batch is None or batch.stays or self.pullable(loaded) is None:
+            self._offered = None  # the source may have taken no notice of the last offer
             self._say(Gone(key))
             return
-        batch = self.line.pop(index)
+        self.line.remove(batch)
         for sequence in [s for s in batch.sequences if s.spec.request in batch.cancelled]:
             if batch.next_layer == 0:  # no row of it exists that would have to be left out
                 batch.sequences.remove(sequence)
                 del batch.cancelled[sequence.spec.request]
                 self._batcher.held.drop(sequence)
         self.given[key] = batch
-        batch.given_ns = now_ns
+        batch.hand()
+        batch.given_to, batch.given_ns = self._source, now_ns
         self._offered = None
         self.handovers += 1
         self._say(Handover(key, tuple(map(_spec, batch.sequences)), batch.next_layer))
 
+    def _answer_late(self, peer: WorkerRef, message: Declined | Taken | KvWanted | Settled) -> None:
+        """The batch is none that was given to this one: it never was, or is over, or was taken
+        back."""
+        batch = self._in_line(message.batch)
+        if isinstance(message, KvWanted):
+            self._outbox.append((peer, Gone(message.batch)))
+        elif batch is None:
+            return
+        elif isinstance(message, Declined) and peer == self._source:
+            batch.stays = True
+        elif isinstance(message, Taken) and batch.given_to == peer:
+            # Later than the target would wait, but the requests are the source's now.
+            self.line.remove(batch)
+            self._free(batch)
+
+    def _in_line(self, key: BatchKey) -> LiveBatch | None:
+        return next((batch for batch in self.line if batch.key == key), None)
+
     def _take_back(self, batch: LiveBatch) -> None:
         del self.given[batch.key]
+        batch.stays = True
         self.line.append(batch)
         self.line.sort(key=lambda other: other.key)
 
     def _settle(self, batch: LiveBatch) -> None:
         del self.given[batch.key]
+        self._free(batch)
+
+    def _free(self, batch: LiveBatch) -> None:
         for sequence in batch.sequences:
             self._batcher.held.drop(sequence)
         batch.sequences = []

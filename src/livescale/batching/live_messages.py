@@ -8,7 +8,7 @@ The target offers, the source pulls (DESIGN: live pair):
 | Pull | source | I have KV blocks for it: give it to me |
 | Handover | target | the batch, with the rows that go into `next_layer` |
 | Gone | target | it cannot be had any more |
-| Declined | source | I did not take the batch: it is yours |
+| Declined | source | I do not take the batch, or never can: it stays yours |
 | Taken | source | the batch is mine now |
 | KvWanted | source | send this layer's KV |
 | KvLayer | target | the KV of one layer, in token order |
@@ -35,7 +35,8 @@ class BatchKey(Value, frozen=True, order=True):
 
 
 class Offer(Value, frozen=True, tag=True):
-    """The next batch for the source: known tokens of each request (none: nothing at present).
+    """The next batch for the source: known tokens of each request, and the positions that it can
+    ever need KV for (none: nothing at present).
 
     `source` is the instance that is meant: a worker that serves another one parts.
     """
@@ -43,6 +44,12 @@ class Offer(Value, frozen=True, tag=True):
     source: InstanceId
     batch: BatchKey
     tokens: tuple[int, ...]
+    tokens_max: tuple[int, ...]
+
+    @property
+    def needs(self) -> list[tuple[int, int]]:
+        """Per request: known tokens, and the most there will ever be."""
+        return list(zip(self.tokens, self.tokens_max, strict=True))
 
 
 class Pull(Value, frozen=True, tag=True):
@@ -74,7 +81,7 @@ class Gone(Value, frozen=True, tag=True):
 
 
 class Declined(Value, frozen=True, tag=True):
-    """The source waited no longer for the batch, or lost its reservation."""
+    """The source waited no longer for the batch, or can never hold it: it is not offered again."""
 
     batch: BatchKey
 

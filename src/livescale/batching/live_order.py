@@ -80,26 +80,26 @@ class ZigZag:
 class BestEffort:
     """The simple way (BlitzScale Figure 15 a): every batch has one turn on the target, with all
     layers that are there by then, but never more than half of the model; then it waits for the
-    source."""
+    source. When everything is loaded both finish what is in the line; a first batch that had its
+    turn is the source's."""
 
     name = "best-effort"
     is_live = True
 
     def target_turn(self, line: Sequence[Progress], loaded: int, layers: int) -> Turn | None:
-        if loaded == layers:
-            return _whole_turn(line, layers)
-        count = min(loaded, layers // 2)
+        is_full = loaded == layers
+        count = layers if is_full else min(loaded, layers // 2)
         for index, batch in enumerate(line):
-            if not batch.had_turn and count:
-                return Turn(index, count)
+            if count and (not batch.had_turn or (is_full and index)):
+                return Turn(index, count - batch.layers_done)
         return None
 
     def source_pull(self, line: Sequence[Progress], loaded: int, layers: int) -> int | None:
-        if loaded == layers:
-            return _first_untouched(line)
-        if not line or line[0].is_running or (loaded and not line[0].had_turn):
-            return None
-        return 0
+        waits_for_turn = 0 < loaded < layers
+        for index, batch in enumerate(line):
+            if not batch.is_running and (batch.had_turn or not waits_for_turn):
+                return index
+        return None
 
 
 class Overlap:

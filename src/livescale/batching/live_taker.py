@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from livescale.batching.batcher import Batcher
+from livescale.batching.held import Tables
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_messages import (
     BatchKey,
@@ -27,6 +28,7 @@ from livescale.batching.live_messages import (
     Taken,
 )
 from livescale.batching.run import SequenceSpec
+from livescale.batching.sequence import SequenceState
 from livescale.types import InstanceId, WorkerRef
 
 
@@ -59,6 +61,7 @@ class LiveTaker:
         self._instance = instance
         self._limits = limits
         self.batches: dict[BatchKey, LiveBatch] = {}
+        #: where the missing KV of a batch is
         self._peer_of: dict[BatchKey, WorkerRef] = {}
         self._offers: dict[WorkerRef, Offer] = {}
         self._pulled: _Pulled | None = None
@@ -79,19 +82,27 @@ class LiveTaker:
         stop = self._batcher.span.stop
         return [batch for batch in self.batches.values() if batch.next_layer < stop]
 
+    def pulled(self, peer: WorkerRef, key: BatchKey) -> tuple[int, ...] | None:
+        """Known tokens of the requests in a batch, if that was pulled from this one and has not
+        come yet."""
+        pulled = self._pulled
+        if pulled is None or (pulled.peer, pulled.offer.batch) != (peer, key):
+            return None
+        return pulled.offer.tokens
+
     # -- pulling --------------------------------------------------------------------------------
 
     def pull(self, now_ns: int) -> None:
         """Ask for the next batch, if this instance will have nothing else to prefill when it comes,
         and has room for it; ask for KV that is missing. What does not come in time is given up."""
         self._expire(now_ns)
-        for batch in self.batches.values():
-            self._ask_kv(batch, now_ns)
+        for key, peer in self._peer_of.items():
+            self._ask_kv(self.batches[key], peer, now_ns)
         if self._pulled is not None or self._ahead_ns() > self._pull_ns:
             return
         for peer in sorted(self._offers):
             offer = self._offers[peer]
-            if offer.tokens and self._batcher.has_room(offer.tokens):
+            if self._batcher.has_room(offer.needs):
                 del self._offers[peer]
                 reservation = self._batcher.held.reserve(offer.tokens)
                 self._pulled = _Pulled(peer, offer, reservation, now_ns)
@@ -115,7 +126,7 @@ class LiveTaker:
         """`is_full`: all layers are here, so that this instance can help."""
         if isinstance(message, Offer):
             if message.source == self._instance and is_full:
-                self._offers[peer] = message
+                self._offered(peer, message)
             else:
                 self._outbox.append((peer, Parted(message.batch.target)))
         elif isinstance(message, Handover):
@@ -123,31 +134,26 @@ class LiveTaker:
         elif isinstance(message, Gone):
             self._gone(peer, message.batch)
         elif isinstance(message, KvLayer):
-            batch = self.batches.get(message.batch)
-            if batch is not None and batch.kv_missing.pop(message.layer, 0) is None:
-                batch.kv_asked.pop(message.layer, None)
-                batch.kv_since_ns = now_ns
-                self._settle_if_complete(batch)
+            if self.wants_kv(message.batch, message.layer):
+                self._take_kv(self.batches[message.batch], message.layer, now_ns)
         elif isinstance(message, Parted):
             self._offers.pop(peer, None)
 
-    def peer_lost(self, peer: WorkerRef) -> None:
-        """What it did not send will not come: those requests are computed anew here."""
-        self._offers.pop(peer, None)
-        self._outbox = [entry for entry in self._outbox if entry[0] != peer]
-        if self._pulled is not None and self._pulled.peer == peer:
-            self._batcher.held.cancel_reserved(self._pulled.reservation)
-            self._outbox.append((peer, Declined(self._pulled.offer.batch)))
-            self._pulled = None
-        for key in [key for key, other in self._peer_of.items() if other == peer]:
-            self._compute_anew(self.batches[key])
+    def wants_kv(self, key: BatchKey, layer: int) -> bool:
+        """This layer's KV of this batch is missing here."""
+        batch = self.batches.get(key)
+        return batch is not None and layer in batch.kv_missing
+
+    def peer_lost(self, peer: WorkerRef, *, hears: bool = False) -> None:
+        """What it did not send will not come: those requests are computed anew here. One that still
+        `hears` is told that nothing is waited for."""
+        self._give_up(peer)
+        if not hears:
+            self._outbox = [entry for entry in self._outbox if entry[0] != peer]
 
     def forget_all(self) -> None:
         """The instance goes: nobody waits for anything here."""
-        if self._pulled is not None:
-            self._batcher.held.cancel_reserved(self._pulled.reservation)
-            self._outbox.append((self._pulled.peer, Declined(self._pulled.offer.batch)))
-            self._pulled = None
+        self._decline_pulled()
         for peer in sorted(self._offers):
             self._outbox.append((peer, Parted(self._offers.pop(peer).batch.target)))
 
@@ -156,12 +162,12 @@ class LiveTaker:
     def computed(self, batch: LiveBatch) -> None:
         """Its last layer was run here."""
         if batch.key in self.batches:
-            self._settle_if_complete(batch)
+            self._join_if_complete(batch)
 
     def forget(self, batch: LiveBatch) -> None:
         """Nothing is left of it."""
-        if self.batches.pop(batch.key, None) is not None:
-            self._outbox.append((self._peer_of.pop(batch.key), Settled(batch.key)))
+        self.batches.pop(batch.key, None)
+        self._settle(batch.key)
 
     def take_outbox(self) -> list[tuple[WorkerRef, LiveMessage]]:
         outbox, self._outbox = self._outbox, []
@@ -176,15 +182,13 @@ class LiveTaker:
 
     def _expire(self, now_ns: int) -> None:
         late_ns = now_ns - self._limits.answer_ns
-        late = [
-            self._peer_of[batch.key]
-            for batch in self.batches.values()
-            if batch.kv_asked and batch.kv_since_ns < late_ns
-        ]
+        batches = [(peer, self.batches[key]) for key, peer in self._peer_of.items()]
+        late = [(p, b.key.target) for p, b in batches if b.kv_asked and b.kv_since_ns < late_ns]
         if self._pulled is not None and self._pulled.asked_ns < late_ns:
-            late.append(self._pulled.peer)
-        for peer in dict.fromkeys(late):
-            self.peer_lost(peer)
+            late.append((self._pulled.peer, self._pulled.offer.batch.target))
+        for peer, target in dict.fromkeys(late):
+            self._give_up(peer)
+            self._outbox.append((peer, Parted(target)))
 
     def deadline_ns(self) -> int | None:
         """When something that was asked for is late."""
@@ -193,7 +197,30 @@ class LiveTaker:
             since.append(self._pulled.asked_ns)
         return min(since) + self._limits.answer_ns + 1 if since else None
 
-    def _ask_kv(self, batch: LiveBatch, now_ns: int) -> None:
+    def _give_up(self, peer: WorkerRef) -> None:
+        """Nothing that was asked of it is waited for any longer."""
+        self._offers.pop(peer, None)
+        if self._pulled is not None and self._pulled.peer == peer:
+            self._decline_pulled()
+        for key in [key for key, other in self._peer_of.items() if other == peer]:
+            self._put_back(self.batches[key])
+
+    def _decline_pulled(self) -> None:
+        if self._pulled is not None:
+            self._batcher.held.cancel_reserved(self._pulled.reservation)
+            self._outbox.append((self._pulled.peer, Declined(self._pulled.offer.batch)))
+            self._pulled = None
+
+    def _offered(self, peer: WorkerRef, offer: Offer) -> None:
+        self._offers.pop(peer, None)
+        if offer.batch in self.batches or self.pulled(peer, offer.batch) is not None:
+            return  # said before it was handed over: a second pull would be of nothing
+        if not self._batcher.fits_alone(offer.needs):
+            self._outbox.append((peer, Declined(offer.batch)))
+        elif offer.tokens:
+            self._offers[peer] = offer
+
+    def _ask_kv(self, batch: LiveBatch, peer: WorkerRef, now_ns: int) -> None:
         if not batch.kv_asked:
             batch.kv_since_ns = now_ns
         for layer in batch.kv_missing:
@@ -201,7 +228,21 @@ class LiveTaker:
                 return
             if layer not in batch.kv_asked:
                 batch.kv_asked[layer] = None
-                self._outbox.append((self._peer_of[batch.key], KvWanted(batch.key, layer)))
+                self._outbox.append((peer, KvWanted(batch.key, layer)))
+
+    def _take_kv(self, batch: LiveBatch, layer: int, now_ns: int) -> None:
+        del batch.kv_missing[layer]
+        batch.kv_asked.pop(layer, None)
+        batch.kv_since_ns = now_ns
+        if not batch.kv_missing:
+            self._settle(batch.key)
+        self._join_if_complete(batch)
+
+    def _settle(self, key: BatchKey) -> None:
+        """The target may forget the batch, if it still keeps it."""
+        peer = self._peer_of.pop(key, None)
+        if peer is not None:
+            self._outbox.append((peer, Settled(key)))
 
     def _handed(self, peer: WorkerRef, message: Handover, now_ns: int) -> None:
         pulled = self._pulled
@@ -215,27 +256,33 @@ class LiveTaker:
         self._pull_ns = max(pull_ns, (3 * self._pull_ns + pull_ns) // 4)
         self._outbox.append((peer, Taken(message.batch)))
         self._taken.append(TakenBatch(message.batch, peer, message.requests, message.rows, pull_ns))
-        sequences = []
-        free = list(tables)
+        batch = LiveBatch(message.batch, self._hold(message, tables), message.next_layer)
+        batch.hand()
+        for spec in message.requests:
+            if max(self._batcher.attempts(spec.request)) > spec.attempt:
+                batch.cancelled[spec.request] = None
+        self.batches[batch.key] = batch
+        self._peer_of[batch.key] = peer
+        if message.next_layer == 0 or batch.is_over:
+            # Nothing was done of it: it is a prompt like any other, and may find its beginning.
+            self._put_back(batch)
+        elif any(_decodes(sequence.spec) for sequence in batch.sequences):
+            batch.kv_missing = dict.fromkeys(range(1, message.next_layer))
+        if not batch.kv_missing:
+            self._settle(batch.key)
+
+    def _hold(self, message: Handover, tables: Tables) -> list[SequenceState]:
+        """Its requests, in the blocks that were reserved. Cancelled ones may have left the batch
+        since it was offered."""
+        sequences, free = [], list(tables)
         for spec in message.requests:
             count = self._batcher.pool.blocks_for(len(spec.prompt_ids) + len(spec.generated_ids))
-            # Cancelled requests may have left the batch since it was offered: tables differ.
             table = next(table for table in free if len(table) == count)
             free.remove(table)
             sequences.append(self._batcher.hold(spec, table))
         for table in free:
             self._batcher.pool.release(table)
-        if message.next_layer == 0:
-            # Nothing was done of it: it is a prompt like any other, and may find its beginning.
-            for sequence in sequences:
-                self._batcher.put_back(sequence)
-            self._outbox.append((peer, Settled(message.batch)))
-            return
-        batch = LiveBatch(message.batch, sequences, message.next_layer)
-        if any(_decodes(sequence.spec) for sequence in sequences):
-            batch.kv_missing = dict.fromkeys(range(1, message.next_layer))
-        self.batches[batch.key] = batch
-        self._peer_of[batch.key] = peer
+        return sequences
 
     def _gone(self, peer: WorkerRef, key: BatchKey) -> None:
         pulled = self._pulled
@@ -243,10 +290,11 @@ class LiveTaker:
             self._batcher.held.cancel_reserved(pulled.reservation)
             self._pulled = None
         batch = self.batches.get(key)
-        if batch is not None and batch.kv_missing and self._peer_of[key] == peer:
-            self._compute_anew(batch)
+        if batch is not None and self._peer_of.get(key) == peer:
+            del self._peer_of[key]
+            self._put_back(batch)
 
-    def _settle_if_complete(self, batch: LiveBatch) -> None:
+    def _join_if_complete(self, batch: LiveBatch) -> None:
         """All layers are run and all KV is here: its requests run as others do."""
         is_computed = batch.next_layer == self._batcher.span.stop
         if is_computed and (not batch.kv_missing or not batch.sequences):
@@ -255,10 +303,8 @@ class LiveTaker:
             batch.sequences = []
             self.forget(batch)
 
-    def _compute_anew(self, batch: LiveBatch) -> None:
-        """KV that is missing will not come. Without any missing the batch goes on."""
-        if not batch.kv_missing:
-            return
+    def _put_back(self, batch: LiveBatch) -> None:
+        """Its requests wait as others do, and are computed from the beginning."""
         for sequence in batch.sequences:
             if sequence.spec.request in batch.cancelled:
                 self._batcher.held.drop(sequence)

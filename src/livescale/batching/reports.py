@@ -12,8 +12,18 @@ REPORT_GAP_NS = 500_000_000
 """Mere progress is told this often: twice a second is as good as every token."""
 
 
-def load_report(instance: InstanceId, attempt: int, batcher: Batcher) -> InstanceReported:
-    """The instance's load now. What was started since the last such report is in this one."""
+def load_report(
+    instance: InstanceId,
+    attempt: int,
+    batcher: Batcher,
+    *,
+    handovers: int = 0,
+    handover_bytes: int = 0,
+) -> InstanceReported:
+    """The instance's load now. What was started since the last such report is in this one.
+
+    `handovers` live batches were taken over so far, with `handover_bytes` of rows and KV.
+    """
     return InstanceReported(
         instance=instance,
         attempt=attempt,
@@ -26,6 +36,8 @@ def load_report(instance: InstanceId, attempt: int, batcher: Batcher) -> Instanc
         preemptions=batcher.preemptions,
         prefix_lookup_tokens=batcher.prefix_lookup_tokens,
         reused_tokens=batcher.reused_tokens,
+        handovers=handovers,
+        handover_bytes=handover_bytes,
     )
 
 

@@ -14,7 +14,13 @@ from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
 from livescale.bench.machine import describe_run
 from livescale.bench.made_models import DTYPES, parse_shape
 from livescale.bench.plan_bench import SIZES, run_plan
-from livescale.cli import fidelity_bench, profile_bench, sim_bench, transfer_benches
+from livescale.cli import (
+    fidelity_bench,
+    live_bench,
+    profile_bench,
+    sim_bench,
+    transfer_benches,
+)
 from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
 from livescale.engine.errors import ModelError
@@ -42,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sim_bench.add_arguments(benches.add_parser("sim", help=words, description=words))
     words = "one load on a real pool and in the simulator, figure by figure"
     fidelity_bench.add_arguments(benches.add_parser("fidelity", help=words, description=words))
+    words = "what an instance is worth while it loads, by live order, beside the simulator"
+    live_bench.add_arguments(benches.add_parser("live", help=words, description=words))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -276,6 +284,13 @@ def _fidelity(arguments: argparse.Namespace) -> int:
     return 0 if is_good else 1
 
 
+def _live(arguments: argparse.Namespace) -> int:
+    """0 when every token was right."""
+    figures = live_bench.run(arguments)
+    _write(arguments.json, figures)
+    return 0 if figures["token_mismatches"] == 0 else 1
+
+
 _BENCHES = {
     "engine": _engine,
     "gateway": _gateway,
@@ -285,4 +300,5 @@ _BENCHES = {
     "profile": _profile,
     "sim": _sim,
     "fidelity": _fidelity,
+    "live": _live,
 }

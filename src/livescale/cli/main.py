@@ -26,7 +26,7 @@ class _Command:
 
 COMMANDS = (
     _Command("serve", "serve models behind an OpenAI-compatible API"),
-    _Command("demo", "watch a pool scale 1 -> 3 -> 1 under a bursty trace"),
+    _Command("demo", "watch a pool scale 1 -> 3 -> 1, and new instances help while they load"),
     _Command("models", "make models for tests and demos"),
     _Command("bench", "compare with other engines, and with limits"),
     _Command("plan", "plan a multicast and say what it costs"),
@@ -34,6 +34,7 @@ COMMANDS = (
     _Command("capacity", "find the smallest simulated pool that keeps an SLO"),
     _Command("swarm", "run faulty worlds drawn from seeds, and check every rule in each"),
     _Command("reproduce", "what the papers claim, and what comes out here"),
+    _Command("report", "what run records say: text, a page, a picture"),
     _Command("replay", "feed a run record to a fresh controller and compare"),
     _Command("testbed", "emulate hosts and their links on this machine (root, Linux)"),
 )

@@ -11,7 +11,7 @@ from livescale.control.config import ControllerConfig
 from livescale.control.model_state import ModelState
 from livescale.control.router import RequestRecord, Router
 from livescale.messages.commands import FailRequest
-from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.messages.events import BatchTaken, RequestArrived, RequestCancelled, RequestEnded
 from livescale.types import Outcome, WorkerRef
 
 
@@ -25,6 +25,8 @@ class Attempts:
         self._router = router
         self._states = states
         self._failed: list[FailRequest] = []
+        #: requests whose attempts have failed too often, unless one is under way after all
+        self._given_up: list[RequestRecord] = []
         #: the latest end of any request's avoidance of a worker
         self.avoid_until_ns = 0
 
@@ -33,18 +35,45 @@ class Attempts:
         if state is None and event.worker is None:
             self._failed.append(FailRequest(event.request, f"{event.model} is not served"))
             return True
-        if state is None or event.request in self._router.requests:
+        if event.request in self._router.requests:
+            return self._announced(self._router.requests[event.request], event)
+        if state is None:
             return False
         record = self._router.arrive(
             event.request, event.model, event.prompt_tokens, event.output_tokens_max
         )
         record.attempt = event.attempt
+        # Which of the earlier ones were given back is not known: they count as failed.
+        record.failures = event.attempt - (event.worker is not None)
         if event.worker is None:
             state.window.add(now_ns, event.prompt_tokens)
         else:
             record.is_started = True
             self._router.place(record, event.worker)
         return True
+
+    def _announced(self, record: RequestRecord, event: RequestArrived) -> bool:
+        """The gateway names a request that is known. News is that its attempt is over: it was given
+        back, and what the worker said of that was lost."""
+        is_current = event.attempt == record.attempt and event.worker is None
+        if not is_current or record.worker is None:
+            return False
+        self._returned(record)
+        return True
+
+    def taken(self, event: BatchTaken) -> bool:
+        """A worker has taken attempts over: those that are current are its own now."""
+        is_news = False
+        for request, attempt in event.requests:
+            record = self._router.requests.get(request)
+            if record is not None and record.attempt == attempt:
+                if record.failure:
+                    # Whom it was taken from is gone, but it is not.
+                    record.failures -= 1
+                    record.failure = ""
+                self._router.move(record, event.worker)
+                is_news = True
+        return is_news
 
     def cancelled(self, event: RequestCancelled) -> bool:
         record = self._router.requests.get(event.request)
@@ -67,6 +96,10 @@ class Attempts:
             record.avoided_until_ns = now_ns + self._config.avoid_ns
             self.avoid_until_ns = max(self.avoid_until_ns, record.avoided_until_ns)
             self._attempt_failed(record, f"worker {record.worker} was lost")
+        elif event.worker not in (None, record.worker):
+            return False  # another worker has taken the attempt over
+        elif event.outcome is Outcome.RETURNED:
+            self._returned(record)
         else:
             self._router.end(record)
         return True
@@ -77,15 +110,29 @@ class Attempts:
             self._attempt_failed(record, reason)
 
     def take_failed(self) -> list[FailRequest]:
-        """Requests that came to an end without a result since the last call."""
+        """Requests that came to an end without a result since the last call. To be called when all
+        news is in: an attempt may go on with who took it over."""
+        for record in self._given_up:
+            if record.failure and self._router.requests.get(record.id) is record:
+                self._router.end(record)
+                self._failed.append(FailRequest(record.id, record.failure))
+        self._given_up = []
         failed, self._failed = self._failed, []
         return failed
+
+    def _returned(self, record: RequestRecord) -> None:
+        """The instance had to give the attempt up; that is nobody's fault."""
+        if record.is_cancelled:
+            self._router.end(record)
+        else:
+            self._router.retry(record)
 
     def _attempt_failed(self, record: RequestRecord, reason: str) -> None:
         if record.is_cancelled:
             self._router.end(record)
-        elif record.attempt >= self._config.request_attempts_max:
-            self._router.end(record)
-            self._failed.append(FailRequest(record.id, reason))
-        else:
-            self._router.retry(record)
+            return
+        record.failures += 1
+        record.failure = reason
+        self._router.retry(record)
+        if record.failures >= self._config.request_attempts_max:
+            self._given_up.append(record)

@@ -17,10 +17,10 @@ class ControllerConfig(Value, frozen=True):
     ordered again after `load_retry_ns`; a request whose gateway lost its worker is not sent to
     that worker again for `avoid_ns`. `multicast` names the planner's strategy, `placement` who
     keeps host copies. `live_order` is how loading instances work before everything is there
-    (`batching/live_order.py`); loads that are predicted to take no longer than `live_over_ns` are
-    waited for instead, and a live instance holds at most `live_ahead_max` requests that neither it
-    nor its source has started. `wall_ns` is the wall clock (UTC, since 1970) when the controller's own
-    clock stands at 0: schedules are read with it.
+    (`batching/live_order.py`; "stop-the-world": not at all); loads that are predicted to take no
+    longer than `live_over_ns` are waited for instead, and a live instance holds at most
+    `live_ahead_max` requests that neither it nor its source has started. `wall_ns` is the wall
+    clock (UTC, since 1970) when the controller's own clock stands at 0: schedules are read with it.
     """
 
     models: tuple[ModelPolicy, ...]
@@ -37,7 +37,7 @@ class ControllerConfig(Value, frozen=True):
     placement: Placement = SpreadCopies()
     live_order: str = "stop-the-world"
     live_over_ns: int = 100_000_000
-    live_ahead_max: int = 32
+    live_ahead_max: int = 8
     chunk_bytes: int = 1 << 20
     leaves: tuple[Leaf, ...] = ()
     group_bytes_per_s: int | None = None

@@ -16,6 +16,7 @@ from livescale.control.fleet import Fleet, Instance
 from livescale.control.host_copies import HostCopies
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
+from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.control.repairs import repair_loads
@@ -25,6 +26,7 @@ from livescale.messages.commands import AnyCommand, Dispatch, ModelGone, WakeAt
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
+    BatchTaken,
     CapacityMeasured,
     CopyCompleted,
     CopyDropped,
@@ -35,6 +37,7 @@ from livescale.messages.events import (
     InstanceReported,
     LayerArrived,
     LinkMeasured,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -63,7 +66,7 @@ class Controller:
         self.config = config
         self.fleet = Fleet()
         self.pool = ParameterPool(isinstance(config.placement, SpreadCopies | AllCopies))
-        self.router = Router(config.dispatched_ahead_max)
+        self.router = Router(config.dispatched_ahead_max, config.live_ahead_max)
         self.models = {
             p.spec.name: ModelState(p, config, 0, number) for number, p in enumerate(config.models)
         }
@@ -76,8 +79,10 @@ class Controller:
         self.host_copies = HostCopies(
             config, self.fleet, self.pool, self.loads, self.planning, self.models
         )
+        self.pairings = Pairings(config, self.fleet, self.router)
         self.scaling = Scaling(
-            self.fleet, self.pool, self.router, self.loads, self.planning, self.host_copies
+            *(self.fleet, self.pool, self.router, self.loads, self.planning),
+            *(self.host_copies, self.pairings),
         )
         self.stale_events = 0
         self._settled_at_ns: int | None = None
@@ -93,7 +98,9 @@ class Controller:
             RequestArrived: self._request_arrived,
             RequestCancelled: self._request_cancelled,
             RequestEnded: self._request_ended,
+            BatchTaken: self._batch_taken,
             InstanceReported: self._instance_reported,
+            LiveStarted: self._live_started,
             LoadStarted: self._load_progressed,
             LayerArrived: self._load_progressed,
             LoadCompleted: self._load_completed,
@@ -210,6 +217,10 @@ class Controller:
     def _request_ended(self, event: RequestEnded) -> None:
         self._count_stale(self.attempts.ended(event, self._now_ns))
 
+    def _batch_taken(self, event: BatchTaken) -> None:
+        is_news = self.fleet.is_alive(event.worker) and self.attempts.taken(event)
+        self._count_stale(is_news)
+
     # -- what happened: instances -------------------------------------------------------------
 
     def _instance(self, number: InstanceId, attempt: int) -> Instance | None:
@@ -229,6 +240,12 @@ class Controller:
             instance.is_unheard = False
             self.fleet.report(instance, event)
 
+    def _live_started(self, event: LiveStarted) -> None:
+        instance = self._instance(event.instance, event.attempt)
+        # Requests go to rank 0: they must not be there before it knows of the instance.
+        if instance is not None and event.rank == 0:
+            self.fleet.move(instance, LiveStarted)
+
     def _load_progressed(self, event: LoadStarted | LayerArrived) -> None:
         if isinstance(event, LayerArrived):
             reported = self.fleet.reported_load(event)
@@ -238,6 +255,8 @@ class Controller:
         instance = self._instance(event.instance, event.attempt)
         if instance is not None:
             self.fleet.move(instance, type(event))
+            if instance.first_byte_ns is None and isinstance(event, LoadStarted):
+                instance.first_byte_ns = self._now_ns
             if isinstance(event, LayerArrived):
                 known = instance.watermarks.get(event.rank, 0)
                 instance.watermarks[event.rank] = max(known, event.watermark)
@@ -414,8 +433,8 @@ class Controller:
         return self._now_ns >= self._settled_at_ns
 
     def _dispatch(self, state: ModelState) -> None:
-        serving = self.fleet.serving(state.spec.name)
-        for assignment in self.router.assign(self._now_ns, state.spec.name, serving):
+        takers = self.pairings.takers(self._now_ns, state)
+        for assignment in self.router.assign(self._now_ns, state.spec.name, *takers):
             record = assignment.request
             self._commands.append(
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)

@@ -23,6 +23,7 @@ from livescale.messages.events import (
     Released,
     WorkerLost,
 )
+from livescale.plans import Pairing
 from livescale.topology import Device, Host
 from livescale.types import InstanceId, InstanceState, PlanId, Role, Value, WorkerRef
 
@@ -92,6 +93,11 @@ class Instance:
     empty_ranks: dict[int, None] = field(default_factory=dict)
     #: the plan of its load
     plan: PlanId = 0
+    #: how it works while it loads (None: it waits), how long that should take (None: not known),
+    #: and since when bytes have come
+    pairing: Pairing | None = None
+    predicted_ns: int | None = None
+    first_byte_ns: int | None = None
     #: DRAINING only: Release was ordered, there is no way back
     is_released: bool = False
     #: taken over from an earlier life of the controller; it has not said yet what it is doing
@@ -180,8 +186,9 @@ class Fleet:
         self.instances: dict[InstanceId, Instance] = {}
         self._of_model: dict[str, dict[InstanceId, Instance]] = {}
         self._tallies: dict[str, ModelTally] = {}
-        #: what `serving` last said, of models for which it still holds
+        #: what `serving` and `live` last said, of models for which it still holds
         self._serving: dict[str, list[tuple[InstanceId, WorkerRef]]] = {}
+        self._live: dict[str, list[Instance]] = {}
         #: models whose instances or their loads changed since somebody took note
         self.touched: dict[str, None] = {}
         #: instances that drain, in the order in which they began to
@@ -254,7 +261,10 @@ class Fleet:
         del self._reported[report.instance]
         reports = [ranks[rank][1] for rank in range(tp_size)]
         is_loaded = all(r.is_loaded for r in reports)
-        state = InstanceState.SERVING if is_loaded else InstanceState.LOADING
+        pairing = reports[0].pairing
+        state = InstanceState.LOADING if pairing is None else InstanceState.LIVE
+        if is_loaded:
+            state = InstanceState.SERVING
         instance = Instance(
             report.instance,
             report.model,
@@ -265,6 +275,7 @@ class Fleet:
             watermarks={r.rank: layers if r.is_loaded else r.watermark for r in reports},
             loaded_ranks={r.rank: None for r in reports if r.is_loaded},
             plan=reports[0].plan,
+            pairing=pairing,
             is_unheard=is_loaded,
         )
         instance.story.append(f"adopted as {state.name}")
@@ -316,8 +327,7 @@ class Fleet:
         instance.story.append(f"{cause.__name__} {instance.state.name}->{target.name}")
         if instance.state is not target:
             self.version += 1
-        self.touched[instance.model] = None
-        self._serving.pop(instance.model, None)
+        self._changed(instance.model)
         tally = self.tally(instance.model)
         tally.capacity -= instance.is_capacity
         instance.state = target
@@ -353,12 +363,20 @@ class Fleet:
         return self._tallies.setdefault(model, ModelTally())
 
     def serving(self, model: str) -> list[tuple[InstanceId, WorkerRef]]:
-        """Instances that take requests, and the workers that get them, in id order."""
+        """Instances that serve, and the workers that get their requests, in id order."""
         found = self._serving.get(model)
         if found is None:
             instances = self.of_model(model)
             found = [(i.id, i.worker) for i in instances if i.state is InstanceState.SERVING]
             self._serving[model] = found
+        return found
+
+    def live(self, model: str) -> list[Instance]:
+        """Instances that take requests while they load, in id order."""
+        found = self._live.get(model)
+        if found is None:
+            found = [i for i in self.of_model(model) if i.state is InstanceState.LIVE]
+            self._live[model] = found
         return found
 
     def of_model(self, model: str) -> list[Instance]:
@@ -376,12 +394,18 @@ class Fleet:
         assert not self._of_model.pop(model, None), f"{model} has instances"
         self._tallies.pop(model, None)
         self._serving.pop(model, None)
+        self._live.pop(model, None)
+
+    def _changed(self, model: str) -> None:
+        """One of its instances is new, or moves."""
+        self.touched[model] = None
+        self._serving.pop(model, None)
+        self._live.pop(model, None)
 
     def _add(self, instance: Instance) -> None:
         self.version += 1
         self.instances[instance.id] = instance
-        self.touched[instance.model] = None
-        self._serving.pop(instance.model, None)
+        self._changed(instance.model)
         self.tally(instance.model).capacity += instance.is_capacity
         self._of_model.setdefault(instance.model, {})[instance.id] = instance
 

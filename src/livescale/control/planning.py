@@ -78,6 +78,8 @@ class Planning:
         """`count` new instances on spare workers (or on `targets`). None if there is no way."""
         spare = tuple(record.ref for record in self._fleet.spare(state.spec.size_bytes))
         request = self._request(state, count, self.sources(state), spare, targets)
+        is_live = self._config.live_order != "stop-the-world"
+        request = msgspec.structs.replace(request, is_live=is_live)
         return self._plan(request, self._config.multicast)
 
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan:

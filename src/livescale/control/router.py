@@ -1,7 +1,8 @@
 """The router: holds the queue of every model and hands requests to instances.
 
 Requests wait here (ids and sizes only), first come, first served. An instance holds at most
-`dispatched_ahead_max` requests that it has not started, so that what waits can still go elsewhere.
+`dispatched_ahead_max` requests that it has not started, so that what waits can still go elsewhere;
+a loading one, which takes them for its pair, at most `live_ahead_max`.
 `assign` is synchronous, has no side effects outside, and may be called again after any change.
 """
 
@@ -27,9 +28,56 @@ class RequestRecord:
     worker: WorkerRef | None = None
     is_started: bool = False
     is_cancelled: bool = False
+    #: attempts that came to nothing (one that was given back is none of them), and while it waits
+    #: how the last one did
+    failures: int = 0
+    failure: str = ""
     #: a worker that the gateway could not reach, and until when it is left alone
     avoided: WorkerRef | None = None
     avoided_until_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDoor:
+    """A loading instance as the queue's way in to its pair: it takes requests (live scaling).
+
+    With a `source`, which pulls them, a prompt token costs the pair `cost_permille` of what it
+    costs one instance. Alone nothing is finished before everything is there: by then one instance
+    computes `lag_tokens`.
+    """
+
+    instance: InstanceId
+    worker: WorkerRef
+    source: WorkerRef | None = None
+    cost_permille: int = 1000
+    lag_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Row:
+    """Who may take requests: `tokens` of prompts are outstanding there, and it can take `room` more
+    requests. `amount` is what it is chosen by among its like (thousandths of a token)."""
+
+    instance: InstanceId
+    worker: WorkerRef
+    tokens: int
+    room: int
+    cost_permille: int = 1000
+    lag_tokens: int = 0
+    amount: int = 0
+
+    def __post_init__(self) -> None:
+        self.add(0)
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+        self.amount = self.tokens * self.cost_permille + self.lag_tokens * 1000
+
+    @property
+    def until(self) -> int:
+        """When it is done with all of it, as an amount: what runs while layers arrive is done soon
+        after the last of them."""
+        return max(self.tokens * self.cost_permille, self.lag_tokens * 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +92,9 @@ class Assignment:
 class Router:
     """Queue and whereabouts of all unfinished requests."""
 
-    def __init__(self, dispatched_ahead_max: int) -> None:
+    def __init__(self, dispatched_ahead_max: int, live_ahead_max: int = 8) -> None:
         self._ahead_max = dispatched_ahead_max
+        self._live_ahead_max = live_ahead_max
         self.requests: dict[RequestId, RequestRecord] = {}
         #: per model, waiting requests in order of arrival
         self._waiting: dict[str, dict[RequestId, RequestRecord]] = {}
@@ -92,8 +141,15 @@ class Router:
             if record.worker is not None:
                 self._outstanding[record.worker][0] -= 1
 
+    def move(self, record: RequestRecord, worker: WorkerRef) -> None:
+        """This worker has taken the current attempt over, wherever it was, and has started it."""
+        if record.worker is not None:
+            self._unplace(record)
+        record.is_started = True
+        self.place(record, worker)
+
     def retry(self, record: RequestRecord) -> None:
-        """The attempt under way failed: the request waits again, at its old place."""
+        """The attempt under way is over: the request waits again, at its old place."""
         self._unplace(record)
         self._enqueue(record)
         queue = self._waiting[record.model]
@@ -112,37 +168,48 @@ class Router:
     # -- what to do -------------------------------------------------------------------------
 
     def assign(
-        self, now_ns: int, model: str, instances: Iterable[tuple[InstanceId, WorkerRef]]
+        self,
+        now_ns: int,
+        model: str,
+        instances: Iterable[tuple[InstanceId, WorkerRef]],
+        live: Iterable[LiveDoor] = (),
     ) -> list[Assignment]:
-        """Hand waiting requests to instances with room, least outstanding work first."""
+        """Hand waiting requests to instances with room, least outstanding work first.
+
+        A loading instance that is alone gets those that would wait longer for the others, full or
+        not.
+        """
         queue = self._waiting.get(model)
         if not queue:
             return []
-        #: [outstanding prompt tokens, instance, requests it can still take]
-        room: list[list[int]] = []
-        workers: dict[int, WorkerRef] = {}
-        for instance, worker in instances:
-            ahead, tokens = self._outstanding.get(worker, (0, 0))
-            room.append([tokens, instance, self._ahead_max - ahead])
-            workers[instance] = worker
+        rows = [self._row(*instance) for instance in instances]
+        rows += [self._live_row(taker) for taker in live]
         assignments: list[Assignment] = []
-        if not any(row[2] > 0 for row in room):
+        if not any(row.room > 0 for row in rows):
             return assignments
+        ready = [row for row in rows if not row.lag_tokens]
+        lagging = [row for row in rows if row.lag_tokens]
         for record in list(queue.values()):
             shunned = record.avoided if now_ns < record.avoided_until_ns else None
-            rows = [row for row in room if row[2] > 0 and workers[row[1]] != shunned]
-            if not rows:
+            row = _least(ready, shunned, 1)
+            if lagging:
+                row = row or _least(ready, shunned, None)
+                later = _least(lagging, shunned, 1)
+                if later is not None and (row is None or later.until < row.until):
+                    row = later
+            if row is None:
                 if shunned is None:
                     break
                 continue
-            row = min(rows)
-            row[0] += record.prompt_tokens
-            row[2] -= 1
+            row.add(record.prompt_tokens)
+            if row.room <= 0:
+                continue  # it waits for this one, and so do those behind it
+            row.room -= 1
             record.attempt += 1
             record.is_started = False
-            worker = workers[row[1]]
-            self.place(record, worker)
-            assignments.append(Assignment(record, row[1], worker))
+            record.failure = ""
+            self.place(record, row.worker)
+            assignments.append(Assignment(record, row.instance, row.worker))
         return assignments
 
     # -- what can be asked ------------------------------------------------------------------
@@ -161,6 +228,10 @@ class Router:
     def waiting_tokens(self, model: str) -> int:
         """Prompt tokens of the requests that wait for an instance."""
         return self._waiting_tokens.get(model, 0)
+
+    def outstanding_tokens(self, worker: WorkerRef) -> int:
+        """Prompt tokens of the requests that are under way on the worker."""
+        return self._outstanding.get(worker, (0, 0))[1]
 
     def on_worker(self, worker: WorkerRef) -> list[RequestRecord]:
         """Requests whose attempt is under way on the worker, in order of dispatch."""
@@ -187,6 +258,23 @@ class Router:
 
     # -- helpers ----------------------------------------------------------------------------
 
+    def _row(self, instance: InstanceId, worker: WorkerRef) -> _Row:
+        ahead, tokens = self._outstanding.get(worker, (0, 0))
+        return _Row(instance, worker, tokens, self._ahead_max - ahead)
+
+    def _live_row(self, taker: LiveDoor) -> _Row:
+        """A pair is one row: what is outstanding, and what was not started, are both members'."""
+        members = [taker.worker] if taker.source is None else [taker.worker, taker.source]
+        both = [self._outstanding.get(worker, (0, 0)) for worker in members]
+        return _Row(
+            taker.instance,
+            taker.worker,
+            sum(tokens for _, tokens in both),
+            self._live_ahead_max - sum(ahead for ahead, _ in both),
+            taker.cost_permille,
+            taker.lag_tokens,
+        )
+
     def _enqueue(self, record: RequestRecord) -> None:
         self.touched[record.model] = None
         self._waiting.setdefault(record.model, {})[record.id] = record
@@ -210,3 +298,10 @@ class Router:
         if not self._dispatched[record.worker]:
             del self._dispatched[record.worker], self._outstanding[record.worker]
         record.worker = None
+
+
+def _least(rows: Iterable[_Row], shunned: WorkerRef | None, room: int | None) -> _Row | None:
+    """The row with the least amount, the lowest instance of equals. `room` (None: any) is what it
+    must have at least."""
+    fitting = (r for r in rows if r.worker != shunned and (room is None or r.room >= room))
+    return min(fitting, key=lambda row: (row.amount, row.instance), default=None)

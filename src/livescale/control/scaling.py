@@ -14,6 +14,7 @@ from livescale.control.fleet import Fleet, Instance
 from livescale.control.host_copies import HostCopies
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
+from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.control.policy import LoadSnapshot, Suggestion
 from livescale.control.pool import ParameterPool
@@ -21,6 +22,7 @@ from livescale.control.router import Router
 from livescale.messages.commands import (
     AnyCommand,
     Drain,
+    Paired,
     PlanMade,
     Release,
     Resume,
@@ -74,6 +76,7 @@ class Scaling:
         loads: Loads,
         planning: Planning,
         host_copies: HostCopies,
+        pairings: Pairings,
     ) -> None:
         self._fleet = fleet
         self._pool = pool
@@ -81,6 +84,7 @@ class Scaling:
         self._loads = loads
         self._planning = planning
         self._host_copies = host_copies
+        self._pairings = pairings
         #: what every model wanted when something of it last changed
         self._wishes: dict[str, Wish] = {}
         #: models that are looked at again though nothing happens to them, and others from when on
@@ -242,21 +246,28 @@ class Scaling:
         return self._planning.plan_instances(state, count, targets)
 
     def _load(self, state: ModelState, plan: ScalePlan) -> list[AnyCommand]:
-        """Order every target to load."""
+        """Order every target to load, and to work meanwhile."""
         numbers = []
+        paired: list[Paired] = []
         starts: list[StartLoad] = []
-        for workers in plan.instances:
+        for workers, choice in zip(
+            plan.instances, self._pairings.of_plan(state, plan), strict=True
+        ):
             instance = Instance(
                 *(self._planning.next_id(), state.spec.name, workers, state.spec.layers),
                 plan=plan.plan,
+                pairing=choice.pairing,
+                predicted_ns=plan.predicted_ns,
             )
             self._fleet.place(instance)
             self._pool.begin(state.spec.name, workers, state.spec.layers, state.instance_bytes)
             numbers.append(instance.id)
+            if self._pairings.is_live:
+                paired.append(Paired(instance.id, choice.pairing, choice.reason))
             starts += [
                 self._start_load(state, plan, instance, rank) for rank in range(len(workers))
             ]
-        return [PlanMade(plan, tuple(numbers)), *starts]
+        return [PlanMade(plan, tuple(numbers)), *paired, *starts]
 
     def _start_load(
         self, state: ModelState, plan: ScalePlan, instance: Instance, rank: int
@@ -274,18 +285,20 @@ class Scaling:
             chunk_bytes=plan.chunk_bytes,
             measure_capacity=not is_measured,
             rank=rank,
+            pairing=instance.pairing,
         )
 
     # -- shrinking ----------------------------------------------------------------------------
 
     def _shrink(self, wish: Wish) -> list[AnyCommand]:
-        """Drain the serving instance with the least work, the youngest of equals."""
-        instances = self._fleet.of_model(wish.state.spec.name)
-        serving = [i for i in instances if i.state is InstanceState.SERVING]
+        """Drain the serving instance with the least work, the youngest of equals. Members of live
+        pairs stay until the load is over."""
+        unpaired = self._pairings.unpaired(wish.state.spec.name)
+        serving = self._fleet.serving(wish.state.spec.name)
         # While others load, the last one that serves stays: there would be nobody.
-        if not serving or (len(serving) == 1 and wish.wanted > 0):
+        if not unpaired or (len(serving) == 1 and wish.wanted > 0):
             return []
-        return [wish.notice(wish.wanted), self._drain(serving)]
+        return [wish.notice(wish.wanted), self._drain(unpaired)]
 
     def _drain(self, serving: list[Instance]) -> Drain:
         chosen = min(serving, key=lambda i: (len(self._router.on_worker(i.worker)), -i.id))
@@ -317,12 +330,12 @@ class Scaling:
     def _may_give(self, other: Wish, wish: Wish) -> int:
         """How many of its instances the other model can do without, for this one."""
         instances = self._fleet.of_model(other.state.spec.name)
-        serving = sum(1 for i in instances if i.state is InstanceState.SERVING)
+        unpaired = len(self._pairings.unpaired(other.state.spec.name))
         capacity = sum(1 for i in instances if i.is_capacity)
         least = max(other.suggestion.at_most, other.least)
         if self._outranks(wish, other):
             least = min(least, max(other.least, 1))
-        return max(min(serving, capacity - least), 0)
+        return max(min(unpaired, capacity - least), 0)
 
     @staticmethod
     def _outranks(wish: Wish, other: Wish) -> bool:
@@ -339,7 +352,7 @@ class Scaling:
             f"makes room for {wish.state.spec.name}",
             other.suggestion.values,
         )
-        return [notice, self._drain([i for i in instances if i.state is InstanceState.SERVING])]
+        return [notice, self._drain(self._pairings.unpaired(other.state.spec.name))]
 
     def _claim(self, wish: Wish, missing: int, claimed: int) -> int:
         """Workers that are spare or on their way back and that the model will take: as many as

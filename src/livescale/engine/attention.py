@@ -13,12 +13,12 @@ from operator import itemgetter
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from livescale.batching.run import Run, Segment
 from livescale.engine.decode_kernel import attend_rows
 from livescale.engine.kv_cache import KVCache, as_array
+from livescale.engine.prompt_attention import attend_prompt, probabilities, scores_of
 
 ATTENTION = "livescale_paged"
 """Name of the attention function in transformers' registry."""
@@ -190,7 +190,9 @@ def attend(
                 cached_keys.index_select(1, part.places),
                 cached_values.index_select(1, part.places),
             )
-        out[own] = _attend_prompt(queries[:, own], *context, part, scaling, softcap)
+        out[own] = attend_prompt(
+            queries[:, own], *context, part.mask, part.is_causal, scaling, softcap
+        )
     return out
 
 
@@ -339,7 +341,7 @@ def _attend_decodes(
     kv_heads = keys.shape[0]
     shared = heads // kv_heads
     grouped = queries.view(kv_heads, shared, batch, head_dim).transpose(1, 2)
-    scores = _scores(
+    scores = scores_of(
         grouped.reshape(kv_heads * batch, shared, head_dim),
         keys.view(kv_heads * batch, -1, head_dim),
         scaling,
@@ -347,48 +349,5 @@ def _attend_decodes(
     )
     if mask is not None:
         scores.view(kv_heads, batch, shared, -1).add_(mask)
-    attended = torch.bmm(_probabilities(scores), values.view(kv_heads * batch, -1, head_dim))
+    attended = torch.bmm(probabilities(scores), values.view(kv_heads * batch, -1, head_dim))
     return attended.view(kv_heads, batch, shared, head_dim).transpose(0, 1).flatten(1, 2)
-
-
-def _attend_prompt(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    part: PromptPart,
-    scaling: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """`queries` (heads, n, D); `keys`, `values` (KV heads, C, D); the result (n, heads, D)."""
-    heads, rows, head_dim = queries.shape
-    kv_heads = keys.shape[0]
-    # In 16 bits torch's fused attention is 2 to 8 times slower on CPUs than its parts.
-    is_fused = queries.dtype is torch.float32 or queries.device.type != "cpu"
-    if softcap is None and is_fused:
-        fused = scaled_dot_product_attention(
-            queries.unsqueeze(0),
-            keys.unsqueeze(0),
-            values.unsqueeze(0),
-            attn_mask=None if part.is_causal else part.mask,
-            is_causal=part.is_causal,
-            scale=scaling,
-            enable_gqa=kv_heads < heads,
-        )
-        return fused[0].transpose(0, 1)
-    grouped = queries.reshape(kv_heads, heads // kv_heads * rows, head_dim)
-    scores = _scores(grouped, keys, scaling, softcap)
-    scores.view(heads, rows, -1).add_(part.mask)
-    attended = torch.bmm(_probabilities(scores), values)
-    return attended.view(heads, rows, head_dim).transpose(0, 1)
-
-
-def _scores(
-    queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None
-) -> torch.Tensor:
-    """(batch, n, D) and (batch, C, D) to (batch, n, C)."""
-    scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scaling)
-    return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
-
-
-def _probabilities(scores: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)

@@ -16,6 +16,7 @@ from livescale.batching.run import Run, Segment
 from livescale.engine.attention import page
 from livescale.engine.errors import ModelError
 from livescale.engine.kv_cache import KVCache
+from livescale.engine.kv_places import check_size
 from livescale.engine.layers import Layers, RunState
 from livescale.engine.model_files import kv_bytes_per_token
 from livescale.engine.parameter_memory import ParameterMemory
@@ -182,8 +183,7 @@ class TorchExecutor:
         Raises ValueError when there are more or fewer bytes.
         """
         size_bytes = tokens * self.hidden_size * self.dtype.itemsize
-        if tokens < 1 or content.nbytes != size_bytes:
-            raise ValueError(f"{content.nbytes} bytes of rows, {tokens} tokens have {size_bytes}")
+        check_size(content, "rows", tokens, size_bytes)
         rows = torch.empty(tokens, self.hidden_size, dtype=self.dtype)
         _bytes_of(rows)[:] = content.cast("B")
         return rows.to(self._device)
@@ -210,8 +210,7 @@ class TorchExecutor:
         Raises ValueError when there are more or fewer bytes, or the blocks cannot hold them.
         """
         cache, size_bytes = self._model.cache, self.kv_layer_bytes(tokens)
-        if content.nbytes != size_bytes:
-            raise ValueError(f"{content.nbytes} bytes of KV, {tokens} tokens have {size_bytes}")
+        check_size(content, "KV", tokens, size_bytes)
         shape = (2, tokens, cache.kv_heads, cache.head_dim)
         rows = torch.frombuffer(content, dtype=self.dtype).view(shape)
         cache.import_layer(decoder_layer, block_table, rows)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from livescale.engine.kv_places import check_places
+
 _READ_IN_PLACE = (torch.float32, torch.bfloat16)
 
 
@@ -100,9 +102,5 @@ class KVCache:
             table[layer].index_copy_(1, places, rows.transpose(0, 1))
 
     def _first_places(self, block_table: Sequence[int], tokens: int) -> torch.Tensor:
-        held = len(block_table) * self.block_tokens
-        if not 0 < tokens <= held:
-            raise ValueError(f"KV of {tokens} tokens in blocks that hold {held}")
-        if not all(0 <= block < self.blocks for block in block_table):
-            raise ValueError(f"blocks {tuple(block_table)} of a cache of {self.blocks}")
+        check_places(block_table, tokens, self.blocks, self.block_tokens)
         return self.places(block_table, 0, tokens)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     # Only the type of a field: an executor that computes nothing must not cost a second of imports.
     import torch
 
+    HiddenRows = torch.Tensor | bytearray
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:

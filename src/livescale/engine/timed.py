@@ -1,13 +1,15 @@
 """The timed executor: waits as long as a latency model says, and makes tokens up. No torch.
 
 With it the real control plane, data plane and gateway run with dozens of instances on one machine.
-Parameters move through arenas as ever, but nobody computes with them.
+Parameters move through arenas as ever, but nobody computes with them. Hidden rows and KV that go to
+other instances have their sizes, but no values.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,10 +17,11 @@ import xxhash
 
 from livescale.batching.run import Run, Segment
 from livescale.engine.errors import ModelError
-from livescale.engine.model_config import parse_config
+from livescale.engine.kv_places import check_places, check_size
+from livescale.engine.model_config import ModelShape, parse_config
 from livescale.engine.model_files import model_spec
 from livescale.engine.run_result import RunResult
-from livescale.latency.work import LatencyModel
+from livescale.latency.work import LatencyModel, span_ns
 from livescale.types import LayerSpan, Manifest, SamplingParams, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -36,9 +39,19 @@ class _Assigned:
     """The model that it pretends to run."""
 
     manifest: Manifest
-    vocabulary: int
+    shape: ModelShape
     kv_blocks: int
+    row_bytes: int
+    #: of one decoder layer
+    kv_bytes_per_token: int
     materialized: set[int] = field(default_factory=set)
+
+    def missing(self, span: LayerSpan) -> list[int]:
+        """Layers without which the span cannot run; a tied head needs layer 0, too."""
+        needed = list(range(span.start, span.stop))
+        if self.shape.is_tied and span.stop == self.manifest.span.stop and span.start > 0:
+            needed.append(0)
+        return [layer for layer in needed if layer not in self.materialized]
 
 
 class TimedExecutor:
@@ -67,14 +80,21 @@ class TimedExecutor:
                 f"{manifest.model} needs {manifest.size_bytes} bytes of arena,"
                 f" there are {arena.nbytes}"
             )
-        block_bytes = self.block_tokens * model_spec(manifest).kv_bytes_per_token
+        spec = model_spec(manifest)
+        block_bytes = self.block_tokens * spec.kv_bytes_per_token
         if block_bytes > self.kv_bytes:
             raise ModelError(
                 f"{manifest.model} needs {block_bytes} bytes for one KV block of"
                 f" {self.block_tokens} tokens, the pool has {self.kv_bytes}"
             )
-        vocabulary = parse_config(manifest.config_json, f"config of {manifest.model}").vocab_size
-        self._assigned = _Assigned(manifest, vocabulary, self.kv_bytes // block_bytes)
+        shape = parse_config(manifest.config_json, f"config of {manifest.model}")
+        self._assigned = _Assigned(
+            manifest,
+            shape,
+            self.kv_bytes // block_bytes,
+            spec.row_bytes_per_token,
+            spec.kv_bytes_per_token // shape.decoder_layers,
+        )
 
     def materialize(self, layer: int) -> None:
         """The layer may be run."""
@@ -109,15 +129,26 @@ class TimedExecutor:
 
     # -- running ----------------------------------------------------------------------------
 
-    def run(self, run: Run, hidden: torch.Tensor | None = None) -> RunResult:
-        """Wait, then give one token per sampling segment. Whole models only."""
-        model = self._model
-        assert hidden is None, "a timed executor runs whole models"
-        assert run.span == model.manifest.span, f"{run.span} of {model.manifest.span}"
-        assert len(model.materialized) == len(model.manifest.layers), f"{self!r}"
-        self._wait(self.latency.run_ns(run.work))
+    def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
+        """Wait as long as the span's decoder layers take; embedding and head ride along. Then give
+        rows without values, or one token per sampling segment."""
+        model, span = self._model, run.span
+        assert span.stop <= model.manifest.span.stop, f"{span} of {model.manifest.span}"
+        missing = model.missing(span)
+        assert not missing, f"{self!r}: layer {missing[0]} is not materialized"
+        size_bytes = run.token_count * model.row_bytes
+        if span.start == 0:
+            assert hidden is None, "a span from layer 0 starts with token ids"
+        else:
+            assert isinstance(hidden, bytearray), f"span {span} needs hidden rows"
+            assert len(hidden) == size_bytes, f"{len(hidden)} bytes of rows, not {size_bytes}"
+        of_layers = model.shape.decoder_layers
+        layers = min(span.stop, of_layers + 1) - max(span.start, 1)
+        self._wait(span_ns(self.latency, run.work, max(layers, 0), of_layers))
+        if span.stop < model.manifest.span.stop:
+            return RunResult(bytearray(size_bytes), [])
         sampling = [segment for segment in run.segments if segment.samples]
-        token_ids = [_token(segment, model.vocabulary) for segment in sampling]
+        token_ids = [_token(segment, model.shape.vocab_size) for segment in sampling]
         logprobs = {
             # It is certain of what it made up.
             segment.request: TokenLogprobs(0.0, ((token_id, 0.0),))
@@ -125,6 +156,39 @@ class TimedExecutor:
             if segment.sampling.logprobs is not None
         }
         return RunResult(None, token_ids, logprobs)
+
+    # -- hidden rows and a request's KV leave and come ---------------------------------------
+
+    def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
+        """As many bytes as the rows have."""
+        assert isinstance(hidden, bytearray)
+        # Not a copy: no bytes are touched before they are sent.
+        return memoryview(bytearray(len(hidden)))
+
+    def import_rows(self, content: memoryview, tokens: int) -> bytearray:
+        """Rows of `tokens` positions. Raises ValueError when there are more or fewer bytes."""
+        size_bytes = tokens * self._model.row_bytes
+        check_size(content, "rows", tokens, size_bytes)
+        return bytearray(size_bytes)
+
+    def kv_layer_bytes(self, tokens: int) -> int:
+        """Size of what `export_kv` gives for so many positions."""
+        return tokens * self._model.kv_bytes_per_token
+
+    def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
+        """As many bytes as one layer's KV of `tokens` positions has (see `InstanceExecutor`)."""
+        assert 0 <= decoder_layer < self._model.shape.decoder_layers, f"layer {decoder_layer}"
+        check_places(block_table, tokens, self.kv_blocks, self.block_tokens)
+        return memoryview(bytearray(self.kv_layer_bytes(tokens)))
+
+    def import_kv(
+        self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
+    ) -> None:
+        """Nothing is kept. Raises ValueError when there are more or fewer bytes, or the blocks
+        cannot hold them."""
+        assert 0 <= decoder_layer < self._model.shape.decoder_layers, f"layer {decoder_layer}"
+        check_size(content, "KV", tokens, self.kv_layer_bytes(tokens))
+        check_places(block_table, tokens, self.kv_blocks, self.block_tokens)
 
     # -- helpers, in the order used ---------------------------------------------------------
 

@@ -54,6 +54,8 @@ HELP = {
     "num_preemptions": "Requests whose KV blocks were taken away again for others",
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix index",
     "prefix_cache_hits": "Prompt tokens whose KV was found in the prefix index",
+    "handovers": "Live batches that instances took over from loading ones",
+    "handover_bytes": "Hidden rows and KV that came with those batches",
     "instances": "Instances by state",
     "host_copies": "Complete copies of the model in host memory",
     "device_seconds": "Time that instances of the model have held devices, summed up over devices",

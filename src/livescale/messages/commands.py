@@ -3,8 +3,8 @@
 A command names ids and sizes; the world adds what only it knows (config, manifest, addresses,
 prompts). `StartLoad`, `Release`, `StartCopy`, `DropCopy` and `Dispatch` each end in exactly one
 terminal event (see `messages.events`). `AmendLoad`, `FailRequest` and `WakeAt` need no answer.
-`ScaleDecided`, `PlanMade`, `Drain`, `Resume` and `ModelGone` are notices: they ask for nothing and
-are recorded.
+`ScaleDecided`, `PlanMade`, `Paired`, `Drain`, `Resume` and `ModelGone` are notices: they ask for
+nothing and are recorded.
 """
 
 from __future__ import annotations
@@ -144,6 +144,14 @@ class PlanMade(Command, frozen=True):
     instances: tuple[InstanceId, ...]
 
 
+class Paired(Command, frozen=True):
+    """Notice: how a new instance works before everything is there, and why (None: not at all)."""
+
+    instance: InstanceId
+    pairing: Pairing | None
+    reason: str
+
+
 AnyCommand = (
     StartLoad
     | AmendLoad
@@ -155,6 +163,7 @@ AnyCommand = (
     | WakeAt
     | ScaleDecided
     | PlanMade
+    | Paired
     | Drain
     | Resume
     | ModelGone

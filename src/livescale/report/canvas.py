@@ -10,6 +10,8 @@ import html
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import matplotlib
@@ -38,6 +40,7 @@ DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 """Line styles: when the colours are used up, they come again with the next of these."""
 
 _LEFT_IN, _RIGHT_IN, _TOP_IN, _BOTTOM_IN = 0.72, 0.12, 0.1, 0.46
+_TITLE_IN, _CAPTION_IN, _GAP_IN = 0.34, 0.3, 0.08
 _LOOK: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "livescale",
@@ -65,6 +68,16 @@ _LOOK: dict[str, Any] = {
     "path.simplify_threshold": 0.2,
 }
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
+_UNSAID = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+@dataclass(frozen=True, slots=True)
+class PlotRow:
+    """One of several plots over one another, and its height with everything around it."""
+
+    height_in: float
+    plot: Callable[[Axes], None]
+    caption: str = ""
 
 
 def draw(
@@ -79,23 +92,63 @@ def draw(
 
     `described` is what is read out to those who cannot see it. The same calls give the same text.
     """
+    return draw_rows(name, described, [PlotRow(height_in, plot)], width_in=width_in)
+
+
+def draw_rows(
+    name: str, described: str, rows: Sequence[PlotRow], *, width_in: float = WIDE_IN
+) -> str:
+    """An SVG element of several plots over one another that share the last one's x axis."""
     with matplotlib.rc_context(cast(Any, _LOOK)):
-        figure = Figure(figsize=(width_in, height_in))
-        box = (
-            _LEFT_IN / width_in,
-            _BOTTOM_IN / height_in,
-            1 - (_LEFT_IN + _RIGHT_IN) / width_in,
-            1 - (_TOP_IN + _BOTTOM_IN) / height_in,
-        )
-        plot(figure.add_axes(box))
+        figure = _figure(rows, width_in, 0.0)
         file = io.StringIO()
-        unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", dpi=160, transparent=True, metadata=unsaid)
+        figure.savefig(file, format="svg", dpi=160, transparent=True, metadata=_UNSAID)
     text = file.getvalue()
     element = text[text.index("<svg") :]
     element = _ID.sub(rf"\g<1>{name}-", element)
     said = f'<svg role="img" aria-label="{html.escape(described)}" '
     return element.replace("<svg ", said, 1)
+
+
+def draw_picture(path: Path, title: str, rows: Sequence[PlotRow]) -> None:
+    """Write the plots as one picture that stands alone: with its title, on white, and with letters
+    as outlines. The same calls give the same bytes. OSError if the file cannot be written,
+    ValueError for another ending than .svg or .png."""
+    kind = path.suffix.removeprefix(".")
+    if kind not in ("svg", "png"):
+        raise ValueError(f"{path}: a picture ends in .svg or .png")
+    with matplotlib.rc_context(cast(Any, {**_LOOK, "svg.fonttype": "path"})):
+        figure = _figure(rows, WIDE_IN, _TITLE_IN)
+        at = (_LEFT_IN / WIDE_IN, 1 - 0.12 / figure.get_figheight())
+        figure.text(*at, title, va="top", fontsize=10.5, color=LIMIT)
+        metadata = _UNSAID if kind == "svg" else {"Software": None}
+        figure.savefig(path, format=kind, dpi=160, facecolor="white", metadata=metadata)
+
+
+def _figure(rows: Sequence[PlotRow], width_in: float, title_in: float) -> Figure:
+    """The plots from top to bottom; the last one has the x axis."""
+    total_in = title_in + sum(row.height_in for row in rows)
+    figure = Figure(figsize=(width_in, total_in))
+    top_in = total_in - title_in
+    for row in rows:
+        is_last = row is rows[-1]
+        below_in = _BOTTOM_IN if is_last else _GAP_IN
+        above_in = _CAPTION_IN if row.caption else _TOP_IN
+        box = (
+            _LEFT_IN / width_in,
+            (top_in - row.height_in + below_in) / total_in,
+            1 - (_LEFT_IN + _RIGHT_IN) / width_in,
+            (row.height_in - above_in - below_in) / total_in,
+        )
+        axes = figure.add_axes(box)
+        row.plot(axes)
+        if row.caption:
+            axes.set_title(row.caption, loc="left", fontsize=8.5, color=INK, pad=4)
+        if not is_last:
+            axes.tick_params(axis="x", labelbottom=False)
+            axes.set_xlabel("")
+        top_in -= row.height_in
+    return figure
 
 
 def time_axis(axes: Axes, until_s: float, from_s: float = 0) -> None:

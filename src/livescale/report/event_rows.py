@@ -32,15 +32,15 @@ class WordTable:
 def scale_event_table(run: ReportedRun) -> WordTable:
     """One row per scale event and instance loaded or released; phases count from the decision."""
     report = run.report
+    phases = report.phase_names
     rows: list[tuple[str, ...]] = []
     for event in report.scale_events:
         at = _clock((event.decided_ns - report.started_ns) / _NS_PER_S)
         change = f"{event.from_instances} → {event.to_instances}"
         head = [at, event.model, change, _reason(event), event.strategy or _ABSENT]
-        for story in _stories(event):
+        for story in _stories(event, phases):
             rows.append((*head, *story))
             head = ["", "", "", "", ""]
-    phases = ("planned", "first byte", "first layer", "loaded", "first token")
     header = ("at", "model", "instances", "reason", "strategy", "how", *phases)
     return _table(header, rows, ("at", *phases))
 
@@ -114,10 +114,10 @@ def _reason(event: ScaleLine) -> str:
     return reason if event.woken_by is None else f"{reason}, woken by a request"
 
 
-def _stories(event: ScaleLine) -> list[tuple[str, ...]]:
+def _stories(event: ScaleLine, phases: Sequence[str]) -> list[tuple[str, ...]]:
     """How each instance came or went, with its phases."""
-    nothing = [_ABSENT] * 5
-    stories = [(_how(load), *_phases(event, load)) for load in event.loads]
+    nothing = [_ABSENT] * len(phases)
+    stories = [(_how(load), *_phases(event, load, phases)) for load in event.loads]
     for instance, released_ns in event.released_ns.items():
         after = seconds((released_ns - event.decided_ns) / _NS_PER_S)
         stories.append((f"instance {instance} released after {after}", *nothing))
@@ -129,11 +129,13 @@ def _stories(event: ScaleLine) -> list[tuple[str, ...]]:
 
 def _how(load: LoadPhases) -> str:
     how = f"{load.upstream} → {load.worker}".replace(".0", "")
+    if load.live_ns is not None:
+        how += f"; {load.pairing}"
     return how if load.failed is None else f"{how} (failed: {load.failed})"
 
 
-def _phases(event: ScaleLine, load: LoadPhases) -> list[str]:
-    return [_ABSENT if s is None else seconds(s) for s in phases_s(event, load)]
+def _phases(event: ScaleLine, load: LoadPhases, phases: Sequence[str]) -> list[str]:
+    return [_ABSENT if s is None else seconds(s) for s in phases_s(event, load, phases)]
 
 
 def _table(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from livescale.report.lives import Lives, read_lives
+from livescale.report.live_loads import LoadStory
+from livescale.report.lives import Lives
 from livescale.report.run_report import RunReport
 from livescale.report.usage import ModelUsage, usage_by_model
 from livescale.slo import SloAbsolute
@@ -30,9 +31,14 @@ class ReportedRun:
     cluster: str = ""
     device_dollars_per_hour: float | None = None
 
-    @cached_property
+    @property
     def lives(self) -> Lives:
-        return read_lives(self.report.lines)
+        return self.report.lives
+
+    @property
+    def live_stories(self) -> list[LoadStory]:
+        """Its report's: see there."""
+        return self.report.live_stories
 
     @cached_property
     def usage(self) -> dict[str, ModelUsage]:

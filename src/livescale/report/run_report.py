@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from livescale.report.live_loads import LoadStory, live_stories, live_text
+from livescale.report.lives import Lives, read_lives
 from livescale.report.summary import Latency, RunSummary
 from livescale.report.terminal import seconds, step_chart, table
 from livescale.report.usage import ModelUsage, usage_by_model
@@ -18,7 +21,7 @@ from livescale.telemetry.timeline import instances_over_time
 _NS_PER_S = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunReport:
     """A run's record and summary. Times of `lines` are absolute; the load began at `started_ns`.
 
@@ -46,6 +49,27 @@ class RunReport:
         later = [e for e in events if e.from_instances > 0 or e.woken_by is not None]
         return sorted(later, key=lambda event: event.decided_ns)
 
+    @cached_property
+    def lives(self) -> Lives:
+        return read_lives(self.lines)
+
+    @cached_property
+    def live_stories(self) -> list[LoadStory]:
+        """The loads that were live and not over before the first request was due."""
+        stories = live_stories(self.lines, self.lives)
+        return [story for story in stories if story.end_ns > self.started_ns]
+
+    @property
+    def live_text(self) -> str:
+        """Live loads for a terminal; empty without any."""
+        return live_text(self.live_stories, self.started_ns) if self.live_stories else ""
+
+    @property
+    def phase_names(self) -> tuple[str, ...]:
+        """The phases of loads that are shown: first help only where some load was live."""
+        is_live = any(load.live_ns is not None for e in self.scale_events for load in e.loads)
+        return LIVE_PHASES if is_live else PHASES
+
     @property
     def host_copies(self) -> dict[str, HostCopyUse]:
         """Copies in host memory, of the models that had any."""
@@ -72,7 +96,8 @@ class RunReport:
         """The figures by name; one that could not be measured is absent.
 
         `bytes` is what each receiver of the largest scale-up got, `seconds` the time from its
-        decision until its last receiver had everything.
+        decision until its last receiver had everything. `first_help_s` is how long after its order
+        the first live instance helped.
         """
         s, counts = self.summary, [count for _, count in self.instances]
         figures: dict[str, object] = {
@@ -100,6 +125,14 @@ class RunReport:
                 "host_copies_per_model_max": max(use.copies_max for use in uses),
                 "host_bytes_mean": sum(use.bytes_mean for use in uses),
             }
+        live = self.live_stories
+        if live:
+            figures |= {
+                "live_loads": len(live),
+                "batches_handed_over": sum(len(story.taken) for story in live),
+                "requests_handed_over": sum(story.requests_given for story in live),
+                "first_help_s": live[0].help_s,
+            }
         largest = self.largest_scale_up
         if largest is not None:
             loaded = [load.loaded_ns for load in largest.loads if load.loaded_ns is not None]
@@ -117,6 +150,7 @@ class RunReport:
         parts = [
             step_chart("instances that serve", steps, until_ns),
             self._scale_table() if self.scale_events else "the pool was never scaled",
+            *([self.live_text] if self.live_stories else []),
             _latency_table(self.summary),
         ]
         usage = usage_by_model(self.lines)
@@ -156,6 +190,7 @@ class RunReport:
     def _scale_table(self) -> str:
         """One row per scale event and instance; phases count from the decision."""
         rows: list[list[object]] = []
+        names = self.phase_names
         has_several = len({event.model for event in self.scale_events}) > 1
         for event in self.scale_events:
             at = seconds((event.decided_ns - self.started_ns) / _NS_PER_S)
@@ -167,32 +202,37 @@ class RunReport:
                     [
                         *head,
                         f"{load.upstream} -> {load.worker}",
-                        *map(seconds, phases_s(event, load)),
+                        *map(seconds, phases_s(event, load, names)),
                     ]
                 )
                 head = ["", "", ""]
             for released_ns in event.released_ns.values():
                 freed = seconds((released_ns - event.decided_ns) / _NS_PER_S)
-                rows.append([*head, f"released after {freed}", *[""] * 5])
+                rows.append([*head, f"released after {freed}", *[""] * len(names)])
             if not event.loads and not event.released_ns:
                 is_up = event.to_instances > event.from_instances
                 story = "a draining one serves on" if is_up else "taken back"
-                rows.append([*head, story, *[""] * 5])
-        header = ["at", "change", "reason", "how", "planned", "1st byte", "1st layer", "loaded"]
-        return table([*header, "1st token"], rows)
+                rows.append([*head, story, *[""] * len(names)])
+        header = ["at", "change", "reason", "how"]
+        return table([*header, *(name.replace("first", "1st") for name in names)], rows)
 
 
-def phases_s(event: ScaleLine, load: LoadPhases) -> list[float | None]:
-    """Seconds from the decision to the plan, and to a load's first byte, first layer, end and
-    first token (None: not known, or not yet)."""
+PHASES = ("planned", "first byte", "first layer", "loaded", "first token")
+LIVE_PHASES = ("planned", "first byte", "first layer", "first help", "loaded", "first token")
+
+
+def phases_s(event: ScaleLine, load: LoadPhases, names: Sequence[str]) -> list[float | None]:
+    """Seconds from the decision to these phases of LIVE_PHASES (None: not known, or not yet)."""
     times = (
         event.planned_ns,
         load.first_byte_ns,
         load.first_layer_ns,
+        load.first_help_ns,
         load.loaded_ns,
         load.first_token_ns,
     )
-    return [None if ns is None else (ns - event.decided_ns) / _NS_PER_S for ns in times]
+    shown = [at for name, at in zip(LIVE_PHASES, times, strict=True) if name in names]
+    return [None if at is None else (at - event.decided_ns) / _NS_PER_S for at in shown]
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

@@ -18,6 +18,8 @@ from livescale.report.keys import (
     run_keys,
     slo_keys,
 )
+from livescale.report.live_section import live_groups
+from livescale.report.panels import Panel, PanelGroup, Section
 from livescale.report.reported_run import ReportedRun
 from livescale.report.series import (
     Band,
@@ -53,32 +55,6 @@ _KIND_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One SVG with the name above it."""
-
-    svg: str
-    title: str = ""
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PanelGroup:
-    """Panels in one scale that one sentence explains."""
-
-    sentence: str
-    legend: list[KeyItem]
-    panels: list[Panel]
-    in_twos: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    heading: str
-    anchor: str
-    groups: list[PanelGroup]
-
-
 @dataclass(slots=True)
 class Gallery:
     """Makes the sections for these runs, all in the same scales.
@@ -111,6 +87,7 @@ class Gallery:
             Section(
                 "Instances", "instances", [*self._devices(), *self._lanes(), *self._close_up()]
             ),
+            Section("Live scaling", "live", live_groups(self.runs, self._name, self.notes)),
             Section("Latency", "latency", [*self._latencies(), *self._distributions()]),
             Section("Goodput", "goodput", self._goodput()),
             Section("Network", "network", self._network()),
@@ -192,7 +169,12 @@ class Gallery:
             "One lane per worker: an instance loads (it fills as its layers arrive), serves, and"
             " drains. An empty lane is a spare worker."
         )
-        return [PanelGroup(sentence, lane_keys(self._colours), panels)] if panels else []
+        if any(run.live_stories for run in self.runs):
+            sentence += " A live one takes requests while it loads, and runs the layers it has."
+            legend = lane_keys(self._colours, has_live=True)
+        else:
+            legend = lane_keys(self._colours, has_live=False)
+        return [PanelGroup(sentence, legend, panels)] if panels else []
 
     def _close_up(self) -> list[PanelGroup]:
         panels = []

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from livescale.report.lives import Lives
 from livescale.report.reported_run import ReportedRun
-from livescale.slo import RequestTiming
+from livescale.report.timings import due_ns, timing_of
 from livescale.telemetry.host_memory import copies_over_time
 from livescale.telemetry.record import RequestLine, TrafficLine
-from livescale.types import InstanceState, Outcome
+from livescale.types import InstanceState
 
 Floats = NDArray[np.float64]
 Steps = list[tuple[float, float]]
@@ -73,9 +73,9 @@ def request_series(run: ReportedRun) -> RequestSeries:
     to send it, or, where the record does not know, when it arrived."""
     started_ns = run.report.started_ns
     found = [line for line in run.report.lines if isinstance(line, RequestLine)]
-    found = [line for line in found if _due_ns(line) >= started_ns]
-    found.sort(key=lambda line: (_due_ns(line), line.request))
-    timings = [_timing(line) for line in found]
+    found = [line for line in found if due_ns(line) >= started_ns]
+    found.sort(key=lambda line: (due_ns(line), line.request))
+    timings = [timing_of(line) for line in found]
     ttfts = [np.nan if t.ttft_ns is None else t.ttft_ns / _NS_PER_S for t in timings]
     gap_at_s, gap_s = _gaps([t.token_ns for t in timings if t.ok], started_ns)
     return RequestSeries(
@@ -224,24 +224,6 @@ def stacked(of_all: Iterable[Steps], until_s: float) -> tuple[Floats, Floats]:
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _due_ns(line: RequestLine) -> int:
-    if line.scheduled_ns is not None:
-        return line.scheduled_ns
-    return line.queued_ns if line.arrived_ns is None else line.arrived_ns
-
-
-def _timing(line: RequestLine) -> RequestTiming:
-    due_ns = _due_ns(line)
-    return RequestTiming(
-        request=line.request,
-        scheduled_ns=due_ns,
-        sent_ns=due_ns if line.sent_ns is None else line.sent_ns,
-        token_ns=line.token_ns,
-        finished_ns=line.finished_ns,
-        ok=line.outcome is Outcome.FINISHED,
-    )
 
 
 def _gaps(token_ns: Sequence[tuple[int, ...]], started_ns: int) -> tuple[Floats, Floats]:

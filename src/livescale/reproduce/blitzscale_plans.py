@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from livescale.control.multicast.planner import free_uplinks
+from livescale.control.pairing import choose_pairings
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.multicasts import (
     GBIT_BYTES,
@@ -135,16 +136,27 @@ def bandwidth_for_half_a_second(conditions: Conditions) -> Measured:
 
 
 def interference_free_targets(conditions: Conditions) -> Measured:
-    """BlitzScale §5.1, Figure 12: which of two targets can serve while they load, because their
-    NIC sends nothing for the plan: along one chain the tail, along two chains both."""
+    """BlitzScale §5.1, Figure 12: two prefill instances are overloaded, and two new ones help them
+    while they load. Those whose NIC sends nothing for the plan help without interference: along
+    one chain the tail, along two chains both. The controller's own pairings for these plans.
+    """
     topology = single_nodes([100 * GBIT_BYTES] * 4)
     layers = even_layers(_SIZE_8B_BYTES, _LAYERS)
-    one = free_uplinks(plan_of(topology, layers, [0], [2, 3], "chain"))
-    two = free_uplinks(plan_of(topology, layers, [0, 1], [2, 3], "chain"))
-    return Measured(
-        {
-            "one_chain": len(one),
-            "is_tail": float(one == (WorkerRef(3),)),
-            "two_chains": len(two),
+    overloaded = [(1, WorkerRef(0)), (2, WorkerRef(1))]
+    figures = {}
+    for name, sources in (("one", [0]), ("two", [0, 1])):
+        plan = plan_of(topology, layers, sources, [2, 3], "chain")
+        choices = choose_pairings(plan, "zigzag", 0, overloaded)
+        helped = {
+            plan.instances[i][0]: choice.pairing.source
+            for i, choice in enumerate(choices)
+            if choice.pairing is not None and choice.pairing.source is not None
         }
-    )
+        free = free_uplinks(plan)
+        figures[f"{name}_chain{'s' * (len(sources) - 1)}"] = float(len(free))
+        figures[f"helpers_of_{name}"] = float(len(set(helped.values())))
+        if len(free) == 1:
+            # Whoever needs help most gets it from there.
+            figures["is_tail"] = float(helped.get(WorkerRef(3)) == WorkerRef(0))
+            figures["is_tail"] *= float(free == (WorkerRef(3),))
+    return Measured(figures)

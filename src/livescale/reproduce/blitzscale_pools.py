@@ -161,6 +161,22 @@ def replicated_stage(conditions: Conditions) -> Measured:
     return Measured({"requests_per_s": requests / seconds})
 
 
+def saturated_rate(rows: Sequence[TraceRow], config: SimConfig, seed: int) -> float:
+    """Requests per second of the one model while every instance always has some waiting.
+
+    Requests of these lengths are all there at once; the first and the last tenth to end, when
+    instances fill and run dry, do not count. The rate at which a trace's bursts still meet some
+    bound on latency would be lower: that depends on the bursts, this on the pool alone.
+    """
+    (policy,) = config.policies
+    count = _SATURATING * config.workers // policy.spec.tp_size
+    load = [msgspec.structs.replace(rows[i % len(rows)], arrival_ns=0) for i in range(count)]
+    run = run_pool(config, {policy.spec.name: load}, lead_ns(config), seed)
+    ends = sorted(line.finished_ns for line in run.result.requests)
+    first, last = count // 10, count * 9 // 10
+    return (last - first) * NS_PER_S / (ends[last] - ends[first])
+
+
 # -- helpers --------------------------------------------------------------------------------------
 
 
@@ -173,25 +189,10 @@ def _half_load(conditions: Conditions) -> _HalfLoad:
     """BurstGPT at half of the capacity of all instances together."""
     config = _config("fixed-full")
     rows, _ = fit_rows(conditions.trace(_BURST_TRACE), tokens_max(config, _MODEL))
-    capacity = _saturated_rate(rows, config, conditions.seed)
+    capacity = saturated_rate(rows, config, conditions.seed)
     rate = summary(rows).requests_per_s_mean
     assert rate is not None, "the trace lasts"
     return _HalfLoad(tuple(upscale(rows, capacity / 2 / rate, conditions.seed)), capacity)
-
-
-def _saturated_rate(rows: Sequence[TraceRow], config: SimConfig, seed: int) -> float:
-    """Requests per second while every instance always has some waiting.
-
-    Requests of these lengths are all there at once; the first and the last tenth to end, when
-    instances fill and run dry, do not count. The rate at which a trace's bursts still meet some
-    bound on latency would be lower: that depends on the bursts, this on the pool alone.
-    """
-    count = _SATURATING * config.workers
-    load = [msgspec.structs.replace(rows[i % len(rows)], arrival_ns=0) for i in range(count)]
-    run = run_pool(config, {_MODEL: load}, lead_ns(config), seed)
-    ends = sorted(line.finished_ns for line in run.result.requests)
-    first, last = count // 10, count * 9 // 10
-    return (last - first) * NS_PER_S / (ends[last] - ends[first])
 
 
 @functools.lru_cache(maxsize=8)

@@ -82,6 +82,8 @@ class ModelArrival:
 
     def start(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
         """Begin. A `directory` is needed where a feed comes from storage."""
+        if self.order.present_layers:
+            self.first_byte()
         for layer in self.order.present_layers:
             self._listener.layer_arrived(layer)
         self._make_way(feeds, directory)

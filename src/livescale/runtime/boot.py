@@ -84,6 +84,7 @@ class WorkerBoot(Value, frozen=True, tag=True):
     stall_ms: int = 2000
     storage_bytes_per_s: int | None = None
     live: LiveLimits = LiveLimits()
+    resident_bytes: int = 0
 
 
 class AgentBoot(Value, frozen=True, tag=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from livescale.batching.live_batch import LiveLimits
 from livescale.config import ROOFLINE_PREFIX, ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.control.multicast.planner import STRATEGIES
@@ -34,9 +35,11 @@ from livescale.runtime.regions import ALIGNMENT_BYTES
 from livescale.runtime.site import HostSeat, Site
 from livescale.runtime.wire import CatalogEntry
 from livescale.settings import ConfigError, parse_schedule
+from livescale.slo import SloAbsolute, parse_slo
 
 _MS_NS = 1_000_000
 _S_NS = 1_000_000_000
+_LIVE_OVER_NS = 100 * _MS_NS
 
 
 def prepare_models(config: PoolConfig) -> tuple[CatalogEntry, ...]:
@@ -153,6 +156,9 @@ def controller_config(
         scaling=_scaling(config),
         multicast=config.multicast,
         placement=_placement(config),
+        live_order=config.live_order,
+        live_over_ns=live_over_ns(config),
+        live_ahead_max=config.live_ahead_max,
         chunk_bytes=config.chunk_bytes,
         leaves=site.leaves,
         group_bytes_per_s=site.group_bytes_per_s,
@@ -177,6 +183,23 @@ def model_policy(config: PoolConfig, model: ModelConfig, entry: CatalogEntry) ->
         schedule=parse_schedule(model.schedule),
         idle_ns=model.idle_s * _S_NS,
     )
+
+
+def live_limits(config: PoolConfig) -> LiveLimits:
+    """What bounds live work on an instance: a batch is what it would compute at once."""
+    return LiveLimits(
+        batches_max=config.live_batches_max,
+        batch_tokens_max=config.run_tokens_max,
+        gap_ns=(config.live_gap_ms or 0) * _MS_NS,
+    )
+
+
+def live_over_ns(config: PoolConfig) -> int:
+    """Loads that should take no longer are waited for."""
+    if config.live_over_ms is not None:
+        return config.live_over_ms * _MS_NS
+    slo = parse_slo(config.slo)
+    return slo.ttft_ns // 4 if isinstance(slo, SloAbsolute) else _LIVE_OVER_NS
 
 
 def _scaling(config: PoolConfig) -> ScalingPolicy:

@@ -47,14 +47,17 @@ class ControllerLink:
         hello: Callable[[], Sequence[WorkerHello | AgentHello | WorkerEvent]],
         obey: Callable[[Order | Examine], None],
         refused: Callable[[str], None],
+        gone: Callable[[WorkerRef], None] = lambda _: None,
     ) -> None:
         """`hello` says who this is and what it holds: a restarted controller builds its state
-        from that. `refused` is called when the controller will not talk to this incarnation."""
+        from that. `refused` is called when the controller will not talk to this incarnation,
+        `gone` with members that the controller lost, whatever their connections seem to be."""
         self._address = controller
         self._acquaintances = acquaintances
         self._hello = hello
         self._obey = obey
         self._refused = refused
+        self._gone = gone
         self._wire: Wire[ToWorker] | None = None
 
     def send(self, event: WorkerEvent | AgentEvent | Examined) -> None:
@@ -83,8 +86,14 @@ class ControllerLink:
             await asyncio.sleep(pause_s)
 
     async def _listen(self, wire: Wire[ToWorker]) -> None:
+        # Of this life of the controller: a new one learns of them one by one.
+        living: set[WorkerRef] = set()
         async for message in wire:
             if isinstance(message, Holders):
+                refs = {holder.ref for holder in message.holders}
+                for member in sorted(living - refs):
+                    self._gone(member)
+                living = refs
                 # Before the next order is read, which may name one of them.
                 await asyncio.to_thread(self._acquaintances.meet, message)
                 if not self._acquaintances.has_probed:

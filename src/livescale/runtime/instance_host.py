@@ -2,98 +2,55 @@
 
 Everything here happens on one thread, the worker's main thread. Other threads (sockets, transfers)
 hand in work with `post`; results leave through an Reporter. An instance is three verbs:
-`batcher.next_run()` -> `executor.run(run)` -> `batcher.commit(run, token_ids)`.
+`live.next_run()` -> `executor.run(run, rows)` -> `live.commit(run, token_ids)`. With a pairing it
+takes requests and runs layers as they arrive; who helps whom is agreed in `live_partners.py`.
 """
 
 from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.reports import REPORT_GAP_NS, ReportPace, load_report
-from livescale.batching.run import Emission, SequenceSpec
-from livescale.chunks import Feed
+from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.reports import REPORT_GAP_NS, ReportPace
+from livescale.batching.run import Run
 from livescale.engine.errors import ModelError
 from livescale.engine.run_result import InstanceExecutor
 from livescale.messages.commands import AmendLoad, Release, StartLoad
 from livescale.messages.events import (
+    BatchTaken,
     CapacityMeasured,
     FeedFailed,
     InstanceReport,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
     Released,
-    RequestEnded,
 )
 from livescale.runtime.arrival import ArrivalOrder, ModelArrival
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.examination import held_copy
+from livescale.runtime.given_model import GivenModel
+from livescale.runtime.hosted_attempts import HostedAttempts, Reporter
+from livescale.runtime.live_partners import HandedBatch, LivePartners
+from livescale.runtime.residents import ArenaResidents
 from livescale.runtime.wire import (
-    AttemptFailed,
     Examine,
     Examined,
     HeldCopy,
     Order,
-    Submit,
-    Token,
-    Tokens,
-    WorkerEvent,
 )
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import (
-    InstanceId,
-    Manifest,
-    Outcome,
-    RequestId,
-    TokenLogprobs,
-    WorkerRef,
-)
+from livescale.types import Manifest, WorkerRef
 
 # Long enough that a Run's fixed cost does not count, short enough to be over in a moment.
 _MEASURED_TOKENS = 256
-
-
-class Reporter(Protocol):
-    """Where an instance's words go. Both calls may come from any thread and never block."""
-
-    def to_controller(self, event: WorkerEvent | Examined) -> None: ...
-
-    def to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None: ...
-
-
-@dataclass(slots=True)
-class _Assignment:
-    """The model that this worker has been given.
-
-    Layers arrive in any order; those of the watermark are materialized.
-    """
-
-    order: StartLoad
-    manifest: Manifest
-    arrival: ModelArrival
-    batcher: Batcher
-    feeds: tuple[Feed, ...]
-    #: what was said of feeds that have not been replaced: a new controller must hear it, too
-    troubles: list[FeedFailed] = field(default_factory=list)
-    arrived: dict[int, None] = field(default_factory=dict)
-    watermark: int = 0
-    is_loaded: bool = False
-
-    @property
-    def instance(self) -> InstanceId:
-        return self.order.instance
-
-    @property
-    def attempt(self) -> int:
-        return self.order.attempt
 
 
 class InstanceHost:
@@ -110,20 +67,31 @@ class InstanceHost:
         self._boot = boot
         self._arena = arena
         self._executor = executor
+        self._residents = ArenaResidents(arena, boot.resident_bytes)
         self._data_plane = data_plane
         self._reporter = reporter
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._assigned: _Assignment | None = None
-        #: which gateway asked for which request
-        self._gateway_of: dict[RequestId, str] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._assigned: GivenModel | None = None
+        #: what the gateways ask for; to be used on the main thread only
+        self.attempts = HostedAttempts(boot.worker, reporter, boot.live.answer_ns)
+        self._partners = LivePartners(
+            *(data_plane, executor, self.attempts),
+            patience_s=boot.live.answer_ns / 1e9,
+            post=self.post,
+            tell_handed=self._handed,
+        )
+        #: nothing could be run when it was last tried
+        self._is_idle = True
         self._pace = ReportPace(REPORT_GAP_NS)
+        #: when progress that was not worth a report is
+        self._report_due_ns: int | None = None
         #: read by the socket thread when a controller asks anew; replaced, never changed
         self.report: InstanceReport | None = None
         self.capacity: CapacityMeasured | None = None
 
     # -- from other threads ---------------------------------------------------------------------
 
-    def post(self, work: Callable[[], None]) -> None:
+    def post(self, work: Callable[[], object]) -> None:
         """Let the main thread do this between two Runs."""
         self._inbox.put(work)
 
@@ -137,21 +105,15 @@ class InstanceHost:
         """Work until `stop`. An error of the executor ends the worker: its state is unknown."""
         while self._take_in():
             assigned = self._assigned
-            if assigned is None or not assigned.is_loaded:
-                continue
-            run = assigned.batcher.next_run()
-            if run is not None:
-                result = self._executor.run(run)
-                emissions = assigned.batcher.commit(run, result.token_ids)
-                self._send_tokens(emissions, result.logprobs)
-            self._report_load()
+            self._is_idle = True
+            if assigned is not None and assigned.takes_requests:
+                self._work(assigned)
+        self._partners.close()
 
     def _take_in(self) -> bool:
         """Do everything that waits; sleep while there is nothing to run. False to stop."""
-        assigned = self._assigned
-        is_busy = assigned is not None and assigned.is_loaded and assigned.batcher.has_work
         try:
-            work = self._inbox.get(block=not is_busy)
+            work = self._inbox.get(self._is_idle, self._patience_s())
             while True:
                 if work is None:
                     return False
@@ -159,6 +121,39 @@ class InstanceHost:
                 work = self._inbox.get_nowait()
         except queue.Empty:
             return True
+
+    def _patience_s(self) -> float | None:
+        """How long it may sleep before a partner's answer is late, or a report due."""
+        if self._assigned is None:
+            return None
+        times_ns = (self._assigned.live.deadline_ns(), self._report_due_ns)
+        first_ns = min((at_ns for at_ns in times_ns if at_ns is not None), default=None)
+        return None if first_ns is None else max(0, first_ns - time.monotonic_ns()) / 1e9
+
+    def _work(self, assigned: GivenModel) -> None:
+        """One Run, if there is one; partners hear what it means for them as soon as it begins."""
+        self._partners.talk()
+        run = assigned.live.next_run()
+        if run is not None:
+            self._is_idle = False
+            self._partners.talk()
+            self._execute(assigned, run)
+        self._report_load(assigned)
+
+    def _execute(self, assigned: GivenModel, run: Run) -> None:
+        live = assigned.live
+        key = live.key_of(run)
+        begin_ns = time.monotonic_ns()
+        result = self._executor.run(run, self._partners.take_rows(key, run))
+        elapsed_ns = time.monotonic_ns() - begin_ns
+        emissions = live.commit(run, result.token_ids)
+        live.ran(run, elapsed_ns)
+        if key is not None:
+            self._partners.keep_rows(key, result.hidden)
+            assigned.ran_live(run)
+        self.attempts.emitted(emissions, result.logprobs)
+        if assigned.owes_capacity and assigned.is_loaded:
+            self._tell_capacity(assigned, live.prefill_tokens_per_s())
 
     # -- orders of the controller (main thread) -------------------------------------------------
 
@@ -168,9 +163,13 @@ class InstanceHost:
         assert isinstance(command, StartLoad)
         assert manifest is not None
         assert self._assigned is None, f"{self!r} is given {command.model}"
-        arrival = self._arrival(command, manifest)
         try:
             self._arena.check_fits(manifest)
+        except ValueError as error:
+            self._fail_load(command, str(error))
+            return
+        arrival = self._arrival(command, manifest)
+        try:
             # First, so that bytes flow while the modules are built.
             arrival.start(command.feeds, order.directory)
             self._executor.assign(manifest, self._arena.view(0, manifest.size_bytes))
@@ -187,9 +186,16 @@ class InstanceHost:
             oldest_prompt_percent=self._boot.oldest_prompt_percent,
             growth_tokens=self._boot.growth_tokens,
         )
-        batcher = Batcher(config, manifest.span)
-        self._assigned = _Assignment(command, manifest, arrival, batcher, command.feeds)
+        batcher, pairing = Batcher(config, manifest.span), command.pairing
+        live = LiveBatcher(batcher, command.instance, self._boot.live, pairing)
+        self.attempts.open(command.instance, live)
+        self._partners.open(live, manifest, pairing.source if pairing is not None else None)
+        self._assigned = GivenModel(command, manifest, arrival, live, command.feeds)
+        self._assigned.owes_capacity = command.measure_capacity
         self._update_report()
+        if pairing is not None:
+            started = LiveStarted(command.instance, command.attempt, command.rank)
+            self._reporter.to_controller(started)
 
     def _arrival(self, command: StartLoad, manifest: Manifest) -> ModelArrival:
         # A model's plan may be tried again: an instance is given to a worker once.
@@ -199,8 +205,9 @@ class InstanceHost:
             manifest=manifest,
             chunk_bytes=command.chunk_bytes,
             storage_bytes_per_s=self._boot.storage_bytes_per_s,
+            present_layers=self._residents.restore(manifest),
         )
-        memory = self._arena.view(0, min(manifest.size_bytes, self._arena.size_bytes))
+        memory = self._arena.view(0, manifest.size_bytes)
         return ModelArrival(order, memory, self._data_plane, _Receiving(self, command))
 
     def amend(self, order: Order) -> None:
@@ -229,9 +236,17 @@ class InstanceHost:
         while assigned.watermark in assigned.arrived:
             self._executor.materialize(assigned.watermark)
             assigned.watermark += 1
+        assigned.live.layers_arrived(assigned.watermark)
         self._update_report()
         self._reporter.to_controller(
-            LayerArrived(command.instance, command.attempt, assigned.watermark, command.rank, layer)
+            LayerArrived(
+                command.instance,
+                command.attempt,
+                assigned.watermark,
+                command.rank,
+                layer,
+                assigned.live_layers,
+            )
         )
 
     def feed_failed(
@@ -258,7 +273,7 @@ class InstanceHost:
         assigned = self._assigned
         assert assigned is not None
         assert assigned.watermark == len(assigned.manifest.layers)
-        if command.measure_capacity:
+        if assigned.owes_capacity:
             self._measure(assigned)
         assigned.is_loaded = True
         self._update_report()
@@ -277,20 +292,30 @@ class InstanceHost:
             LoadFailed(command.instance, command.attempt, reason, command.rank)
         )
 
-    def _measure(self, assigned: _Assignment) -> None:
+    def _measure(self, assigned: GivenModel) -> None:
+        if assigned.order.pairing is not None:
+            # Its KV blocks are in use: what its own Runs took must do, if there was one.
+            self._tell_capacity(assigned, assigned.live.prefill_tokens_per_s())
+            return
         tokens = min(_MEASURED_TOKENS, self._boot.run_tokens_max)
+        rate = self._executor.prefill_tokens_per_s(assigned.manifest.span, tokens)
+        self._tell_capacity(assigned, rate)
+
+    def _tell_capacity(self, assigned: GivenModel, rate: int | None) -> None:
+        if rate is None:
+            return
+        assigned.owes_capacity = False
         self.capacity = CapacityMeasured(
             kind=self._boot.device.kind,
             model=assigned.manifest.model,
-            prefill_tokens_per_s=self._executor.prefill_tokens_per_s(
-                assigned.manifest.span, tokens
-            ),
+            prefill_tokens_per_s=rate,
             kv_blocks=self._executor.kv_blocks,
         )
         self._reporter.to_controller(self.capacity)
 
     def release(self, order: Order) -> None:
-        """Forget the model; ends in Released. A load under way ends in LoadFailed first.
+        """Forget the model; ends in Released. A load under way ends in LoadFailed first, and the
+        requests that a live one has go back.
 
         There may be nothing to forget: the load failed while the order was on its way.
         """
@@ -298,10 +323,11 @@ class InstanceHost:
         assert isinstance(command, Release)
         assigned = self._assigned
         if assigned is not None and assigned.instance == command.instance:
-            assert not assigned.batcher.has_work, f"{self!r} is released with requests"
             was_loaded = assigned.is_loaded
             self._clear()
-            if not was_loaded:
+            if was_loaded:
+                self._residents.keep(assigned.manifest)
+            else:
                 self._fail_load(assigned.order, "released")
         self._reporter.to_controller(Released(command.instance, command.attempt, command.rank))
 
@@ -315,98 +341,66 @@ class InstanceHost:
         self._reporter.to_controller(Examined(asked.call, self._boot.worker, copies))
 
     def _clear(self) -> None:
-        """Nobody writes into the arena or reads from it when this returns."""
+        """Nobody writes into the arena or reads from it when this returns; requests that are here
+        wait again elsewhere."""
         assert self._assigned is not None
+        self._partners.talk()
+        self.attempts.close()
+        self._partners.close_instance()
         self._assigned.arrival.stop()
         self._executor.release()
         self._assigned = None
         self._pace.forget()
         self._update_report()
 
-    # -- requests of the gateways (main thread) -------------------------------------------------
+    # -- partners of a live pair (main thread) --------------------------------------------------
 
-    def submit(self, gateway: str, message: Submit) -> None:
-        """Queue an attempt on the instance, or say why not."""
-        assigned = self._assigned
-        spec = SequenceSpec(
-            message.request,
-            message.attempt,
-            message.prompt_ids,
-            message.sampling,
-            message.generated_ids,
+    def peer_lost(self, peer: WorkerRef) -> None:
+        """The worker is gone."""
+        self._partners.lost(peer)
+
+    def _handed(self, news: HandedBatch) -> None:
+        """The requests of a batch are this worker's: both who read its tokens and the controller
+        hear of it before any of them."""
+        assigned, taken = self._assigned, news.taken
+        assert assigned is not None
+        assigned.handovers += 1
+        wanted = []
+        for spec, gateway in zip(taken.requests, news.gateways, strict=True):
+            if gateway:
+                wanted.append((spec.request, spec.attempt))
+                self.attempts.taken(spec.request, spec.attempt, gateway)
+            else:
+                assigned.live.cancel(spec.request, spec.attempt)
+        self._reporter.to_controller(
+            BatchTaken(
+                instance=assigned.instance,
+                attempt=assigned.attempt,
+                worker=self._boot.worker,
+                target=taken.key.target,
+                requests=tuple(wanted),
+                next_layer=news.next_layer,
+                tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in taken.requests),
+                row_bytes=news.row_bytes,
+                pull_ns=taken.pull_ns,
+            )
         )
-        try:
-            if assigned is None or assigned.instance != message.instance:
-                raise ValueError(f"instance {message.instance} is not on {self!r}")
-            assigned.batcher.add(spec)
-        except ValueError as error:
-            failed = AttemptFailed(message.request, message.attempt, str(error))
-            self._reporter.to_gateway(gateway, failed)
-            self._reporter.to_controller(
-                RequestEnded(message.request, message.attempt, Outcome.FAILED)
-            )
-        else:
-            self._gateway_of[message.request] = gateway
-
-    def cancel(self, request: RequestId, attempt: int) -> None:
-        """Free the attempt's KV at once."""
-        assigned = self._assigned
-        if assigned is not None and assigned.batcher.cancel(request, attempt):
-            self._gateway_of.pop(request, None)
-            self._reporter.to_controller(RequestEnded(request, attempt, Outcome.CANCELLED))
-
-    def gateway_gone(self, gateway: str) -> None:
-        """Nobody reads what this gateway asked for."""
-        if self._assigned is None:
-            return
-        for request, attempt in self._assigned.batcher.requests():
-            if self._gateway_of.get(request) == gateway:
-                self.cancel(request, attempt)
-
-    def _send_tokens(
-        self, emissions: list[Emission], logprobs: Mapping[RequestId, TokenLogprobs]
-    ) -> None:
-        by_gateway: dict[str, list[Token]] = {}
-        for e in emissions:
-            gateway = self._gateway_of[e.request]
-            token = Token(
-                *(e.request, e.attempt, e.index, e.token_id, e.finish_reason),
-                logprobs.get(e.request),
-            )
-            by_gateway.setdefault(gateway, []).append(token)
-        for gateway, tokens in by_gateway.items():
-            self._reporter.to_gateway(gateway, Tokens(tuple(tokens)))
-        for e in emissions:
-            if e.finish_reason is not None:
-                del self._gateway_of[e.request]
-                self._reporter.to_controller(
-                    RequestEnded(e.request, e.attempt, Outcome.FINISHED, e.index + 1)
-                )
 
     # -- reports --------------------------------------------------------------------------------
 
     def _update_report(self) -> None:
-        a = self._assigned
-        self.report = None
-        if a is not None:
-            self.report = InstanceReport(
-                instance=a.instance,
-                model=a.manifest.model,
-                attempt=a.attempt,
-                watermark=a.watermark,
-                is_loaded=a.is_loaded,
-                rank=a.order.rank,
-                plan=a.order.plan,
-                feeds=a.feeds,
-            )
+        self.report = self._assigned.report() if self._assigned is not None else None
 
-    def _report_load(self) -> None:
+    def _report_load(self, assigned: GivenModel) -> None:
         """Tell the controller when the load changed."""
-        assigned = self._assigned
-        assert assigned is not None
-        report = load_report(assigned.instance, assigned.attempt, assigned.batcher)
-        if self._pace.is_due(time.monotonic_ns(), report):
+        now_ns = time.monotonic_ns()
+        report = assigned.load_report(self._partners.received_bytes)
+        is_due = self._pace.is_due(now_ns, report)
+        if is_due:
             self._reporter.to_controller(report)
+        # The end of a reservation looks like progress, and may be the last thing that happens.
+        has_more = not is_due and now_ns < self._pace.progress_due_ns
+        self._report_due_ns = self._pace.progress_due_ns if has_more else None
 
     def report_again(self) -> None:
         """A new controller knows nothing: the next report goes out even if nothing changed."""

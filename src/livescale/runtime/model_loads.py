@@ -12,7 +12,8 @@ from livescale.messages.events import InstanceReported
 from livescale.runtime.wire import ModelLoad
 from livescale.types import InstanceId
 
-_Counts = tuple[int, int, int]
+_Counts = tuple[int, int, int, int, int]
+_NOTHING: _Counts = (0, 0, 0, 0, 0)
 
 
 class ModelLoads:
@@ -25,7 +26,7 @@ class ModelLoads:
     def __init__(
         self, models: Iterable[str], now_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self._totals: dict[str, _Counts] = dict.fromkeys(models, (0, 0, 0))
+        self._totals: dict[str, _Counts] = dict.fromkeys(models, _NOTHING)
         #: what each instance counted so far, by its last report
         self._seen: dict[InstanceId, _Counts] = {}
         self._now_ns = now_ns
@@ -39,12 +40,10 @@ class ModelLoads:
         instance = instances.get(report.instance)
         if instance is None or instance.attempt != report.attempt:
             return
-        counts = (report.preemptions, report.prefix_lookup_tokens, report.reused_tokens)
-        known = self._seen.get(report.instance, (0, 0, 0))
-        self._totals[instance.model] = _sum(
-            self._totals.get(instance.model, (0, 0, 0)),
-            *(max(0, count - before) for count, before in zip(counts, known, strict=True)),
-        )
+        counts = _counts(report)
+        known = self._seen.get(report.instance, _NOTHING)
+        total = self._totals.get(instance.model, _NOTHING)
+        self._totals[instance.model] = _grown(total, counts, known)
         self._seen[report.instance] = counts
 
     def shown(self, instances: Mapping[InstanceId, Instance]) -> dict[str, ModelLoad]:
@@ -55,13 +54,13 @@ class ModelLoads:
         self._pass_time(instances)
         self._seen = {number: seen for number, seen in self._seen.items() if number in instances}
         for instance in instances.values():
-            self._totals.setdefault(instance.model, (0, 0, 0))
+            self._totals.setdefault(instance.model, _NOTHING)
         blocks = dict.fromkeys(self._totals, (0, 0))
         for instance in instances.values():
             used, total = blocks[instance.model]
             blocks[instance.model] = (used + instance.kv_blocks_used, total + instance.kv_blocks)
         return {
-            model: ModelLoad(*blocks[model], *counts, self._device_ns.get(model, 0))
+            model: ModelLoad(*blocks[model], *counts, device_ns=self._device_ns.get(model, 0))
             for model, counts in self._totals.items()
         }
 
@@ -83,5 +82,21 @@ class ModelLoads:
             self._devices[instance.model] = held + len(instance.workers)
 
 
-def _sum(total: _Counts, preemptions: int, looked_up: int, reused: int) -> _Counts:
-    return (total[0] + preemptions, total[1] + looked_up, total[2] + reused)
+def _counts(report: InstanceReported) -> _Counts:
+    """In the order in which ModelLoad has them."""
+    return (
+        report.preemptions,
+        report.prefix_lookup_tokens,
+        report.reused_tokens,
+        report.handovers,
+        report.handover_bytes,
+    )
+
+
+def _grown(total: _Counts, counts: _Counts, known: _Counts) -> _Counts:
+    """The total with what is new in an instance's counts, of which `known` was there before."""
+    a, b, c, d, e = (
+        old + max(0, count - before)
+        for old, count, before in zip(total, counts, known, strict=True)
+    )
+    return a, b, c, d, e

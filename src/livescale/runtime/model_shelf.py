@@ -126,4 +126,6 @@ def _readings_of(state: ModelStatus, load: ModelLoad) -> list[Reading]:
         Reading("num_preemptions_total", load.preemptions, label),
         Reading("prefix_cache_queries_total", load.prefix_lookup_tokens, label),
         Reading("prefix_cache_hits_total", load.reused_tokens, label),
+        Reading("handovers_total", load.handovers, label),
+        Reading("handover_bytes_total", load.handover_bytes, label),
     ]

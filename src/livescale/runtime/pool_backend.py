@@ -2,7 +2,9 @@
 
 A transcript (`transcripts.py`) keeps prompt and generated tokens until the request is over, so
 that another worker can go on where one died, and so that a restarted controller can be told what
-is under way. Each token index is accepted once, from the current attempt only.
+is under way. Each token index is accepted once, from the current attempt only, and only from the
+worker that owns it: attempts may move from a loading worker to another one, who says so
+(AttemptTaken) before its first token. Whoever else runs one is told to forget it (Disown).
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.model_shelf import ModelShelf
-from livescale.runtime.transcripts import Transcript, Transcripts
+from livescale.runtime.transcripts import StopWords, Transcript, Transcripts
 from livescale.runtime.wire import (
     AddModel,
     AttemptFailed,
+    AttemptReturned,
+    AttemptTaken,
     Cancel,
     Catalog,
+    Disown,
     FromTokenServer,
     GatewayHello,
     ModelAnswer,
@@ -108,6 +113,7 @@ class PoolBackend:
         self._readers: dict[WorkerRef, asyncio.Task[None]] = {}
         #: dispatches to workers whose connection is still being made
         self._unsent: dict[WorkerRef, list[Submit]] = {}
+        self._stop_words = StopWords()
         #: administrators' questions that the controller has not answered yet
         self._asked: dict[str, asyncio.Future[ModelAnswer]] = {}
         self._calls = itertools.count(1)
@@ -162,9 +168,8 @@ class PoolBackend:
         request = transcript.asked.request
         if self._transcripts.get(request) is not transcript:
             return
-        wire = self._workers.get(transcript.worker) if transcript.worker else None
-        if wire is not None:
-            wire.send(Cancel(request, transcript.attempt))
+        if transcript.worker is not None:
+            self._stop(transcript.worker, Cancel(request, transcript.attempt))
         self._tell_controller(RequestCancelled(request))
         self._finish(transcript, outcome)
 
@@ -281,6 +286,9 @@ class PoolBackend:
             ended = RequestEnded(command.request, command.attempt, Outcome.CANCELLED)
             self._tell_controller(ended)
             return
+        if transcript.worker not in (None, command.worker):
+            # It took the last attempt over when the controller had given that up.
+            self._stop(transcript.worker, Disown(command.request, transcript.attempt))
         transcript.attempt = command.attempt
         if command.worker not in self._readers:
             # The controller knows too: it told us of this worker's end before the dispatch.
@@ -337,13 +345,24 @@ class PoolBackend:
             async for message in wire:
                 if isinstance(message, Tokens):
                     for token in message.tokens:
-                        self._take(token)
-                elif isinstance(message, AttemptFailed):
-                    self._attempt_failed(message)
+                        self._take(worker, token)
+                elif isinstance(message, AttemptTaken):
+                    self._attempt_taken(worker, message)
+                elif isinstance(message, AttemptReturned):
+                    self._attempt_returned(worker, message)
+                else:
+                    self._attempt_failed(worker, message)
             del self._workers[worker]
         del self._readers[worker]
         self._unsent.pop(worker, None)
         self._worker_gone(worker)
+
+    def _stop(self, worker: WorkerRef, message: Cancel | Disown) -> None:
+        """Tell the worker, unless it was. One without a wire has lost, or never got, what this is
+        about."""
+        wire = self._workers.get(worker)
+        if wire is not None and self._stop_words.is_new(worker, message.request, message.attempt):
+            wire.send(message)
 
     def _send_unsent(self, worker: WorkerRef, wire: Wire[FromTokenServer]) -> None:
         for submit in self._unsent.pop(worker, []):
@@ -353,12 +372,24 @@ class PoolBackend:
                 ended = RequestEnded(submit.request, submit.attempt, Outcome.CANCELLED)
                 self._tell_controller(ended)
 
-    def _take(self, token: Token) -> None:
-        """Accept a token if it is the next one of the current attempt."""
-        transcript = self._transcripts.get(token.request)
-        if transcript is None or token.attempt != transcript.attempt:
+    def _take(self, worker: WorkerRef, token: Token) -> None:
+        """Accept a token if it is the next one of the current attempt, from its owner. A new owner
+        may repeat what the last one had sent."""
+        request, attempt = token.request, token.attempt
+        transcript = self._transcripts.get(request)
+        if transcript is None:
+            self._stop(worker, Cancel(request, attempt))
             return
-        if token.index != len(transcript.generated):
+        if not transcript.is_run_by(worker, attempt):
+            self._stop(worker, Disown(request, attempt))
+            return
+        known = len(transcript.generated)
+        if token.index > known or (token.index < known and token.finish_reason is not None):
+            # What leads from here to there was the last owner's, or went elsewhere.
+            self._stop(worker, Disown(request, attempt))
+            self._return(transcript, is_told=False)
+            return
+        if token.index < known:
             return
         transcript.generated.append(token.token_id)
         transcript.token_ns.append(time.monotonic_ns())
@@ -368,9 +399,38 @@ class PoolBackend:
         if token.finish_reason is not None:
             self._finish(transcript, Outcome.FINISHED)
 
-    def _attempt_failed(self, message: AttemptFailed) -> None:
+    def _attempt_taken(self, worker: WorkerRef, message: AttemptTaken) -> None:
+        """The worker owns the attempt from now on, if that is the current one."""
+        request, attempt = message.request, message.attempt
+        # It may have been told to stop before it took over.
+        self._stop_words.forget(worker, request, attempt)
+        transcript = self._transcripts.get(request)
+        if transcript is None:
+            self._stop(worker, Cancel(request, attempt))
+        elif attempt != transcript.attempt:
+            self._stop(worker, Disown(request, attempt))
+        else:
+            self._transcripts.place(transcript, worker, is_dispatched=False)
+
+    def _attempt_returned(self, worker: WorkerRef, message: AttemptReturned) -> None:
         transcript = self._transcripts.get(message.request)
-        if transcript is not None and transcript.attempt == message.attempt:
+        if transcript is not None and transcript.is_run_by(worker, message.attempt):
+            # The worker may have told this to the controller's earlier life only.
+            self._return(transcript, is_told=not transcript.is_announced_again)
+
+    def _return(self, transcript: Transcript, *, is_told: bool) -> None:
+        """The request waits again, as one whose worker is lost. `is_told`: the controller hears of
+        it from the worker."""
+        self._transcripts.wait_again(transcript)
+        if not is_told:
+            request = transcript.asked.request
+            ended = RequestEnded(request, transcript.attempt, Outcome.RETURNED)
+            self._tell_controller(ended)
+        self._announce(transcript)
+
+    def _attempt_failed(self, worker: WorkerRef, message: AttemptFailed) -> None:
+        transcript = self._transcripts.get(message.request)
+        if transcript is not None and transcript.is_run_by(worker, message.attempt):
             self._finish(transcript, Outcome.FAILED, GenerationFailed(message.reason))
 
     def _worker_gone(self, worker: WorkerRef) -> None:

@@ -52,4 +52,4 @@ class ArenaResidents:
 def _name(manifest: Manifest) -> str:
     """Names the bytes: fine-tunes of one model share its manifest's id."""
     checksums = "".join(entry.checksum for entry in manifest.layers)
-    return f"{manifest.id}-{xxhash.xxh3_64_hexdigest(checksums)}"
+    return f"{manifest.id}-{xxhash.xxh3_64_hexdigest(checksums.encode())}"

@@ -26,6 +26,7 @@ from livescale.runtime.boot import (
 from livescale.runtime.catalog import (
     controller_config,
     latency,
+    live_limits,
     model_policy,
     prepare_models,
     with_host_memory,
@@ -290,6 +291,8 @@ class Pool:
                 carrier=self.config.carrier,
                 stall_ms=self.config.stall_ms,
                 storage_bytes_per_s=host.host.storage_bytes_per_s,
+                live=live_limits(self.config),
+                resident_bytes=self.config.resident_bytes,
             )
 
         return boot

@@ -48,6 +48,10 @@ class Transcript:
     #: runs while it waits: what happens when that takes too long
     deadline: asyncio.TimerHandle | None = None
 
+    def is_run_by(self, worker: WorkerRef, attempt: int) -> bool:
+        """This is the current attempt, and that worker owns it."""
+        return (worker, attempt) == (self.worker, self.attempt)
+
     def line(self, outcome: Outcome, error: str | None, slo: SloAbsolute | None) -> RequestLine:
         """Its line for the run record, now that it is over."""
         asked, finished_ns = self.asked, time.monotonic_ns()
@@ -77,6 +81,28 @@ class Transcript:
             slo_met=slo.is_met(timing) if slo is not None else None,
             error=error,
         )
+
+
+class StopWords:
+    """Who was told to stop which attempt: once is enough. The oldest are forgotten."""
+
+    def __init__(self, remembered_max: int = 4096) -> None:
+        self._remembered_max = remembered_max
+        self._told: dict[tuple[WorkerRef, RequestId, int], None] = {}
+
+    def is_new(self, worker: WorkerRef, request: RequestId, attempt: int) -> bool:
+        """It was not told yet; from now on it was."""
+        key = (worker, request, attempt)
+        if key in self._told:
+            return False
+        if len(self._told) >= self._remembered_max:
+            del self._told[next(iter(self._told))]
+        self._told[key] = None
+        return True
+
+    def forget(self, worker: WorkerRef, request: RequestId, attempt: int) -> None:
+        """What it does from now on is something else."""
+        self._told.pop((worker, request, attempt), None)
 
 
 class Transcripts:
@@ -139,17 +165,21 @@ class Transcripts:
             self._start_deadline(transcript)
         return opened
 
-    def place(self, transcript: Transcript, worker: WorkerRef) -> None:
-        """The worker runs the request; it waits no longer."""
+    def place(
+        self, transcript: Transcript, worker: WorkerRef, *, is_dispatched: bool = True
+    ) -> None:
+        """The worker runs the request; it waits no longer. Not `is_dispatched`: it took the
+        attempt over from another one."""
         asked, now_ns = transcript.asked, time.monotonic_ns()
         self._stop_deadline(transcript)
         if transcript.worker is None:
             self._lines[asked.model].move_on(len(asked.prompt_ids), now_ns / 1e9)
             self._running[asked.model] += 1
         transcript.worker = transcript.last_worker = worker
-        transcript.dispatched_ns = now_ns
         if transcript.first_dispatched_ns is None:
             transcript.first_dispatched_ns = now_ns
+        if is_dispatched:
+            transcript.dispatched_ns = now_ns
 
     def wait_again(self, transcript: Transcript) -> None:
         """Nobody runs the request (any more)."""

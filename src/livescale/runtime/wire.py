@@ -256,6 +256,8 @@ class ModelLoad(Value, frozen=True):
     preemptions: int = 0
     prefix_lookup_tokens: int = 0
     reused_tokens: int = 0
+    handovers: int = 0
+    handover_bytes: int = 0
     device_ns: int = 0
 
 

@@ -12,6 +12,7 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,14 +24,15 @@ from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.instance_host import InstanceHost
 from livescale.runtime.wire import (
     Address,
-    AttemptFailed,
+    AttemptTaken,
     Cancel,
+    Disown,
     Examine,
     Examined,
+    FromTokenServer,
     GatewayHello,
     Order,
     Submit,
-    Tokens,
     ToTokenServer,
     Wire,
     WorkerEvent,
@@ -38,6 +40,7 @@ from livescale.runtime.wire import (
 )
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
+from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 10.0
@@ -60,7 +63,7 @@ class WorkerSockets:
             measures_links=boot.device.downlink_bytes_per_s is None,
         )
         self._link = ControllerLink(
-            boot.controller, acquaintances, self._hello, self._hand_over, self._end
+            boot.controller, acquaintances, self._hello, self._hand_over, self._end, self._gone
         )
         self._token_address = Address("", 0)
         self._gateways: dict[str, Wire[ToTokenServer]] = {}
@@ -81,13 +84,16 @@ class WorkerSockets:
     def to_controller(self, event: WorkerEvent | Examined) -> None:
         self._loop.call_soon_threadsafe(self._link.send, event)
 
-    def to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None:
+    def to_gateway(self, gateway: str, message: FromTokenServer) -> None:
         self._loop.call_soon_threadsafe(self._send_to_gateway, gateway, message)
 
-    def _send_to_gateway(self, gateway: str, message: Tokens | AttemptFailed) -> None:
+    def _send_to_gateway(self, gateway: str, message: FromTokenServer) -> None:
         wire = self._gateways.get(gateway)
         if wire is not None:
             wire.send(message)
+        elif isinstance(message, AttemptTaken):
+            unknown = self.host.attempts.gateway_unknown
+            self.host.post(partial(unknown, gateway, message.request, message.attempt))
 
     # -- the socket thread ----------------------------------------------------------------------
 
@@ -128,6 +134,9 @@ class WorkerSockets:
         else:
             _log.error("%s is told to %s", self._boot.worker, type(order.command).__name__)
 
+    def _gone(self, member: WorkerRef) -> None:
+        self.host.post(partial(self.host.peer_lost, member))
+
     def _end(self, reason: str) -> None:
         _log.warning("%s ends: %s", self._boot.worker, reason)
         self.host.stop()
@@ -147,22 +156,26 @@ class WorkerSockets:
             wire.close()
             return
         self._gateways[hello.gateway] = wire
+        attempts = self.host.attempts
         async for message in wire:
             if isinstance(message, Submit):
-                self.host.post(partial(self.host.submit, hello.gateway, message))
+                self.host.post(partial(attempts.submit, hello.gateway, message))
             elif isinstance(message, Cancel):
-                self.host.post(partial(self.host.cancel, message.request, message.attempt))
+                self.host.post(partial(attempts.cancel, message.request, message.attempt))
+            elif isinstance(message, Disown):
+                self.host.post(partial(attempts.disown, message.request, message.attempt))
         if self._gateways.get(hello.gateway) is wire:
             del self._gateways[hello.gateway]
-            self.host.post(partial(self.host.gateway_gone, hello.gateway))
+            self.host.post(partial(attempts.gateway_gone, hello.gateway))
 
 
-def main() -> None:
-    """Run until SIGTERM, or until standard input ends because the supervisor is gone."""
+def main(watch: Callable[[InstanceExecutor], InstanceExecutor] | None = None) -> None:
+    """Run until SIGTERM, or until standard input ends because the supervisor is gone. `watch` may
+    put something between the instance and its executor."""
     boot = read_boot(WorkerBoot)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     arena = Arena(boot.device.arena_bytes)
-    executor = _executor(boot)
+    executor = _executor(boot) if watch is None else watch(_executor(boot))
     data_plane = DataPlane(
         boot.worker,
         arena,

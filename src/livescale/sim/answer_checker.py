@@ -18,6 +18,7 @@ from livescale.messages.commands import (
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
+    BatchTaken,
     CopyCompleted,
     CopyDropped,
     CopyFailed,
@@ -25,13 +26,14 @@ from livescale.messages.events import (
     LoadFailed,
     Released,
     RequestArrived,
+    RequestCancelled,
     RequestEnded,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.sim.checkers import require
 from livescale.sim.knowledge import Knowledge, OrderKey
-from livescale.types import RequestId, WorkerRef
+from livescale.types import Outcome, RequestId, WorkerRef
 
 
 class AnswerChecker:
@@ -45,6 +47,9 @@ class AnswerChecker:
         #: the newest attempt of each request, and who runs it if it is under way
         self._attempts: dict[RequestId, int] = {}
         self._running: dict[RequestId, WorkerRef] = {}
+        #: requests that nobody waits for any more, and those that are over
+        self._cancelled: dict[RequestId, None] = {}
+        self._over: dict[RequestId, None] = {}
 
     def absorb(self, event: AnyEvent) -> None:
         """Before the knowledge has this event."""
@@ -57,14 +62,23 @@ class AnswerChecker:
         elif isinstance(event, WorkerLost):
             self._lost(event.worker)
         elif isinstance(event, RequestArrived):
-            if event.attempt > self._attempts.get(event.request, -1):
+            # What was over here may not be at the gateway: it begins anew.
+            was_over = self._over.pop(event.request, 0) is None
+            if was_over or event.attempt > self._attempts.get(event.request, -1):
                 self._attempts[event.request] = event.attempt
                 if event.worker is not None:
                     self._running[event.request] = event.worker
+            elif self._is_given_back(event):
+                self._stops(event.request)
         elif isinstance(event, RequestEnded):
-            # Gateway and worker may both see the end: the second news is stale.
-            if event.attempt == self._attempts.get(event.request):
-                self._running.pop(event.request, None)
+            self._ended(event)
+        elif isinstance(event, RequestCancelled):
+            if event.request in self._running:
+                self._cancelled[event.request] = None
+            else:
+                self._over[event.request] = None
+        elif isinstance(event, BatchTaken):
+            self._taken(event)
         elif isinstance(event, LoadCompleted | LoadFailed):
             self._answer(("load", event.instance, event.attempt, event.rank))
         elif isinstance(event, Released):
@@ -96,12 +110,44 @@ class AnswerChecker:
         elif isinstance(command, FailRequest):
             is_over = command.request not in self._running
             require(is_over, "a request fails after its last attempt", command)
+            self._over[command.request] = None
 
     def all_answered(self) -> None:
         require(not self._open, "every order is answered", self._open)
         require(not self._running, "every attempt ends", self._running)
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _is_given_back(self, event: RequestArrived) -> bool:
+        """A gateway announces the attempt that is under way as one that nobody runs: the worker's
+        own word of that may be lost."""
+        is_current = event.attempt == self._attempts[event.request] and event.worker is None
+        return is_current and event.request in self._running
+
+    def _ended(self, event: RequestEnded) -> None:
+        """Gateway and worker may both see the end: the second news is stale. So is that of a worker
+        from which the attempt was taken over."""
+        worker = self._running.get(event.request)
+        is_current = event.attempt == self._attempts.get(event.request)
+        is_lost = event.outcome is Outcome.WORKER_LOST
+        if worker is None or not is_current or not (is_lost or event.worker in (None, worker)):
+            return
+        self._stops(event.request)
+        if event.outcome not in (Outcome.WORKER_LOST, Outcome.RETURNED):
+            self._over[event.request] = None
+
+    def _taken(self, event: BatchTaken) -> None:
+        """Current attempts are this worker's now, wherever they were, and it ends them."""
+        for request, attempt in event.requests:
+            is_current = attempt == self._attempts.get(request) and request not in self._over
+            if is_current and self._knowledge.is_alive(event.worker):
+                self._running[request] = event.worker
+
+    def _stops(self, request: RequestId) -> None:
+        """Its attempt is not under way any more."""
+        del self._running[request]
+        if self._cancelled.pop(request, 0) is None:
+            self._over[request] = None
 
     def _require_alive(self, order: object, member: WorkerRef) -> None:
         require(self._knowledge.is_alive(member), "only living members get orders", order, member)
@@ -126,4 +172,4 @@ class AnswerChecker:
         for key in [key for key, asked in self._open.items() if asked == member]:
             del self._open[key]
         for request in [r for r, runs in self._running.items() if runs in (member, *firsts)]:
-            del self._running[request]
+            self._stops(request)

@@ -87,7 +87,8 @@ class CommandChecker:
             require(is_open, "only open loads are amended", command)
             self._check_feeds(command.receiver, command.feeds)
         elif isinstance(command, Dispatch):
-            require(knowledge.is_holder(command.instance), "complete models serve", command)
+            may_serve = knowledge.may_serve(command.instance)
+            require(may_serve, "complete models serve, and live instances", command)
             first = knowledge.ranks[command.instance][0]
             require(command.worker == first, "rank 0 gets the requests", command)
 

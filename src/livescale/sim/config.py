@@ -28,7 +28,8 @@ class FaultConfig(Value, frozen=True):
     `downtime_ns`, and its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of
     workers `late_permille` are late by up to `late_ns_max` (never out of order), of 1000 progress
     messages `lost_permille` never come, and of 1000 requests `cancelled_permille` are cancelled at
-    some time.
+    some time. Of 1000 messages that hand a live batch over `pair_loss_permille` lose one of the two
+    workers soon.
     """
 
     worker_losses: int = 0
@@ -50,6 +51,7 @@ class FaultConfig(Value, frozen=True):
     late_ns_max: int = 0
     lost_permille: int = 0
     cancelled_permille: int = 0
+    pair_loss_permille: int = 0
     until_ns: int = 0
 
 
@@ -74,9 +76,10 @@ class SimConfig(Value, frozen=True):
     from another member waits `group_setup_ns` before it asks for the first byte, as systems do
     that form a communication group for every transfer.
 
-    `live` bounds live work on every instance. `holder_wait_ns` is how long a receiver waits for a holder to have what it was said to have,
-    `stall_ns` how long for its bytes. The run is given up as stuck when it is not over `grace_ns`
-    after the last arrival and the last fault.
+    `live` bounds live work on every instance. Workers keep first layers of models that they gave
+    up in the last `resident_bytes` of their arenas. `holder_wait_ns` is how long a receiver waits for a
+    holder to have what it was said to have, `stall_ns` how long for its bytes. The run is given up
+    as stuck when it is not over `grace_ns` after the last arrival and the last fault.
     """
 
     controller: ControllerConfig
@@ -97,6 +100,7 @@ class SimConfig(Value, frozen=True):
     load_ns: int | None = None
     group_setup_ns: int = 0
     live: LiveLimits = LiveLimits()
+    resident_bytes: int = 0
     holder_wait_ns: int = 2_000_000_000
     stall_ns: int = 500_000_000
     grace_ns: int = 600_000_000_000

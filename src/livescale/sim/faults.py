@@ -85,6 +85,7 @@ class Delays:
         self._message_delay_ns = message_delay_ns
         self._rng = random.Random(f"delays {seed}")
         self._losses = random.Random(f"lost messages {seed}")
+        self._pairs = random.Random(f"lost pairs {seed}")
 
     def plain_ns(self) -> int:
         return self._message_delay_ns
@@ -106,6 +107,16 @@ class Delays:
     def loss_window_ns(self) -> int:
         """How much of what a dying worker last sent is lost."""
         return self._rng.randrange(2 * self._message_delay_ns + 1)
+
+    def pair_loss(self, now_ns: int) -> tuple[int, int] | None:
+        """Whether a handover of this time loses one of its two workers: which, and how soon."""
+        faults = self._faults
+        if now_ns >= faults.until_ns or not faults.pair_loss_permille:
+            return None
+        if self._pairs.randrange(1000) >= faults.pair_loss_permille:
+            return None
+        soon_ns = 2 * self._message_delay_ns + self._pairs.choice([1, faults.late_ns_max + 1])
+        return self._pairs.randrange(2), self._pairs.randrange(soon_ns)
 
     def reconnect_ns(self) -> int:
         """How long a peer takes to find a controller that has just begun."""

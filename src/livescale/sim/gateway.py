@@ -1,7 +1,7 @@
 """The simulated gateway: transcripts, the queue's bound, and who runs what.
 
-The rules are those of a real gateway: each token index is accepted once and from the current
-attempt only; a transcript outlives workers and controllers.
+The rules are those of a real gateway: each token index is accepted once, and only from the worker
+that runs the current attempt; a transcript outlives workers and controllers.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from livescale.batching.run import EmittedTokens, SequenceSpec
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.sim.channel import SimChannel
 from livescale.sim.checkers import Checkers
 from livescale.sim.clock import Clock
-from livescale.sim.worker import (
+from livescale.sim.worker_messages import (
     FromWorkerMessage,
     SimAttemptFailed,
-    SimAttemptLost,
+    SimAttemptTaken,
     SimCancel,
+    SimDisown,
     SimSubmit,
+    SimTokens,
+    ToWorkerMessage,
 )
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, SamplingParams, WorkerRef
@@ -55,9 +60,12 @@ class _Transcript:
     generated: int = 0
     token_ns: list[int] = field(default_factory=list)
     attempt: int = 0
-    #: who runs the current attempt (None: it waits in the router)
+    #: who runs the current attempt (None: it waits in the router, or somebody is about to say that
+    #: he took it over)
     worker: WorkerRef | None = None
     last_worker: WorkerRef | None = None
+    #: tokens that the one before may have sent, too: the attempt was taken over
+    repeated_max: int = 0
     dispatched_ns: int | None = None
     #: announced to a restarted controller, which may have missed how its attempt ended
     is_announced_again: bool = False
@@ -82,7 +90,7 @@ class SimGateway:
         #: names of models that requests may ask for
         self._served: dict[str, None] = {}
         self._transcripts: dict[RequestId, _Transcript] = {}
-        self._workers: dict[WorkerRef, SimChannel[SimSubmit | SimCancel]] = {}
+        self._workers: dict[WorkerRef, SimChannel[ToWorkerMessage]] = {}
         #: requests per model that no worker has
         self._waiting: dict[str, int] = {}
         #: how requests ended, for dispatches that cross their end
@@ -120,10 +128,14 @@ class SimGateway:
         transcript = self._transcripts.get(request)
         if transcript is None:
             return
-        if transcript.worker is not None:
-            self._workers[transcript.worker].send(SimCancel(request, transcript.attempt))
+        self._cancel_attempt(transcript)
         self._say(RequestCancelled(request))
         self._finish(transcript, Outcome.CANCELLED)
+
+    def _cancel_attempt(self, t: _Transcript) -> None:
+        """Whoever runs it computes for nobody."""
+        if t.worker is not None:
+            self._workers[t.worker].send(SimCancel(t.request, t.attempt))
 
     # -- the controller -------------------------------------------------------------------------
 
@@ -138,6 +150,7 @@ class SimGateway:
         if isinstance(order, Dispatch):
             self._dispatch(order, transcript)
         elif transcript is not None:
+            self._cancel_attempt(transcript)
             self._finish(transcript, Outcome.FAILED, order.reason)
 
     def _announce(self, t: _Transcript) -> None:
@@ -153,7 +166,10 @@ class SimGateway:
             self._say(RequestEnded(order.request, order.attempt, self._ended[order.request]))
             return
         self._checkers.dispatched(order, t.attempt, t.worker)
-        t.attempt = order.attempt
+        if t.worker is not None and t.worker != order.worker:
+            # The controller did not know that it was taken over.
+            self._workers[t.worker].send(SimDisown(t.request, t.attempt))
+        t.attempt, t.repeated_max = order.attempt, 0
         channel = self._workers.get(order.worker)
         if channel is None:
             self._hand(t, None)
@@ -173,7 +189,7 @@ class SimGateway:
 
     # -- the workers ----------------------------------------------------------------------------
 
-    def meet(self, worker: WorkerRef, channel: SimChannel[SimSubmit | SimCancel]) -> None:
+    def meet(self, worker: WorkerRef, channel: SimChannel[ToWorkerMessage]) -> None:
         """A connection to a worker is open."""
         self._workers[worker] = channel
 
@@ -186,7 +202,7 @@ class SimGateway:
         self._workers.pop(worker).cut(self._clock.now_ns)
         for t in self._transcripts.values():
             if t.worker == worker:
-                self._wait_again(t)
+                self._wait_again(t, Outcome.WORKER_LOST)
 
     def _hand(self, t: _Transcript, worker: WorkerRef | None) -> None:
         """The request is this worker's from now on, or waits in the router."""
@@ -194,34 +210,55 @@ class SimGateway:
         t.worker = worker
         t.last_worker = worker or t.last_worker
 
-    def _wait_again(self, t: _Transcript) -> None:
+    def _wait_again(self, t: _Transcript, outcome: Outcome) -> None:
         self._hand(t, None)
-        self._say(RequestEnded(t.request, t.attempt, Outcome.WORKER_LOST))
+        self._say(RequestEnded(t.request, t.attempt, outcome))
         self._announce(t)
 
-    def take_message(self, message: FromWorkerMessage) -> None:
-        if isinstance(message, SimAttemptFailed):
+    def take_message(self, worker: WorkerRef, message: FromWorkerMessage) -> None:
+        """What the worker says of attempts."""
+        if isinstance(message, SimTokens):
+            delay_ns = self._clock.now_ns - message.step_ns[-1]
+            came_ns = [step_ns + delay_ns for step_ns in message.step_ns]
+            for emitted in message.emitted:
+                self._take(worker, emitted, came_ns)
+        elif isinstance(message, SimAttemptTaken):
+            self._taken(worker, message)
+        else:
             t = self._transcripts.get(message.request)
-            if t is not None and t.attempt == message.attempt:
+            if t is None or (t.attempt, t.worker) != (message.attempt, worker):
+                return
+            if isinstance(message, SimAttemptFailed):
                 self._finish(t, Outcome.FAILED, message.reason)
-            return
-        if isinstance(message, SimAttemptLost):
-            t = self._transcripts.get(message.request)
-            if t is not None and t.attempt == message.attempt and t.worker is not None:
-                self._wait_again(t)
-            return
-        delay_ns = self._clock.now_ns - message.step_ns[-1]
-        came_ns = [step_ns + delay_ns for step_ns in message.step_ns]
-        for emitted in message.emitted:
-            self._take(emitted, came_ns)
+            else:
+                self._wait_again(t, Outcome.RETURNED)
 
-    def _take(self, emitted: EmittedTokens, came_ns: list[int]) -> None:
-        """Accept tokens if they are of the current attempt."""
+    def _taken(self, worker: WorkerRef, message: SimAttemptTaken) -> None:
+        """The worker runs the attempt from now on, if it is the current one, whoever ran it."""
+        t = self._transcripts.get(message.request)
+        if t is None:
+            self._workers[worker].send(SimCancel(message.request, message.attempt))
+        elif t.attempt != message.attempt:
+            self._workers[worker].send(SimDisown(message.request, message.attempt))
+        else:
+            t.repeated_max = t.generated
+            self._hand(t, worker)
+
+    def _take(self, worker: WorkerRef, emitted: EmittedTokens, came_ns: list[int]) -> None:
+        """Accept tokens if they are of the current attempt, and from the one who runs it."""
         t = self._transcripts.get(emitted.request)
         if t is None or t.attempt != emitted.attempt:
             return
-        self._checkers.tokens(emitted, t.generated, t.prompt_tokens)
+        if t.worker != worker:
+            self._workers[worker].send(SimDisown(emitted.request, emitted.attempt))
+            return
+        repeated = min(t.generated, t.repeated_max) - emitted.index
+        if repeated > 0:
+            emitted = _without(emitted, repeated)
         count = len(emitted.token_ids)
+        if not count:
+            return
+        self._checkers.tokens(emitted, t.generated, t.prompt_tokens)
         t.generated += count
         t.token_ns += came_ns if count == len(came_ns) else came_ns[-count:]
         if emitted.finish_reason is not None:
@@ -252,3 +289,10 @@ class SimGateway:
                 error=error,
             )
         )
+
+
+def _without(emitted: EmittedTokens, count: int) -> EmittedTokens:
+    """Tokens behind the first ones, which are known already."""
+    return msgspec.structs.replace(
+        emitted, index=emitted.index + count, token_ids=emitted.token_ids[count:]
+    )

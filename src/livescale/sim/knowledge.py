@@ -24,6 +24,7 @@ from livescale.messages.events import (
     CopyCompleted,
     CopyDropped,
     CopyFailed,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     ModelAdded,
@@ -51,6 +52,8 @@ class Knowledge:
         self.ranks: dict[InstanceId, dict[int, WorkerRef]] = {}
         self.model_of: dict[InstanceId, str] = {}
         self.loaded: dict[InstanceId, dict[int, None]] = {}
+        #: instances that take requests, whatever of them is there
+        self.live: dict[InstanceId, None] = {}
         #: instances that lost a rank or failed: what is left of them is released
         self.ended: dict[InstanceId, None] = {}
         #: whole instances that are being released
@@ -80,6 +83,11 @@ class Knowledge:
         loaded = len(self.loaded.get(instance, ()))
         is_whole = loaded == self.tp_size(self.model_of[instance])
         return is_whole and instance not in self.ended and instance not in self.leaving
+
+    def may_serve(self, instance: InstanceId) -> bool:
+        """It is complete, or live, and not given up."""
+        is_over = instance in self.ended or instance in self.leaving
+        return self.is_holder(instance) or (instance in self.live and not is_over)
 
     def has_whole_host_copy(self, model: str) -> bool:
         agents = [agent for name, agent, rank in self.whole if name == model and rank == 0]
@@ -122,6 +130,8 @@ class Knowledge:
             self._agent_joined(event)
         elif isinstance(event, WorkerLost):
             self._lost(event.worker)
+        elif isinstance(event, LiveStarted):
+            self.live[event.instance] = None
         elif isinstance(event, LoadCompleted):
             self._load_over(("load", event.instance, event.attempt, event.rank))
             if event.instance in self.ranks:
@@ -156,6 +166,8 @@ class Knowledge:
         if report is not None:
             self.model_of[report.instance] = report.model
             self.ranks.setdefault(report.instance, {})[report.rank] = event.worker
+            if report.pairing is not None:
+                self.live[report.instance] = None
             if report.is_loaded:
                 self.loaded.setdefault(report.instance, {})[report.rank] = None
             else:
@@ -198,6 +210,7 @@ class Knowledge:
         if not ranks:
             self.ranks.pop(instance, None)
             self.loaded.pop(instance, None)
+            self.live.pop(instance, None)
 
     def _forget_copy(self, model: str, agent: WorkerRef, rank: int, plan: PlanId) -> None:
         if self.copies.get((model, agent, rank)) == plan:

@@ -108,6 +108,7 @@ def build_config(
         agents_expected=len(topology.agents),
         multicast=system.multicast,
         placement=system.placement,
+        live_order=system.live_order,
         leaves=tuple(topology.leaves.values()),
         group_bytes_per_s=topology.group_bytes_per_s,
         remote_storage_bytes_per_s=topology.remote_storage_bytes_per_s,

@@ -1,7 +1,8 @@
 """Systems for comparison: what the papers compare with, as settings of one and the same pool.
 
 Every system runs the same engine, the same policy and the same load; it differs in how parameters
-come to a device, in which host keeps them, and in whether instances are added at all.
+come to a device, in which host keeps them, in what a new instance does until they are there, and in
+whether instances are added at all.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class UnknownSystem(ValueError):
 class System(Value, frozen=True):
     """One way to run a pool.
 
-    `multicast`, `placement` and `live_order` are the controller's settings. `load_ns` replaces transfers to
-    devices by a fixed time. A system with `fixed_percent` never scales: that share of the pool's
-    instances is always there (`fixed_instances`: so many of each model). Who receives from
-    another member waits `group_setup_ns` before the first byte.
+    `multicast`, `placement` and `live_order` are the controller's settings. `load_ns` replaces
+    transfers to devices by a fixed time. A system with `fixed_percent` never scales: that share of
+    the pool's instances is always there (`fixed_instances`: so many of each model). Who receives
+    from another member waits `group_setup_ns` before the first byte.
     """
 
     name: str
@@ -58,7 +59,23 @@ _GROUP_SETUP_NS = 200_000_000
 in λScale §7.2."""
 
 _ALL = (
-    System("livescale", "the best multicast by prediction; one host copy of each model"),
+    System(
+        "livescale",
+        "the best multicast by prediction, one host copy of each model, live from the first layer"
+        " on (ZigZag)",
+        live_order="zigzag",
+    ),
+    System("livescale-stop", "livescale, but new instances serve when everything is there"),
+    System(
+        "best-effort",
+        "livescale, but a new instance runs what it has of each batch once (BlitzScale Figure 15)",
+        live_order="best-effort",
+    ),
+    System(
+        "overlap",
+        "livescale, but a new instance runs layers as they arrive and helps nobody (PipeSwitch)",
+        live_order="overlap",
+    ),
     System(
         "serverlessllm",
         "host memory keeps what its devices loaded for 5 min (BlitzScale, Figure 4), else storage",

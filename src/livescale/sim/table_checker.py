@@ -14,6 +14,7 @@ from livescale.messages.commands import AnyCommand, Drain, Resume, StartLoad
 from livescale.messages.events import (
     AnyEvent,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -29,18 +30,23 @@ _Cause = type[Value]
 #: state before, cause, state after
 _MOVES: tuple[tuple[InstanceState, _Cause, InstanceState], ...] = (
     (InstanceState.STARTING, LoadStarted, InstanceState.LOADING),
+    (InstanceState.STARTING, LiveStarted, InstanceState.LIVE),
     (InstanceState.STARTING, LoadFailed, InstanceState.STOPPED),
     (InstanceState.STARTING, WorkerLost, InstanceState.LOST),
+    (InstanceState.LOADING, LiveStarted, InstanceState.LIVE),
     (InstanceState.LOADING, LoadCompleted, InstanceState.SERVING),
     (InstanceState.LOADING, LoadFailed, InstanceState.STOPPED),
     (InstanceState.LOADING, WorkerLost, InstanceState.LOST),
+    (InstanceState.LIVE, LoadCompleted, InstanceState.SERVING),
+    (InstanceState.LIVE, LoadFailed, InstanceState.STOPPED),
+    (InstanceState.LIVE, WorkerLost, InstanceState.LOST),
     (InstanceState.SERVING, Drain, InstanceState.DRAINING),
     (InstanceState.SERVING, WorkerLost, InstanceState.LOST),
     (InstanceState.DRAINING, Resume, InstanceState.SERVING),
     (InstanceState.DRAINING, Released, InstanceState.STOPPED),
     (InstanceState.DRAINING, WorkerLost, InstanceState.LOST),
 )
-_OF_AN_INSTANCE = LoadStarted | LayerArrived | LoadCompleted | LoadFailed | Released
+_OF_AN_INSTANCE = LoadStarted | LiveStarted | LayerArrived | LoadCompleted | LoadFailed | Released
 _ENDS = {InstanceState.STOPPED: None, InstanceState.LOST: None}
 
 
@@ -101,7 +107,7 @@ class TableChecker:
     def _begins(self, number: InstanceId, commands: Sequence[AnyCommand]) -> list[InstanceState]:
         """States in which an instance may appear."""
         if number in self._reported:
-            return [InstanceState.LOADING, InstanceState.SERVING]
+            return [InstanceState.LOADING, InstanceState.LIVE, InstanceState.SERVING]
         starts = [c for c in commands if isinstance(c, StartLoad) and c.instance == number]
         require(bool(starts), "instances begin with an order or a report", number)
         return [InstanceState.STARTING]

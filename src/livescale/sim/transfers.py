@@ -67,14 +67,21 @@ class Transfers:
         grid: ChunkGrid,
         feeds: tuple[Feed, ...],
         listener: SimLoadListener,
+        present_layers: range = range(0),
     ) -> None:
-        """The member asks for these chunks; from now on it passes on what it has."""
+        """The member asks for these chunks; from now on it passes on what it has, at first
+        `present_layers`, which it does not ask for."""
         assert key not in self._holdings, f"{key} is there already"
         holding = self._holdings[key] = SimHolding(grid, all_chunks(grid))
         is_timed = self._load_ns is not None and not key[0].is_agent
         reception = SimReception(plan, key, holding, listener, is_timed)
         self._receptions[reception.place] = self._receiving[key] = reception
         self._keys_of.setdefault(key[0], {})[key] = None
+        if present_layers and not is_timed:
+            reception.begin()
+            for layer in present_layers:
+                holding.missing[layer] = 0
+                listener.layer_arrived(plan, layer)
         if self._load_ns is not None and is_timed:
             self._clock.after(self._load_ns, partial(self._load_at_once, reception))
             return

@@ -49,19 +49,17 @@ from livescale.sim.config import ModelChange, SimConfig
 from livescale.sim.faults import Delays, FaultPlan, FaultSite
 from livescale.sim.gateway import GatewayEvent, GatewayOrder, Row, SimGateway
 from livescale.sim.layer_checker import LayerChecker
+from livescale.sim.live_checker import LiveChecker
+from livescale.sim.live_link import LiveLink
 from livescale.sim.lossy import LossyChannel
+from livescale.sim.surroundings import SimSurroundings
 from livescale.sim.table_checker import TableChecker
 from livescale.sim.transfers import Transfers
-from livescale.sim.worker import (
-    FromWorkerMessage,
-    SimCancel,
-    SimSubmit,
-    SimWorker,
-    WorkerOrder,
-)
+from livescale.sim.worker import SimWorker, WorkerOrder
+from livescale.sim.worker_messages import FromWorkerMessage, RankLayers, ToWorkerMessage
 from livescale.telemetry.scale_events import ScaleTracker
 from livescale.topology import Topology
-from livescale.types import RequestId, WorkerRef, agent_ref
+from livescale.types import InstanceId, RequestId, WorkerRef, agent_ref
 
 #: when parameters begin or end to move, what links have carried is noted
 _BYTES_MOVE = (StartLoad, StartCopy, LoadCompleted, LoadFailed, CopyCompleted, CopyFailed)
@@ -96,6 +94,7 @@ class SimWorld:
         self.stale_events = 0
         self._delays = delays
         self._checkers = Checkers(config.policies)
+        self._live_checker = LiveChecker(config)
         #: models that are served, withdrawn ones included until they are gone
         self._policies = {policy.spec.name: policy for policy in config.controller.models}
         self._leaving: dict[str, None] = {}
@@ -107,6 +106,11 @@ class SimWorld:
         self._transfers = Transfers(
             self.clock, self._topology, config.holder_wait_ns, config.stall_ns, config.load_ns
         )
+        self._live_link = LiveLink(
+            self.clock, self._topology, self._worker_delay_ns, self._hand_over
+        )
+        #: rank 0 of every instance that was ever ordered
+        self._firsts: dict[InstanceId, WorkerRef] = {}
         specs = {policy.spec.name: policy.spec for policy in config.policies}
         self._layers = LayerChecker(specs, self._transfers.missing_bytes)
         self._gateway = SimGateway(
@@ -250,6 +254,8 @@ class SimWorld:
             self.book.traffic(now_ns, self._transfers.carried_bytes())
 
     def _carry_out(self, life: _Life, command: AnyCommand) -> None:
+        if isinstance(command, StartLoad) and command.rank == 0:
+            self._firsts[command.instance] = command.worker
         if isinstance(command, StartLoad | Release):
             life.orders[command.worker].send(command)
         elif isinstance(command, StartCopy | DropCopy):
@@ -351,32 +357,29 @@ class SimWorld:
         ref = WorkerRef(number, incarnation)
         device = self._topology.devices[ref] = self.config.device(number)
         emitting: SimChannel[FromWorkerMessage] = SimChannel(
-            self.clock, self._worker_delay_ns, self._gateway.take_message
+            self.clock, self._worker_delay_ns, partial(self._gateway.take_message, ref)
         )
-        worker = SimWorker(
-            ref,
-            device,
-            self.config,
-            self.clock,
-            self._transfers,
-            self._checkers,
+        around = SimSurroundings(
+            *(ref, device, self.config, self.clock, self._checkers, self._live_checker),
             say=partial(self._worker_says, ref),
             emit=emitting.send,
+            tell=partial(self._live_link.send, ref),
+            given={},
         )
+        worker = SimWorker(around, self._transfers, partial(self._tell_first, ref))
         self._emitting[ref] = emitting
         self._workers[number] = worker
-        requests: SimChannel[SimSubmit | SimCancel] = SimChannel(
-            self.clock, self._delays.plain_ns, partial(self._to_worker, worker)
+        self._live_link.join(ref, worker)
+        requests: SimChannel[ToWorkerMessage] = SimChannel(
+            self.clock, self._delays.plain_ns, worker.take_request
         )
         self._gateway.meet(ref, requests)
         if self._life is not None:
             self._connect_worker(self._life, worker)
 
-    def _to_worker(self, worker: SimWorker, message: SimSubmit | SimCancel) -> None:
-        if isinstance(message, SimSubmit):
-            worker.submit(message)
-        else:
-            worker.cancel(message)
+    def _tell_first(self, sender: WorkerRef, message: RankLayers) -> None:
+        """A rank of a live instance tells rank 0 what it has."""
+        self._live_link.send(sender, self._firsts[message.instance], message)
 
     def _lose_worker(self, number: int) -> None:
         """The worker dies: the last of what it sent is lost, then both sides see the end."""
@@ -386,6 +389,7 @@ class SimWorld:
         ref = worker.ref
         lost_after_ns = self.clock.now_ns - self._delays.loss_window_ns()
         worker.die()
+        self._live_link.leave(ref)
         del self._topology.devices[ref]
         self._emitting.pop(ref).cut(lost_after_ns, partial(self._gateway.worker_gone, ref))
         life = self._life
@@ -395,6 +399,14 @@ class SimWorld:
             life.orders[ref].cut(-1)
         rejoin_ns = self.config.faults.rejoin_ns
         self.clock.after(rejoin_ns, partial(self._start_worker, number, ref.incarnation + 1))
+
+    def _hand_over(self, sender: WorkerRef, receiver: WorkerRef) -> None:
+        """A live batch goes over; maybe one of both is lost meanwhile."""
+        loss = self._delays.pair_loss(self.clock.now_ns)
+        if loss is not None:
+            which, after_ns = loss
+            number = (sender, receiver)[which].worker
+            self.clock.after(after_ns, partial(self._lose_worker, number))
 
     def _start_agent(self, number: int, incarnation: int) -> None:
         ref = agent_ref(number, incarnation)

@@ -76,7 +76,11 @@ class RequestLine(Line, frozen=True, tag="request"):
 
 
 class LoadPhases(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One rank of a new instance on its way from the order to the instance's first token."""
+    """One rank of a new instance on its way from the order to the instance's first token.
+
+    `pairing` says how it worked while it loaded, and why: from `live_ns` on it took requests, and
+    at `first_help_ns` another instance took the first batch over from it.
+    """
 
     instance: InstanceId
     worker: WorkerRef
@@ -87,6 +91,9 @@ class LoadPhases(msgspec.Struct, frozen=True, omit_defaults=True):
     loaded_ns: int | None = None
     first_token_ns: int | None = None
     failed: str | None = None
+    pairing: str = ""
+    live_ns: int | None = None
+    first_help_ns: int | None = None
 
 
 class ScaleLine(Line, frozen=True, tag="scale"):

@@ -13,6 +13,7 @@ from livescale.messages.commands import (
     Dispatch,
     Drain,
     FailRequest,
+    Paired,
     PlanMade,
     Release,
     Resume,
@@ -21,8 +22,10 @@ from livescale.messages.commands import (
 )
 from livescale.messages.events import (
     AnyEvent,
+    BatchTaken,
     InstanceReported,
     LayerArrived,
+    LiveStarted,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -49,6 +52,8 @@ class ScaleTracker:
         self._awaited: list[dict[InstanceId, None]] = []
         #: where the ranks of living instances are: a Drain does not say it
         self._worker_of: dict[tuple[InstanceId, int], WorkerRef] = {}
+        #: how living instances work while they load
+        self._pairings: dict[InstanceId, str] = {}
         #: ranks whose first layer is noted
         self._has_layers: dict[tuple[InstanceId, int], None] = {}
         #: requests that were never dispatched, with their model and the time of arrival
@@ -88,9 +93,14 @@ class ScaleTracker:
                 strategy=plan.strategy,
                 predicted_ns=plan.predicted_ns,
             )
+        elif isinstance(command, Paired):
+            self._pairings[command.instance] = _in_words(command)
         elif isinstance(command, StartLoad):
             upstream = _upstreams(command.feeds)
-            phases = LoadPhases(command.instance, command.worker, upstream, command.rank)
+            phases = LoadPhases(
+                *(command.instance, command.worker, upstream, command.rank),
+                pairing=self._pairings.get(command.instance, ""),
+            )
             self._replace(len(self._open) - 1, loads=(*self._open[-1].loads, phases))
             self._awaited[-1][command.instance] = None
             self._worker_of[command.instance, command.rank] = command.worker
@@ -132,6 +142,10 @@ class ScaleTracker:
     def _absorb(self, now_ns: int, event: AnyEvent) -> None:
         if isinstance(event, WorkerJoined):
             self._joined(event)
+        elif isinstance(event, LiveStarted):
+            self._phase(event.instance, event.rank, live_ns=now_ns)
+        elif isinstance(event, BatchTaken):
+            self._phase(event.target, None, first_help_ns=now_ns)
         elif isinstance(event, LoadStarted):
             self._phase(event.instance, event.rank, first_byte_ns=now_ns)
         elif isinstance(event, LayerArrived):
@@ -140,12 +154,13 @@ class ScaleTracker:
                 self._phase(event.instance, event.rank, first_layer_ns=now_ns)
         elif isinstance(event, LoadCompleted):
             self._phase(event.instance, event.rank, first_layer_ns=now_ns, loaded_ns=now_ns)
+            self._forget_if_used(event.instance)
         elif isinstance(event, LoadFailed):
             self._phase(event.instance, event.rank, failed=event.reason)
             self._gone(event.instance)
         elif isinstance(event, InstanceReported) and event.emitted_tokens:
-            if self._phase(event.instance, None, first_token_ns=now_ns):
-                self._forget(event.instance, is_up=True)
+            self._phase(event.instance, None, first_token_ns=now_ns)
+            self._forget_if_used(event.instance)
         elif isinstance(event, Released):
             self._released(now_ns, event)
         elif isinstance(event, WorkerLost):
@@ -163,9 +178,8 @@ class ScaleTracker:
         if event.report is not None:
             self._worker_of[event.report.instance, event.report.rank] = event.worker
 
-    def _phase(self, instance: InstanceId, rank: int | None, **values: int | str) -> bool:
+    def _phase(self, instance: InstanceId, rank: int | None, **values: int | str) -> None:
         """Set phases that are not known yet on the load of a rank (None: of all ranks)."""
-        is_known = False
         for index, line in enumerate(self._open):
             for place, load in enumerate(line.loads):
                 if load.instance == instance and rank in (None, load.rank):
@@ -173,8 +187,6 @@ class ScaleTracker:
                     loads = list(self._open[index].loads)
                     loads[place] = msgspec.structs.replace(load, **new)
                     self._replace(index, loads=tuple(loads))
-                    is_known = True
-        return is_known
 
     def _released(self, now_ns: int, event: Released) -> None:
         instance = event.instance
@@ -200,8 +212,16 @@ class ScaleTracker:
             del self._worker_of[key]
         for key in [key for key in self._has_layers if key[0] == instance]:
             del self._has_layers[key]
+        self._pairings.pop(instance, None)
         self._forget(instance, is_up=True)
         self._forget(instance, is_up=False)
+
+    def _forget_if_used(self, instance: InstanceId) -> None:
+        """A live instance may serve its first token before all ranks have said that they have
+        everything: its scale-up is finished when both are known."""
+        loads = [load for line in self._open for load in line.loads if load.instance == instance]
+        if all(None not in (load.first_token_ns, load.loaded_ns) for load in loads):
+            self._forget(instance, is_up=True)
 
     def _forget(self, instance: InstanceId, *, is_up: bool) -> None:
         """Scale-ups, or scale-downs, do not wait for the instance any more."""
@@ -223,3 +243,9 @@ class ScaleTracker:
 def _upstreams(feeds: Sequence[Feed]) -> str:
     """Who sends, each once."""
     return " + ".join(dict.fromkeys(str(feed.upstream) for feed in feeds))
+
+
+def _in_words(command: Paired) -> str:
+    """ "zigzag: helps instance 7, sends no parameters on"."""
+    order = command.pairing.order if command.pairing is not None else "waits"
+    return f"{order}: {command.reason}"

@@ -54,6 +54,8 @@ class Connection:
         self.outbox = outbox
         self.channel = channel
         self.is_own = is_own
+        #: parcels went over it, or are about to: its end may have lost some
+        self.carries_parcels = False
         # Each is counted by one thread: the sending one, or the receiving one.
         self.sent_bytes = 0
         self.parcel_sent_bytes = 0

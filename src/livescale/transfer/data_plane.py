@@ -49,6 +49,8 @@ from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import Manifest, PlanId, WorkerRef
 
 _CHUNK_BYTES = 512 << 10
+# How soon a parcel that found no room tries again.
+_ROOM_PAUSE_S = 0.002
 
 
 class DataPlane:
@@ -67,7 +69,9 @@ class DataPlane:
     long a want waits for its copy, and a feed for its holder to be introduced; `handshake_s` the
     opening of a connection; `withdraw_wait_s` how long a peer may hold up `withdraw` and `abort`
     before it loses its connection. `parameter_share_percent` is what parameters may take of a
-    limited uplink. `on_parcel` is told of parcels from the data plane's threads and must not block.
+    limited uplink. `on_parcel` is told of parcels, and `on_disconnected` of peers whose connection
+    has ended after parcels went over it (some may be lost); both are called from the data plane's
+    threads, in the order in which things happened on the connection, and must not block.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class DataPlane:
         withdraw_wait_s: float = 2.0,
         eager_peers_max: int = 32,
         on_parcel: Callable[[WorkerRef, bytes], None] | None = None,
+        on_disconnected: Callable[[WorkerRef], None] | None = None,
         chunk_received: ChunkObserver | None = None,
     ) -> None:
         """Listens at once. Raises ImportError if NIXL is asked for and not installed."""
@@ -97,6 +102,7 @@ class DataPlane:
         self._withdraw_wait_s = withdraw_wait_s
         self._observer = chunk_received
         self.on_parcel = on_parcel
+        self.on_disconnected = on_disconnected
         self._uplink = TokenBucket(
             uplink_bytes_per_s, parameter_share_percent=parameter_share_percent
         )
@@ -143,6 +149,11 @@ class DataPlane:
         self._exchange.introduce(Introduction(peer, address, shm_path))
         for reception in self._all_receptions():
             reception.introduced(peer)
+
+    def reach(self, peer: WorkerRef) -> None:
+        """A connection with the peer, if it was introduced, is there or being opened. Returns at
+        once."""
+        self._exchange.reach(peer)
 
     def disconnect(self, peer: WorkerRef) -> None:
         """The peer is a stranger again and no connection with it is left; feeds from it fail."""
@@ -230,20 +241,31 @@ class DataPlane:
 
     # -- messages and measurements ----------------------------------------------------------------
 
-    def post(self, peer: WorkerRef, body: bytes) -> None:
+    def post(self, peer: WorkerRef, body: bytes, patience_s: float = 0.0) -> None:
         """The parcel is on its way, before all chunks; it is lost if the connection is.
 
         Raises TransferError if the peer cannot be reached (blocks for `handshake_s` at most
-        where there is no connection yet) or too much waits to be sent.
+        where there is no connection yet), the connection is just ending, or too much waits to be
+        sent, and still does after `patience_s`.
         """
         if len(body) > PARCEL_BYTES_MAX:
             raise TransferError(f"a parcel of {len(body)} bytes is above {PARCEL_BYTES_MAX}")
         connection = self._exchange.wait(peer)
+        # Before the parcel: should the connection end right after it, that is told.
+        connection.carries_parcels = True
         frame = Frame(FrameKind.PARCEL, self.worker, payload_bytes=len(body))
-        try:
-            connection.outbox.put(Word(frame.encode(), body))
-        except OutboxFullError as error:
-            raise TransferError(str(error)) from None
+        word = Word(frame.encode(), body)
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            try:
+                connection.outbox.put(word)
+                break
+            except OutboxFullError as error:
+                if time.monotonic() >= deadline_s:
+                    raise TransferError(str(error)) from None
+            time.sleep(_ROOM_PAUSE_S)
+        if not connection.is_alive:
+            raise TransferError(f"the connection with {peer} has ended")
 
     def probe(self, peer: WorkerRef, size_bytes: int, timeout_s: float = 30.0) -> int:
         """Bytes per second at which the peer's memory comes here, measured with `size_bytes` to
@@ -328,6 +350,8 @@ class DataPlane:
             probe.fail(reason)
         for reception in self._all_receptions():
             reception.connection_ended(connection, reason)
+        if connection.carries_parcels and self.on_disconnected is not None:
+            self.on_disconnected(connection.peer)
 
     def _take_chunk(self, connection: Connection, frame: Frame) -> None:
         size_bytes = frame.payload_bytes
@@ -345,6 +369,7 @@ class DataPlane:
     def _take_parcel(self, connection: Connection, frame: Frame) -> None:
         body = connection.channel.receive(frame.payload_bytes, is_urgent_payload=True)
         connection.parcel_received_bytes += len(body)
+        connection.carries_parcels = True
         if self.on_parcel is not None:
             self.on_parcel(connection.peer, body)
 

@@ -129,7 +129,7 @@ class _Probe:
         times = {"order_ns": time.monotonic_ns()}
         times |= self._load(job, FromWorker(WorkerRef(job["source"])), None)
         ask = Submit("r", 0, _INSTANCE, tuple(job["prompt"]), (), SamplingParams(1))
-        self._host.post(partial(self._host.submit, "g", ask))
+        self._host.post(partial(self._host.attempts.submit, "g", ask))
         times["first_token_ns"], _ = self._heard(Tokens)
         return dict(times)
 

@@ -149,7 +149,9 @@ class Drafting:
         names += ["host"] if any(source.is_host_copy for source in self._sources) else []
         is_small = len(self._targets) <= _TARGETS_FEW
         is_whole = not any(source.is_loading for source in self._sources)
-        names += ["binomial"] if is_small and is_whole else []
+        # Its blocks come in an order of their own: the first layers are there late.
+        is_pipeline_good = is_small and is_whole and not self._request.is_live
+        names += ["binomial"] if is_pipeline_good else []
         for targets in self._choices():
             for name in names:
                 yield from self._drafts_of(name, targets)

@@ -30,7 +30,8 @@ class PlanRequest(Value, frozen=True):
     targets are agents). `busy` are link directions that serve traffic (BlitzScale §5.1: avoided
     where possible), `taken` those that other plans use now, once per use. `has_storage`: the
     targets can read the model's directory. `is_cache_local`: a host's copies feed its own devices
-    alone.
+    alone. `is_live`: the targets work with the layers that are there, so that they want the first
+    ones first.
     """
 
     plan: PlanId
@@ -46,3 +47,4 @@ class PlanRequest(Value, frozen=True):
     taken: tuple[LinkUse, ...] = ()
     has_storage: bool = True
     is_cache_local: bool = False
+    is_live: bool = False

@@ -1,0 +1,211 @@
+"""One burst of prefill batches on a pair of workers, in one live order.
+
+t = 0 is when the target has the embedding and the first decoder layer, as in BlitzScale's Figure 15
+(layer k is there at `Time_l (k - 1)`); or, with `from_start`, when the load is ordered. All batches
+are queued then. A live target with a source gets them all, and the source takes its share from
+there. Without live scaling an instance is given the next batch when it is free. With overlap alone
+nobody shares: the source keeps what a router has given it, the target gets the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from livescale.bench.live_fleet import (
+    SOURCE,
+    SOURCE_INSTANCE,
+    TARGET,
+    AskedRequest,
+    Heard,
+    PairFleet,
+)
+from livescale.bench.live_worker import WorkItem
+from livescale.messages.events import BatchTaken, LayerArrived, LoadCompleted
+from livescale.plans import Pairing
+from livescale.types import WorkerRef
+
+ALONE = "alone"
+"""The source has all batches to itself, and nobody loads."""
+
+AT_FIRST_LAYER, AT_START = "from the first layer", "from the start"
+STOP, OVERLAP = "stop-the-world", "overlap"
+
+OVERLAP_KEPT = 2
+"""Batches that the source keeps under overlap: one that runs, and one that waits behind it."""
+
+_DECODE_PROMPT_TOKENS, _DECODE_TOKENS = 8, 1900
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """What is played: while `decodes` requests decode on the source, if any."""
+
+    order: str
+    batches: int
+    output_tokens: int = 1
+    from_start: bool = False
+    decodes: int = 0
+
+    @property
+    def queued(self) -> str:
+        """When the batches are queued."""
+        return AT_START if self.from_start else AT_FIRST_LAYER
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlay:
+    """What came of a burst. Times are monotonic; `zero_ns` is t = 0.
+
+    `arrived_ns` are when the driver heard of each layer of the model (empty if nobody loaded),
+    `decodes` the requests that decoded on the source all the while.
+    """
+
+    burst: Burst
+    began_ns: int
+    zero_ns: int
+    arrived_ns: tuple[int, ...]
+    loaded_ns: int | None
+    requests: tuple[AskedRequest, ...]
+    decodes: tuple[AskedRequest, ...]
+    source_work: tuple[WorkItem, ...]
+    target_work: tuple[WorkItem, ...]
+    taken: tuple[Heard, ...]
+
+    @property
+    def ttft_ns(self) -> list[int]:
+        """Of every batch, from t = 0, in the order of the queue."""
+        return [asked.token_ns[0] - self.zero_ns for asked in self.requests]
+
+    @property
+    def load_ns(self) -> int | None:
+        """From the order to the last layer."""
+        return None if self.loaded_ns is None else self.loaded_ns - self.began_ns
+
+    @property
+    def gaps_ns(self) -> list[int]:
+        """Times between tokens of the decodes, of those that came before the last batch's first."""
+        end_ns = self.zero_ns + max(self.ttft_ns)
+        return [
+            after - before
+            for asked in self.decodes
+            for before, after in zip(asked.token_ns, asked.token_ns[1:], strict=False)
+            if self.zero_ns <= after <= end_ns
+        ]
+
+    @property
+    def first_help_ns(self) -> int | None:
+        """When the target had run the first layer of a batch. Monotonic."""
+        return min((item.stop_ns for item in self.target_work if item.requests), default=None)
+
+
+async def play_burst(fleet: PairFleet, burst: Burst) -> PairPlay:
+    """Play it; the target is empty again afterwards. Raises BenchError."""
+    fleet.forget()
+    setting = fleet.setting
+    decodes = await _start_decodes(fleet, burst.decodes)
+    prompts = [fleet.new_prompt(setting.batch_tokens) for _ in range(burst.batches)]
+    began_ns = zero_ns = time.monotonic_ns()
+    if burst.order != ALONE:
+        fleet.load_target(_pairing(burst.order))
+        if not burst.from_start:
+            await fleet.until(lambda: _watermark(fleet) >= 2)
+            zero_ns = fleet.of_target(LayerArrived)[-1].at_ns
+    requests = await _serve(fleet, burst, prompts)
+    await fleet.until(lambda: all(asked.is_over for asked in requests))
+    for asked in decodes:
+        fleet.cancel(asked)
+    loaded_ns = None
+    if burst.order != ALONE:
+        await fleet.until(lambda: bool(fleet.of_target(LoadCompleted)))
+        loaded_ns = fleet.of_target(LoadCompleted)[0].at_ns
+        await fleet.release_target()
+    return PairPlay(
+        burst=burst,
+        began_ns=began_ns,
+        zero_ns=zero_ns,
+        arrived_ns=_arrivals(fleet),
+        loaded_ns=loaded_ns,
+        requests=tuple(requests),
+        decodes=tuple(decodes),
+        source_work=tuple(fleet.work(SOURCE, began_ns)),
+        target_work=tuple(fleet.work(TARGET, began_ns)),
+        taken=tuple(h for h in fleet.heard if isinstance(h.event, BatchTaken)),
+    )
+
+
+async def time_prompt(fleet: PairFleet, tokens: int) -> int:
+    """What one decoder layer of a prompt takes on the source that has nothing else to do, in ns."""
+    fleet.forget()
+    began_ns = time.monotonic_ns()
+    asked = fleet.submit(SOURCE, fleet.new_prompt(tokens), 1)
+    await fleet.until(lambda: asked.is_over)
+    (item,) = fleet.work(SOURCE, began_ns)
+    return (item.stop_ns - item.start_ns) // item.layer_count
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _pairing(order: str) -> Pairing | None:
+    if order == STOP:
+        return None
+    if order == OVERLAP:
+        return Pairing(OVERLAP)
+    return Pairing(order, SOURCE, SOURCE_INSTANCE)
+
+
+async def _start_decodes(fleet: PairFleet, count: int) -> list[AskedRequest]:
+    decodes = [
+        fleet.submit(SOURCE, fleet.new_prompt(_DECODE_PROMPT_TOKENS), _DECODE_TOKENS)
+        for _ in range(count)
+    ]
+    await fleet.until(lambda: all(len(asked.token_ids) > 1 for asked in decodes))
+    return decodes
+
+
+def _watermark(fleet: PairFleet) -> int:
+    events = [h.event for h in fleet.of_target(LayerArrived)]
+    return max((e.watermark for e in events if isinstance(e, LayerArrived)), default=0)
+
+
+def _arrivals(fleet: PairFleet) -> tuple[int, ...]:
+    """When each layer was there, and all before it."""
+    arrived: list[int] = []
+    for heard in fleet.of_target(LayerArrived):
+        assert isinstance(heard.event, LayerArrived)
+        arrived += [heard.at_ns] * (heard.event.watermark - len(arrived))
+    return tuple(arrived)
+
+
+async def _serve(
+    fleet: PairFleet, burst: Burst, prompts: Sequence[tuple[int, ...]]
+) -> list[AskedRequest]:
+    """Send all prompts where they belong; those sent, in the order of the queue."""
+    waiting = deque(prompts)
+    sent: list[AskedRequest] = []
+
+    def send(worker: WorkerRef) -> None:
+        sent.append(fleet.submit(worker, waiting.popleft(), burst.output_tokens))
+
+    def free() -> WorkerRef | None:
+        """Who gets the next one."""
+        is_loaded = burst.order != ALONE and bool(fleet.of_target(LoadCompleted))
+        busy = {asked.owner for asked in sent if not asked.token_ids}
+        workers = [SOURCE, TARGET] if is_loaded else [SOURCE]
+        return next((worker for worker in workers if worker not in busy), None)
+
+    if burst.order == OVERLAP:
+        for _ in range(min(OVERLAP_KEPT, len(waiting))):
+            send(SOURCE)
+    if burst.order not in (ALONE, STOP):
+        while waiting:
+            send(TARGET)
+    while waiting:
+        await fleet.until(lambda: free() is not None)
+        worker = free()
+        assert worker is not None
+        send(worker)
+    return sent

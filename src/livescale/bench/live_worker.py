@@ -1,0 +1,133 @@
+"""A worker of `bench live`: the product's worker process, on one CPU, with its Runs written down.
+
+`python -m livescale.bench.live_worker FILE CPU`: FILE gets one line per Run when it is over, as
+WorkItem reads it; CPU is where the process stays (-1: anywhere).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from livescale.batching.run import Run
+from livescale.engine.run_result import InstanceExecutor, RunResult
+from livescale.runtime import worker_process
+from livescale.types import LayerSpan, Manifest, RequestId, Value
+
+# torch.Tensor or bytearray: torch is the engine's.
+Rows = Any
+
+
+class WorkItem(Value, frozen=True, array_like=True):
+    """One Run of one worker, on the monotonic clock that all processes share.
+
+    `layers` are decoder layers; `requests` those whose prompts it computed (none: only decodes),
+    `tokens` how many tokens that were.
+    """
+
+    start_ns: int
+    stop_ns: int
+    layers: tuple[int, int]
+    requests: tuple[RequestId, ...]
+    tokens: int
+    decodes: int
+
+    @property
+    def layer_count(self) -> int:
+        return self.layers[1] - self.layers[0]
+
+
+def read_work(file: Path) -> list[WorkItem]:
+    """All Runs of a worker so far."""
+    return [msgspec.json.decode(line, type=WorkItem) for line in file.read_bytes().splitlines()]
+
+
+@dataclass(slots=True)
+class WatchedExecutor:
+    """An executor whose Runs are written down."""
+
+    inner: InstanceExecutor
+    descriptor: int
+    #: of the assigned model, head included
+    stop: int = 0
+
+    def assign(self, manifest: Manifest, arena: memoryview) -> None:
+        self.stop = manifest.span.stop
+        self.inner.assign(manifest, arena)
+
+    def run(self, run: Run, hidden: Rows | None = None) -> RunResult:
+        start_ns = time.monotonic_ns()
+        result = self.inner.run(run, hidden)
+        stop_ns = time.monotonic_ns()
+        os.write(self.descriptor, msgspec.json.encode(self._item(run, start_ns, stop_ns)) + b"\n")
+        return result
+
+    def _item(self, run: Run, start_ns: int, stop_ns: int) -> WorkItem:
+        prompts = [segment for segment in run.segments if segment.token_count > 1]
+        return WorkItem(
+            start_ns,
+            stop_ns,
+            _decoder_layers(run.span, self.stop),
+            tuple(segment.request for segment in prompts),
+            sum(segment.token_count for segment in prompts),
+            len(run.segments) - len(prompts),
+        )
+
+    def materialize(self, layer: int) -> None:
+        self.inner.materialize(layer)
+
+    def release(self) -> None:
+        self.inner.release()
+
+    @property
+    def kv_blocks(self) -> int:
+        return self.inner.kv_blocks
+
+    def export_rows(self, hidden: Rows) -> memoryview:
+        return self.inner.export_rows(hidden)
+
+    def import_rows(self, content: memoryview, tokens: int) -> Rows:
+        return self.inner.import_rows(content, tokens)
+
+    def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
+        return self.inner.export_kv(decoder_layer, block_table, tokens)
+
+    def import_kv(
+        self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
+    ) -> None:
+        self.inner.import_kv(decoder_layer, block_table, tokens, content)
+
+    def kv_layer_bytes(self, tokens: int) -> int:
+        return self.inner.kv_layer_bytes(tokens)
+
+    def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
+        return self.inner.prefill_tokens_per_s(span, tokens)
+
+
+def _decoder_layers(span: LayerSpan, stop: int) -> tuple[int, int]:
+    """Decoder layers of a span, from 0: the embedding and the head are none."""
+    return max(span.start - 1, 0), min(span.stop, stop - 1) - 1
+
+
+def main() -> None:
+    """Be a worker until standard input ends."""
+    file, cpu = sys.argv[1:]
+    logging.basicConfig(level=logging.WARNING, format=f"worker[{os.getpid()}] %(message)s")
+    if int(cpu) >= 0:
+        os.sched_setaffinity(0, {int(cpu)})
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    worker_process.main(lambda executor: WatchedExecutor(executor, descriptor))
+    # As the other children: nothing is left to save.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

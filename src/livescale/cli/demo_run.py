@@ -1,0 +1,213 @@
+"""One run of a demo: a pool of its own, a load through HTTP, and every token checked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from livescale.client.replayer import (
+    ReplayLimits,
+    ReplayResult,
+    lateness,
+    prompts_from_seed,
+    replay,
+)
+from livescale.config import PoolConfig
+from livescale.report.run_report import RunReport
+from livescale.report.summary import summarize
+from livescale.runtime.supervisor import Pool, describe
+from livescale.slo import SloRule, parse_slo
+from livescale.telemetry.record import read_record, write_record
+from livescale.telemetry.timeline import with_client_times
+from livescale.traces import TraceRow
+
+_NS_PER_S = 1_000_000_000
+_DRAIN_S = 120
+_PROGRESS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a run left: the client's results, when its load began, and the record's place."""
+
+    results: list[ReplayResult]
+    started_ns: int
+    record: Path
+
+    def report(self, name: str, rule: SloRule, words: str) -> RunReport:
+        """The record joined with the client's times (they are written to it, too)."""
+        timings = [result.timing() for result in self.results]
+        figures = summarize(timings, rule)
+        lines = with_client_times(read_record(self.record), timings, figures.slo)
+        write_record(self.record, lines)
+        return RunReport(name, lines, figures, self.started_ns, words)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChecks:
+    """Tokens held against transformers: how many, and which were not its choice."""
+
+    tokens: int
+    wrong: int
+    near_ties: int
+
+    def text(self) -> str:
+        return (
+            f"tokens    {self.tokens} checked against transformers, wrong: {self.wrong}"
+            f" (near ties: {self.near_ties})"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "tokens": self.tokens,
+            "token_mismatches": self.wrong,
+            "near_ties": self.near_ties,
+        }
+
+
+def check_tokens(model: Path, results: Sequence[ReplayResult]) -> TokenChecks:
+    """Hold every token against one forward of the model, as transformers computes it."""
+    # Imported here: torch takes a second, and the processes of the pool are gone by now.
+    from livescale.engine.oracle import GreedyOracle
+
+    answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
+    checks = GreedyOracle(model).check_many(answered)
+    return TokenChecks(
+        sum(check.tokens for check in checks),
+        sum(len(check.wrong) for check in checks),
+        sum(check.near_ties for check in checks),
+    )
+
+
+class DemoRun:
+    """One pool with one model, and the load that is played on it."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        assert config.record is not None
+        self.config = config
+        self._pool = Pool(config)
+        manifest = self._pool.models[0].manifest
+        self._vocabulary = msgspec.json.decode(manifest.config_json)["vocab_size"]
+        self._size_bytes = manifest.size_bytes
+        self._started_ns = 0
+        self._sent_ns: list[int] = []
+        self._done = 0
+        self._failed = 0
+
+    @property
+    def request_tokens_max(self) -> int:
+        return self._pool.models[0].request_tokens_max
+
+    @property
+    def base_url(self) -> str:
+        return self._pool.base_url
+
+    def describe(self) -> str:
+        """The model, the links and the pool."""
+        lines = [f"model: {line}" for line in describe(self._pool.models)]
+        rate = self.config.uplink_bytes_per_s
+        if rate is not None:
+            lines.append(
+                f"links: capped at {rate / 1e6:.1f} MB/s per worker and direction, so that a load"
+                f" takes {self._size_bytes / rate:.2f} s"
+            )
+        return "\n".join([*lines, f"pool: {self._pool.site}, starting …"])
+
+    @asynccontextmanager
+    async def pool(self) -> AsyncIterator[None]:
+        """The pool, ready; drained and gone afterwards. Raises PoolFailed."""
+        async with self._pool:
+            await self._pool.ready()
+            yield
+
+    async def play(self, rows: Sequence[TraceRow], *, seed: int, is_quiet: bool = False) -> Played:
+        """Send the rows when they are due, with prompts drawn from `seed`; progress is printed
+        unless `is_quiet`."""
+        self._started_ns = time.monotonic_ns()
+        self._sent_ns = [row.arrival_ns for row in rows]
+        self._done = self._failed = 0
+        progress = asyncio.create_task(self._show_progress())
+        results: list[ReplayResult] = []
+
+        async def play() -> None:
+            results.extend(
+                await replay(
+                    self._pool.base_url,
+                    self._pool.models[0].spec.name,
+                    rows,
+                    prompt_ids_for=prompts_from_seed(self._vocabulary, seed),
+                    on_progress=self._count,
+                    limits=ReplayLimits(drain_ns_max=_DRAIN_S * _NS_PER_S),
+                )
+            )
+
+        try:
+            await self._pool.or_failure(play())
+        finally:
+            progress.cancel()
+        late = lateness(results)
+        if late is not None:
+            print(f"requests left at most {late.max_ns / 1e6:.0f} ms after they were due")
+        return Played(results, self._started_ns, Path(str(self.config.record)))
+
+    async def until_small(self, limit_s: float) -> None:
+        """Give the pool time to shrink to its least size."""
+        least = self.config.models[0].min_replicas
+        await self._until(lambda states: sum(states.values()) <= least, limit_s)
+
+    async def until_loaded(self, limit_s: float) -> None:
+        """Give loads that are under way time to end."""
+        under_way = ("starting", "loading", "live")
+        await self._until(lambda states: not any(map(states.get, under_way)), limit_s)
+
+    async def _until(self, is_so: Callable[[dict[str, int]], bool], limit_s: float) -> None:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            deadline = time.monotonic() + limit_s
+            while not is_so(await self._instances(client)) and time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _count(self, result: ReplayResult) -> None:
+        self._done += 1
+        self._failed += not result.ok
+
+    async def _show_progress(self) -> None:
+        """A line every few seconds: time, instances, requests."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                await asyncio.sleep(_PROGRESS_S)
+                states = await self._instances(client)
+                shown = ", ".join(f"{count} {state}" for state, count in states.items())
+                elapsed_ns = time.monotonic_ns() - self._started_ns
+                due = sum(1 for at_ns in self._sent_ns if at_ns < elapsed_ns)
+                print(
+                    f"  {elapsed_ns / _NS_PER_S:5.1f} s  instances: {shown or 'none'};  requests:"
+                    f" {due} sent, {self._done} done, {self._failed} failed",
+                    flush=True,
+                )
+
+    async def _instances(self, client: httpx.AsyncClient) -> dict[str, int]:
+        """Instances per state, as /metrics tells; nothing while the gateway is busy or away."""
+        try:
+            text = (await client.get(f"{self._pool.base_url}/metrics")).text
+        except httpx.HTTPError:
+            return {}
+        states: dict[str, int] = {}
+        for row in text.splitlines():
+            if row.startswith("livescale_instances{"):
+                state = row.split('state="')[1].split('"')[0]
+                states[state] = states.get(state, 0) + int(float(row.rsplit(" ", 1)[1]))
+        return states
+
+
+def slo_rule(config: PoolConfig) -> SloRule:
+    """What counts as good."""
+    return parse_slo(config.slo)

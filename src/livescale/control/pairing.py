@@ -1,0 +1,189 @@
+"""Live pairs: which loading instance helps which overloaded one, and who gets requests meanwhile.
+
+A pair begins with the load's order and lasts until the load is over (BlitzScale §5.2). From
+LiveStarted on the target gets what the source would have got; the source pulls it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from livescale.control.config import ControllerConfig
+from livescale.control.fleet import Fleet, Instance
+from livescale.control.model_state import ModelState
+from livescale.control.multicast.planner import free_uplinks
+from livescale.control.router import LiveDoor, Router
+from livescale.plans import Pairing, ScalePlan
+from livescale.types import FromWorker, InstanceId, InstanceState, Value, WorkerRef
+
+_NS_PER_MS = 1_000_000
+_NS_PER_S = 1_000_000_000
+# More than anybody has: what is loading for an unknown time comes after all that serve.
+_UNKNOWN_LAG_TOKENS = 1 << 40
+
+Overloaded = tuple[InstanceId, WorkerRef]
+
+
+class PairingChoice(Value, frozen=True):
+    """How a new instance works before everything is there (None: not at all), and why."""
+
+    pairing: Pairing | None
+    reason: str
+
+
+def choose_pairings(
+    plan: ScalePlan, order: str, over_ns: int, overloaded: Sequence[Overloaded]
+) -> list[PairingChoice]:
+    """One choice for each of the plan's instances.
+
+    `overloaded` are instances that may be helped, those that need it most first. Helpers are taken
+    from the ends of chains (`live_order_of`). Loads that are predicted to take no longer than
+    `over_ns` are waited for.
+    """
+    count = len(plan.instances)
+    if plan.predicted_ns is not None and plan.predicted_ns <= over_ns:
+        took, most = plan.predicted_ns / _NS_PER_MS, over_ns / _NS_PER_MS
+        reason = f"the load should take {took:.1f} ms: up to {most:g} ms it is waited for"
+        return [PairingChoice(None, reason)] * count
+    reason = "every overloaded instance has a helper" if overloaded else "nobody is overloaded"
+    if order == "overlap":
+        overloaded, reason = (), "so it is configured"
+    chosen = [PairingChoice(Pairing(order), f"alone: {reason}")] * count
+    free = free_instances(plan)
+    for index, (number, worker) in zip(live_order_of(plan), overloaded, strict=False):
+        sends = "sends no parameters on" if index in free else "sends parameters on, too"
+        pairing = Pairing(order, worker, number)
+        chosen[index] = PairingChoice(pairing, f"helps instance {number}, {sends}")
+    return chosen
+
+
+def live_order_of(plan: ScalePlan) -> list[int]:
+    """The plan's instances by how well they can help: those whose uplinks are free of parameters
+    first, as what they hand over meets nothing there (BlitzScale Figure 12); of these the farthest
+    from who had the model before; then in the plan's order."""
+    free, hops = free_instances(plan), _hops(plan)
+    depths = [max(hops.get(worker, 0) for worker in workers) for workers in plan.instances]
+    return sorted(range(len(plan.instances)), key=lambda i: (i not in free, -depths[i], i))
+
+
+def free_instances(plan: ScalePlan) -> list[int]:
+    """Which of the plan's instances send no parameters over their NICs."""
+    free = dict.fromkeys(free_uplinks(plan))
+    return [i for i, workers in enumerate(plan.instances) if all(w in free for w in workers)]
+
+
+def _hops(plan: ScalePlan) -> dict[WorkerRef, int]:
+    """For each receiver, the shortest way from somebody who gets nothing by the plan."""
+    receivers = {load.receiver: None for load in plan.loads}
+    upstreams = {
+        load.receiver: [f.upstream.worker for f in load.feeds if isinstance(f.upstream, FromWorker)]
+        for load in plan.loads
+    }
+    hops: dict[WorkerRef, int] = {}
+    reached = {r: None for r, ups in upstreams.items() if any(u not in receivers for u in ups)}
+    reached.update((load.receiver, None) for load in plan.loads if not upstreams[load.receiver])
+    distance = 0
+    while reached:
+        distance += 1
+        hops.update(dict.fromkeys(reached, distance))
+        reached = {
+            r: None
+            for r, ups in upstreams.items()
+            if r not in hops and any(up in reached for up in ups)
+        }
+    return hops
+
+
+class Pairings:
+    """The live pairs of all models. Reads fleet and router; changes neither."""
+
+    def __init__(self, config: ControllerConfig, fleet: Fleet, router: Router) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._router = router
+
+    @property
+    def is_live(self) -> bool:
+        """Loading instances may take requests at all."""
+        return self._config.live_order != "stop-the-world"
+
+    def of_plan(self, state: ModelState, plan: ScalePlan) -> list[PairingChoice]:
+        """One choice for each of the plan's instances."""
+        config = self._config
+        if not self.is_live:
+            return [PairingChoice(None, "so it is configured")] * len(plan.instances)
+        overloaded = self._overloaded(state.spec.name)
+        return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded)
+
+    def unpaired(self, model: str) -> list[Instance]:
+        """Serving instances that no loading one helps: the others are not to go."""
+        instances = self._fleet.of_model(model)
+        helped = {
+            i.pairing.source_instance: None
+            for i in instances
+            if i.is_loading and i.pairing is not None
+        }
+        return [i for i in instances if i.state is InstanceState.SERVING and i.id not in helped]
+
+    def takers(
+        self, now_ns: int, state: ModelState
+    ) -> tuple[Sequence[tuple[InstanceId, WorkerRef]], list[LiveDoor]]:
+        """Who may get the model's requests: serving instances, but for the sources of live pairs,
+        and live ones."""
+        serving = self._fleet.serving(state.spec.name)
+        live = self._fleet.live(state.spec.name)
+        if not live:
+            return serving, []
+        takers = [self._taker(now_ns, state, target) for target in live]
+        sources = {taker.source: None for taker in takers}
+        return [entry for entry in serving if entry[1] not in sources], takers
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _overloaded(self, model: str) -> list[Overloaded]:
+        """Who may be helped, the most outstanding prompt tokens first. What waits in the queue is
+        everybody's."""
+        has_queue = self._router.waiting_tokens(model) > 0
+        found = [(self._router.outstanding_tokens(i.worker), i) for i in self.unpaired(model)]
+        found = [(tokens, i) for tokens, i in found if tokens or has_queue]
+        found.sort(key=lambda entry: (-entry[0], entry[1].id))
+        return [(i.id, i.worker) for _, i in found]
+
+    def _taker(self, now_ns: int, state: ModelState, target: Instance) -> LiveDoor:
+        source = self._source_of(target)
+        if source is None:
+            lag_tokens = _lag_tokens(now_ns, state, target)
+            return LiveDoor(target.id, target.worker, lag_tokens=lag_tokens)
+        return LiveDoor(target.id, target.worker, source, _cost_permille(target))
+
+    def _source_of(self, target: Instance) -> WorkerRef | None:
+        """The worker of rank 0 that pulls from the target, if it is still there."""
+        if target.pairing is None or target.pairing.source is None:
+            return None
+        source = self._fleet.instances.get(target.pairing.source_instance)
+        is_there = source is not None and source.state is InstanceState.SERVING
+        return target.pairing.source if is_there else None
+
+
+def _cost_permille(target: Instance) -> int:
+    """What a prompt costs a pair: of `layers` decoder layers the source runs those that the target
+    has not, and no split is better than half each (BlitzScale §4)."""
+    layers = max(target.layers - 2, 1)
+    loaded = min(max(target.watermark - 1, 0), layers)
+    return max(layers - loaded, -(-layers // 2)) * 1000 // layers
+
+
+def _lag_tokens(now_ns: int, state: ModelState, target: Instance) -> int:
+    """Prompt tokens that an instance computes while what the target misses is on its way: as fast
+    as what it has, or as was predicted while it has nothing."""
+    sizes = state.spec.layer_bytes
+    there, missing = sum(sizes[: target.watermark]), sum(sizes[target.watermark :])
+    if there and target.first_byte_ns is not None:
+        left_ns = (now_ns - target.first_byte_ns) * missing // there
+    elif target.predicted_ns is not None:
+        left_ns = target.predicted_ns * missing // (there + missing)
+    else:
+        return _UNKNOWN_LAG_TOKENS
+    if state.prefill_tokens_per_s is None:
+        return _UNKNOWN_LAG_TOKENS
+    return max(left_ns * state.prefill_tokens_per_s // _NS_PER_S, 1)

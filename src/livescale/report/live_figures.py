@@ -1,0 +1,131 @@
+"""A loading instance at work, drawn: its layers, its batches, and the instance that it helps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.ticker import MaxNLocator
+
+from livescale.report.canvas import (
+    ACCENT,
+    COLOURS,
+    INK,
+    WIDE_IN,
+    PlotRow,
+    amount_axis,
+    draw_rows,
+    step_line,
+    time_axis,
+)
+from livescale.report.lanes import tint
+from livescale.report.live_loads import LoadStory, TakenOver
+
+LAYERS = ACCENT
+TAKEN = COLOURS[1]
+FIRST = COLOURS[2]
+WORK = COLOURS[3]
+TAKEN_SHOWN = "#eaae7f"
+"""TAKEN as bars have it, so that numbers on them can be read."""
+
+_NS_PER_S = 1_000_000_000
+_NUMBER_IN = 0.1
+"""A bar at least so wide has its number in it."""
+_PLOT_IN = WIDE_IN - 0.84
+_LEAST_PART = 0.006
+"""No bar is narrower than this part of the axis."""
+_ROWS_MAX = 3
+
+
+def live_load(name: str, story: LoadStory, zero_ns: int, until_ns: int) -> str:
+    """One load: the source's lane, the layers of the loading instance, and its work."""
+    rows: list[PlotRow] = []
+    until_s = _s(until_ns, zero_ns)
+    if story.source >= 0:
+        rows.append(PlotRow(0.6, lambda axes: source_lane(axes, story, zero_ns, until_s)))
+    rows.append(PlotRow(1.6, lambda axes: target_layers(axes, story, zero_ns, until_s)))
+
+    def last(axes: Axes) -> None:
+        _work(axes, story, zero_ns, until_s)
+        axes.set_xlabel("seconds since the order to load it")
+
+    rows.append(PlotRow(1.3, last))
+    described = "A loading instance: its layers, its work and the batches that it handed over"
+    return draw_rows(name, described, rows)
+
+
+def source_lane(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
+    """The batches that the source took over, each as long as its first tokens took: a number says
+    how many layers it did not have to run."""
+    ends_s: list[float] = []
+    boxes, numbers = [], []
+    for batch in story.taken:
+        left = _s(batch.at_ns, zero_ns)
+        # News of a batch may come to the record after its first token: something is always shown.
+        right = left + until_s * _LEAST_PART
+        if batch.answered_ns is not None:
+            right = max(right, _s(batch.answered_ns, zero_ns))
+        place = next((p for p, end in enumerate(ends_s) if end <= left), len(ends_s))
+        if place == len(ends_s):
+            ends_s.append(right)
+        ends_s[place] = right
+        place %= _ROWS_MAX
+        boxes.append([(left, place), (right, place), (right, place + 0.8), (left, place + 0.8)])
+        if (right - left) / until_s * _PLOT_IN >= _NUMBER_IN:
+            numbers.append(((left + right) / 2, place + 0.4, batch.next_layer))
+    rows = max(1, min(len(ends_s), _ROWS_MAX))
+    axes.add_collection(
+        PolyCollection(boxes, facecolors=[TAKEN_SHOWN], edgecolors="white", linewidths=0.8),
+        autolim=False,
+    )
+    for x, y, number in numbers:
+        axes.text(x, y, str(number), ha="center", va="center", fontsize=6.5, color=INK)
+    axes.set_ylim(rows + 0.1, -0.2)
+    axes.set_yticks([rows / 2 - 0.1], [f"w{story.source}"])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False)
+    time_axis(axes, until_s)
+
+
+def target_layers(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
+    """The layers of the loading instance as they arrive; a dot for every batch that was handed
+    over, at its time and the layers that it had behind it."""
+    steps = [(_s(story.ordered_ns, zero_ns), 0.0)]
+    steps += [(_s(at, zero_ns), float(watermark)) for at, watermark, _ in story.steps]
+    ends = [*steps, (until_s, steps[-1][1])]
+    axes.fill_between(
+        [x for x, _ in ends],
+        [y for _, y in ends],
+        step="post",
+        color=tint(LAYERS, 0.2),
+        linewidth=0,
+    )
+    step_line(axes, steps, until_s, color=LAYERS, linewidth=1.3)
+    _handed(axes, story.taken, zero_ns)
+    tops = [_s(at, zero_ns) for at in story.first_ns]
+    axes.plot(tops, [story.layers] * len(tops), "|", color=FIRST, markersize=7, markeredgewidth=1.2)
+    time_axis(axes, until_s)
+    axes.set_ylim(0, story.layers * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.set_ylabel(f"w{story.worker}: layers")
+
+
+def _handed(axes: Axes, taken: Sequence[TakenOver], zero_ns: int) -> None:
+    at_s = [_s(batch.at_ns, zero_ns) for batch in taken]
+    layers = [batch.next_layer for batch in taken]
+    axes.vlines(at_s, 0, layers, color=TAKEN, linewidth=0.9, alpha=0.6)
+    axes.plot(at_s, layers, "o", color=TAKEN, markersize=3.6)
+
+
+def _work(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
+    """Layers of batches that the loading instance has run so far."""
+    steps = [(_s(story.ordered_ns, zero_ns), 0.0)]
+    steps += [(_s(at, zero_ns), float(ran)) for at, _, ran in story.steps]
+    step_line(axes, steps, until_s, color=WORK, linewidth=1.5)
+    time_axis(axes, until_s)
+    amount_axis(axes, "layers run", story.live_layers, is_count=True)
+
+
+def _s(at_ns: int, zero_ns: int) -> float:
+    return (at_ns - zero_ns) / _NS_PER_S

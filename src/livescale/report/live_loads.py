@@ -1,0 +1,221 @@
+"""Loads of instances from close by: what was there when, what the instance did meanwhile, and which
+batches another one took over from it (live scaling, BlitzScale §5.2). Nothing is drawn here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from livescale.report.lives import InstanceLife, Lives
+from livescale.report.terminal import seconds, table
+from livescale.telemetry.record import AnyLine, RequestLine
+from livescale.types import InstanceId, RequestId
+
+_NS_PER_S = 1_000_000_000
+_COLUMNS = 60
+_FILLING = " .:-=+*#"
+"""From nothing to everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """One batch that the source took over, and when it had all of its first tokens (None: some
+    never came from there). Layers of the model below `next_layer` had been run."""
+
+    at_ns: int
+    next_layer: int
+    requests: int
+    tokens: int
+    row_bytes: int
+    pull_ns: int
+    answered_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStory:
+    """One instance from the order to load it until it served, was lost or the record ended.
+
+    `order` is the live order; empty for a load that everybody waits for. `source` is the worker
+    that is helped, or -1. `steps` are (time, first layers that are there, layers of batches run so
+    far) in ascending time. `first_ns` are the times of first tokens that came from this worker.
+    `help_ns` is the first time that something came of its work: a batch taken over, or a token.
+    """
+
+    instance: InstanceId
+    model: str
+    worker: int
+    layers: int
+    order: str
+    source: int
+    ordered_ns: int
+    live_ns: int | None
+    loaded_ns: int | None
+    end_ns: int
+    steps: tuple[tuple[int, int, int], ...]
+    taken: tuple[TakenOver, ...]
+    first_ns: tuple[int, ...]
+    help_ns: int | None
+
+    @property
+    def first_layer_ns(self) -> int | None:
+        return next((at for at, watermark, _ in self.steps if watermark), None)
+
+    @property
+    def help_s(self) -> float | None:
+        """How long after the order it first helped."""
+        return None if self.help_ns is None else (self.help_ns - self.ordered_ns) / _NS_PER_S
+
+    @property
+    def live_layers(self) -> int:
+        """Layers of batches that it had run when it last said so."""
+        return max((ran for _, _, ran in self.steps), default=0)
+
+    @property
+    def requests_given(self) -> int:
+        return sum(batch.requests for batch in self.taken)
+
+
+def load_stories(lines: Iterable[AnyLine], lives: Lives) -> list[LoadStory]:
+    """The loads of all instances whose order is on record, in the order of their beginning."""
+    requests = [line for line in lines if isinstance(line, RequestLine)]
+    of_request = {line.request: line for line in requests}
+    return [
+        _story(life, lives, requests, of_request)
+        for life in lives.instances.values()
+        if life.is_whole and life.tenures
+    ]
+
+
+def live_stories(lines: Iterable[AnyLine], lives: Lives) -> list[LoadStory]:
+    """The loads of those instances that worked, or were meant to, before everything was there."""
+    if not any(life.live_ns is not None for life in lives.instances.values()):
+        return []
+    return [story for story in load_stories(lines, lives) if story.live_ns is not None]
+
+
+def live_text(stories: Sequence[LoadStory], started_ns: int) -> str:
+    """Live loads for a terminal: one row each, and the first from close by."""
+    rows = []
+    for story in stories:
+        ns = (story.live_ns, story.first_layer_ns, story.help_ns, story.loaded_ns)
+        after = [None if at is None else (at - story.ordered_ns) / _NS_PER_S for at in ns]
+        rows.append(
+            [
+                seconds((story.ordered_ns - started_ns) / _NS_PER_S),
+                f"w{story.worker}",
+                f"w{story.source}" if story.source >= 0 else "nobody",
+                story.order,
+                *map(seconds, after),
+                len(story.taken),
+                story.requests_given,
+                story.live_layers,
+            ]
+        )
+    header = ["at", "live", "helps", "order", "takes requests", "1st layer", "1st help"]
+    counts = ["loaded", "batches given", "requests", "layers run"]
+    return "\n\n".join([table([*header, *counts], rows), _diagram(stories[0])])
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _story(
+    life: InstanceLife,
+    lives: Lives,
+    requests: Sequence[RequestLine],
+    of_request: dict[RequestId, RequestLine],
+) -> LoadStory:
+    tenure = min(life.tenures, key=lambda tenure: (tenure.rank, tenure.ordered_ns))
+    spec = lives.specs.get(life.model)
+    layers = 0 if spec is None else len(spec.layer_bytes)
+    pairing = life.pairing
+    source = None if pairing is None else pairing.source
+    ends_ns = [at for at in (life.served_ns, life.ended_ns) if at is not None]
+    taken = tuple(
+        TakenOver(
+            at_ns,
+            event.next_layer,
+            len(event.requests),
+            event.tokens,
+            event.row_bytes,
+            event.pull_ns,
+            _answered_ns([of_request.get(name) for name, _ in event.requests], event.worker.worker),
+        )
+        for at_ns, event in life.taken
+    )
+    first_ns = sorted(
+        line.token_ns[0]
+        for line in requests
+        if line.token_ns and line.worker == tenure.worker and line.token_ns[0] >= tenure.ordered_ns
+    )
+    helped = [batch.at_ns for batch in taken[:1]] + first_ns[:1]
+    return LoadStory(
+        instance=life.instance,
+        model=life.model,
+        worker=tenure.worker.worker,
+        layers=layers,
+        order="" if pairing is None else pairing.order,
+        source=-1 if source is None else source.worker,
+        ordered_ns=tenure.ordered_ns,
+        live_ns=life.live_ns,
+        loaded_ns=life.served_ns,
+        end_ns=min(ends_ns, default=lives.end_ns),
+        steps=_steps(life, layers),
+        taken=taken,
+        first_ns=tuple(first_ns),
+        help_ns=min(helped, default=None),
+    )
+
+
+def _steps(life: InstanceLife, layers: int) -> tuple[tuple[int, int, int], ...]:
+    """Its marks, and the end of the load."""
+    steps = [(mark.at_ns, mark.watermark, mark.live_layers) for mark in life.marks]
+    if life.served_ns is not None:
+        steps.append((life.served_ns, layers, steps[-1][2] if steps else 0))
+    return tuple(steps)
+
+
+def _answered_ns(lines: Sequence[RequestLine | None], worker: int) -> int | None:
+    """When the last of these requests had its first token, if all had it from this worker."""
+    found = [
+        line.token_ns[0]
+        for line in lines
+        if line is not None and line.token_ns and line.worker and line.worker.worker == worker
+    ]
+    return max(found) if len(found) == len(lines) else None
+
+
+def _diagram(story: LoadStory) -> str:
+    """Rows over the time of the load: layers there, layers of batches run, batches given away."""
+    span_ns = max(story.end_ns - story.ordered_ns, 1)
+
+    def row(name: str, cells: str, total: str) -> str:
+        return f"{name:>14} |{cells}|  {total}"
+
+    filled, worked, given = [], [], []
+    for column in range(_COLUMNS):
+        start_ns, stop_ns = (
+            story.ordered_ns + span_ns * edge // _COLUMNS for edge in (column, column + 1)
+        )
+        there = [step for step in story.steps if step[0] <= stop_ns]
+        filled.append(_level(max((w for _, w, _ in there), default=0), story.layers))
+        worked.append(_level(max((ran for _, _, ran in there), default=0), story.live_layers))
+        count = sum(start_ns < batch.at_ns <= stop_ns for batch in story.taken)
+        given.append(" " if not count else str(count) if count < 10 else "+")
+    came = max((watermark for _, watermark, _ in story.steps), default=0)
+    end = f"{span_ns / _NS_PER_S:.3g} s"
+    return "\n".join(
+        [
+            f"w{story.worker} from the order to load it until it was there:",
+            row("layers there", "".join(filled), f"{came} of {story.layers}"),
+            row("layers run", "".join(worked), f"{story.live_layers}, of all batches"),
+            row("batches given", "".join(given), str(len(story.taken))),
+            f"{'':>14} 0{end:>{_COLUMNS}}",
+        ]
+    )
+
+
+def _level(done: int, of: int) -> str:
+    level = done * (len(_FILLING) - 1) // of if of else 0
+    return _FILLING[max(level, min(done, 1))]

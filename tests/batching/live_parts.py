@@ -1,0 +1,180 @@
+"""Parts of a world of live instances: workers, what the gateway knows of a request, and executors
+that write symbols where real ones write numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kv_double import next_token
+
+from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.live_messages import BatchKey
+from livescale.batching.run import Run, Segment, SequenceSpec
+from livescale.types import RequestId, SamplingParams, WorkerRef
+
+#: what a row, or a place of the KV cache, is: before or of which layer, after which tokens
+Symbol = tuple[int, int]
+Rows = tuple[Symbol, ...]
+Payload = Rows | tuple[Rows, ...] | None
+
+
+def prefixes(salt: str, token_ids: Sequence[int]) -> list[int]:
+    """A number per position that stands for all tokens up to it."""
+    states, state = [], hash(salt)
+    for token_id in token_ids:
+        state = hash((state, token_id))
+        states.append(state)
+    return states
+
+
+class SymbolicExecutor:
+    """Holds rows by batch and KV by layer, block and offset, and checks all that a Run reads."""
+
+    def __init__(self, batcher: Batcher, salts: dict[RequestId, str]) -> None:
+        self._batcher = batcher
+        self._salts = salts
+        self.rows: dict[BatchKey, Rows] = {}
+        self._kv: dict[tuple[int, int, int], Symbol] = {}
+        self._written: dict[tuple[int, int, int], Symbol] = {}
+        self._published: dict[int, bytes] = {}
+
+    def run(self, run: Run, key: BatchKey | None) -> list[int]:
+        """Execute: check rows and KV that go in, write KV and rows, sample."""
+        layers = range(max(run.span.start, 1), min(run.span.stop, self._layers + 1))
+        before = self.rows.pop(key, ()) if key is not None else ()
+        after: list[Symbol] = []
+        expected: list[Symbol] = []
+        self._written = {}
+        for segment in run.segments:
+            states = self._check(segment)
+            first = segment.first_position
+            stop = first + segment.token_count
+            expected += [(run.span.start, state) for state in states[first:stop]]
+            after += [(run.span.stop, state) for state in states[first:stop]]
+            for layer in layers:
+                for position in range(first):
+                    held = self._kv.get((layer, *self._place(segment.block_table, position)))
+                    assert held == (layer, states[position]), (segment, layer, position, held)
+                for position in range(first, stop):
+                    place = (layer, *self._place(segment.block_table, position))
+                    assert place not in self._written, f"two segments write {place}"
+                    self._written[place] = (layer, states[position])
+        if run.span.start:
+            assert before == tuple(expected), f"other rows than those of {run}"
+        for block in dict.fromkeys(place[1] for place in self._written):
+            assert self._batcher.pool.references(block) == 1, f"block {block} is shared"
+            assert self._batcher.pool.key_of(block) is None, f"block {block} can be found"
+        self._kv |= self._written
+        if run.span.stop <= self._layers:
+            assert key is not None
+            self.rows[key] = tuple(after)
+        known = ([*s.prompt_ids, *s.generated_ids] for s in run.segments if s.samples)
+        return [next_token(token_ids) for token_ids in known]
+
+    def check_untouched(self) -> None:
+        """Nobody has written over what the last Run wrote."""
+        for place, symbol in self._written.items():
+            assert self._kv[place] == symbol, f"{place} was written during a Run"
+
+    def export_kv(self, layer: int, places: Sequence[tuple[int, tuple[int, ...]]]) -> Payload:
+        """One layer's KV of a batch, per request in token order."""
+        return tuple(
+            tuple(self._kv[layer, *self._place(table, p)] for p in range(tokens))
+            for tokens, table in places
+        )
+
+    def import_kv(
+        self, layer: int, places: Sequence[tuple[int, tuple[int, ...]]], payload: Payload
+    ) -> None:
+        """Write what `export_kv` gave, but for requests that have no table here any more."""
+        assert payload is not None
+        for (tokens, table), rows in zip(places, payload, strict=True):
+            assert len(rows) == tokens
+            for position, symbol in enumerate(rows):
+                if table:
+                    assert isinstance(symbol, tuple)
+                    block, offset = self._place(table, position)
+                    assert self._batcher.pool.references(block) == 1
+                    self._kv[layer, block, offset] = symbol
+
+    def check_published(self) -> None:
+        """What can be found by a key is there in every layer."""
+        pool = self._batcher.pool
+        published = {b: key for b in range(pool.blocks) if (key := pool.key_of(b)) is not None}
+        for block, key in published.items():
+            if self._published.get(block) == key:
+                continue
+            for offset in range(pool.block_tokens):
+                first = self._kv[1, block, offset]
+                for layer in range(1, self._layers + 1):
+                    assert self._kv[layer, block, offset] == (layer, first[1]), (block, layer)
+        self._published = published
+
+    @property
+    def _layers(self) -> int:
+        return self._batcher.span.stop - 2
+
+    def _check(self, segment: Segment) -> list[int]:
+        """States of all known positions."""
+        known = [*segment.prompt_ids, *segment.generated_ids]
+        first, stop = segment.first_position, segment.context_tokens
+        assert segment.token_count > 0, segment
+        assert list(segment.token_ids) == known[first:stop], segment
+        assert stop <= len(segment.block_table) * self._batcher.config.block_tokens, segment
+        return prefixes(self._salts[segment.request], known)
+
+    def _place(self, table: Sequence[int], position: int) -> tuple[int, int]:
+        number, offset = divmod(position, self._batcher.config.block_tokens)
+        return table[number], offset
+
+
+@dataclass
+class Node:
+    """One worker and its instance, which may go."""
+
+    ref: WorkerRef
+    live: LiveBatcher | None
+    executor: SymbolicExecutor
+    is_alive: bool = True
+    #: the Run in flight, its tokens and when it began
+    run: Run | None = None
+    tokens: list[int] = field(default_factory=list)
+    began_ns: int = 0
+    #: waits for the end of the Run in flight
+    inbox: list[Callable[[], None]] = field(default_factory=list)
+    wake_ns: int | None = None
+    runs: int = 0
+
+
+@dataclass
+class Transcript:
+    """What the gateway knows of a request."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    salt: str
+    attempt: int = 0
+    owner: WorkerRef | None = None
+    tokens: list[int] = field(default_factory=list)
+    is_over: bool = False
+    is_cancelled: bool = False
+    finished_ns: int = 0
+
+    def spec(self, request: RequestId) -> SequenceSpec:
+        return SequenceSpec(
+            *(request, self.attempt, self.prompt_ids, self.sampling),
+            tuple(self.tokens),
+            self.salt,
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """One loading instance: when `watermark` reaches each further layer."""
+
+    layer_ns: tuple[int, ...]
+    config: BatcherConfig
+    order: str = "zigzag"
+    has_source: bool = True

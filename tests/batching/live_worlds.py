@@ -1,0 +1,437 @@
+"""A world of live instances in virtual time: workers, links with delays, a gateway that knows whose
+each request is, and executors that write symbols where real ones write numbers.
+
+Everything that can happen to a live pair can be put into it; it checks each step of each node.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+
+from kv_double import reference
+from live_parts import Node, Payload, SymbolicExecutor, Target, Transcript
+
+from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.live_messages import (
+    Handover,
+    KvLayer,
+    LiveMessage,
+    Taken,
+    refusal,
+)
+from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.plans import Pairing
+from livescale.types import LayerSpan, RequestId, SamplingParams, WorkerRef
+
+SOURCE = WorkerRef(0)
+
+
+class LiveWorld:
+    """A source (worker 0, instance 1) and targets (workers 1…, instances 2…)."""
+
+    def __init__(
+        self,
+        layers: int,
+        source: BatcherConfig,
+        targets: Sequence[Target],
+        limits: LiveLimits,
+        *,
+        delays: Sequence[int] = (0,),
+        gateway_ns: int = 0,
+        token_layer_ns: int = 10,
+        run_ns: int = 0,
+    ) -> None:
+        self.layers = layers
+        self.now_ns = 0
+        self.gateway_ns = gateway_ns
+        self.token_layer_ns, self.run_ns = token_layer_ns, run_ns
+        self.transcripts: dict[RequestId, Transcript] = {}
+        self._salts: dict[RequestId, str] = {}
+        self._delays = itertools.cycle(delays)
+        self._last_arrival: dict[tuple[WorkerRef, WorkerRef], int] = {}
+        self._cut: set[frozenset[WorkerRef]] = set()
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self.nodes: dict[WorkerRef, Node] = {}
+        #: batches that a node heard to be taken, with the requests and attempts in it
+        self._gone_from: dict[tuple[WorkerRef, RequestId, int], None] = {}
+        #: what a node has forgotten on demand
+        self._forgotten: dict[tuple[WorkerRef, RequestId, int], None] = {}
+        self.is_strict = False
+        #: is shown every Run that ends
+        self.watch: Callable[[Node, Run], None] = lambda node, run: None
+        self.handovers = self.messages = 0
+        self._add_node(SOURCE, LiveBatcher(Batcher(source, LayerSpan(0, layers + 2)), 1, limits))
+        self._live(SOURCE).layers_arrived(layers + 2)
+        for number, target in enumerate(targets, 1):
+            ref = WorkerRef(number)
+            pairing = Pairing(target.order, SOURCE if target.has_source else None, 1)
+            batcher = Batcher(target.config, LayerSpan(0, layers + 2))
+            self._add_node(ref, LiveBatcher(batcher, number + 1, limits, pairing))
+            for index, at_ns in enumerate(target.layer_ns):
+                self.at(at_ns, lambda ref=ref, w=index + 1: self._layer_arrived(ref, w))
+
+    # -- what a test does -----------------------------------------------------------------------
+
+    def at(self, at_ns: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at_ns, next(self._count), action))
+
+    def request(
+        self,
+        request: RequestId,
+        ref: WorkerRef,
+        prompt_ids: Sequence[int],
+        outputs: int,
+        salt: str = "",
+        stop_ids: tuple[int, ...] = (),
+    ) -> None:
+        """A new request is dispatched to this worker now."""
+        sampling = SamplingParams(outputs, stop_ids)
+        self.transcripts[request] = Transcript(tuple(prompt_ids), sampling, salt)
+        self._salts[request] = salt
+        self.dispatch(request, ref)
+
+    def dispatch(self, request: RequestId, ref: WorkerRef) -> None:
+        """A further attempt of the request, at this worker."""
+        transcript = self.transcripts.get(request)
+        if transcript is None or transcript.is_over:
+            return
+        if not self._can_serve(ref):
+            ref = next((r for r in self.nodes if self._can_serve(r)), ref)
+        if not self._can_serve(ref):
+            transcript.is_over = transcript.is_cancelled = True  # nobody is left for it
+            return
+        old, attempt = transcript.owner, transcript.attempt
+        if old is not None and old != ref:
+            self._later(lambda: self._cancel_at(old, request, attempt))
+        transcript.attempt += 1
+        transcript.owner = ref
+        spec = transcript.spec(request)
+        self._later(lambda: self._submit(ref, spec))
+
+    def cancel(self, request: RequestId) -> None:
+        """The client goes away."""
+        transcript = self.transcripts.get(request)
+        if transcript is None or transcript.is_over:
+            return
+        transcript.is_over = transcript.is_cancelled = True
+        owner, attempt = transcript.owner, transcript.attempt
+        if owner is not None:
+            self._later(lambda: self._cancel_at(owner, request, attempt))
+
+    def disown(self, request: RequestId) -> None:
+        """The request is moved: the next attempt goes to another worker."""
+        transcript = self.transcripts.get(request)
+        if transcript is not None and transcript.owner is not None:
+            refs = [*self.nodes]
+            self.dispatch(request, refs[(refs.index(transcript.owner) + 1) % len(refs)])
+
+    def lose(self, ref: WorkerRef) -> None:
+        """The worker dies."""
+        node = self.nodes[ref]
+        if not node.is_alive:
+            return
+        node.is_alive = False
+        node.live = node.run = None
+        for other in self.nodes.values():
+            self._between_runs(other, lambda other=other: self._peer_lost(other, ref))
+        self._later(lambda: self._redispatch(ref))
+
+    def cut(self, first: WorkerRef, second: WorkerRef) -> None:
+        """The link between two workers breaks for good; what is on it is lost."""
+        self._cut.add(frozenset((first, second)))
+        for ref, peer in ((first, second), (second, first)):
+            node = self.nodes[ref]
+            self._between_runs(node, lambda node=node, peer=peer: self._peer_lost(node, peer))
+
+    def fail_load(self, ref: WorkerRef) -> None:
+        """The instance is given up; what it had waits again."""
+        self._between_runs(self.nodes[ref], lambda: self._give_back(self.nodes[ref]))
+
+    def play(self, events_max: int = 20_000) -> None:
+        """Let everything happen."""
+        self._pump()
+        for _ in range(events_max):
+            if not self._heap:
+                return
+            self.now_ns, _, action = heapq.heappop(self._heap)
+            action()
+            self._pump()
+            if self.is_strict:
+                self._check_source_is_busy()
+        raise AssertionError(f"no end: {self.nodes}")
+
+    # -- what must hold in the end --------------------------------------------------------------
+
+    def check_end(self) -> None:
+        """Every request has its tokens, and nothing is left anywhere."""
+        for request, transcript in self.transcripts.items():
+            expected = reference(
+                SequenceSpec(request, 1, transcript.prompt_ids, transcript.sampling)
+            )
+            got = transcript.tokens
+            if transcript.is_cancelled:
+                assert got == expected[: len(got)], (request, got)
+            else:
+                assert got == expected, (request, transcript, self.nodes)
+        for node in self.nodes.values():
+            live = node.live
+            if live is None:
+                continue
+            assert live.batcher.pool.used == 0, live
+            assert len(live.batcher.held) == 0, live
+            assert not live.has_work, live
+            assert live.requests() == [], live
+            assert not live.giver.given, live
+            assert live.taker.is_idle, live
+            assert live.deadline_ns() is None, live
+            assert not node.executor.rows, node.executor.rows
+            assert live.giver.is_parted or not live.is_full, live
+
+    # -- the gateway ----------------------------------------------------------------------------
+
+    def _token(self, ref: WorkerRef, emission: Emission) -> None:
+        transcript = self.transcripts[emission.request]
+        if emission.attempt != transcript.attempt:
+            return
+        if ref != transcript.owner:
+            self._later(lambda: self._cancel_at(ref, emission.request, emission.attempt))
+        elif not transcript.is_over and emission.index == len(transcript.tokens):
+            transcript.tokens.append(emission.token_id)
+            if emission.finish_reason is not None:
+                transcript.is_over = True
+                transcript.finished_ns = self.now_ns
+        elif not transcript.is_over:
+            assert emission.index < len(transcript.tokens), f"a gap before {emission}"
+
+    def _attempt_taken(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
+        transcript = self.transcripts[request]
+        if transcript.is_over or transcript.attempt != attempt:
+            self._later(lambda: self._cancel_at(ref, request, attempt))
+        else:
+            transcript.owner = ref
+
+    def _attempt_returned(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
+        transcript = self.transcripts[request]
+        if (transcript.owner, transcript.attempt) == (ref, attempt) and not transcript.is_over:
+            transcript.owner = None
+            self._later(lambda: self._again(request, attempt))
+
+    def _again(self, request: RequestId, attempt: int) -> None:
+        """It waited; nobody may have taken it since."""
+        transcript = self.transcripts[request]
+        if transcript.owner is None and transcript.attempt == attempt:
+            self.dispatch(request, SOURCE)
+
+    def _redispatch(self, lost: WorkerRef) -> None:
+        for request, transcript in self.transcripts.items():
+            if transcript.owner == lost and not transcript.is_over:
+                transcript.owner = None
+                self._again(request, transcript.attempt)
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def _add_node(self, ref: WorkerRef, live: LiveBatcher) -> None:
+        self.nodes[ref] = Node(ref, live, SymbolicExecutor(live.batcher, self._salts))
+
+    def _live(self, ref: WorkerRef) -> LiveBatcher:
+        live = self.nodes[ref].live
+        assert live is not None
+        return live
+
+    def _can_serve(self, ref: WorkerRef) -> bool:
+        return self.nodes[ref].is_alive and self.nodes[ref].live is not None
+
+    def _later(self, action: Callable[[], None]) -> None:
+        """Between a worker and the gateway."""
+        self.at(self.now_ns + self.gateway_ns, action)
+
+    def _between_runs(self, node: Node, action: Callable[[], None]) -> None:
+        node.inbox.append(action)
+
+    def _layer_arrived(self, ref: WorkerRef, watermark: int) -> None:
+        live = self.nodes[ref].live
+        if live is not None:
+            live.layers_arrived(watermark)
+
+    def _submit(self, ref: WorkerRef, spec: SequenceSpec) -> None:
+        live = self.nodes[ref].live
+        if live is None:
+            return self._attempt_returned(ref, spec.request, spec.attempt)
+        try:
+            live.add(spec)
+        except ValueError:
+            stale = [a for r, a in live.batcher.requests() if r == spec.request]
+            assert any(attempt > spec.attempt for attempt in stale), "it must fit"
+        live.validate()
+
+    def _cancel_at(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
+        live = self.nodes[ref].live
+        if live is not None:
+            if live.cancel(request, attempt):
+                self._forgotten[ref, request, attempt] = None
+            assert not live.cancel(request, attempt), "once is enough"
+            live.validate()
+
+    def _give_back(self, node: Node) -> None:
+        live = node.live
+        if live is None:
+            return
+        self._flush(node)  # who has taken what is told before who returns it
+        for request, attempt in live.give_back():
+            assert (node.ref, request, attempt) not in self._gone_from, "it is another one's"
+            assert (node.ref, request, attempt) not in self._forgotten
+            self._later(lambda r=request, a=attempt: self._attempt_returned(node.ref, r, a))
+        live.validate()
+        assert live.batcher.pool.used == 0
+        assert live.requests() == []
+        self._flush(node)
+        node.live = None
+
+    def _peer_lost(self, node: Node, peer: WorkerRef) -> None:
+        if node.live is not None:
+            node.live.peer_lost(peer)
+
+    def _pump(self) -> None:
+        """Whatever can happen now without further events."""
+        for node in self.nodes.values():
+            if not node.is_alive:
+                node.inbox.clear()
+                continue
+            if node.run is None:
+                inbox, node.inbox = node.inbox, []
+                for action in inbox:
+                    action()
+                    if node.live is not None:
+                        node.live.validate()
+                self._flush(node)
+                self._start(node)
+            self._flush(node)
+            self._check(node)
+
+    def _start(self, node: Node) -> None:
+        if node.live is None:
+            return
+        run = node.live.next_run()
+        if run is None:
+            return
+        node.runs += 1
+        node.run, node.began_ns = run, self.now_ns
+        node.tokens = node.executor.run(run, node.live.key_of(run))
+        self._check_may_run(node, run)
+        count = min(run.span.stop, self.layers + 1) - max(run.span.start, 1)
+        duration_ns = max(1, self.run_ns + count * run.token_count * self.token_layer_ns)
+        self.at(self.now_ns + duration_ns, lambda: self._finish(node, run))
+
+    def _check_may_run(self, node: Node, run: Run) -> None:
+        """Layers are there, and nothing runs that another node was told to have."""
+        assert node.live is not None
+        assert run.span.stop <= node.live.watermark
+        for segment in run.segments:
+            key = (node.ref, segment.request, segment.attempt)
+            assert key not in self._gone_from, f"{key} was taken over"
+
+    def _finish(self, node: Node, run: Run) -> None:
+        if node.run is not run or node.live is None:
+            return
+        node.executor.check_untouched()
+        self.watch(node, run)
+        node.run = None
+        for emission in node.live.commit(run, node.tokens):
+            assert (node.ref, emission.request, emission.attempt) not in self._forgotten
+            self._later(lambda e=emission: self._token(node.ref, e))
+        node.live.ran(run, self.now_ns - node.began_ns)
+        self._flush(node)
+
+    def _flush(self, node: Node) -> None:
+        """Say what is to be said; rows and KV go along as they are now."""
+        live = node.live
+        if live is None:
+            return
+        for peer, message in live.take_outbox(self.now_ns):
+            payload: Payload = None
+            if isinstance(message, Handover) and message.next_layer:
+                payload = node.executor.rows[message.batch]
+                assert len(payload) == message.rows
+            elif isinstance(message, KvLayer):
+                payload = node.executor.export_kv(message.layer, live.kv_places(message.batch))
+            self._send(node.ref, peer, message, payload)
+        for taken in live.taker.take_taken():
+            for spec in taken.requests:
+                self._later(
+                    lambda r=spec.request, a=spec.attempt: self._attempt_taken(node.ref, r, a)
+                )
+        for key in [key for key in node.executor.rows if not live.holds(key)]:
+            del node.executor.rows[key]
+        deadline_ns = live.deadline_ns()
+        if deadline_ns is not None and deadline_ns != node.wake_ns:
+            assert deadline_ns > self.now_ns or node.run is not None, "late for ever"
+            node.wake_ns = deadline_ns
+            self.at(max(deadline_ns, self.now_ns), lambda: None)
+
+    def _send(
+        self, ref: WorkerRef, peer: WorkerRef, message: LiveMessage, payload: Payload
+    ) -> None:
+        self.messages += 1
+        last_ns = self._last_arrival.get((ref, peer), 0)
+        at_ns = max(self.now_ns + next(self._delays), last_ns)
+        self._last_arrival[ref, peer] = at_ns
+        self.at(at_ns, lambda: self._arrive(ref, peer, message, payload))
+
+    def _arrive(
+        self, ref: WorkerRef, peer: WorkerRef, message: LiveMessage, payload: Payload
+    ) -> None:
+        sender, receiver = self.nodes[ref], self.nodes[peer]
+        if frozenset((ref, peer)) in self._cut or not sender.is_alive or not receiver.is_alive:
+            return
+        self._between_runs(receiver, lambda: self._take(receiver, ref, message, payload))
+
+    def _take(self, node: Node, peer: WorkerRef, message: LiveMessage, payload: Payload) -> None:
+        live = node.live
+        if live is None:
+            answer = refusal(message)
+            if answer is not None:
+                self._send(node.ref, peer, answer, None)
+            return
+        if isinstance(message, KvLayer) and live.wants_kv(message.batch, message.layer):
+            node.executor.import_kv(message.layer, live.kv_places(message.batch), payload)
+        if isinstance(message, Taken) and message.batch in live.giver.given:
+            for sequence in live.giver.given[message.batch].sequences:
+                self._gone_from[node.ref, sequence.spec.request, sequence.spec.attempt] = None
+        live.take_message(peer, message, self.now_ns)
+        if isinstance(message, Handover) and live.holds(message.batch):
+            self.handovers += 1
+            if message.next_layer:
+                assert payload is not None
+                node.executor.rows[message.batch] = payload  # type: ignore[assignment]
+
+    # -- checks of every step -------------------------------------------------------------------
+
+    def _check(self, node: Node) -> None:
+        if node.live is not None:
+            node.live.validate()
+            node.executor.check_published()
+
+    def _check_source_is_busy(self) -> None:
+        """Without delays: what can be had is had at once, by a source that has nothing to do."""
+        source = self.nodes[SOURCE]
+        if source.live is None or source.run is not None or self._heap_is_at_now():
+            return
+        targets = [node for node in self.nodes.values() if node is not source]
+        if source.live.batcher.held.reserved:  # it waits for the end of a target's Run
+            assert any(node.run is not None for node in targets)
+            return
+        for node in targets:
+            if node.live is None or node.run is not None:
+                continue
+            batch = node.live.giver.pullable(node.live.loaded)
+            if batch is not None and not node.live.giver.is_parted:
+                needs = [(s.known_tokens, s.tokens_max) for s in batch.sequences]
+                assert not source.live.batcher.has_room(needs), f"{source} is idle"
+
+    def _heap_is_at_now(self) -> bool:
+        return bool(self._heap) and self._heap[0][0] == self.now_ns

@@ -1,0 +1,177 @@
+"""What bounds live work: sizes of batches, time between decodes, room, answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_parts import Target
+from live_worlds import SOURCE, LiveWorld
+
+from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.live_messages import BatchKey, Declined, Offer, Parted, Pull
+from livescale.batching.run import Run, SequenceSpec
+from livescale.plans import Pairing
+from livescale.types import LayerSpan, SamplingParams, WorkerRef
+
+_SPAN = LayerSpan(0, 6)
+_CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)
+_TARGET = WorkerRef(1)
+
+
+def _spec(number: int, tokens: int, outputs: int = 2) -> SequenceSpec:
+    return SequenceSpec(f"r{number}", 1, range(tokens), SamplingParams(outputs), (), f"{number}")
+
+
+def _target(limits: LiveLimits, config: BatcherConfig = _CONFIG) -> LiveBatcher:
+    live = LiveBatcher(Batcher(config, _SPAN), 2, limits, Pairing("zigzag", SOURCE, 1))
+    live.layers_arrived(2)
+    return live
+
+
+def _source(limits: LiveLimits, config: BatcherConfig = _CONFIG) -> LiveBatcher:
+    live = LiveBatcher(Batcher(config, _SPAN), 1, limits)
+    live.layers_arrived(_SPAN.stop)
+    return live
+
+
+def _batches(live: LiveBatcher) -> list[list[int]]:
+    return [[s.known_tokens for s in batch.sequences] for batch in live.giver.line]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(tokens=st.lists(st.integers(1, 20), min_size=1, max_size=6), most=st.integers(1, 30))
+def test_batches_keep_to_their_tokens(tokens: list[int], most: int) -> None:
+    """As many prompts as fit, in order; a longer one is a batch alone."""
+    live = _target(LiveLimits(batch_tokens_max=most))
+    for number, count in enumerate(tokens):
+        live.add(_spec(number, count))
+    live.take_outbox(0)
+    batches = _batches(live)
+    assert [count for batch in batches for count in batch] == tokens[: sum(map(len, batches))]
+    for batch, following in zip(batches, [*batches[1:], []], strict=True):
+        assert len(batch) == 1 or sum(batch) <= most
+        assert not following or sum(batch) + following[0] > most
+
+
+def test_batches_are_as_large_as_a_layer_of_them_may_take() -> None:
+    live = _target(LiveLimits(batch_tokens_max=1000, span_ns=1000, gap_ns=1000, batches_max=4))
+    live.add(_spec(0, 40))
+    run = live.next_run()
+    assert run is not None
+    live.commit(run, [])
+    live.ran(run, 40 * 100)  # 100 ns per token and layer: 10 tokens in a gap
+    for number in range(1, 9):
+        live.add(_spec(number, 4))
+    live.take_outbox(0)
+    assert _batches(live) == [[40], [4, 4], [4, 4], [4, 4]]
+
+
+def test_decodes_do_not_say_what_a_prompt_takes() -> None:
+    """A step of many decodes reads weights and KV; it is no measure of a prompt's token."""
+    live = _source(LiveLimits())
+    for number in range(16):
+        live.add(_spec(number, 1, 3))
+    for elapsed_ns in (1000, 1_000_000):
+        run = live.next_run()
+        assert run is not None
+        assert run.token_count == 16
+        live.commit(run, [1] * 16)
+        live.ran(run, elapsed_ns)
+    assert live.prefill_tokens_per_s() is None
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(span=st.integers(1, 2000), gap=st.integers(1, 2000), tokens=st.integers(16, 60))
+def test_pulled_batches_leave_time_for_decodes(span: int, gap: int, tokens: int) -> None:
+    """No live Run at the source is longer than `span_ns`, nor all of them between two decodes
+    longer than `gap_ns` together, but for single layers."""
+    token_layer_ns = 2
+    limits = LiveLimits(span_ns=span, gap_ns=gap, batch_tokens_max=tokens)
+    target = Target((0,) * 3 + (10**6,) * 5, _CONFIG)
+    world = LiveWorld(6, _CONFIG, [target], limits, token_layer_ns=token_layer_ns)
+    runs: list[Run] = []
+    world.watch = lambda node, run: runs.append(run) if node.ref == SOURCE else None
+    world.at(0, lambda: world.request("decodes", SOURCE, range(2), 60, salt="d"))
+    for number in range(3):
+        name = f"r{number}"
+        world.at(100, lambda r=name: world.request(r, _TARGET, range(tokens), 2, salt=r))
+    world.play()
+    world.check_end()
+    assert world.handovers == 3
+    assert sum(run.span.start > 0 for run in runs) >= 3
+    together: list[int] = []
+    for run in runs:
+        if any(segment.request == "decodes" for segment in run.segments):
+            together = []
+        elif run.span.start > 0:
+            layers = min(run.span.stop, 7) - run.span.start
+            together.append(layers * run.token_count * token_layer_ns)
+            assert layers == 1 or together[-1] <= span
+            assert (layers == 1 and len(together) == 1) or sum(together) <= gap
+
+
+def test_a_batch_that_the_source_can_never_hold_stays() -> None:
+    """The target is told, offers the next one, and finishes the first itself."""
+    small = BatcherConfig(4, 4, 64, 16, growth_tokens=4)
+    source = _source(LiveLimits(), small)
+    offer = Offer(1, BatchKey(2, 1), (8,), (40,))
+    source.take_message(_TARGET, offer, 0)
+    assert source.take_outbox(0) == [(_TARGET, Declined(offer.batch))]
+    target = _target(LiveLimits(batch_tokens_max=8))
+    target.add(_spec(1, 8, 33))
+    target.add(_spec(2, 4))
+    target.take_outbox(0)
+    target.take_message(SOURCE, Declined(BatchKey(2, 1)), 0)
+    [(peer, message)] = target.take_outbox(0)
+    assert peer == SOURCE
+    assert isinstance(message, Offer)
+    assert message.batch == BatchKey(2, 2)
+
+
+def test_nothing_is_pulled_while_a_run_is_in_flight() -> None:
+    """A Run of several steps counts on the blocks that were free when it began."""
+    source = _source(LiveLimits(), BatcherConfig(5, 4, 64, 16, growth_tokens=0))
+    source.add(_spec(1, 4, 12))
+    first = source.next_run()
+    assert first is not None
+    source.commit(first, [1])
+    source.take_message(_TARGET, Offer(1, BatchKey(2, 1), (8,), (8,)), 0)
+    run = source.next_run(steps_max=10)
+    assert run is not None
+    assert run.steps == 10
+    assert source.take_outbox(0) == []
+    source.commit_steps(run, [tuple([1] * run.steps)])
+    source.validate()
+    assert source.take_outbox(0) == [], "there is no room any more"
+    assert source.cancel("r1", 1)
+    assert source.take_outbox(0) == [(_TARGET, Pull(BatchKey(2, 1)))]
+
+
+def test_a_later_attempt_comes_before_an_earlier_one() -> None:
+    """Dispatches and handovers come on different ways; only the latest attempt counts."""
+    live = _source(LiveLimits())
+    later = SequenceSpec("r", 2, range(4), SamplingParams(2))
+    live.add(later)
+    with pytest.raises(ValueError, match="later attempt"):
+        live.add(SequenceSpec("r", 1, range(4), SamplingParams(2)))
+    assert live.requests() == [("r", 2)]
+    live.add(SequenceSpec("r", 3, range(4), SamplingParams(2)))
+    assert live.requests() == [("r", 3)]
+
+
+def test_a_target_that_does_not_answer_is_given_up() -> None:
+    limits = LiveLimits(answer_ns=50)
+    source = _source(limits)
+    offer = Offer(1, BatchKey(2, 1), (8,), (9,))
+    source.take_message(_TARGET, offer, 0)
+    assert source.take_outbox(0) == [(_TARGET, Pull(offer.batch))]
+    deadline_ns = source.deadline_ns()
+    assert deadline_ns is not None
+    assert source.take_outbox(deadline_ns - 1) == []
+    told = source.take_outbox(deadline_ns)
+    assert told == [(_TARGET, Declined(offer.batch)), (_TARGET, Parted(2))]
+    assert source.batcher.pool.used == 0
+    assert source.deadline_ns() is None

@@ -1,0 +1,157 @@
+"""Words of a live pair that cross each other, each in its worst order."""
+
+from __future__ import annotations
+
+from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.live_messages import (
+    Declined,
+    Gone,
+    Handover,
+    KvWanted,
+    LiveMessage,
+    Parted,
+    Taken,
+)
+from livescale.batching.run import SequenceSpec
+from livescale.plans import Pairing
+from livescale.types import LayerSpan, SamplingParams, WorkerRef
+
+_SPAN = LayerSpan(0, 6)
+_CONFIG = BatcherConfig(64, 4, 64, 16, growth_tokens=4)
+_LIMITS = LiveLimits(answer_ns=50)
+_SOURCE, _TARGET = WorkerRef(0), WorkerRef(1)
+
+
+def _spec(attempt: int = 1, outputs: int = 3) -> SequenceSpec:
+    return SequenceSpec("r", attempt, range(6), SamplingParams(outputs))
+
+
+def _source() -> LiveBatcher:
+    source = LiveBatcher(Batcher(_CONFIG, _SPAN), 1, _LIMITS)
+    source.layers_arrived(_SPAN.stop)
+    return source
+
+
+def _target(spec: SequenceSpec) -> LiveBatcher:
+    """Has run two decoder layers of the only request."""
+    target = LiveBatcher(Batcher(_CONFIG, _SPAN), 2, _LIMITS, Pairing("zigzag", _SOURCE, 1))
+    target.layers_arrived(3)
+    target.add(spec)
+    for _ in range(2):
+        run = target.next_run()
+        assert run is not None
+        target.commit(run, [])
+    return target
+
+
+def _told(sender: LiveBatcher, now_ns: int = 0) -> list[LiveMessage]:
+    return [message for _, message in sender.take_outbox(now_ns)]
+
+
+def _tell(
+    receiver: LiveBatcher, peer: WorkerRef, messages: list[LiveMessage], now_ns: int = 0
+) -> None:
+    for message in messages:
+        receiver.take_message(peer, message, now_ns)
+        receiver.validate()
+
+
+def _handed_over(source: LiveBatcher, target: LiveBatcher) -> Handover:
+    """Offer and Pull are said; this is the answer, on its way."""
+    _tell(source, _TARGET, _told(target))
+    _tell(target, _SOURCE, _told(source))
+    handover = _told(target)[0]
+    assert isinstance(handover, Handover)
+    assert handover.next_layer == 3
+    return handover
+
+
+def test_taken_comes_after_the_target_has_given_the_source_up() -> None:
+    """The source has said elsewhere, too, that the requests are its own: the target drops them."""
+    source, target = _source(), _target(_spec())
+    handover = _handed_over(source, target)
+    deadline_ns = target.deadline_ns()
+    assert deadline_ns is not None
+    assert Parted(2) in _told(target, deadline_ns)
+    assert target.requests() == [("r", 1)]
+    _tell(source, _TARGET, [handover])
+    answers = _told(source)
+    assert answers == [Taken(handover.batch), *(KvWanted(handover.batch, n) for n in (1, 2))]
+    _tell(target, _SOURCE, answers)
+    assert target.requests() == []
+    assert target.batcher.pool.used == 0
+    assert set(_told(target)) == {Gone(handover.batch)}
+    # KV will not come: everything is computed anew.
+    _tell(source, _TARGET, [Gone(handover.batch), Gone(handover.batch)])
+    assert source.batcher.waiting == 1
+    assert not source.holds(handover.batch)
+    assert source.requests() == [("r", 1)]
+
+
+def test_what_was_taken_cannot_be_declined() -> None:
+    source, target = _source(), _target(_spec())
+    handover = _handed_over(source, target)
+    _tell(source, _TARGET, [handover])
+    _tell(target, _SOURCE, [*_told(source), Declined(handover.batch)])
+    assert target.requests() == []
+    assert target.next_run() is None
+    assert not target.cancel("r", 1), "it is the source's"
+    assert source.cancel("r", 1)
+
+
+def test_what_was_declined_is_not_offered_again() -> None:
+    source, target = _source(), _target(_spec())
+    handover = _handed_over(source, target)
+    _told(target)
+    _tell(target, _SOURCE, [Declined(handover.batch)])
+    assert _told(target) == [], "nothing else is to be had"
+    assert target.requests() == [("r", 1)]
+    target.layers_arrived(_SPAN.stop)
+    while run := target.next_run():
+        target.commit(run, [5] * sum(segment.samples for segment in run.segments))
+    assert not target.has_work
+    assert Parted(2) in _told(target)
+
+
+def test_a_batch_brings_a_later_attempt() -> None:
+    """The earlier one runs at the source, and nobody has told it yet to stop."""
+    source = _source()
+    source.add(_spec(attempt=1))
+    run = source.next_run()
+    assert run is not None
+    source.commit(run, [5])
+    target = _target(_spec(attempt=2))
+    _tell(source, _TARGET, [_handed_over(source, target)])
+    assert source.requests() == [("r", 2)]
+
+
+def test_a_batch_brings_an_earlier_attempt() -> None:
+    """Nothing of it is kept, and the later one goes on."""
+    target = _target(_spec(attempt=1))
+    source = _source()
+    handover = _handed_over(source, target)
+    source.add(_spec(attempt=2))
+    _tell(source, _TARGET, [handover])
+    assert source.requests() == [("r", 2)]
+    assert not source.holds(handover.batch)
+    _tell(target, _SOURCE, _told(source))
+    assert target.batcher.pool.used == 0
+
+
+def test_cancelled_while_its_kv_is_on_its_way() -> None:
+    """Its first token is out already: it must not decode when the KV is here."""
+    source, target = _source(), _target(_spec())
+    handover = _handed_over(source, target)
+    _tell(source, _TARGET, [handover])
+    asked = _told(source)
+    while run := source.next_run():
+        source.commit(run, [5] * sum(segment.samples for segment in run.segments))
+    assert source.requests() == [("r", 1)]
+    assert source.cancel("r", 1)
+    assert source.batcher.pool.used == 0
+    _tell(target, _SOURCE, [*asked, *_told(source)])
+    assert target.batcher.pool.used == 0
+    _tell(source, _TARGET, _told(target))
+    assert source.next_run() is None

@@ -1,0 +1,432 @@
+"""Live pairs: who helps whom, who gets requests meanwhile, and what becomes of those."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from clusters import W, copies, rails, request, singles
+from hypothesis import given
+from hypothesis import strategies as st
+from stories import (
+    DEVICE,
+    MS,
+    adopted,
+    arrived,
+    finished,
+    joined,
+    loaded,
+    loads_of,
+    make_controller,
+    make_policy,
+    plans_of,
+    reported,
+    serving,
+    step,
+)
+
+from livescale.batching.live_order import pair_rate
+from livescale.control.controller import Controller
+from livescale.control.multicast.planner import make_plan
+from livescale.control.pairing import choose_pairings, free_instances, live_order_of
+from livescale.messages.commands import AnyCommand, Dispatch, Drain, FailRequest, Paired
+from livescale.messages.events import (
+    AnyEvent,
+    BatchTaken,
+    InstanceReport,
+    LayerArrived,
+    LiveStarted,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    RequestArrived,
+    RequestEnded,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.plans import Pairing
+from livescale.policies import ModelPolicy
+from livescale.telemetry.record import (
+    RECORD_VERSION,
+    AnyLine,
+    RunLine,
+    StepLine,
+    read_record,
+    write_record,
+)
+from livescale.telemetry.replay import replay
+from livescale.types import InstanceState, ModelSpec, Outcome, WorkerRef
+
+S1, S2 = (201, W[20]), (202, W[21])
+LIVE: dict[str, Any] = {"live_order": "zigzag", "live_over_ns": 0}
+
+
+# -- which loading instance helps which overloaded one --------------------------------------------
+
+
+def test_two_live_instances_of_one_chain_only_its_end_meets_no_parameters() -> None:
+    """BlitzScale Figure 12 (targets: B38): in one chain only T2 is free, in two both ends are."""
+    topology = singles(4)
+    one = make_plan(request(copies(W[0]), [W[2], W[3]]), topology, "chain")
+    assert one.routes() == ("w0.0 -> w2.0 -> w3.0",)
+    first, second = choose_pairings(one, "zigzag", 0, [S1])
+    assert (first.pairing, first.reason) == (
+        Pairing("zigzag"),
+        "alone: every overloaded instance has a helper",
+    )
+    assert second.pairing == Pairing("zigzag", W[20], 201)
+    assert second.reason == "helps instance 201, sends no parameters on"
+    two = make_plan(request(copies(W[0], W[1]), [W[2], W[3]]), topology, "chain")
+    assert two.routes() == ("w0.0 -> w2.0", "w1.0 -> w3.0")
+    assert [c.pairing for c in choose_pairings(two, "zigzag", 0, [S1, S2])] == [
+        Pairing("zigzag", W[20], 201),
+        Pairing("zigzag", W[21], 202),
+    ]
+    both = choose_pairings(one, "zigzag", 0, [S1, S2])
+    assert [c.pairing.source for c in both if c.pairing] == [W[21], W[20]], "most need: the tail"
+    assert both[0].reason == "helps instance 202, sends parameters on, too"
+
+
+def test_of_chains_the_ends_help_first_then_those_before_them() -> None:
+    plan = make_plan(request(copies(W[0], W[1]), W[2:7]), singles(7), "chain")
+    assert sorted(plan.routes()) == ["w0.0 -> w2.0 -> w4.0 -> w6.0", "w1.0 -> w3.0 -> w5.0"]
+    assert [plan.instances[i] for i in live_order_of(plan)] == [
+        (W[6],),
+        (W[5],),
+        (W[4],),
+        (W[2],),
+        (W[3],),
+    ]
+
+
+def test_what_goes_on_within_a_scale_up_group_leaves_the_uplink_free() -> None:
+    plan = make_plan(request(copies(W[0]), [W[2], W[3]]), rails(2, 2), "chain")
+    assert plan.routes() == ("w0.0 -> w2.0 -> w3.0",)
+    assert free_instances(plan) == [0, 1]
+
+
+def test_a_short_load_is_waited_for() -> None:
+    plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
+    assert plan.predicted_ns is not None
+    (waits,) = choose_pairings(plan, "zigzag", plan.predicted_ns, [S1])
+    assert waits.pairing is None
+    assert waits.reason == "the load should take 26843.5 ms: up to 26843.5 ms it is waited for"
+    (helps,) = choose_pairings(plan, "zigzag", plan.predicted_ns - 1, [S1])
+    assert helps.pairing is not None
+    unknown = msgspec.structs.replace(plan, predicted_ns=None)
+    (helps,) = choose_pairings(unknown, "zigzag", 1 << 60, [S1])
+    assert helps.pairing is not None, "who knows how long it takes"
+
+
+def test_overlap_works_alone_even_if_others_are_overloaded() -> None:
+    plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
+    (choice,) = choose_pairings(plan, "overlap", 0, [S1])
+    assert (choice.pairing, choice.reason) == (Pairing("overlap"), "alone: so it is configured")
+
+
+@given(
+    sources=st.integers(1, 3),
+    targets=st.integers(1, 6),
+    overloaded=st.integers(0, 8),
+    strategy=st.sampled_from(["chain", "tree", "unicast", "binomial", "auto"]),
+)
+def test_everybody_is_in_one_pair_and_those_who_send_on_come_last(
+    sources: int, targets: int, overloaded: int, strategy: str
+) -> None:
+    asked = request(copies(*W[:sources]), W[sources : sources + targets], layers=(1 << 20,) * 8)
+    plan = make_plan(asked, singles(sources + targets), strategy)
+    needy = [(300 + n, W[30 + n]) for n in range(overloaded)]
+    choices = choose_pairings(plan, "zigzag", 0, needy)
+    pairs = [c.pairing for c in choices if c.pairing is not None]
+    assert len(pairs) == targets, "all are live"
+    helped = sorted(p.source_instance for p in pairs if p.source is not None)
+    assert helped == [number for number, _ in needy[:targets]], "those who need it most, once each"
+    helpers = [i for i, pairing in enumerate(pairs) if pairing.source is not None]
+    free = free_instances(plan)
+    idle = [i for i in range(targets) if i not in helpers]
+    assert not [i for i in idle if i in free] or all(i in free for i in helpers)
+    order = live_order_of(plan)
+    assert sorted(order) == list(range(targets))
+
+
+# -- the controller -------------------------------------------------------------------------------
+
+
+def notices(commands: list[AnyCommand]) -> list[tuple[WorkerRef | None, str]]:
+    return [
+        (c.pairing.source if c.pairing is not None else None, c.reason)
+        for c in commands
+        if isinstance(c, Paired)
+    ]
+
+
+def dispatched(commands: list[AnyCommand]) -> list[tuple[str, int]]:
+    return [(c.request, c.instance) for c in commands if isinstance(c, Dispatch)]
+
+
+def taken(
+    requests: tuple[tuple[str, int], ...], worker: WorkerRef = W[0], instance: int = 101
+) -> BatchTaken:
+    return BatchTaken(instance, 0, worker, 2, requests, 1, 10, 100, 5)
+
+
+def live_pair(**config: Any) -> Controller:
+    """Instance 101 on w0 runs "s1" and "s2"; instance 2 on w1 loads for it and takes requests."""
+    settings = {**LIVE, "dispatched_ahead_max": 2, **config}
+    controller = serving(workers=2, instances=1, instances_max=2, **settings)
+    commands = step(controller, 1, arrived("s1", 800), arrived("s2", 800))
+    assert loads_of(commands)[0].pairing == Pairing("zigzag", W[0], 101)
+    assert dispatched(commands) == [("s1", 101), ("s2", 101)]
+    assert step(controller, 2, LiveStarted(2, 0)) == []
+    return controller
+
+
+def test_a_cold_start_is_live_and_alone() -> None:
+    controller = make_controller(workers=2, **LIVE)
+    commands = step(controller, 0, *joined(W[0], W[1]))
+    assert notices(commands) == [(None, "alone: nobody is overloaded")]
+    (order,) = loads_of(commands)
+    assert order.pairing == Pairing("zigzag")
+    assert step(controller, 1, arrived("r")) == [], "it knows nothing of its instance yet"
+    assert dispatched(step(controller, 2, LiveStarted(2, 0))) == [("r", 2)]
+    assert step(controller, 3, *loaded(2)) == []
+
+
+def test_stop_the_world_pairs_nobody() -> None:
+    controller = serving(workers=2, instances=1, live_order="stop-the-world")
+    commands = step(controller, 1, arrived("r", 2500))
+    assert notices(commands) == []
+    assert [order.pairing for order in loads_of(commands)] == [None]
+
+
+def test_who_has_most_to_do_gets_the_best_helper() -> None:
+    controller = serving(workers=5, instances=2, instances_max=5, **LIVE)
+    # Work for two, of which instance 102 gets the longer prompt.
+    step(controller, 1, arrived("a", 400), arrived("b", 500))
+    commands = step(controller, 2, arrived("c", 2000))
+    (plan,) = plans_of(commands)
+    assert sorted(plan.routes()) == ["w0.0 -> w2.0 -> w4.0", "w1.0 -> w3.0"]
+    paired = {c.instance: c.reason for c in commands if isinstance(c, Paired)}
+    of_worker = {order.worker: paired[order.instance] for order in loads_of(commands)}
+    assert of_worker == {
+        W[2]: "alone: every overloaded instance has a helper",
+        W[3]: "helps instance 101, sends no parameters on",
+        W[4]: "helps instance 102, sends no parameters on",
+    }
+
+
+def test_an_instance_that_has_a_helper_gets_no_second_one() -> None:
+    controller = serving(workers=3, instances=1, instances_max=3, **LIVE)
+    (first,) = loads_of(step(controller, 1, arrived("a", 1000)))
+    assert first.pairing == Pairing("zigzag", W[0], 101)
+    commands = step(controller, 2, arrived("b", 2000))
+    assert notices(commands) == [(None, "alone: nobody is overloaded")]
+
+
+def test_the_queue_goes_to_the_target_until_the_load_is_over() -> None:
+    controller = live_pair(live_ahead_max=4)
+    commands = step(controller, 3, *(arrived(f"r{n}") for n in range(5)))
+    # Neither has started anything, and two wait at the source already.
+    assert dispatched(commands) == [("r0", 2), ("r1", 2)]
+    started = msgspec.structs.replace(reported(101, running=1), started=(("s1", 1),))
+    assert dispatched(step(controller, 4, started)) == [("r2", 2)]
+    assert dispatched(step(controller, 5, finished("s2"))) == [("r3", 2)]
+    progress = [LoadStarted(2, 0), LayerArrived(2, 0, 1), LayerArrived(2, 0, 2, layer=1)]
+    assert step(controller, 6, *progress) == []
+    over = [LayerArrived(2, 0, 3, layer=2), LoadCompleted(2, 0, 60)]
+    assert dispatched(step(controller, 7, *over)) == [("r4", 101)], "both are as others now"
+
+
+def test_a_lost_source_leaves_the_target_to_go_on_alone() -> None:
+    controller = live_pair(request_attempts_max=2)
+    commands = step(controller, 3, WorkerLost(W[0], "gone"))
+    assert dispatched(commands) == [("s1", 2), ("s2", 2)]
+    assert dispatched(step(controller, 4, arrived("r"))) == [("r", 2)]
+
+
+def test_a_lost_target_leaves_the_source_to_go_on_alone() -> None:
+    controller = live_pair()
+    assert dispatched(step(controller, 3, arrived("r"))) == [("r", 2)]
+    commands = step(controller, 4, WorkerLost(W[1], "gone"), finished("s1"))
+    assert dispatched(commands) == [("r", 101)]
+
+
+def test_a_batch_that_was_taken_over_is_the_sources() -> None:
+    controller = live_pair()
+    step(controller, 3, arrived("a"), arrived("b"))
+    assert step(controller, 4, taken((("a", 1), ("b", 9)))) == []
+    on_source = [record.id for record in controller.router.on_worker(W[0])]
+    assert on_source == ["s1", "s2", "a"], "of b another attempt was meant"
+    # What the target still says of it does not count, the source's word does.
+    ended: AnyEvent = RequestEnded("a", 1, Outcome.CANCELLED, worker=W[1])
+    step(controller, 5, ended)
+    assert controller.stale_events == 1
+    step(controller, 6, msgspec.structs.replace(ended, outcome=Outcome.FINISHED, worker=W[0]))
+    assert "a" not in controller.router.requests
+    assert controller.stale_events == 1
+
+
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_a_batch_may_be_taken_over_from_a_target_that_is_lost_by_now(lost_first: bool) -> None:
+    controller = live_pair(request_attempts_max=1)
+    step(controller, 3, arrived("a"))
+    news = [taken((("a", 1),)), WorkerLost(W[1], "gone")]
+    commands = step(controller, 4, *(reversed(news) if lost_first else news))
+    assert controller.router.requests["a"].failures == 0
+    assert not [c for c in commands if isinstance(c, FailRequest)]
+    assert [record.id for record in controller.router.on_worker(W[0])] == ["s1", "s2", "a"]
+
+
+def test_a_batch_that_waits_again_is_taken_over_if_no_newer_attempt_was_made() -> None:
+    controller = live_pair()
+    step(controller, 3, arrived("a"))
+    # The source has no room: "a" waits again, and comes to the source by the late news.
+    step(controller, 4, WorkerLost(W[1], "gone"))
+    assert controller.router.waiting("m") == 1
+    assert step(controller, 5, taken((("a", 1),))) == []
+    assert controller.router.waiting("m") == 0
+    step(controller, 6, finished("s1"), arrived("b"))
+    assert controller.router.requests["a"].attempt == 1
+
+
+def test_what_a_dead_source_took_over_is_old_news() -> None:
+    controller = live_pair()
+    step(controller, 3, arrived("a"))
+    step(controller, 4, WorkerLost(W[0], "gone"))
+    step(controller, 5, taken((("a", 1),)))
+    assert controller.stale_events == 1
+    assert controller.router.requests["a"].worker == W[1]
+
+
+def test_what_a_failed_target_gives_back_waits_at_its_place_and_has_not_failed() -> None:
+    controller = live_pair(request_attempts_max=1)
+    step(controller, 3, *(arrived(name) for name in "abc"))
+    back = [RequestEnded(name, 1, Outcome.RETURNED, worker=W[1]) for name in "ba"]
+    commands = step(controller, 4, *back, LoadFailed(2, 0, "no disk"), finished("s1"))
+    assert dispatched(commands) == [("a", 101)], "the first of them comes first"
+    assert not [c for c in commands if isinstance(c, FailRequest)]
+    (failed,) = [
+        c
+        for c in step(controller, 5, WorkerLost(W[0], "gone"))
+        if isinstance(c, FailRequest)
+        if c.request == "a"
+    ]
+    assert failed.reason == "worker w0.0 was lost: gone"
+
+
+def test_a_gateway_that_announces_a_request_again_gives_it_back() -> None:
+    controller = live_pair()
+    step(controller, 3, arrived("a"))
+    again = RequestArrived("a", "m", 10, 5, attempt=1)
+    # An older attempt is none that is under way.
+    assert step(controller, 4, msgspec.structs.replace(again, attempt=0)) == []
+    assert controller.stale_events == 1
+    (order,) = step(controller, 5, again)
+    assert order == Dispatch("a", 2, 2, W[1])
+    step(controller, 6, RequestEnded("a", 1, Outcome.RETURNED, worker=W[1]))
+    assert controller.stale_events == 2, "that was known"
+
+
+def test_members_of_a_live_pair_are_not_drained() -> None:
+    controller = serving(workers=3, instances=2, instances_max=3, **LIVE)
+    (order,) = loads_of(step(controller, 1, arrived("a", 2500)))
+    assert order.pairing == Pairing("zigzag", W[0], 101)
+    step(controller, 2, LiveStarted(2, 0), finished("a"))
+    drained = []
+    for number in range(2, 7):
+        commands = step(controller, number * 1000 * MS)
+        drained += [c.instance for c in commands if isinstance(c, Drain)]
+    assert drained == [102], "instance 101 has a helper, and nobody else serves"
+    commands = step(controller, 7000 * MS, *loaded(2))
+    assert [c.instance for c in commands if isinstance(c, Drain)] == [101]
+
+
+def test_members_of_a_live_pair_make_no_room_for_others() -> None:
+    models = (make_policy(most=2), make_policy("n", least=0, priority=5))
+    controller = serving(workers=2, instances=1, models=models, **LIVE)
+    step(controller, 1, arrived("a", 1500))
+    step(controller, 2, LiveStarted(2, 0))
+    assert step(controller, 3, arrived("x", 10, "n")) == []
+    commands = step(controller, 4, *loaded(2))
+    assert [c.instance for c in commands if isinstance(c, Drain)] == [2]
+
+
+def test_a_restarted_controller_takes_live_pairs_over() -> None:
+    controller = make_controller(workers=2, instances_max=2, **LIVE)
+    source = InstanceReport(101, "m", 0, 3, True)
+    pairing = Pairing("zigzag", W[0], 101)
+    target = InstanceReport(2, "m", 0, 1, False, 0, 7, (), pairing)
+    step(controller, 0, WorkerJoined(W[0], DEVICE, source), WorkerJoined(W[1], DEVICE, target))
+    instance = controller.fleet.instances[2]
+    assert (instance.state, instance.pairing) == (InstanceState.LIVE, pairing)
+    assert dispatched(step(controller, 1, arrived("r"))) == [("r", 2)]
+    running = RequestArrived("q", "m", 10, 5, attempt=3, worker=W[1])
+    step(controller, 2, running, LiveStarted(2, 0))
+    step(controller, 3, taken((("q", 3),)))
+    assert [record.id for record in controller.router.on_worker(W[0])] == ["q"]
+
+
+def test_only_rank_0_makes_an_instance_live() -> None:
+    spec = ModelSpec("m", (10, 20, 30), 1, 100, tp_size=2)
+    policy = msgspec.structs.replace(make_policy(), spec=spec)
+    controller = make_controller(workers=2, models=(policy,), **LIVE)
+    orders = loads_of(step(controller, 0, *joined(W[0], W[1])))
+    assert [order.pairing for order in orders] == [Pairing("zigzag")] * 2
+    assert step(controller, 1, arrived("r"), LiveStarted(2, 0, rank=1)) == []
+    assert dispatched(step(controller, 2, LiveStarted(2, 0, rank=0))) == [("r", 2)]
+
+
+def test_a_record_of_a_live_pair_replays(tmp_path: Path) -> None:
+    controller = make_controller(workers=2, instances_max=2, **LIVE)
+    spoken: list[list[AnyEvent]] = [
+        [*adopted(1), *joined(W[1])],
+        [arrived("a", 800), arrived("b", 800)],
+        [LiveStarted(2, 0), arrived("c")],
+        [taken((("c", 1),)), LayerArrived(2, 0, 1)],
+        [arrived("d")],
+        [RequestEnded("d", 1, Outcome.RETURNED, worker=W[1]), LoadFailed(2, 0, "no disk")],
+    ]
+    lines: list[AnyLine] = [RunLine(RECORD_VERSION, "sim", controller.config)]
+    for now_ns, events in enumerate(spoken):
+        commands = tuple(controller.step(now_ns, events))
+        lines.append(StepLine(now_ns, tuple(events), commands, now_ns))
+    assert dispatched(list(lines[5].commands)) == [("d", 2)]  # type: ignore[union-attr]
+    write_record(tmp_path / "record.jsonl", lines)
+    assert replay(read_record(tmp_path / "record.jsonl")).steps == len(spoken)
+
+
+# -- who gets what ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [1, 2, 7, 32])
+def test_a_pair_costs_what_the_batcher_says_it_does(layers: int) -> None:
+    """The oracle is the instance's own figure: control and batching do not know each other."""
+    spec = ModelSpec("m", (10,) * (layers + 2), 1, 100)
+    policy = msgspec.structs.replace(make_policy(most=2), spec=spec)
+    controller = serving_of(policy)
+    step(controller, 1, arrived("s", 2500))
+    step(controller, 2, LiveStarted(2, 0))
+    for watermark in range(layers + 2):
+        event = LayerArrived(2, 0, watermark, layer=max(watermark - 1, 0))
+        step(controller, 3 + watermark, event)
+        (taker,) = controller.pairings.takers(9, controller.models["m"])[1]
+        rate, cost = pair_rate(min(max(watermark - 1, 0), layers), layers)
+        assert taker.cost_permille == cost * 1000 // rate
+
+
+def serving_of(policy: ModelPolicy) -> Controller:
+    """One instance, 101 on w0, of a model of another shape, and a spare worker."""
+    controller = make_controller(workers=2, models=(policy,), **LIVE)
+    layers = policy.spec.layers
+    report = InstanceReport(101, "m", 0, layers, True)
+    step(controller, 0, WorkerJoined(W[0], DEVICE_LARGE, report), reported(101), *spare(W[1]))
+    return controller
+
+
+DEVICE_LARGE = msgspec.structs.replace(DEVICE, arena_bytes=1000)
+
+
+def spare(worker: WorkerRef) -> list[WorkerJoined]:
+    return [WorkerJoined(worker, DEVICE_LARGE)]

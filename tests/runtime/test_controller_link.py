@@ -1,0 +1,80 @@
+"""A member hears of others that the controller lost, from whichever life of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from livescale.runtime.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.wire import Address, Holder, Holders, ToController, Wire
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.types import WorkerRef
+
+WAIT_S = 20.0
+OWN = WorkerRef(0)
+
+
+class Controllers:
+    """One life after the other."""
+
+    def __init__(self) -> None:
+        self.lives: asyncio.Queue[Wire[ToController]] = asyncio.Queue()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire: Wire[ToController] = Wire(reader, writer, ToController)
+        self.lives.put_nowait(wire)
+        async for _ in wire:
+            raise AssertionError("the member has nothing to say")
+
+
+def holders(*refs: WorkerRef) -> Holders:
+    """They listen where nobody is."""
+    nowhere = Address("127.0.0.1", 1)
+    return Holders(tuple(Holder(ref, nowhere, "elsewhere") for ref in (OWN, *refs)))
+
+
+@pytest.fixture
+def data_plane():
+    plane = DataPlane(OWN, Arena(1 << 16))
+    yield plane
+    plane.close()
+
+
+def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
+    one, other, next_life = WorkerRef(1), WorkerRef(2), WorkerRef(2, 1)
+    gone: asyncio.Queue[WorkerRef] = asyncio.Queue()
+
+    async def story() -> None:
+        controllers = Controllers()
+        server = await asyncio.start_server(controllers.serve, "127.0.0.1", 0)
+        link = ControllerLink(
+            Address(*server.sockets[0].getsockname()[:2]),
+            Acquaintances(OWN, "here", data_plane, measures_links=False),
+            hello=list,
+            obey=lambda _: None,
+            refused=lambda _: None,
+            gone=gone.put_nowait,
+        )
+        running = asyncio.create_task(link.run())
+        life = await controllers.lives.get()
+        for message in (holders(one), holders(one, other), holders(other), holders(next_life)):
+            life.send(message)
+        # A restarted member is not the one that was lost.
+        assert [await gone.get(), await gone.get()] == [one, other]
+        life.close()
+        # The next controller learns of the living one by one: who is not there yet is not gone.
+        life = await controllers.lives.get()
+        for message in (holders(), holders(one), holders(one, next_life), holders(next_life)):
+            life.send(message)
+        assert await gone.get() == one
+        assert gone.empty()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        life.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))

@@ -1,0 +1,102 @@
+"""A pool of real processes whose instances help from their first layers on, through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from completions import Answer, check, prompt
+from pool_thread import LocalPool, wait_until
+
+from livescale.engine.oracle import GreedyOracle
+from livescale.messages.commands import Dispatch, StartLoad
+from livescale.messages.events import BatchTaken, LiveStarted, LoadCompleted, RequestEnded
+from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.replay import replay
+from livescale.types import InstanceId
+
+pytestmark = pytest.mark.pool
+# About 3.4 MB at this rate: a load takes a second.
+LINK_BYTES_PER_S = 3_500_000
+STREAMS, TOKENS = 40, 24
+
+
+@pytest.fixture(scope="module")
+def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    with LocalPool(
+        tiny_model,
+        tmp_path_factory.mktemp("pool"),
+        "    prefill_tokens_per_s: 2000\n",
+        hosts=3,
+        host_memory_bytes=0,
+        uplink_bytes_per_s=LINK_BYTES_PER_S,
+        downlink_bytes_per_s=LINK_BYTES_PER_S,
+        prefill_queue_upper_ms=100,
+        prefill_queue_lower_ms=50,
+        run_tokens_max=64,
+        sequences_max=8,
+        live_order="zigzag",
+        live_over_ms=0,
+    ) as local:
+        yield local
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> GreedyOracle:
+    return GreedyOracle(tiny_model)
+
+
+async def burst(pool: LocalPool, kills: bool = False) -> list[Answer]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+        answers = [Answer(prompt(n, 120 + 3 * n)) for n in range(STREAMS)]
+        streams = [asyncio.create_task(a.read(pool.url, client, TOKENS)) for a in answers]
+        if kills:
+            while not any(answer.token_ids for answer in answers[STREAMS // 4 :]):
+                await asyncio.sleep(0.01)
+            os.kill(pool.pool.pids()["controller"], signal.SIGKILL)
+        return await asyncio.gather(*streams)
+
+
+def words(pool: LocalPool, kind: type) -> list:
+    lines = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    return [w for line in lines for w in (*line.events, *line.commands) if isinstance(w, kind)]
+
+
+def live_instances(pool: LocalPool) -> list[InstanceId]:
+    return [load.instance for load in words(pool, StartLoad) if load.pairing is not None]
+
+
+def test_a_burst_is_shared_with_instances_that_are_still_loading(
+    pool: LocalPool, oracle: GreedyOracle
+) -> None:
+    check(oracle, asyncio.run(burst(pool)), TOKENS)
+    wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
+    live = live_instances(pool)
+    assert live
+    started = {event.instance for event in words(pool, LiveStarted)}
+    assert started == set(live)
+    taken = words(pool, BatchTaken)
+    assert taken
+    assert {batch.target for batch in taken} <= started
+    # Changing hands is no new attempt, and every request ended once.
+    ended = [event.request for event in words(pool, RequestEnded)]
+    assert len(ended) == len(set(ended)) == len(words(pool, Dispatch)) == STREAMS
+    assert {event.instance for event in words(pool, LoadCompleted)} == started
+
+
+def test_a_controller_that_dies_in_the_midst_of_it_loses_nothing(
+    pool: LocalPool, oracle: GreedyOracle
+) -> None:
+    check(oracle, asyncio.run(burst(pool, kills=True)), TOKENS)
+    wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
+    wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
+
+
+def test_the_record_replays(pool: LocalPool) -> None:
+    assert replay(read_record(pool.record)).lives == 2

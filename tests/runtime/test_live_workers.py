@@ -1,0 +1,399 @@
+"""A live pair of workers on threads, with real parcels: whoever ends a request, its tokens are
+right, whatever is lost on the way, and nothing is left in any KV pool."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from thread_workers import WAIT_S, ThreadWorker, all_from, introduce_all
+
+from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live_messages import (
+    BatchKey,
+    Declined,
+    Handover,
+    KvLayer,
+    LiveMessage,
+    Offer,
+    Pull,
+)
+from livescale.batching.run import SequenceSpec
+from livescale.engine.model_files import model_spec, read_manifest
+from livescale.engine.oracle import GreedyOracle
+from livescale.messages.commands import Release
+from livescale.messages.events import (
+    BatchTaken,
+    CapacityMeasured,
+    FeedFailed,
+    InstanceReported,
+    LayerArrived,
+    LiveStarted,
+    LoadCompleted,
+    LoadFailed,
+    Released,
+    RequestEnded,
+)
+from livescale.plans import Pairing
+from livescale.runtime.live_parcels import Assembler, Letter, pack
+from livescale.runtime.wire import AttemptReturned, AttemptTaken, Order, Submit, Tokens
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.types import Outcome, SamplingParams, WorkerRef
+
+ARENA_BYTES = 8 << 20
+# A load takes about half a second, and one that must not be over too soon three times as long.
+UPLINK_BYTES_PER_S, SLOW_BYTES_PER_S = 7_000_000, 2_500_000
+SOURCE, TARGET = 1, 2
+LIMITS = LiveLimits(batch_tokens_max=64, answer_ns=1_000_000_000)
+
+
+def prompt(number: int) -> tuple[int, ...]:
+    return tuple((11 * number + 3 * place) % 900 + 10 for place in range(20 + 7 * (number % 5)))
+
+
+class LivePair:
+    """Source and target, and a gateway that accepts tokens from owners only."""
+
+    def __init__(self, directory: Path, order: str = "zigzag", **sizes: int) -> None:
+        self.manifest = read_manifest(directory, "tiny")
+        kv_bytes = sizes.get("source_kv_bytes", 1 << 22)
+        rate = {"uplink_bytes_per_s": sizes.get("uplink_bytes_per_s", UPLINK_BYTES_PER_S)}
+        self.source = ThreadWorker(0, ARENA_BYTES, kv_bytes, live=LIMITS, **rate)
+        self.target = ThreadWorker(1, ARENA_BYTES, live=LIMITS, **rate)
+        self.workers = [self.source, self.target]
+        introduce_all(self.workers)
+        self.asked: dict[str, tuple[tuple[int, ...], int]] = {}
+        self.owner: dict[str, ThreadWorker] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.ended: dict[str, Outcome] = {}
+        self.words: list[tuple[ThreadWorker, object]] = []
+        self.cancelled: set[str] = set()
+        self.source.load(
+            SOURCE, self.manifest, all_from(self.manifest, None), directory=str(directory)
+        )
+        self.source.heard(lambda word: isinstance(word, LoadCompleted))
+        self.pairing = Pairing(order, self.source.ref, SOURCE)
+
+    def start(self) -> None:
+        feeds = all_from(self.manifest, self.source.ref)
+        self.target.load(TARGET, self.manifest, feeds, plan=7, pairing=self.pairing)
+        self.target.heard(lambda word: isinstance(word, LiveStarted))
+
+    def ask(self, worker: ThreadWorker, name: str, number: int, count: int) -> None:
+        instance = SOURCE if worker is self.source else TARGET
+        self.asked[name] = (prompt(number), count)
+        self.owner[name] = worker
+        self.tokens[name] = []
+        worker.submit(Submit(name, 1, instance, prompt(number), (), SamplingParams(count)))
+
+    def listen(self, until) -> None:
+        """Take what the workers say until that is true."""
+        deadline = time.monotonic() + WAIT_S
+        while not until():
+            assert time.monotonic() < deadline, (self.ended, [w.host for w in self.workers])
+            for worker in self.workers:
+                try:
+                    word = worker.said.get(timeout=0.005)
+                except queue.Empty:
+                    continue
+                self.words.append((worker, word))
+                self._take(worker, word)
+
+    def _take(self, worker: ThreadWorker, word: object) -> None:
+        if isinstance(word, AttemptTaken):
+            if word.request in self.cancelled:
+                worker.host.post(partial(worker.host.attempts.cancel, word.request, word.attempt))
+            assert not self.tokens[word.request] or word.request in self.cancelled
+            self.owner[word.request] = worker
+            self.ended.pop(word.request, None)
+        elif isinstance(word, Tokens):
+            for token in word.tokens:
+                if self.owner[token.request] is worker:
+                    assert token.index == len(self.tokens[token.request])
+                    self.tokens[token.request].append(token.token_id)
+        elif isinstance(word, RequestEnded):
+            assert word.worker == worker.ref
+            if self.owner[word.request] is worker:
+                assert word.request not in self.ended
+                self.ended[word.request] = word.outcome
+
+    def drain(self, worker: ThreadWorker) -> None:
+        """What it said before it ended."""
+        while not worker.said.empty():
+            word = worker.said.get()
+            self.words.append((worker, word))
+            self._take(worker, word)
+
+    def finish(self) -> None:
+        """Every request of those who live ends, and they are at rest with empty KV pools."""
+
+        def is_over() -> bool:
+            return all(n in self.ended or w not in self.workers for n, w in self.owner.items())
+
+        self.listen(is_over)
+
+        def at_rest() -> bool:
+            serving = [worker for worker in self.workers if worker.host.report is not None]
+            reports = [self.last(worker, InstanceReported) for worker in serving]
+            return all(r is not None and r.kv_blocks_used == r.running == 0 for r in reports)
+
+        self.listen(at_rest)
+
+    def last(self, worker: ThreadWorker, kind: type) -> object:
+        words = [word for who, word in self.words if who is worker and isinstance(word, kind)]
+        return words[-1] if words else None
+
+    def taken(self) -> list[BatchTaken]:
+        return [word for _, word in self.words if isinstance(word, BatchTaken)]
+
+    def check(self, oracle: GreedyOracle) -> None:
+        right = [name for name, outcome in self.ended.items() if outcome is Outcome.FINISHED]
+        pairs = [(self.asked[name][0], self.tokens[name]) for name in right]
+        assert [len(self.tokens[n]) for n in right] == [self.asked[n][1] for n in right]
+        assert all(check.is_right for check in oracle.check_many(pairs))
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+@contextmanager
+def live_pair(directory: Path, order: str = "zigzag", **sizes: int) -> Iterator[LivePair]:
+    pair = LivePair(directory, order, **sizes)
+    try:
+        yield pair
+    finally:
+        pair.close()
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny_model: Path) -> GreedyOracle:
+    return GreedyOracle(tiny_model)
+
+
+def start_when_loaded(pair: LivePair, watermark: int, count: int) -> None:
+    """The target alone works until it has so many layers; then the source looks up."""
+    looks_up = threading.Event()
+    pair.source.host.post(lambda: looks_up.wait(WAIT_S))
+    pair.start()
+    for number in range(count):
+        pair.ask(pair.target, f"r{number}", number, 1 + 5 * (number % 3))
+
+    def has_come() -> bool:
+        last = pair.last(pair.target, LayerArrived)
+        return last is not None and last.watermark >= watermark
+
+    pair.listen(has_come)
+    looks_up.set()
+
+
+@pytest.mark.parametrize("order", ["zigzag", "best-effort", "overlap"])
+def test_both_share_the_work_and_every_token_is_right(
+    tiny_model: Path, oracle: GreedyOracle, order: str
+) -> None:
+    with live_pair(tiny_model, order) as pair:
+        pair.ask(pair.source, "decodes", 99, 150)
+        pair.start()
+        for number in range(14):
+            pair.ask(pair.target, f"r{number}", number, 1 + 5 * (number % 3))
+        pair.finish()
+        pair.check(oracle)
+        assert len(pair.ended) == 15
+        assert bool(pair.taken()) == (order in ("zigzag", "best-effort"))
+        taken = [request for batch in pair.taken() for request, _ in batch.requests]
+        assert sorted(taken) == sorted(n for n, w in pair.owner.items() if w is pair.source)[1:]
+        report = pair.last(pair.source, InstanceReported)
+        assert report.handovers == len(pair.taken())
+        assert report.handover_bytes >= sum(batch.row_bytes for batch in pair.taken())
+        if taken != [name for name in pair.asked if name != "decodes"]:
+            assert pair.last(pair.target, CapacityMeasured) is not None
+
+
+@pytest.mark.parametrize("watermark", [2, 3, 4])
+def test_a_batch_is_handed_over_wherever_it_is(
+    tiny_model: Path, oracle: GreedyOracle, watermark: int
+) -> None:
+    with live_pair(tiny_model) as pair:
+        start_when_loaded(pair, watermark, 10)
+        pair.finish()
+        pair.check(oracle)
+        first = pair.taken()[0]
+        # The newest layer may have been run of it, or not yet.
+        assert watermark - 1 <= first.next_layer <= watermark
+        assert first.row_bytes > 0 or first.next_layer == 0
+        assert pair.last(pair.target, LayerArrived).live_layers > 0
+
+
+def test_a_target_that_is_released_gives_back_what_was_not_taken(
+    tiny_model: Path, oracle: GreedyOracle
+) -> None:
+    with live_pair(tiny_model, uplink_bytes_per_s=SLOW_BYTES_PER_S) as pair:
+        pair.ask(pair.source, "busy", 3, 60)
+        start_when_loaded(pair, 3, 12)
+        pair.listen(lambda: pair.taken())
+        release = Order(Release(TARGET, 0, pair.target.ref))
+        pair.target.host.post(partial(pair.target.host.release, release))
+        pair.finish()
+        pair.check(oracle)
+        words = [word for worker, word in pair.words if worker is pair.target]
+        order = [type(w) for w in words if isinstance(w, (LoadFailed, Released))]
+        assert order == [LoadFailed, Released]
+        returned = [n for n, outcome in pair.ended.items() if outcome is Outcome.RETURNED]
+        assert returned
+        told = [word.request for word in words if isinstance(word, AttemptReturned)]
+        assert set(returned) <= set(told)
+
+
+def test_whatever_a_lost_target_did_not_say_is_computed_anew(
+    tiny_model: Path, oracle: GreedyOracle
+) -> None:
+    with live_pair(tiny_model) as pair:
+        start_when_loaded(pair, 4, 12)
+        pair.listen(lambda: pair.taken())
+        pair.target.close()
+        pair.workers.remove(pair.target)
+        pair.finish()
+        pair.check(oracle)
+        assert set(pair.ended.values()) == {Outcome.FINISHED}
+
+
+def test_a_target_whose_source_dies_finishes_what_it_has(
+    tiny_model: Path, oracle: GreedyOracle
+) -> None:
+    with live_pair(tiny_model) as pair:
+        start_when_loaded(pair, 4, 12)
+        pair.listen(lambda: pair.taken())
+        pair.source.host.stop()
+        pair.listen(lambda: not pair.source.is_running)
+        # Its bytes can still be had.
+        pair.target.host.post(partial(pair.target.host.peer_lost, pair.source.ref))
+        pair.workers.remove(pair.source)
+        pair.drain(pair.source)
+        pair.finish()
+        pair.check(oracle)
+        assert set(pair.ended.values()) == {Outcome.FINISHED}
+
+
+def test_a_connection_that_breaks_ends_the_help_and_nothing_else(
+    tiny_model: Path, oracle: GreedyOracle
+) -> None:
+    with live_pair(tiny_model, uplink_bytes_per_s=SLOW_BYTES_PER_S) as pair:
+        start_when_loaded(pair, 3, 12)
+        pair.listen(lambda: pair.taken())
+        pair.source.data_plane.disconnect(pair.target.ref)
+        introduce_all(pair.workers)
+        pair.listen(lambda: pair.last(pair.target, FeedFailed) is not None)
+        pair.target.amend(7, all_from(pair.manifest, pair.source.ref))
+        pair.finish()
+        pair.check(oracle)
+        assert set(pair.ended.values()) == {Outcome.FINISHED}
+
+
+def test_cancelled_requests_leave_no_block_anywhere(tiny_model: Path, oracle: GreedyOracle) -> None:
+    with live_pair(tiny_model) as pair:
+        start_when_loaded(pair, 3, 14)
+        pair.listen(lambda: pair.taken())
+        for number in range(0, 14, 2):
+            # The gateway tells whoever it takes for the owner.
+            owner = pair.owner[f"r{number}"]
+            owner.host.post(partial(owner.host.attempts.cancel, f"r{number}", 1))
+            pair.cancelled.add(f"r{number}")
+        pair.finish()
+        pair.check(oracle)
+
+
+def test_a_source_without_room_pulls_nothing(tiny_model: Path, oracle: GreedyOracle) -> None:
+    kv_bytes = 16 * model_spec(read_manifest(tiny_model, "tiny")).kv_bytes_per_token * 5
+    with live_pair(tiny_model, source_kv_bytes=kv_bytes) as pair:
+        pair.ask(pair.source, "decodes", 0, 50)
+        pair.start()
+        for number in range(8):
+            pair.ask(pair.target, f"r{number}", number, 12)
+        pair.finish()
+        pair.check(oracle)
+        assert set(pair.ended.values()) == {Outcome.FINISHED}
+
+
+class Forger:
+    """A member that knows the secret, and says what the test says."""
+
+    def __init__(self, victim: ThreadWorker) -> None:
+        self.came: queue.Queue[Letter] = queue.Queue()
+        self.plane = DataPlane(WorkerRef(9), Arena(1 << 20), on_parcel=self._hear)
+        self.victim = victim.ref
+        self._assembler = Assembler(lambda letter: letter.size_bytes)
+        for one, other in ((victim.data_plane, self.plane), (self.plane, victim.data_plane)):
+            one.introduce(other.worker, other.address)
+
+    def _hear(self, _: WorkerRef, parcel: bytes) -> None:
+        complete = self._assembler.take(parcel)
+        if complete is not None:
+            self.came.put(complete[0])
+
+    def say(self, *parcels: bytes) -> None:
+        for parcel in parcels:
+            self.plane.post(self.victim, parcel)
+
+    def heard(self, message: LiveMessage) -> None:
+        assert self.came.get(timeout=WAIT_S).message == message
+
+
+def forged(batch: BatchKey, row_bytes: int) -> Iterator[list[bytes]]:
+    """Handovers of a batch of ten tokens that cannot be."""
+    right = SequenceSpec("forged", 1, prompt(0)[:10], SamplingParams(3))
+    wrong = [
+        (right, 1, 10 * row_bytes),  # at a layer where no batch is handed over
+        (right, 9, 10 * row_bytes),
+        (right, 2, 10 * row_bytes - 4),  # other rows than it has tokens
+        (right, 0, 10 * row_bytes),
+        (replace(right, prompt_ids=prompt(0)[:9]), 2, 9 * row_bytes),  # not what was offered
+        (replace(right, prompt_ids=(1 << 20,) * 10), 2, 10 * row_bytes),  # no such token
+        (replace(right, prompt_ids=(), generated_ids=(5,) * 10), 2, 10 * row_bytes),
+        (replace(right, sampling=SamplingParams(1 << 40)), 2, 10 * row_bytes),
+        (replace(right, sampling=SamplingParams(0)), 2, 10 * row_bytes),
+        (replace(right, request="busy"), 2, 10 * row_bytes),  # is here already
+    ]
+    for spec, next_layer, size_bytes in wrong:
+        letter = Letter(Handover(batch, (spec,), next_layer), ("g0",), size_bytes)
+        yield pack(letter, [memoryview(bytes(size_bytes))])
+    twice = Letter(Handover(batch, (right, right), 0), ("g0", "g0"))
+    yield pack(twice)
+    yield [b"noise"]
+
+
+def test_forged_parcels_end_the_cooperation_and_not_the_worker(
+    tiny_model: Path, oracle: GreedyOracle
+) -> None:
+    with live_pair(tiny_model) as pair:
+        forger, key = Forger(pair.source), BatchKey(TARGET, 5)
+        row_bytes = model_spec(pair.manifest).row_bytes_per_token
+        offer = pack(Letter(Offer(SOURCE, key, (10,), (12,))))
+        pair.ask(pair.source, "busy", 1, 2000)
+        pair.listen(lambda: pair.last(pair.source, Tokens) is not None)
+        try:
+            for parcels in forged(key, row_bytes):
+                forger.say(*offer)
+                forger.heard(Pull(key))
+                forger.say(*parcels)
+                forger.heard(Declined(key))
+            # What was never asked for, and offers that no requests have.
+            forger.say(*pack(Letter(KvLayer(key, 1), (), 8), [memoryview(bytes(8))]))
+            forger.say(*pack(Letter(Offer(SOURCE, key, (10, 3), (12,)))))
+            forger.say(*pack(Letter(Offer(SOURCE, key, (-5,), (12,)))))
+            forger.say(*pack(Letter(Handover(BatchKey(7, 7), (), 0))))
+            forger.heard(Declined(BatchKey(7, 7)))
+        finally:
+            forger.plane.close()
+        pair.source.host.post(partial(pair.source.host.attempts.cancel, "busy", 1))
+        pair.cancelled.add("busy")
+        pair.ask(pair.source, "after", 2, 10)
+        pair.finish()
+        pair.check(oracle)
