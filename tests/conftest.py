@@ -44,3 +44,5 @@ def network_namespaces() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=3, help="rounds of chaos")
     parser.addoption("--seed", type=int, default=0, help="seed of the first round of chaos")
+    parser.addoption("--faults", help="of chaos, in turn: comma-separated (default: all)")
+    parser.addoption("--pool", help="of all rounds of chaos: timed, real, pair, ...")

@@ -97,6 +97,8 @@ def test_how_short_a_load_must_be_to_be_waited_for() -> None:
 def test_live_work_is_bounded_as_configured() -> None:
     limits = live_limits(loaded(live_batches_max="3", live_gap_ms="7", run_tokens_max="256"))
     assert (limits.batches_max, limits.batch_tokens_max, limits.gap_ns) == (3, 256, 7_000_000)
+    assert limits.move_factor == 0
+    assert live_limits(loaded(live_migration="move")).move_factor > 0
 
 
 # -- precedence -----------------------------------------------------------------------------------

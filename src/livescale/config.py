@@ -203,13 +203,21 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     live_gap_ms: Annotated[
         int | None,
         About(
-            "time that batches from loading instances may keep decodes waiting; none: as long as a"
-            " Run full of prompts",
+            "time that batches from loading instances may keep decodes waiting; none: no longer"
+            " than a Run full of prompts",
             "ms",
             1,
             60_000,
         ),
     ] = None
+    live_migration: Annotated[
+        str,
+        About(
+            "when a loading instance has everything, requests that decode stay where they are, or"
+            " move to it with their KV where that pays",
+            choices=("stay", "move"),
+        ),
+    ] = "stay"
     placement: Annotated[
         str,
         About(

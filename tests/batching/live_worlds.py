@@ -64,7 +64,7 @@ class LiveWorld:
         self.is_strict = False
         #: is shown every Run that ends
         self.watch: Callable[[Node, Run], None] = lambda node, run: None
-        self.handovers = self.messages = 0
+        self.handovers = self.messages = self.moved = 0
         self._add_node(SOURCE, LiveBatcher(Batcher(source, LayerSpan(0, layers + 2)), 1, limits))
         self._live(SOURCE).layers_arrived(layers + 2)
         for number, target in enumerate(targets, 1):
@@ -139,7 +139,7 @@ class LiveWorld:
         node.live = node.run = None
         for other in self.nodes.values():
             self._between_runs(other, lambda other=other: self._peer_lost(other, ref))
-        self._later(lambda: self._redispatch(ref))
+        self._tell(ref, lambda: self._redispatch(ref))  # behind what it said
 
     def cut(self, first: WorkerRef, second: WorkerRef) -> None:
         """The link between two workers breaks for good; what is on it is lost."""
@@ -247,8 +247,13 @@ class LiveWorld:
         return self.nodes[ref].is_alive and self.nodes[ref].live is not None
 
     def _later(self, action: Callable[[], None]) -> None:
-        """Between a worker and the gateway."""
+        """Between the gateway and a worker."""
         self.at(self.now_ns + self.gateway_ns, action)
+
+    def _tell(self, ref: WorkerRef, action: Callable[[], None]) -> None:
+        """From a worker to the gateway. The source's words take longest: what others say of its
+        requests is there before them."""
+        self.at(self.now_ns + self.gateway_ns * (4 if ref == SOURCE else 1), action)
 
     def _between_runs(self, node: Node, action: Callable[[], None]) -> None:
         node.inbox.append(action)
@@ -285,7 +290,9 @@ class LiveWorld:
         for request, attempt in live.give_back():
             assert (node.ref, request, attempt) not in self._gone_from, "it is another one's"
             assert (node.ref, request, attempt) not in self._forgotten
-            self._later(lambda r=request, a=attempt: self._attempt_returned(node.ref, r, a))
+            self._tell(
+                node.ref, lambda r=request, a=attempt: self._attempt_returned(node.ref, r, a)
+            )
         live.validate()
         assert live.batcher.pool.used == 0
         assert live.requests() == []
@@ -343,7 +350,7 @@ class LiveWorld:
         node.run = None
         for emission in node.live.commit(run, node.tokens):
             assert (node.ref, emission.request, emission.attempt) not in self._forgotten
-            self._later(lambda e=emission: self._token(node.ref, e))
+            self._tell(node.ref, lambda e=emission: self._token(node.ref, e))
         node.live.ran(run, self.now_ns - node.began_ns)
         self._flush(node)
 
@@ -354,7 +361,7 @@ class LiveWorld:
             return
         for peer, message in live.take_outbox(self.now_ns):
             payload: Payload = None
-            if isinstance(message, Handover) and message.next_layer:
+            if isinstance(message, Handover) and message.rows:
                 payload = node.executor.rows[message.batch]
                 assert len(payload) == message.rows
             elif isinstance(message, KvLayer):
@@ -362,9 +369,14 @@ class LiveWorld:
             self._send(node.ref, peer, message, payload)
         for taken in live.taker.take_taken():
             for spec in taken.requests:
-                self._later(
-                    lambda r=spec.request, a=spec.attempt: self._attempt_taken(node.ref, r, a)
+                self._tell(
+                    node.ref,
+                    lambda r=spec.request, a=spec.attempt: self._attempt_taken(node.ref, r, a),
                 )
+                self.moved += taken.decoding
+                for index, token_id in enumerate(spec.generated_ids if taken.decoding else ()):
+                    again = Emission(spec.request, spec.attempt, index, token_id, None)
+                    self._tell(node.ref, lambda e=again: self._token(node.ref, e))
         for key in [key for key in node.executor.rows if not live.holds(key)]:
             del node.executor.rows[key]
         deadline_ns = live.deadline_ns()
@@ -405,7 +417,9 @@ class LiveWorld:
         live.take_message(peer, message, self.now_ns)
         if isinstance(message, Handover) and live.holds(message.batch):
             self.handovers += 1
-            if message.next_layer:
+            for spec in message.requests:  # it may have been here before
+                self._gone_from.pop((node.ref, spec.request, spec.attempt), None)
+            if message.rows:
                 assert payload is not None
                 node.executor.rows[message.batch] = payload  # type: ignore[assignment]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_parts import Target
 from live_worlds import SOURCE, LiveWorld
+from msgspec import structs
 
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
@@ -65,13 +66,14 @@ def _configs(draw: st.DrawFn) -> BatcherConfig:
 
 
 @st.composite
-def _arrivals(draw: st.DrawFn, nodes: int, *, is_calm: bool) -> Arrival:
+def _arrivals(draw: st.DrawFn, nodes: int, room: int, *, is_calm: bool) -> Arrival:
     tokens = draw(st.integers(1, 6))
+    outputs = st.integers(1, 4 if tokens < 5 else 2)
     return Arrival(
         draw(_soon),
         draw(st.sampled_from([1, 1, 1, nodes - 1, 0])),
         tokens,
-        draw(st.integers(1, 4 if tokens < 5 else 2)),
+        draw(outputs | st.integers(1, min(room + 1 - tokens, 25))),
         draw(st.sampled_from(["", "", "other"])),
         None if is_calm else draw(st.none() | _times),
         None if is_calm else draw(st.none() | st.none() | _times),
@@ -83,10 +85,13 @@ def stories(draw: st.DrawFn, *, is_calm: bool = False) -> Story:
     targets = draw(st.integers(1, 2))
     layers = draw(st.integers(1, 6))
     gaps = st.tuples(*[st.sampled_from([100, 20, 300, 0])] * (layers + 2))
+    configs = tuple(draw(_configs()) for _ in range(targets + 1))
+    room = min(config.kv_blocks for config in configs) * _BLOCK_TOKENS
+    arrivals = _arrivals(targets + 1, room, is_calm=is_calm)
     losses = st.tuples(st.sampled_from(["lose", "cut", "fail"]), st.integers(0, targets), _times)
     return Story(
         layers,
-        tuple(draw(_configs()) for _ in range(targets + 1)),
+        configs,
         tuple(draw(_orders) for _ in range(targets)),
         tuple(draw(st.sampled_from([True, True, True, False])) for _ in range(targets)),
         tuple(draw(gaps) for _ in range(targets)),
@@ -99,8 +104,9 @@ def stories(draw: st.DrawFn, *, is_calm: bool = False) -> Story:
             answer_ns=draw(
                 st.sampled_from([10_000, 10_000, 150, 10] if not is_calm else [100_000])
             ),
+            move_factor=draw(st.sampled_from([1, 0, 3])),
         ),
-        tuple(draw(st.lists(_arrivals(targets + 1, is_calm=is_calm), min_size=4, max_size=12))),
+        tuple(draw(st.lists(arrivals, min_size=4, max_size=12))),
         (0,) if is_calm else tuple(draw(st.lists(st.integers(0, 60), min_size=1, max_size=4))),
         0 if is_calm else draw(st.sampled_from([0, 3, 50])),
         draw(st.sampled_from([10, 0])),
@@ -158,6 +164,53 @@ def world_of(story: Story) -> LiveWorld:
 )
 @given(stories())
 def test_whatever_happens_every_request_ends_right(story: Story) -> None:
+    world = world_of(story)
+    world.play()
+    world.check_end()
+
+
+@st.composite
+def crowded_stories(draw: st.DrawFn) -> Story:
+    """The source has many requests with much to generate, and targets are there soon."""
+    story = draw(stories())
+    blocks = draw(st.integers(20, 90))
+    config = BatcherConfig(blocks, _BLOCK_TOKENS, 32, 16, growth_tokens=draw(st.integers(0, 8)))
+    arrivals = st.builds(
+        Arrival,
+        at_ns=st.integers(0, 100),
+        node=st.sampled_from([0, 0, 0, 1]),
+        tokens=st.integers(1, 4),
+        outputs=st.integers(10, 37),
+        salt=st.sampled_from(["", "", "", "other"]),
+        cancel_ns=st.none() | st.none() | st.integers(0, 3_000),
+        move_ns=st.none() | st.none() | st.none() | st.integers(0, 3_000),
+    )
+    nodes = len(story.configs)
+    losses = st.tuples(
+        st.sampled_from(["lose", "cut", "fail"]), st.integers(0, nodes - 1), st.integers(0, 3_000)
+    )
+    return replace(
+        story,
+        configs=(config,) * nodes,
+        has_source=(True,) * (nodes - 1),
+        layer_gaps_ns=tuple(
+            (draw(st.sampled_from([1, 20])),) * len(g) for g in story.layer_gaps_ns
+        ),
+        limits=structs.replace(story.limits, move_factor=1),
+        arrivals=tuple(draw(st.lists(arrivals, min_size=6, max_size=12))),
+        losses=tuple(draw(st.lists(losses, max_size=1))),
+        run_ns=draw(st.sampled_from([100, 30])),
+    )
+
+
+@settings(
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(crowded_stories())
+def test_requests_that_move_end_right(story: Story) -> None:
     world = world_of(story)
     world.play()
     world.check_end()

@@ -261,6 +261,7 @@ class LivePair:
         for emission in node.batcher.commit(run, result.token_ids):
             self._hear(node.ref, emission)
         node.batcher.ran(run, took_ns)
+        self._tell(node)
 
     # -- what workers tell each other ---------------------------------------------------------
 

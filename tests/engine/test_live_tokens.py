@@ -122,6 +122,7 @@ def scenarios(draw: st.DrawFn) -> LiveScenario:
             gap_ns=draw(st.sampled_from([1_000, 30_000, 100_000, 10_000_000])),
             kv_layers_ahead=draw(st.integers(1, 4)),
             answer_ns=draw(st.sampled_from([10**10, 10**10, 200_000])),
+            move_factor=draw(st.sampled_from([1, 0])),
         ),
         run_tokens_max,
         sequences_max=draw(st.integers(2, 8)),
@@ -161,6 +162,28 @@ def test_a_burst_is_shared(
     assert counts["batches taken"] > 3, f"{counts}"
     assert counts["KV layers"] > 3, f"{counts}"
     assert counts["preemptions"] > 0, f"{counts}"
+    tally += counts
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_running_requests_move(
+    family_model: Models, targets: Callable[[str], Empty], tally: Counter[str], name: str
+) -> None:
+    """All of them began at the source; half go on at the target, which is there soon."""
+    burst = LiveScenario(
+        "zigzag",
+        tuple(
+            LiveRequest(request(f"m{i}", 9 + 4 * i, 40, 512, 1), i * 10_000, is_sources=True)
+            for i in range(8)
+        ),
+        layer_ns=tuple(50_000 * layer for layer in range(LAYERS)),
+        limits=LiveLimits(move_factor=1),
+        kv_blocks=(100, 160),
+        message_ns=1_000,
+    )
+    counts = played(family_model(name), targets(name), burst)
+    assert counts[f"handover at {LAYERS}"] > 1, f"{counts}"
+    assert counts["KV layers"] == (LAYERS - 2) * counts[f"handover at {LAYERS}"], f"{counts}"
     tally += counts
 
 

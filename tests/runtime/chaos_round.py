@@ -26,14 +26,17 @@ from livescale.messages.events import BatchTaken, FeedFailed, LiveStarted, LoadF
 from livescale.plans import ScalePlan
 from livescale.telemetry.record import RunLine, StepLine, read_record
 from livescale.testbed.bed import Testbed
-from livescale.types import AGENT_NUMBERS_FROM, WorkerRef, agent_ref
+from livescale.types import AGENT_NUMBERS_FROM, InstanceId, WorkerRef, agent_ref
 
-FAULTS = ("source", "link", "middle", "agent", "tail", "host", "controller")
+PAIR_FAULTS = ("helped", "helper", "umpire")
+"""Who has just taken a batch over, who has handed it over while it loads, and the controller."""
+FAULTS = ("source", "link", "middle", "agent", "tail", "host", "controller", *PAIR_FAULTS)
 STREAMS = 30
 TOKENS = 60
 LINK_BITS_PER_S = 25_000_000
 """About a second for the small model: long enough to be hit."""
 LOAD_S = 1.2
+AFTER_HANDOVER_S = 0.3
 PLAN_WAIT_S = 20.0
 LOOK_S = 0.02
 ANSWER_S = 120.0
@@ -61,6 +64,11 @@ class ChaosPool:
     rounds: int = 0
     #: rounds in which a load lost a sender and was given another
     hurt_rounds: int = 0
+    #: batches that were taken over in all rounds
+    batches_taken: int = 0
+    #: of the last one in this round: who took it over, and from whom
+    _pair: tuple[WorkerRef, WorkerRef] | None = None
+    _targets: dict[InstanceId, WorkerRef] = field(default_factory=dict)
     _read_bytes: int = 0
     _seen: dict[type, int] = field(default_factory=lambda: dict.fromkeys(MARKS, 0))
 
@@ -78,6 +86,7 @@ class ChaosPool:
         """Everything ends, all tokens are right, and the pool is whole again. Says what was hit."""
         rng = random.Random(seed)
         self._new_plans()
+        self._pair = None
         answers, hit = asyncio.run(self._burst_with(fault, rng))
         assert [answer.error for answer in answers] == [None] * len(answers), hit
         assert [len(answer.token_ids) for answer in answers] == [TOKENS] * len(answers), hit
@@ -99,7 +108,11 @@ class ChaosPool:
             everything = asyncio.gather(*streams)
             plan = await self._first_plan(everything)
             # The moment is random: anywhere in the scale-up, or just after it.
-            await asyncio.sleep(rng.uniform(0, LOAD_S))
+            if fault in PAIR_FAULTS:
+                await self._first_pair(everything)
+                await asyncio.sleep(rng.uniform(0, AFTER_HANDOVER_S))
+            else:
+                await asyncio.sleep(rng.uniform(0, LOAD_S))
             hit = await self._strike(fault, plan, rng)
             await everything
         return answers, hit
@@ -111,6 +124,11 @@ class ChaosPool:
                 return plans[-1] if plans else None
             await asyncio.sleep(LOOK_S)
         return None
+
+    async def _first_pair(self, streams: asyncio.Future) -> None:
+        while self._pair is None and not streams.done():
+            await asyncio.sleep(LOOK_S)
+            self._new_plans()
 
     def _new_plans(self) -> list[ScalePlan]:
         """Plans for instances that were recorded since the last call."""
@@ -125,6 +143,11 @@ class ChaosPool:
         words = [word for line in steps for word in (*line.events, *line.commands)]
         for kind in MARKS:
             self._seen[kind] += sum(isinstance(word, kind) for word in words)
+        for word in words:
+            if isinstance(word, StartLoad):
+                self._targets[word.instance] = word.worker
+            elif isinstance(word, BatchTaken):
+                self._pair = word.worker, self._targets[word.target]
         return [w.plan for w in words if isinstance(w, PlanMade) and w.instances]
 
     def _marks(self) -> str:
@@ -132,6 +155,7 @@ class ChaosPool:
         self._new_plans()
         said = ", ".join(f"{kind.__name__} {self._seen[kind]}" for kind in MARKS)
         self.hurt_rounds += self._seen[AmendLoad] > 0
+        self.batches_taken += self._seen[BatchTaken]
         self._seen = dict.fromkeys(MARKS, 0)
         return said
 
@@ -140,6 +164,11 @@ class ChaosPool:
     async def _strike(self, fault: str, plan: ScalePlan | None, rng: random.Random) -> str:
         if fault == "controller":
             return self._kill([fault])
+        if fault in PAIR_FAULTS:
+            if self._pair is None:
+                return "did nothing: no batch was taken over"
+            names = *map(_name, self._pair), "controller"
+            return self._kill([names[PAIR_FAULTS.index(fault)]])
         if plan is None:
             return "did nothing: no instance was planned"
         victim = _victim(fault, plan, rng) or agent_ref(rng.randrange(self.agents))
@@ -187,7 +216,7 @@ class ChaosPool:
             "agents": self.agents,
             "num_requests_running": 0,
             "instances": 1,
-            "host_copies": 1,
+            "host_copies": min(self.agents, 1),
         }
         for name, amount in wanted.items():
             wait_until(
@@ -204,7 +233,7 @@ class ChaosPool:
         for ref, copy in copies:
             right = tuple(layer.checksum for layer in manifests[copy.model].layers)
             assert copy.checksums == right, f"{ref} holds other bytes after we {hit}"
-        assert any(ref.is_agent for ref, _ in copies)
+        assert any(ref.is_agent for ref, _ in copies) == (self.agents > 0)
         assert any(not ref.is_agent for ref, _ in copies)
 
     def _look(self) -> None:

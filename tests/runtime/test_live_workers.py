@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from thread_workers import WAIT_S, ThreadWorker, all_from, introduce_all
 
 from livescale.batching.live_batch import LiveLimits
@@ -62,17 +63,21 @@ def prompt(number: int) -> tuple[int, ...]:
 class LivePair:
     """Source and target, and a gateway that accepts tokens from owners only."""
 
-    def __init__(self, directory: Path, order: str = "zigzag", **sizes: int) -> None:
+    def __init__(
+        self, directory: Path, order: str = "zigzag", limits: LiveLimits = LIMITS, **sizes: int
+    ) -> None:
         self.manifest = read_manifest(directory, "tiny")
         kv_bytes = sizes.get("source_kv_bytes", 1 << 22)
         rate = {"uplink_bytes_per_s": sizes.get("uplink_bytes_per_s", UPLINK_BYTES_PER_S)}
-        self.source = ThreadWorker(0, ARENA_BYTES, kv_bytes, live=LIMITS, **rate)
-        self.target = ThreadWorker(1, ARENA_BYTES, live=LIMITS, **rate)
+        self.source = ThreadWorker(0, ARENA_BYTES, kv_bytes, live=limits, **rate)
+        self.target = ThreadWorker(1, ARENA_BYTES, live=limits, **rate)
         self.workers = [self.source, self.target]
         introduce_all(self.workers)
         self.asked: dict[str, tuple[tuple[int, ...], int]] = {}
         self.owner: dict[str, ThreadWorker] = {}
         self.tokens: dict[str, list[int]] = {}
+        #: tokens that were known of a request when it was taken over
+        self.taken_with: dict[str, int] = {}
         self.ended: dict[str, Outcome] = {}
         self.words: list[tuple[ThreadWorker, object]] = []
         self.cancelled: set[str] = set()
@@ -111,13 +116,18 @@ class LivePair:
         if isinstance(word, AttemptTaken):
             if word.request in self.cancelled:
                 worker.host.post(partial(worker.host.attempts.cancel, word.request, word.attempt))
-            assert not self.tokens[word.request] or word.request in self.cancelled
+            self.taken_with[word.request] = len(self.tokens[word.request])
             self.owner[word.request] = worker
             self.ended.pop(word.request, None)
         elif isinstance(word, Tokens):
             for token in word.tokens:
-                if self.owner[token.request] is worker:
-                    assert token.index == len(self.tokens[token.request])
+                if self.owner[token.request] is not worker:
+                    continue
+                known = len(self.tokens[token.request])
+                if token.index < min(known, self.taken_with.get(token.request, 0)):
+                    assert token.token_id == self.tokens[token.request][token.index]
+                else:
+                    assert token.index == known
                     self.tokens[token.request].append(token.token_id)
         elif isinstance(word, RequestEnded):
             assert word.worker == worker.ref
@@ -166,8 +176,10 @@ class LivePair:
 
 
 @contextmanager
-def live_pair(directory: Path, order: str = "zigzag", **sizes: int) -> Iterator[LivePair]:
-    pair = LivePair(directory, order, **sizes)
+def live_pair(
+    directory: Path, order: str = "zigzag", limits: LiveLimits = LIMITS, **sizes: int
+) -> Iterator[LivePair]:
+    pair = LivePair(directory, order, limits, **sizes)
     try:
         yield pair
     finally:
@@ -215,6 +227,25 @@ def test_both_share_the_work_and_every_token_is_right(
         assert report.handover_bytes >= sum(batch.row_bytes for batch in pair.taken())
         if taken != [name for name in pair.asked if name != "decodes"]:
             assert pair.last(pair.target, CapacityMeasured) is not None
+
+
+def test_running_requests_move_and_every_token_is_right(
+    tiny_model: Path, oracle: GreedyOracle
+) -> None:
+    limits = structs.replace(LIMITS, move_factor=1)
+    with live_pair(tiny_model, limits=limits, uplink_bytes_per_s=1 << 30) as pair:
+        for number in range(8):
+            pair.ask(pair.source, f"r{number}", number, 300)
+        pair.listen(lambda: all(pair.tokens.values()))
+        pair.start()
+        pair.finish()
+        pair.check(oracle)
+        moved = [request for batch in pair.taken() for request, _ in batch.requests]
+        assert 0 < len(moved) <= 4
+        assert all(pair.owner[name] is pair.target for name in moved)
+        assert all(0 < pair.taken_with[name] < 300 for name in moved)
+        assert all(pair.owner[n] is pair.source for n in pair.asked if n not in moved)
+        assert {batch.next_layer for batch in pair.taken()} == {len(pair.manifest.layers)}
 
 
 @pytest.mark.parametrize("watermark", [2, 3, 4])
@@ -346,7 +377,7 @@ class Forger:
         assert self.came.get(timeout=WAIT_S).message == message
 
 
-def forged(batch: BatchKey, row_bytes: int) -> Iterator[list[bytes]]:
+def forged(batch: BatchKey, row_bytes: int, layers: int) -> Iterator[list[bytes]]:
     """Handovers of a batch of ten tokens that cannot be."""
     right = SequenceSpec("forged", 1, prompt(0)[:10], SamplingParams(3))
     wrong = [
@@ -364,6 +395,15 @@ def forged(batch: BatchKey, row_bytes: int) -> Iterator[list[bytes]]:
     for spec, next_layer, size_bytes in wrong:
         letter = Letter(Handover(batch, (spec,), next_layer), ("g0",), size_bytes)
         yield pack(letter, [memoryview(bytes(size_bytes))])
+    begun = replace(right, prompt_ids=prompt(0)[:8], generated_ids=(5, 5))
+    decoding = [
+        (begun, 2),  # not all layers are done
+        (right, layers),  # it has not begun
+        (replace(begun, prompt_ids=prompt(0)[:9]), layers),  # more than was offered
+        (replace(begun, sampling=SamplingParams(2)), layers),  # it is over
+    ]
+    for spec, next_layer in decoding:
+        yield pack(Letter(Handover(batch, (spec,), next_layer, True), ("g0",)))
     twice = Letter(Handover(batch, (right, right), 0), ("g0", "g0"))
     yield pack(twice)
     yield [b"noise"]
@@ -379,7 +419,7 @@ def test_forged_parcels_end_the_cooperation_and_not_the_worker(
         pair.ask(pair.source, "busy", 1, 2000)
         pair.listen(lambda: pair.last(pair.source, Tokens) is not None)
         try:
-            for parcels in forged(key, row_bytes):
+            for parcels in forged(key, row_bytes, len(pair.manifest.layers)):
                 forger.say(*offer)
                 forger.heard(Pull(key))
                 forger.say(*parcels)

@@ -254,6 +254,20 @@ class Batcher:
         self._start(sequence)
         return sequence
 
+    def decoding(self) -> list[SequenceState]:
+        """Running requests whose next token needs one position only, the earliest first."""
+        return [sequence for sequence in self._running.values() if sequence.tokens_left == 1]
+
+    def hold_decoding(self, sequence: SequenceState) -> None:
+        """A running request is held from now on: it may go elsewhere. Between two Runs."""
+        del self._running[sequence.spec.request]
+        self.held.add(sequence)
+
+    def resume(self, sequence: SequenceState) -> None:
+        """A held request that was running here goes on."""
+        self.held.remove(sequence)
+        self._run_in_order(sequence)
+
     def emit_held(self, sequence: SequenceState, token_id: int) -> Emission:
         """All layers of its known tokens are computed, and this is the next token.
 

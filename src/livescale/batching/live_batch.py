@@ -10,6 +10,10 @@ from livescale.batching.run import Run, Segment
 from livescale.batching.sequence import SequenceState
 from livescale.types import LayerSpan, RequestId, Value, WorkerRef
 
+MOVE_FACTOR = 16
+"""Of `LiveLimits.move_factor` where requests move. From 1 to 64 it changed the mean latency of
+simulated bursts on an 8B model by less than 3 %; high ones move few requests over slow links."""
+
 
 class LiveLimits(Value, frozen=True):
     """What bounds live work on one instance.
@@ -18,9 +22,11 @@ class LiveLimits(Value, frozen=True):
     `batch_tokens_max` tokens, fewer if one layer of them would take longer than `span_ns`; a longer
     prompt is one alone. A pulled batch runs for at most `span_ns` at a time, but for one layer at
     least: then messages are heard. Live Runs of `gap_ns` together may come between two decodes
-    (0: of the time that a Run full of prompt tokens takes here, which decodes wait for without live
-    scaling, too). `kv_layers_ahead` layers' KV are asked for at once. A partner that does
-    not answer for `answer_ns` is given up.
+    (0: three quarters of what a Run full of prompt tokens takes here: decodes wait that long
+    without live scaling, too). `kv_layers_ahead` layers' KV are asked for at once. A partner that
+    does not answer for `answer_ns` is given up. After loading, requests that decode move to an
+    instance that has fewer if they have at least `move_factor` times as long to go as moving takes
+    (0: they stay where their KV is).
     """
 
     batches_max: int = 16
@@ -29,11 +35,14 @@ class LiveLimits(Value, frozen=True):
     gap_ns: int = 0
     kv_layers_ahead: int = 4
     answer_ns: int = 5_000_000_000
+    move_factor: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batches_max", "batch_tokens_max", "span_ns", "kv_layers_ahead", "answer_ns"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.move_factor < 0:
+            raise ValueError(f"move_factor is {self.move_factor}, it must not be negative")
 
 
 @dataclass(slots=True, eq=False)
@@ -44,12 +53,14 @@ class LiveBatch:
     them. `handed` are the requests of a batch that changed hands, in the order of its rows, each
     with the positions whose KV follows. Of a batch that was taken over, `kv_missing` lists the
     layers whose KV is still with the target, and `kv_asked` those of them that are on their way.
+    Requests that are `decoding` were put together to be moved: no layer of them is run in a batch.
     """
 
     key: BatchKey
     sequences: list[SequenceState]
     next_layer: int = 0
     had_turn: bool = False
+    decoding: bool = False
     cancelled: dict[RequestId, None] = field(default_factory=dict)
     #: the source does not want it: the target finishes it
     stays: bool = False
@@ -80,7 +91,9 @@ class LiveBatch:
 
     def hand(self) -> None:
         """It changes hands: these requests and positions are in its rows and its KV."""
-        self.handed = tuple((sequence, sequence.known_tokens) for sequence in self.sequences)
+        # The last token of a request that decodes is computed where it goes.
+        without = int(self.decoding)
+        self.handed = tuple((s, s.known_tokens - without) for s in self.sequences)
 
     def kv_places(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Per request that was handed over: its positions, and its block table here. A request that

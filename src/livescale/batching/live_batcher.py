@@ -16,6 +16,7 @@ from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_giver import LiveGiver
 from livescale.batching.live_messages import BatchKey, Handover, LiveMessage
+from livescale.batching.live_mover import LiveMover
 from livescale.batching.live_order import LIVE_ORDERS, ZIGZAG, LiveOrder
 from livescale.batching.live_taker import LiveTaker
 from livescale.batching.run import Emission, EmittedTokens, Run, SequenceSpec
@@ -46,6 +47,7 @@ class LiveBatcher:
         self._order: LiveOrder | None = LIVE_ORDERS[pairing.order] if pairing is not None else None
         self.giver = LiveGiver(batcher, instance, self._decoder_layers, self._order)
         self.taker = LiveTaker(batcher, instance, limits)
+        self.mover = LiveMover(batcher, instance, limits, self.giver, self.taker)
         if pairing is not None and pairing.source is not None:
             self.giver.pair(pairing.source, pairing.source_instance)
         #: the live batch whose Run is in flight
@@ -82,7 +84,7 @@ class LiveBatcher:
         """Accept a request; ValueError when it can never run here. A newer attempt of a request
         takes the place of an older one."""
         self._cancel_older(spec)
-        if max(self.batcher.attempts(spec.request), default=0) >= spec.attempt:
+        if max(self.batcher.attempts(spec.request), default=-1) >= spec.attempt:
             raise ValueError(f"request {spec.request} is on this instance in a later attempt")
         self.batcher.add(spec)
 
@@ -99,7 +101,8 @@ class LiveBatcher:
         batch = next(batch for batch in self._batches() if sequence in batch.sequences)
         if request in batch.cancelled:
             return False
-        if batch.next_layer == self.batcher.span.stop:  # it waits for its KV only
+        # All layers are done, and it waits for its KV only.
+        if batch.next_layer == self.batcher.span.stop and batch.key in self.taker.batches:
             self.batcher.held.drop(sequence)
             batch.sequences.remove(sequence)
             self.taker.computed(batch)
@@ -119,6 +122,7 @@ class LiveBatcher:
         for batch in [*self._batches()]:
             self._drop(batch)
         self.taker.forget_all()
+        self.mover.forget_all()
         self.giver.part()
         for request, attempt in own:
             self.batcher.cancel(request, attempt)
@@ -162,8 +166,11 @@ class LiveBatcher:
         ]
 
     def ran(self, run: Run, elapsed_ns: int) -> None:
-        """How long a committed Run took: what bounds live Runs and pulls is reckoned from it."""
+        """How long a committed Run took, or the last one of its steps: what bounds live Runs, pulls
+        and moves is reckoned from it."""
         self._live_ns = self._live_ns + elapsed_ns if self._was_live else 0
+        if not self._was_live and not run.prefill_tokens:
+            self.mover.step_ns = elapsed_ns
         stop = self.batcher.span.stop - 1
         count = run.token_count * (min(run.span.stop, stop) - max(run.span.start, 1))
         if run.steps > 1 or run.prefill_tokens < _MEASURED_TOKENS_MIN:
@@ -182,6 +189,8 @@ class LiveBatcher:
         if isinstance(message, Handover):
             for spec in message.requests:
                 self._cancel_older(spec)
+        if self.mover.take_message(peer, message, now_ns):
+            return
         if not self.giver.take_message(peer, message, self.loaded, now_ns):
             self.taker.take_message(peer, message, now_ns, is_full=self.is_full)
 
@@ -189,6 +198,7 @@ class LiveBatcher:
         """Nothing more comes from this worker or goes there (`hears`: it is told what it waits for
         in vain). Between two Runs."""
         assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        self.mover.peer_lost(peer)
         self.giver.peer_lost(peer)
         self.taker.peer_lost(peer, hears=hears)
 
@@ -200,11 +210,14 @@ class LiveBatcher:
             self._form_batches()
             self.giver.expire(now_ns, self.limits.answer_ns)
         has_more = self._may_form() and self.batcher.waits_since(self._order_max)
-        is_over = self.is_full and not has_more
-        self.giver.offer(self.loaded, is_over=is_over)
+        partner = self.giver.offer(self.loaded, is_over=self.is_full and not has_more)
+        if partner is not None and self.limits.move_factor:
+            self.mover.even(*partner)
         if is_between_runs and self.is_full:
             self.taker.pull(now_ns)
-        return self.giver.take_outbox() + self.taker.take_outbox()
+            self.mover.talk()
+        outbox = self.giver.take_outbox() + self.taker.take_outbox()
+        return outbox + self.mover.take_outbox()
 
     # -- what can be asked ----------------------------------------------------------------------
 
@@ -212,6 +225,12 @@ class LiveBatcher:
     def has_work(self) -> bool:
         """`next_run` might have something now."""
         return self.batcher.has_work or bool(self.giver.line or self.taker.batches)
+
+    @property
+    def is_alone(self) -> bool:
+        """There is nothing to tell another instance, and nothing that one should tell."""
+        is_giving = not self.giver.is_parted or self.giver.given
+        return not is_giving and self.taker.is_idle and self.mover.is_idle
 
     def deadline_ns(self) -> int | None:
         """When a partner's answer is late: then `take_outbox` is to be called."""
@@ -314,7 +333,7 @@ class LiveBatcher:
     def _gap_ns(self) -> int:
         """Live work that decodes wait for."""
         full_ps = self.batcher.config.run_tokens_max * self._decoder_layers * self._token_layer_ps
-        return self.limits.gap_ns or max(self.limits.span_ns, full_ps // 1000)
+        return self.limits.gap_ns or max(self.limits.span_ns, 3 * full_ps // 4000)
 
     def _layer_ns(self, batch: LiveBatch) -> int:
         """What one layer of the batch should take; 0: nobody knows."""

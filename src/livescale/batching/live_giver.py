@@ -67,8 +67,12 @@ class LiveGiver:
 
     def append(self, sequences: list[SequenceState]) -> None:
         """Held requests are a batch from now on, the last of the line."""
+        self.line.append(LiveBatch(self.next_key(), sequences))
+
+    def next_key(self) -> BatchKey:
+        """Names the next batch that leaves or may leave this instance."""
         self._batches += 1
-        self.line.append(LiveBatch(BatchKey(self._instance, self._batches), sequences))
+        return BatchKey(self._instance, self._batches)
 
     def computed(self, batch: LiveBatch) -> None:
         """Its last layer was run here: what is not over joins the running requests."""
@@ -92,16 +96,18 @@ class LiveGiver:
         index = self._order.source_pull(progress, loaded, self._layers)
         return line[index] if index is not None else None
 
-    def offer(self, loaded: int, *, is_over: bool) -> None:
+    def offer(self, loaded: int, *, is_over: bool) -> tuple[WorkerRef, InstanceId] | None:
         """Tell the source what it can have next, if that has changed.
 
-        `loaded` decoder layers can run here. `is_over`: no further batch will come.
+        `loaded` decoder layers can run here. `is_over`: no further batch will come. Returns the
+        source if everything is done, and this one parts from it.
         """
         if self._source is None or self._order is None:
-            return
+            return None
         if is_over and not self.line and not self.given:
+            partner = self._source, self._source_instance
             self.part()
-            return
+            return partner
         batch = self.pullable(loaded)
         offer = Offer(self._source_instance, BatchKey(self._instance, 0), (), ())
         if batch is not None:
@@ -111,6 +117,7 @@ class LiveGiver:
         if offer != self._offered:
             self._offered = offer
             self._say(offer)
+        return None
 
     # -- the source's messages ------------------------------------------------------------------
 
@@ -125,8 +132,9 @@ class LiveGiver:
         if isinstance(message, Parted) and message.target == self._instance:
             if peer == self._source:
                 self._source = self._offered = None
-                # It takes nothing any more: not what is on the way to it, either.
-                for unanswered in self._unanswered():
+            # It takes nothing any more: not what is on the way to it, either.
+            for unanswered in self._unanswered():
+                if unanswered.given_to == peer:
                     self._take_back(unanswered)
             return True
         if not isinstance(message, Declined | Taken | KvWanted | Settled):
@@ -142,7 +150,7 @@ class LiveGiver:
             for sequence in batch.sequences:
                 sequence.is_elsewhere = True
         elif isinstance(message, KvWanted):
-            if 1 <= message.layer < batch.next_layer:
+            if 1 <= message.layer < min(batch.next_layer, self._layers + 1):
                 self._outbox.append((peer, KvLayer(message.batch, message.layer)))
         else:
             self._settle(batch)
@@ -168,8 +176,8 @@ class LiveGiver:
         late = [batch for batch in self._unanswered() if now_ns > batch.given_ns + answer_ns]
         for batch in late:
             self._take_back(batch)
-        if late:
-            self.part()
+            if batch.given_to == self._source:
+                self.part()
 
     def deadline_ns(self, answer_ns: int) -> int | None:
         """When the source is late."""
@@ -205,12 +213,18 @@ class LiveGiver:
                 batch.sequences.remove(sequence)
                 del batch.cancelled[sequence.spec.request]
                 self._batcher.held.drop(sequence)
-        self.given[key] = batch
-        batch.hand()
-        batch.given_to, batch.given_ns = self._source, now_ns
         self._offered = None
+        assert self._source is not None
+        self.hand_over(batch, self._source, now_ns)
+
+    def hand_over(self, batch: LiveBatch, peer: WorkerRef, now_ns: int) -> None:
+        """Give a batch of held requests away."""
+        self.given[batch.key] = batch
+        batch.hand()
+        batch.given_to, batch.given_ns = peer, now_ns
         self.handovers += 1
-        self._say(Handover(key, tuple(map(_spec, batch.sequences)), batch.next_layer))
+        specs = tuple(map(_spec, batch.sequences))
+        self._outbox.append((peer, Handover(batch.key, specs, batch.next_layer, batch.decoding)))
 
     def _answer_late(self, peer: WorkerRef, message: Declined | Taken | KvWanted | Settled) -> None:
         """The batch is none that was given to this one: it never was, or is over, or was taken
@@ -232,6 +246,14 @@ class LiveGiver:
 
     def _take_back(self, batch: LiveBatch) -> None:
         del self.given[batch.key]
+        if batch.decoding:
+            for sequence in batch.sequences:
+                if sequence.spec.request in batch.cancelled:
+                    self._batcher.held.drop(sequence)
+                else:
+                    self._batcher.resume(sequence)
+            batch.sequences = []
+            return
         batch.stays = True
         self.line.append(batch)
         self.line.sort(key=lambda other: other.key)

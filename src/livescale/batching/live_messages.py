@@ -14,8 +14,12 @@ The target offers, the source pulls (DESIGN: live pair):
 | KvLayer | target | the KV of one layer, in token order |
 | Settled | source | I have all that I want: forget the batch |
 | Parted | both | nothing more comes: the target is done, or the source cannot help |
+| Balance | target | I have everything, and so many requests |
 
 Until Taken the requests are the target's, and it finishes what was never pulled.
+
+After Balance the roles are turned round: the source may offer requests that decode, and the former
+target pulls them. They go over without rows, and with the KV of all layers.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ class BatchKey(Value, frozen=True, order=True):
 
 class Offer(Value, frozen=True, tag=True):
     """The next batch for the source: known tokens of each request, and the positions that it can
-    ever need KV for (none: nothing at present).
+    ever need KV for (none: nothing at present). Those of requests that decode may be more than
+    there are: so many it may have when it is handed over.
 
     `source` is the instance that is meant: a worker that serves another one parts.
     """
@@ -60,16 +65,20 @@ class Pull(Value, frozen=True, tag=True):
 
 class Handover(Value, frozen=True, tag=True):
     """The batch: its requests in the order of its rows. Layers below `next_layer` are done; the
-    rows that go into it come along (none where it is 0)."""
+    rows that go into it come along (none where it is 0).
+
+    Of requests that are `decoding` all layers are done, for every token but the last: no rows.
+    """
 
     batch: BatchKey
     requests: tuple[SequenceSpec, ...]
     next_layer: int
+    decoding: bool = False
 
     @property
     def rows(self) -> int:
         """Rows that come along: one per known token of each request."""
-        if self.next_layer == 0:
+        if self.next_layer == 0 or self.decoding:
             return 0
         return sum(len(r.prompt_ids) + len(r.generated_ids) for r in self.requests)
 
@@ -93,7 +102,7 @@ class Taken(Value, frozen=True, tag=True):
 
 
 class KvWanted(Value, frozen=True, tag=True):
-    """Send the KV of this layer of the model (1…next_layer - 1) for the whole batch."""
+    """Send the KV of this layer of the model for the whole batch: one that was run."""
 
     batch: BatchKey
     layer: int
@@ -118,8 +127,29 @@ class Parted(Value, frozen=True, tag=True):
     target: InstanceId
 
 
+class Balance(Value, frozen=True, tag=True):
+    """The former target has everything and `requests` requests, waiting ones included. `source` is
+    the instance that is meant. The KV of requests that were moved here last took `kv_token_ps` per
+    token (0: none was)."""
+
+    source: InstanceId
+    target: InstanceId
+    requests: int
+    kv_token_ps: int
+
+
 LiveMessage = (
-    Offer | Pull | Handover | Gone | Declined | Taken | KvWanted | KvLayer | Settled | Parted
+    Offer
+    | Pull
+    | Handover
+    | Gone
+    | Declined
+    | Taken
+    | KvWanted
+    | KvLayer
+    | Settled
+    | Parted
+    | Balance
 )
 
 

@@ -44,13 +44,18 @@ class _Pulled:
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """News: these requests are the source's from now on. `rows` came along with them."""
+    """News: these requests are the source's from now on. `rows` came along with them.
+
+    Those that were `decoding` have tokens which may still be on their way to the gateway from where
+    they were: it is told all of them again, before any further ones.
+    """
 
     key: BatchKey
     peer: WorkerRef
     requests: tuple[SequenceSpec, ...]
     rows: int
     pull_ns: int
+    decoding: bool
 
 
 class LiveTaker:
@@ -71,6 +76,8 @@ class LiveTaker:
         self.token_layer_ps = 0
         #: what the last pulls took until their rows were here
         self._pull_ns = 0
+        #: what the KV of the last requests that were moved here took per token (0: none was)
+        self.kv_token_ps = 0
 
     @property
     def is_idle(self) -> bool:
@@ -223,8 +230,12 @@ class LiveTaker:
     def _ask_kv(self, batch: LiveBatch, peer: WorkerRef, now_ns: int) -> None:
         if not batch.kv_asked:
             batch.kv_since_ns = now_ns
+        ahead = self._limits.kv_layers_ahead
+        if batch.decoding:  # they pause meanwhile: as few rounds as memory allows
+            whole = self._limits.batch_tokens_max * (self._batcher.span.stop - 2)
+            ahead = max(ahead, whole // sum(tokens for _, tokens in batch.handed))
         for layer in batch.kv_missing:
-            if len(batch.kv_asked) >= self._limits.kv_layers_ahead:
+            if len(batch.kv_asked) >= ahead:
                 return
             if layer not in batch.kv_asked:
                 batch.kv_asked[layer] = None
@@ -236,6 +247,9 @@ class LiveTaker:
         batch.kv_since_ns = now_ns
         if not batch.kv_missing:
             self._settle(batch.key)
+            if batch.decoding:
+                tokens = sum(tokens for _, tokens in batch.handed)
+                self.kv_token_ps = max(1, (now_ns - batch.given_ns) * 1000 // tokens)
         self._join_if_complete(batch)
 
     def _settle(self, key: BatchKey) -> None:
@@ -255,9 +269,16 @@ class LiveTaker:
         # A pull that comes late leaves this instance idle: the slow ones count more.
         self._pull_ns = max(pull_ns, (3 * self._pull_ns + pull_ns) // 4)
         self._outbox.append((peer, Taken(message.batch)))
-        self._taken.append(TakenBatch(message.batch, peer, message.requests, message.rows, pull_ns))
+        self._taken.append(
+            TakenBatch(
+                *(message.batch, peer, message.requests, message.rows, pull_ns, message.decoding)
+            )
+        )
         batch = LiveBatch(message.batch, self._hold(message, tables), message.next_layer)
+        batch.decoding, batch.given_ns = message.decoding, pulled.asked_ns
         batch.hand()
+        for sequence, tokens in batch.handed if batch.decoding else ():
+            sequence.computed = sequence.prefill_tokens = tokens
         for spec in message.requests:
             if max(self._batcher.attempts(spec.request)) > spec.attempt:
                 batch.cancelled[spec.request] = None
@@ -266,23 +287,29 @@ class LiveTaker:
         if message.next_layer == 0 or batch.is_over:
             # Nothing was done of it: it is a prompt like any other, and may find its beginning.
             self._put_back(batch)
-        elif any(_decodes(sequence.spec) for sequence in batch.sequences):
-            batch.kv_missing = dict.fromkeys(range(1, message.next_layer))
+        elif batch.decoding or any(_decodes(sequence.spec) for sequence in batch.sequences):
+            layers = self._batcher.span.stop - 2
+            batch.kv_missing = dict.fromkeys(range(1, min(message.next_layer, layers + 1)))
         if not batch.kv_missing:
             self._settle(batch.key)
 
     def _hold(self, message: Handover, tables: Tables) -> list[SequenceState]:
-        """Its requests, in the blocks that were reserved. Cancelled ones may have left the batch
-        since it was offered."""
-        sequences, free = [], list(tables)
-        for spec in message.requests:
-            count = self._batcher.pool.blocks_for(len(spec.prompt_ids) + len(spec.generated_ids))
-            table = next(table for table in free if len(table) == count)
+        """Its requests, in the blocks that were reserved. Some may have left the batch since it was
+        offered; of those that decode, each may have fewer tokens than were reserved for."""
+        pool, free = self._batcher.pool, sorted(tables, key=len)
+        counts = [
+            pool.blocks_for(len(s.prompt_ids) + len(s.generated_ids)) for s in message.requests
+        ]
+        table_of = {}
+        # The short ones first, each in the shortest table that will do: so all find one.
+        for index in sorted(range(len(counts)), key=lambda index: counts[index]):
+            table = next(table for table in free if len(table) >= counts[index])
             free.remove(table)
-            sequences.append(self._batcher.hold(spec, table))
+            table_of[index] = table[: counts[index]]
+            pool.release(table[counts[index] :])
         for table in free:
-            self._batcher.pool.release(table)
-        return sequences
+            pool.release(table)
+        return [self._batcher.hold(s, table_of[i]) for i, s in enumerate(message.requests)]
 
     def _gone(self, peer: WorkerRef, key: BatchKey) -> None:
         pulled = self._pulled

@@ -256,7 +256,10 @@ class _Reader:
         if life is None:
             return
         if isinstance(event, BatchTaken):
-            life.taken.append((now_ns, event))
+            spec = self.lives.specs.get(life.model)
+            # Requests that were moved when everything was there are no help of a loading one.
+            if spec is None or event.next_layer < len(spec.layer_bytes):
+                life.taken.append((now_ns, event))
         elif life.changes[-1][1] is InstanceState.LOADING:
             life.enter(now_ns, InstanceState.LIVE)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live_batch import MOVE_FACTOR, LiveLimits
 from livescale.config import ROOFLINE_PREFIX, ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.control.multicast.planner import STRATEGIES
@@ -191,6 +191,7 @@ def live_limits(config: PoolConfig) -> LiveLimits:
         batches_max=config.live_batches_max,
         batch_tokens_max=config.run_tokens_max,
         gap_ns=(config.live_gap_ms or 0) * _MS_NS,
+        move_factor=MOVE_FACTOR if config.live_migration == "move" else 0,
     )
 
 

@@ -130,10 +130,16 @@ class HostedAttempts:
 
     # -- what comes of attempts -----------------------------------------------------------------
 
-    def taken(self, request: RequestId, attempt: int, gateway: str) -> None:
-        """The attempt is this worker's; its gateway hears of it before any token."""
+    def taken(
+        self, request: RequestId, attempt: int, gateway: str, repeated_ids: Sequence[int] = ()
+    ) -> None:
+        """The attempt is this worker's; its gateway hears of it before any token. The first tokens
+        are told again, because they may be on their way from another worker still."""
         self._gateway_of[request] = gateway
         self._reporter.to_gateway(gateway, AttemptTaken(request, attempt))
+        if repeated_ids:
+            tokens = (Token(request, attempt, n, t, None) for n, t in enumerate(repeated_ids))
+            self._reporter.to_gateway(gateway, Tokens(tuple(tokens)))
 
     def given(self, partner: WorkerRef, attempts: Sequence[tuple[RequestId, int]]) -> None:
         """These are the partner's from now on. It tells the gateways, but may die before."""

@@ -369,7 +369,8 @@ class InstanceHost:
         for spec, gateway in zip(taken.requests, news.gateways, strict=True):
             if gateway:
                 wanted.append((spec.request, spec.attempt))
-                self.attempts.taken(spec.request, spec.attempt, gateway)
+                repeated_ids = spec.generated_ids if taken.decoding else ()
+                self.attempts.taken(spec.request, spec.attempt, gateway, repeated_ids)
             else:
                 assigned.live.cancel(spec.request, spec.attempt)
         self._reporter.to_controller(

@@ -171,7 +171,7 @@ class LivePartners:
         content: list[memoryview] = []
         if isinstance(message, Handover):
             gateways = tuple(self._attempts.gateway_of(r.request) for r in message.requests)
-            if message.next_layer > 0:
+            if message.rows:
                 content = [self._executor.export_rows(self._rows[message.batch])]
         elif isinstance(message, KvLayer):
             assert self._live is not None
@@ -185,7 +185,9 @@ class LivePartners:
             line = _Line(peer, self._data_plane, self._patience_s, self._broken)
             self._lines[peer] = line
         try:
-            line.put(pack(Letter(message, gateways, sum(c.nbytes for c in content)), content))
+            parcels = pack(Letter(message, gateways, sum(c.nbytes for c in content)), content)
+            # Rows of the next batch are waited for by the source, KV only by decodes.
+            line.put(parcels, can_wait=isinstance(message, KvLayer))
         except ParcelError as error:
             self._give_up(peer, str(error))
 
@@ -268,15 +270,20 @@ class LivePartners:
     def _check(self, live: LiveBatcher, message: Handover, pulled: tuple[int, ...]) -> None:
         """The batch is the one that was offered (some may have been cancelled), and can run here.
         Raises ParcelError."""
-        layers, offered = live.batcher.span.stop - 2, list(pulled)
-        if message.next_layer != 0 and not 2 <= message.next_layer <= layers:
+        layers, offered = live.batcher.span.stop - 2, sorted(pulled)
+        done = [live.batcher.span.stop] if message.decoding else [0, *range(2, layers + 1)]
+        if message.next_layer not in done:
             raise ParcelError(f"a batch that is at layer {message.next_layer} of {layers}")
         if len({spec.request for spec in message.requests}) < len(message.requests):
             raise ParcelError("a request is in the batch twice")
-        for spec in message.requests:
-            if _known_tokens(spec) not in offered:
-                raise ParcelError(f"{spec.request} has {_known_tokens(spec)} tokens: not offered")
-            offered.remove(_known_tokens(spec))
+        for spec in sorted(message.requests, key=_known_tokens):
+            known = _known_tokens(spec)
+            fitting = [n for n in offered if n == known or (message.decoding and n > known)]
+            if not fitting:
+                raise ParcelError(f"{spec.request} has {known} tokens: not offered")
+            offered.remove(fitting[0])
+            if message.decoding and not spec.generated_ids:
+                raise ParcelError(f"{spec.request} does not decode")
             ids = (*spec.prompt_ids, *spec.generated_ids)
             if not spec.prompt_ids or not all(0 <= i < self._vocabulary for i in ids):
                 raise ParcelError(f"{spec.request} has no prompt, or not one of this model")
@@ -319,7 +326,7 @@ class LivePartners:
     ) -> None:
         message = letter.message
         assert isinstance(message, Handover)
-        if message.next_layer > 0:
+        if message.rows:
             rows = self._executor.import_rows(memoryview(content), message.rows)
             self._rows[message.batch] = rows
         self._giver_of[message.batch] = peer
@@ -357,13 +364,13 @@ class _Line:
         self._data_plane = data_plane
         self._patience_s = patience_s
         self._broken = broken
-        self._parcels: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._parcels: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
         self._is_closed = False
         threading.Thread(target=self._run, name=f"live work with {peer}", daemon=True).start()
 
-    def put(self, parcels: list[bytes]) -> None:
+    def put(self, parcels: list[bytes], *, can_wait: bool) -> None:
         for parcel in parcels:
-            self._parcels.put(parcel)
+            self._parcels.put((parcel, can_wait))
 
     def close(self) -> None:
         """What was not sent is not sent."""
@@ -371,9 +378,10 @@ class _Line:
         self._parcels.put(None)
 
     def _run(self) -> None:
-        while (parcel := self._parcels.get()) is not None and not self._is_closed:
+        while (entry := self._parcels.get()) is not None and not self._is_closed:
+            parcel, can_wait = entry
             try:
-                self._data_plane.post(self.peer, parcel, self._patience_s)
+                self._data_plane.post(self.peer, parcel, self._patience_s, can_wait=can_wait)
             except TransferError as error:
                 self._broken(self, str(error))
                 return

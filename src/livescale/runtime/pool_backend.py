@@ -10,7 +10,6 @@ worker that owns it: attempts may move from a loading worker to another one, who
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from livescale.gateway.backend import (
     GenerateRequest,
     GenerationFailed,
     ModelCard,
-    ModelRefused,
     ModelStatus,
     NewModel,
     Reading,
@@ -32,6 +30,7 @@ from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.model_shelf import ModelShelf
+from livescale.runtime.open_questions import OpenQuestions
 from livescale.runtime.transcripts import StopWords, Transcript, Transcripts
 from livescale.runtime.wire import (
     AddModel,
@@ -114,9 +113,7 @@ class PoolBackend:
         #: dispatches to workers whose connection is still being made
         self._unsent: dict[WorkerRef, list[Submit]] = {}
         self._stop_words = StopWords()
-        #: administrators' questions that the controller has not answered yet
-        self._asked: dict[str, asyncio.Future[ModelAnswer]] = {}
-        self._calls = itertools.count(1)
+        self._questions = OpenQuestions(boot.gateway)
         self.is_settled = asyncio.Event()
 
     # -- Backend --------------------------------------------------------------------------------
@@ -132,12 +129,12 @@ class PoolBackend:
 
     async def add_model(self, model: NewModel) -> str:
         answer = await self._ask(
-            AddModel(self._next_call(), model.directory, model.name, dict(model.settings))
+            AddModel(self._questions.next_call(), model.directory, model.name, dict(model.settings))
         )
         return answer.name
 
     async def remove_model(self, name: str) -> None:
-        await self._ask(RemoveModel(self._next_call(), name))
+        await self._ask(RemoveModel(self._questions.next_call(), name))
 
     def is_ready(self) -> bool:
         """Every model has what it should have at least. (A lost controller changes nothing.)"""
@@ -208,11 +205,11 @@ class PoolBackend:
             elif isinstance(message, Catalog):
                 self._take_catalog(message)
             elif isinstance(message, ModelAnswer):
-                self._answer(message)
+                self._questions.answer(message)
             elif isinstance(message, FailRequest):
                 self._fail(message)
         self._controller = None
-        self._leave_unanswered()
+        self._questions.leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
     def _announce(self, transcript: Transcript) -> None:
@@ -242,35 +239,12 @@ class PoolBackend:
                 gone = GenerationFailed(f"the model '{transcript.asked.model}' was removed")
                 self._finish(transcript, Outcome.FAILED, gone)
 
-    def _next_call(self) -> str:
-        return f"{self._boot.gateway}-{next(self._calls)}"
-
     async def _ask(self, question: AddModel | RemoveModel) -> ModelAnswer:
         """Ask the controller. Raises ModelRefused or Unavailable."""
         self._check_started()
         if self._controller is None:
             raise Unavailable("the controller is being restarted")
-        answered = asyncio.get_running_loop().create_future()
-        self._asked[question.call] = answered
-        self._controller.send(question)
-        try:
-            answer: ModelAnswer = await answered
-        finally:
-            self._asked.pop(question.call, None)
-        if answer.problem is not None:
-            raise ModelRefused(answer.problem.value, answer.reason)
-        return answer
-
-    def _answer(self, message: ModelAnswer) -> None:
-        answered = self._asked.get(message.call)
-        if answered is not None and not answered.done():
-            answered.set_result(message)
-
-    def _leave_unanswered(self) -> None:
-        for answered in self._asked.values():
-            if not answered.done():
-                reason = "the controller was restarted before it answered: look at the models"
-                answered.set_exception(Unavailable(reason))
+        return await self._questions.ask(question, self._controller.send)
 
     def _tell_controller(
         self, event: RequestArrived | RequestCancelled | RequestEnded | RequestTimed

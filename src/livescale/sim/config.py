@@ -77,9 +77,9 @@ class SimConfig(Value, frozen=True):
     that form a communication group for every transfer.
 
     `live` bounds live work on every instance. Workers keep first layers of models that they gave
-    up in the last `resident_bytes` of their arenas. `holder_wait_ns` is how long a receiver waits for a
-    holder to have what it was said to have, `stall_ns` how long for its bytes. The run is given up
-    as stuck when it is not over `grace_ns` after the last arrival and the last fault.
+    up in the last `resident_bytes` of their arenas. `holder_wait_ns` is how long a receiver waits
+    for a holder to have what it was said to have, `stall_ns` how long for its bytes. The run is
+    given up as stuck when it is not over `grace_ns` after the last arrival and the last fault.
     """
 
     controller: ControllerConfig

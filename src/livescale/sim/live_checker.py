@@ -7,7 +7,7 @@ were run, and no token is computed from KV that is missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,9 +53,11 @@ class _Part:
 
 
 class LiveChecker:
-    """Live work of all instances, over all lives of the controller."""
+    """Live work of all instances, over all lives of the controller. `free_ns` says when all that a
+    worker has sent will have left it."""
 
-    def __init__(self, config: SimConfig) -> None:
+    def __init__(self, config: SimConfig, free_ns: Callable[[WorkerRef], int]) -> None:
+        self._free_ns = free_ns
         self._layers = {policy.spec.name: policy.spec.layers for policy in config.policies}
         self._ranks = {policy.spec.name: policy.spec.tp_size for policy in config.policies}
         late_ns = config.faults.late_ns_max if config.faults.late_permille else 0
@@ -114,7 +116,7 @@ class LiveChecker:
     def hands(self, message: Handover) -> None:
         """The batch leaves its target."""
         parts = self._parts.get(message.batch.target, {})
-        for spec in message.requests if message.next_layer else ():
+        for spec in message.requests if message.rows else ():
             part = parts.get((spec.request, spec.attempt))
             is_done = part is not None and part.next_layer == message.next_layer
             require(is_done, "rows are those of the layers that were run", message, spec, part)
@@ -127,10 +129,12 @@ class LiveChecker:
             known = (spec.request, spec.attempt)
             parts.pop(known, None)
             if message.next_layer:
-                tokens = len(spec.prompt_ids) + len(spec.generated_ids)
+                # Of one that decodes, the last token is computed with the KV of all others.
+                tokens = len(spec.prompt_ids) + len(spec.generated_ids) - message.decoding
                 parts[known] = part = _Part(message.next_layer, tokens)
-                if spec.sampling.output_tokens_max > len(spec.generated_ids) + 1:
-                    part.kv_missing = dict.fromkeys(range(1, message.next_layer))
+                wants_kv = spec.sampling.output_tokens_max > len(spec.generated_ids) + 1
+                if wants_kv or message.decoding:
+                    part.kv_missing = dict.fromkeys(range(1, message.next_layer - message.decoding))
                 taken.append(known)
 
     def kv_came(self, instance: InstanceId, batch: BatchKey, layer: int) -> None:
@@ -161,14 +165,17 @@ class LiveChecker:
     def looks(self, worker: WorkerRef, now_ns: int) -> None:
         """Something has happened on the worker's instance."""
         for target in self._targets.get(worker, ()):
-            self._check_pair(self._members[target], worker, now_ns)
+            self._check_pair(target, worker, now_ns)
         member = self._members.get(worker)
         pairing = member.pairing if member is not None else None
         if member is not None and pairing is not None and pairing.source is not None:
-            self._check_pair(member, pairing.source, now_ns)
+            self._check_pair(worker, pairing.source, now_ns)
 
-    def _check_pair(self, target: PairMember, source: WorkerRef, now_ns: int) -> None:
+    def _check_pair(self, worker: WorkerRef, source: WorkerRef, now_ns: int) -> None:
+        target = self._members[worker]
         since_ns = self._idle_since_ns.get(target.instance, now_ns)
+        # Words wait behind rows and KV, also behind those that nobody wants any more.
+        since_ns = max(since_ns, self._free_ns(worker), self._free_ns(source))
         rule = "a source is not idle while its target waits for its first layer"
         if now_ns - since_ns > self._slack_ns:
             require(False, rule, target, self._members.get(source), since_ns, now_ns)

@@ -80,6 +80,10 @@ class LiveLink:
         self._last_ns[sender, receiver] = arrival_ns
         self._clock.at(arrival_ns, partial(self._arrive, sender, receiver, message, size_bytes))
 
+    def free_ns(self, sender: WorkerRef) -> int:
+        """When all that the worker has sent by now will have left it."""
+        return self._free_ns.get(sender, 0)
+
     # -- helpers --------------------------------------------------------------------------------
 
     def _transfer_ns(self, sender: WorkerRef, receiver: WorkerRef, size_bytes: int) -> int:

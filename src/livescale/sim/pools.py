@@ -74,10 +74,11 @@ _AUTHORS_KV_UPPER_PERMILLE, _AUTHORS_KV_LOWER_PERMILLE = 950, 750
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What one kind of device has for these models."""
+    """What one kind of device has for these models. The arena ends with the residents' memory."""
 
     kind: str
     arena_bytes: int
+    resident_bytes: int
     kv_bytes: int
 
 
@@ -95,7 +96,7 @@ def build_config(
     specs = [_spec(model) for model in models]
     kind = _only_kind(cluster)
     fitting = [_fitting(cluster, spec) for spec in specs]
-    room = _room(cluster, kind, specs)
+    room = _room(cluster, kind, specs, system.resident_percent)
     limits = _limits(cluster, models, fitting, system, weights)
     policies = tuple(
         _policy(model, spec, limit, room)
@@ -127,6 +128,7 @@ def build_config(
         block_tokens=_BLOCK_TOKENS,
         load_ns=system.load_ns,
         group_setup_ns=system.group_setup_ns,
+        resident_bytes=room.resident_bytes,
         grace_ns=_GRACE_NS,
     )
 
@@ -214,7 +216,9 @@ def _neighbourhood(device: Device) -> str:
     return f"group {device.group}" if device.group else f"host {device.host}"
 
 
-def _room(cluster: NamedTopology, kind: str, specs: Sequence[ModelSpec]) -> _Room:
+def _room(
+    cluster: NamedTopology, kind: str, specs: Sequence[ModelSpec], resident_percent: int
+) -> _Room:
     """How the memory of the smallest device is cut. Raises PoolError with both sizes."""
     memory = min(
         cluster.memory_bytes.get(ref) or ACCELERATORS[kind].memory_bytes
@@ -223,13 +227,16 @@ def _room(cluster: NamedTopology, kind: str, specs: Sequence[ModelSpec]) -> _Roo
     usable = memory * MEMORY_PERCENT // 100 - RESERVE_BYTES
     largest = max(specs, key=lambda spec: spec.size_bytes)
     least_kv = max(spec.kv_bytes_per_token for spec in specs) * _BLOCK_TOKENS
-    if largest.size_bytes + least_kv > usable:
+    resident_bytes = largest.size_bytes * resident_percent // 100
+    arena_bytes = largest.size_bytes + resident_bytes
+    if arena_bytes + least_kv > usable:
         raise PoolError(
             f"{largest.name} does not fit: a rank has {largest.size_bytes / 1e9:.1f} GB, and of"
             f" the {memory / 1e9:.1f} GB of a device ({kind}) {usable / 1e9:.1f} GB are for"
             f" parameters and KV"
+            + (f", {resident_bytes / 1e9:.1f} GB of them for residents" if resident_bytes else "")
         )
-    return _Room(kind, largest.size_bytes, usable - largest.size_bytes)
+    return _Room(kind, arena_bytes, resident_bytes, usable - arena_bytes)
 
 
 def _limits(

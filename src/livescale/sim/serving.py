@@ -254,6 +254,10 @@ class SimServing:
             tokens += len(spec.prompt_ids) + len(spec.generated_ids)
             self._taken[spec.request, spec.attempt] = None
             self._around.emit(SimAttemptTaken(spec.request, spec.attempt))
+            if taken.decoding:
+                ids, now_ns = spec.generated_ids, self._around.clock.now_ns
+                repeated = EmittedTokens(spec.request, spec.attempt, 0, ids, None)
+                self._around.emit(SimTokens([now_ns] * len(ids), [repeated]))
         requests = tuple((spec.request, spec.attempt) for spec in taken.requests)
         self._around.say(
             BatchTaken(
@@ -291,7 +295,7 @@ class SimServing:
             if isinstance(message, Handover):
                 self._around.live_checker.hands(message)
             self._around.tell(peer, message, self._bytes_of(message))
-        self._has_partner = not (live.giver.is_parted and live.taker.is_idle)
+        self._has_partner = not live.is_alone
         self._set_alarm(live.deadline_ns() if self._run is None else None)
 
     def _bytes_of(self, message: LiveMessage) -> int:
@@ -373,8 +377,8 @@ class SimServing:
         # The token at a position is the position: whoever computes it again gets the same.
         ends = [s.first_position + len(s.token_ids) for s in run.segments if s.samples]
         emitted = self.live.commit_steps(run, [range(end, end + run.steps) for end in ends])
-        if run.steps == 1:
-            self.live.ran(run, self._step_ns[-1] - self._run_began_ns)
+        began_ns = self._step_ns[-2] if run.steps > 1 else self._run_began_ns
+        self.live.ran(run, self._step_ns[-1] - began_ns)
         if emitted:
             self._around.emit(SimTokens(self._step_ns, emitted))
         for e in emitted:

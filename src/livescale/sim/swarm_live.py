@@ -45,6 +45,7 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         gap_ns=0 if span_ns == 5 * MS else span_ns,
         kv_layers_ahead=rng.choice([1, 4]),
         answer_ns=rng.choice([30, 300, 5000]) * MS,
+        move_factor=random.Random(f"moves {world.seed}").choice([0, 1, 16]),
     )
     changes = tuple(
         change

@@ -31,7 +31,8 @@ class System(Value, frozen=True):
     `multicast`, `placement` and `live_order` are the controller's settings. `load_ns` replaces
     transfers to devices by a fixed time. A system with `fixed_percent` never scales: that share of
     the pool's instances is always there (`fixed_instances`: so many of each model). Who receives
-    from another member waits `group_setup_ns` before the first byte.
+    from another member waits `group_setup_ns` before the first byte. Workers keep first layers of
+    models that they gave up in `resident_percent` of the largest model's size, which KV lacks.
     """
 
     name: str
@@ -41,6 +42,7 @@ class System(Value, frozen=True):
     live_order: str = "stop-the-world"
     load_ns: int | None = None
     group_setup_ns: int = 0
+    resident_percent: int = 0
     fixed_percent: int | None = None
     fixed_instances: int | None = None
 
@@ -64,6 +66,12 @@ _ALL = (
         "the best multicast by prediction, one host copy of each model, live from the first layer"
         " on (ZigZag)",
         live_order="zigzag",
+    ),
+    System(
+        "livescale-resident",
+        "livescale, and workers keep half of the layers of a model that they gave up",
+        live_order="zigzag",
+        resident_percent=60,
     ),
     System("livescale-stop", "livescale, but new instances serve when everything is there"),
     System(

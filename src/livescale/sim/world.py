@@ -94,7 +94,6 @@ class SimWorld:
         self.stale_events = 0
         self._delays = delays
         self._checkers = Checkers(config.policies)
-        self._live_checker = LiveChecker(config)
         #: models that are served, withdrawn ones included until they are gone
         self._policies = {policy.spec.name: policy for policy in config.controller.models}
         self._leaving: dict[str, None] = {}
@@ -109,6 +108,7 @@ class SimWorld:
         self._live_link = LiveLink(
             self.clock, self._topology, self._worker_delay_ns, self._hand_over
         )
+        self._live_checker = LiveChecker(config, self._live_link.free_ns)
         #: rank 0 of every instance that was ever ordered
         self._firsts: dict[InstanceId, WorkerRef] = {}
         specs = {policy.spec.name: policy.spec for policy in config.policies}

@@ -241,8 +241,11 @@ class DataPlane:
 
     # -- messages and measurements ----------------------------------------------------------------
 
-    def post(self, peer: WorkerRef, body: bytes, patience_s: float = 0.0) -> None:
-        """The parcel is on its way, before all chunks; it is lost if the connection is.
+    def post(
+        self, peer: WorkerRef, body: bytes, patience_s: float = 0.0, *, can_wait: bool = False
+    ) -> None:
+        """The parcel is on its way, before all chunks; it is lost if the connection is. One that
+        `can_wait` lets other parcels pass.
 
         Raises TransferError if the peer cannot be reached (blocks for `handshake_s` at most
         where there is no connection yet), the connection is just ending, or too much waits to be
@@ -254,7 +257,7 @@ class DataPlane:
         # Before the parcel: should the connection end right after it, that is told.
         connection.carries_parcels = True
         frame = Frame(FrameKind.PARCEL, self.worker, payload_bytes=len(body))
-        word = Word(frame.encode(), body)
+        word = Word(frame.encode(), body, can_wait)
         deadline_s = time.monotonic() + patience_s
         while True:
             try:
