@@ -124,11 +124,11 @@ def throughput_curve(
     (fraction of the decoder layers that can run, measured, simulated) for the time between one
     arrival and the next. Work is layers of batches, on whichever worker they were run.
     """
-    rate = _alone_rate(alone, layers)
+    rate, slower = _alone_rate(alone, layers), _slowdown(played, alone)
     curve = []
     for loaded in range(1, layers):
         span = _loaded_span(played, loaded, loaded)
-        simulated = _twin_rate(twin, played, span)
+        simulated = _twin_rate(twin, played, span) / slower
         curve.append((loaded / layers, _work_rate(played, *span) / rate, simulated))
     return curve
 
@@ -136,8 +136,8 @@ def throughput_curve(
 def half_load_ratio(played: PairPlay, twin: TwinPlay, alone: PairPlay, layers: int) -> BothWorlds:
     """As `throughput_curve`, over the time from three to five eighths of the layers."""
     span = _loaded_span(played, 3 * layers // 8, 5 * layers // 8)
-    rate = _alone_rate(alone, layers)
-    return BothWorlds(_work_rate(played, *span) / rate, _twin_rate(twin, played, span))
+    rate, slower = _alone_rate(alone, layers), _slowdown(played, alone)
+    return BothWorlds(_work_rate(played, *span) / rate, _twin_rate(twin, played, span) / slower)
 
 
 def finished_at_half_load(played: PairPlay, alone: PairPlay, layers: int) -> float:
@@ -159,6 +159,12 @@ def _loaded_span(played: PairPlay, first: int, last: int) -> tuple[int, int]:
     layers = len(arrived) - 2
     # The last decoder layer runs with the head.
     return arrived[first], arrived[last + 1 if last + 1 < layers else layers + 1]
+
+
+def _slowdown(played: PairPlay, alone: PairPlay) -> float:
+    """What a layer took in this run over what it takes the source that computes alone: workers that
+    compute at once share memory. The simulation is fed with the former."""
+    return layer_ns(played, 1000) / layer_ns(alone, 1000)
 
 
 def _alone_rate(alone: PairPlay, layers: int) -> float:
