@@ -21,6 +21,15 @@ class Pairing(Value, frozen=True):
     source_instance: InstanceId = 0
 
 
+def pair_rate(loaded: int, layers: int) -> tuple[int, int]:
+    """Throughput of a live pair with so many layers loaded, as a fraction of one instance's.
+
+    A batch of which the target runs `loaded` layers costs the source `layers - loaded`, and no
+    split is better than half each (BlitzScale §4: 1/7 becomes 1/6; twice from half the layers on).
+    """
+    return layers, max(layers - loaded, -(-layers // 2))
+
+
 class PlannedLoad(Value, frozen=True):
     """One receiver's part of a plan.
 

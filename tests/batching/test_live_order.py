@@ -13,7 +13,8 @@ from live_worlds import LiveWorld
 
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_order import LIVE_ORDERS, LiveOrder, Progress, pair_rate
+from livescale.batching.live_order import LIVE_ORDERS, LiveOrder, Progress
+from livescale.plans import pair_rate
 from livescale.types import WorkerRef
 
 _LAYERS = 7

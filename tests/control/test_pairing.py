@@ -27,7 +27,6 @@ from stories import (
     step,
 )
 
-from livescale.batching.live_order import pair_rate
 from livescale.control.controller import Controller
 from livescale.control.multicast.planner import make_plan
 from livescale.control.pairing import choose_pairings, free_instances, live_order_of
@@ -46,7 +45,7 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import Pairing
+from livescale.plans import Pairing, pair_rate
 from livescale.policies import ModelPolicy
 from livescale.telemetry.record import (
     RECORD_VERSION,

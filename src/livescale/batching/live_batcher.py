@@ -59,8 +59,6 @@ class LiveBatcher:
         self._token_layer_ps = 0
         #: of a target with everything: requests up to this one came while it was live
         self._order_max: int | None = None
-        #: Runs of live batches so far
-        self.live_runs = 0
 
     # -- what comes in --------------------------------------------------------------------------
 
@@ -377,7 +375,6 @@ class LiveBatcher:
     def _start(self, batch: LiveBatch, count: int) -> Run:
         span = batch.span(count, self._decoder_layers)
         self._in_flight = batch
-        self.live_runs += 1
         samples = span.stop == self.batcher.span.stop
         return batch.run(self.batcher.next_run_id(), span, samples=samples)
 

@@ -149,12 +149,3 @@ LIVE_ORDERS: dict[str, LiveOrder] = {
     order.name: order for order in (ZIGZAG, BestEffort(), Overlap(), StopTheWorld())
 }
 """Every order by its name."""
-
-
-def pair_rate(loaded: int, layers: int) -> tuple[int, int]:
-    """Throughput of a live pair with so many layers loaded, as a fraction of one instance's.
-
-    A batch of which the target runs `loaded` layers costs the source `layers - loaded`, and no
-    split is better than half each (BlitzScale §4: 1/7 becomes 1/6; twice from half the layers on).
-    """
-    return layers, max(layers - loaded, -(-layers // 2))

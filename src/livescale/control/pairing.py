@@ -13,7 +13,7 @@ from livescale.control.fleet import Fleet, Instance
 from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.router import LiveDoor, Router
-from livescale.plans import Pairing, ScalePlan
+from livescale.plans import Pairing, ScalePlan, pair_rate
 from livescale.types import FromWorker, InstanceId, InstanceState, Value, WorkerRef
 
 _NS_PER_MS = 1_000_000
@@ -166,11 +166,10 @@ class Pairings:
 
 
 def _cost_permille(target: Instance) -> int:
-    """What a prompt costs a pair: of `layers` decoder layers the source runs those that the target
-    has not, and no split is better than half each (BlitzScale §4)."""
+    """What a prompt costs a pair, of what it costs one instance."""
     layers = max(target.layers - 2, 1)
-    loaded = min(max(target.watermark - 1, 0), layers)
-    return max(layers - loaded, -(-layers // 2)) * 1000 // layers
+    rate, cost = pair_rate(min(max(target.watermark - 1, 0), layers), layers)
+    return cost * 1000 // rate
 
 
 def _lag_tokens(now_ns: int, state: ModelState, target: Instance) -> int:
