@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml scripts/install-torch
 demo: $(STAMP)  ## watch a pool scale 1 -> 3 -> 1 under a bursty trace
 	$(BIN)/livescale demo
 
-test: $(STAMP)  ## all tests (under 12 minutes on 2 cores)
-	$(BIN)/python -m pytest
+JOBS ?= 2
+test: $(STAMP)  ## all tests, in two processes (about 8 minutes on 2 cores): JOBS=2
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
 
 ROUNDS ?= 50
 SEED   ?= 0

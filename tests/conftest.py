@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 # Before torch is imported anywhere: two test processes on two cores must not oversubscribe.
@@ -11,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from livescale.engine.make import make_model
@@ -23,12 +25,42 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 
+# What starts processes that compute, or measures time, is alone among its kind.
+ONE_AT_A_TIME = {"pool", "chaos", "netns"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One test process runs all that start a pool; another one what is left, then both share it."""
+    for item in items:
+        if any(mark.name in ONE_AT_A_TIME for mark in item.iter_markers()):
+            item.add_marker(pytest.mark.xdist_group("pools"))
+
+
+MadeOnce = Callable[[str, Callable[[Path], None]], Path]
+
+
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of about 3 MB. Tests that change files copy it first."""
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    make_model(directory, "tiny")
+def made_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> MadeOnce:
+    """A directory that one test process makes and all of them read."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base if worker_id == "master" else base.parent) / "made-once"
+    root.mkdir(exist_ok=True)
+
+    def directory(name: str, make: Callable[[Path], None]) -> Path:
+        with FileLock(root / f"{name}.lock"):
+            if not (root / f"{name}.made").exists():
+                (root / name).mkdir()
+                make(root / name)
+                (root / f"{name}.made").touch()
+        return root / name
+
     return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_model(made_once: MadeOnce) -> Path:
+    """A model of about 3 MB. Tests that change files copy it first."""
+    return made_once("shared", lambda root: make_model(root / "tiny", "tiny")) / "tiny"
 
 
 @pytest.fixture(scope="session")

@@ -198,3 +198,12 @@ def test_banned_words() -> None:
 def test_every_file_says_what_it_is_for() -> None:
     for path in FILES:
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+def test_what_starts_a_pool_is_marked() -> None:
+    """Marked tests run one at a time; two pools at once would starve one another."""
+    tests = Path(__file__).parent
+    for path in sorted(tests.rglob("test_*.py")):
+        names = {name.split(".")[-1] for name, _ in imported(path)}
+        if names & {"LocalPool", "ChaosPool"}:
+            assert "mark.pool" in path.read_text(), f"{path} starts a pool and is not marked"

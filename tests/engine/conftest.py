@@ -19,15 +19,17 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     """A directory with `tiny`, `tied` (sharded, fp32) and `bf16` (a single file)."""
-    root = tmp_path_factory.mktemp("models")
+    return made_once("engine", make_engine_models)
+
+
+def make_engine_models(root: Path) -> None:
     make_model(root / "tiny", "tiny", seed=7)
     make_model(root / "tied", "tiny", seed=8, tied=True)
     AutoModelForCausalLM.from_pretrained(root / "tiny", dtype=torch.bfloat16).save_pretrained(
         root / "bf16"
     )
-    return root
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pool_thread import LocalPool
 from livescale.engine.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 
+pytestmark = pytest.mark.pool
 VOCABULARY = 512
 TOKENS = 40  # longer than a made model's window
 LONG = "Tell me, at some length, how layers travel from host to host. " * 3
