@@ -59,6 +59,9 @@ class Hearer:
         assert self.completed_ns is None, "a load ends once"
         self.completed_ns = self.clock.now_ns
 
+    def load_failed(self, plan: PlanId, reason: str) -> None:
+        raise AssertionError(f"plan {plan}: {reason}")
+
     def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
         self.failed.append((upstream, is_stalled))
 

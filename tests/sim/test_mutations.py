@@ -22,6 +22,7 @@ from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.fleet import TRANSITIONS, Fleet, Instance, WorkerRecord
 from livescale.control.host_copies import HostCopies
+from livescale.control.load_failures import LoadFailures
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.placement import HostRoom
@@ -179,6 +180,22 @@ def host_memory_seems_endless(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostCopies, "_rooms", broken)
 
 
+def models_with_instances_are_given_up(patch: pytest.MonkeyPatch) -> None:
+    """The living instances of a model whose loads fail are not looked at."""
+    fail_unloadable = Controller._fail_unloadable
+
+    def broken(self: Controller) -> None:
+        of_model, self.fleet.of_model = self.fleet.of_model, lambda model: []
+        fail_unloadable(self)
+        self.fleet.of_model = of_model
+
+    patch.setattr(Controller, "_fail_unloadable", broken)
+
+
+def the_first_failed_load_is_the_last(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoadFailures, "problem", property(lambda self: self._reason or None))
+
+
 #: the mutation, and the rule that catches it
 MUTATIONS: list[tuple[Break, str]] = [
     (attempts_are_not_checked, "a request fails after its last attempt"),
@@ -195,6 +212,8 @@ MUTATIONS: list[tuple[Break, str]] = [
     (drains_are_kept_secret, "states change along the table"),
     (the_first_layer_is_taken_for_the_last, "complete models serve"),
     (host_memory_seems_endless, "copies fit the host"),
+    (models_with_instances_are_given_up, "requests of a model with instances wait"),
+    (the_first_failed_load_is_the_last, "a model is given up after failed loads"),
 ]
 
 

@@ -41,6 +41,9 @@ class Member:
         assert self.completed_ns is None
         self.completed_ns = self.scene.clock.now_ns
 
+    def load_failed(self, plan: PlanId, reason: str) -> None:
+        raise AssertionError(f"plan {plan}: {reason}")
+
     def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
         self.failed.append((upstream, is_stalled))
 

@@ -109,6 +109,13 @@ class Attempts:
         for record in self._router.on_worker(worker):
             self._attempt_failed(record, reason)
 
+    def fail_waiting(self, model: str, reason: str, retry_after_ns: int) -> list[FailRequest]:
+        """No request of the model waits any longer. It is tried again after that time."""
+        records = self._router.waiting_of(model)
+        for record in records:
+            self._router.end(record)
+        return [FailRequest(record.id, reason, retry_after_ns) for record in records]
+
     def take_failed(self) -> list[FailRequest]:
         """Requests that came to an end without a result since the last call. To be called when all
         news is in: an attempt may go on with who took it over."""

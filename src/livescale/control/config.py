@@ -14,7 +14,9 @@ class ControllerConfig(Value, frozen=True):
     `epoch` counts the controller's lives, so that ids of an earlier life are never reused.
     `workers_expected` and `agents_expected` end the settling time early: placement waits until
     that many have joined or `settle_ns` have passed since the first event. A failed load is
-    ordered again after `load_retry_ns`; a request whose gateway lost its worker is not sent to
+    ordered again after `load_retry_ns`, which doubles with every further one up to
+    `load_retry_ns_max`; after `load_failures_max` in a row the model counts as one that cannot be
+    loaded, and its requests fail while no instance of it is there. A request whose gateway lost its worker is not sent to
     that worker again for `avoid_ns`. `multicast` names the planner's strategy, `placement` who
     keeps host copies. `live_order` is how loading instances work before everything is there
     (`batching/live_order.py`; "stop-the-world": not at all); loads that are predicted to take no
@@ -31,6 +33,8 @@ class ControllerConfig(Value, frozen=True):
     dispatched_ahead_max: int = 8
     request_attempts_max: int = 2
     load_retry_ns: int = 1_000_000_000
+    load_retry_ns_max: int = 30_000_000_000
+    load_failures_max: int = 3
     avoid_ns: int = 1_000_000_000
     scaling: ScalingPolicy = Bounds()
     multicast: str = "auto"

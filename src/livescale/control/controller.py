@@ -280,6 +280,7 @@ class Controller:
         self.pool.complete(instance.model, instance.worker, event.rank)
         if len(instance.loaded_ranks) == len(instance.workers):
             self.fleet.move(instance, LoadCompleted)
+            self.models[instance.model].load_failures.ended_well()
 
     def _is_over_for_remnant(self, event: LoadCompleted | LoadFailed) -> bool:
         """The load of a rank whose instance has ended otherwise needs no other feeds any more."""
@@ -303,8 +304,8 @@ class Controller:
             self.loads.end(instance.plan, instance.workers[event.rank])
             self.pool.forget(instance.model, instance.worker)
             self.fleet.move(instance, LoadFailed)
-            state = self.models[instance.model]
-            state.blocked_until_ns = self._now_ns + self.config.load_retry_ns
+            failures = self.models[instance.model].load_failures
+            failures.failed(self._now_ns, instance.plan, self.planning.last_id, event.reason)
 
     # -- what happened: copies and feeds ------------------------------------------------------
 
@@ -410,8 +411,35 @@ class Controller:
             self._dispatch(state)
         self._commands += self.scaling.release_empty()
         if self._is_settled():
+            self._fail_unloadable()
             self._let_go()
         self._ask_to_wake()
+
+    def _fail_unloadable(self) -> None:
+        """Requests of models that cannot be loaded do not wait for what may never come.
+
+        Not while something of the model is or comes there, nor when the next load may be tried:
+        the request that waits then is why it is tried.
+        """
+        for name in sorted(self.router.models_waiting()):
+            state = self.models[name]
+            failures, reason = state.load_failures, state.load_failures.problem
+            left_ns = failures.blocked_until_ns - self._now_ns
+            if reason is None or left_ns <= 0:
+                continue
+            if all(instance.is_released for instance in self.fleet.of_model(name)):
+                self._commands += self.attempts.fail_waiting(name, reason, left_ns)
+
+    def problem(self, model: str) -> str | None:
+        """Why a model of the pool cannot be loaded, or kept in host memory, now (None: it can)."""
+        problem = self.models[model].load_failures.problem
+        copies = self.host_copies.failures(model)
+        return problem or (copies.problem if copies is not None else None)
+
+    def failed_loads(self, model: str) -> int:
+        """Loads to devices and to host memory that failed, of a model of the pool."""
+        copies = self.host_copies.failures(model)
+        return self.models[model].load_failures.total + (copies.total if copies is not None else 0)
 
     def _let_go(self) -> None:
         """Withdrawn models of which nothing is left are forgotten."""
@@ -420,6 +448,7 @@ class Controller:
             if not is_in_use and not self.host_copies.has_any(name):
                 del self.models[name], self._leaving[name]
                 self.scaling.forget_model(name)
+                self.host_copies.forget_model(name)
                 self.pool.forget_model(name)
                 self.fleet.forget_model(name)
                 self._commands.append(ModelGone(name))

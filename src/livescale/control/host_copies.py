@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
+from livescale.control.load_failures import LoadFailures
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.placement import Discard, HostRoom, Keep, ModelCopies, room_for, suggest
@@ -63,8 +64,8 @@ class HostCopies:
         self._planning = planning
         #: by model and agent
         self._copies: dict[str, dict[WorkerRef, _HostCopy]] = {}
-        #: no copy of the model is ordered before this time (after a failed one)
-        self._blocked_until_ns: dict[str, int] = {}
+        #: of models whose copies have failed
+        self._failures: dict[str, LoadFailures] = {}
         self._now_ns = 0
         #: grows when a copy is ordered or gone
         self._changes = 0
@@ -136,7 +137,8 @@ class HostCopies:
 
     def deadline_ns(self) -> int | None:
         """When a copy outlives its time, or a failed one may be tried again."""
-        times = [t for t in self._blocked_until_ns.values() if t > self._now_ns]
+        times = [f.blocked_until_ns for f in self._failures.values()]
+        times = [time_ns for time_ns in times if time_ns > self._now_ns]
         if isinstance(self._strategy, CacheCopies):
             times += [
                 copy.used_ns + self._strategy.ttl_ns
@@ -190,6 +192,7 @@ class HostCopies:
         copy.used_ns = now_ns
         if not copy.is_leaving:
             self._pool.complete(event.model, event.agent, event.rank)
+            self._ended_well(event.model, event.agent)
         return True
 
     def failed(self, event: CopyFailed, now_ns: int) -> bool:
@@ -203,7 +206,8 @@ class HostCopies:
         if not copy.is_leaving:
             copy.is_leaving = True
             self._pool.forget(event.model, event.agent)
-            self._blocked_until_ns[event.model] = now_ns + self._config.load_retry_ns
+            failures = self._failures.setdefault(event.model, LoadFailures(self._config))
+            failures.failed(now_ns, event.plan, self._planning.last_id, event.reason)
         self._forget_if_gone(event.model, event.agent, copy)
         return True
 
@@ -222,11 +226,28 @@ class HostCopies:
         for model in list(self._copies):
             self._forget(model, agent)
 
+    def failures(self, model: str) -> LoadFailures | None:
+        """Of copies of the model (None: there were none)."""
+        return self._failures.get(model)
+
+    def forget_model(self, model: str) -> None:
+        """The model leaves the pool."""
+        self._failures.pop(model, None)
+
     def has_any(self, model: str) -> bool:
         """Something of the model is in some host's memory."""
         return model in self._copies
 
     # -- helpers ------------------------------------------------------------------------------
+
+    def _ended_well(self, model: str, agent: WorkerRef) -> None:
+        """Devices can load from a whole copy, whatever became of their loads before."""
+        if not self._is_whole(model, agent):
+            return
+        if model in self._failures:
+            self._failures[model].ended_well()
+        if model in self._states:
+            self._states[model].load_failures.ended_well()
 
     def _models(self) -> list[ModelCopies]:
         return [self._model(state) for state in self._states.values()]
@@ -269,7 +290,9 @@ class HostCopies:
     def _start(self, state: ModelState, keep: Keep) -> list[AnyCommand]:
         name, spec = keep.model, state.spec
         is_there = self._find(name, keep.agent) is not None
-        if is_there or self._now_ns < self._blocked_until_ns.get(name, 0):
+        failures = self._failures.get(name)
+        is_blocked = failures is not None and self._now_ns < failures.blocked_until_ns
+        if is_there or is_blocked:
             return []
         if isinstance(self._strategy, SpreadCopies) and self.has_any(name):
             return []  # the memory of one that goes is counted until it is free

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from livescale.control.autoscaler import Autoscaler, TokenWindow
 from livescale.control.config import ControllerConfig
+from livescale.control.load_failures import LoadFailures
 from livescale.control.policy import make_policy
 from livescale.policies import Bounds, ModelPolicy
 
@@ -31,8 +32,8 @@ class ModelState:
         self.autoscaler = Autoscaler(scaling.scale_down_timeout_ns, policy.idle_ns)
         self.prefill_tokens_per_s = policy.prefill_tokens_per_s
         self.kv_blocks = policy.kv_blocks
-        #: no load is ordered before this time (after a failed one)
-        self.blocked_until_ns = 0
+        #: of loads to devices
+        self.load_failures = LoadFailures(config)
         #: since when it has had no request (None: it has some)
         self.idle_since_ns: int | None = now_ns
         #: withdrawn: it finishes its requests and goes
@@ -65,7 +66,8 @@ class ModelState:
     def deadlines_ns(self, now_ns: int, wall_ns: int) -> list[int]:
         """When something about it changes by time alone; some may be over. `wall_ns` is the wall
         clock at time 0."""
-        deadlines = [self.blocked_until_ns, *self.autoscaler.deadlines_ns(self.idle_since_ns)]
+        deadlines = [self.load_failures.blocked_until_ns]
+        deadlines += self.autoscaler.deadlines_ns(self.idle_since_ns)
         if self.window.tokens:
             deadlines.append(now_ns + self.window.window_ns // _LOOKS_PER_WINDOW)
         for period in self.policy.schedule:

@@ -67,6 +67,11 @@ class Planning:
 
     # -- plans --------------------------------------------------------------------------------
 
+    @property
+    def last_id(self) -> int:
+        """The newest id of an instance or a plan."""
+        return self._last_id
+
     def next_id(self) -> int:
         """An id for an instance or a plan, never used before."""
         self._last_id += 1

@@ -217,6 +217,10 @@ class Router:
     def waiting(self, model: str) -> int:
         return len(self._waiting.get(model, {}))
 
+    def waiting_of(self, model: str) -> list[RequestRecord]:
+        """The model's waiting requests, in order of arrival."""
+        return list(self._waiting.get(model, {}).values())
+
     def models_waiting(self) -> list[str]:
         """Models that have requests waiting, in no order that means anything."""
         return list(self._waiting)

@@ -112,7 +112,7 @@ class Scaling:
         for wish in growing:
             reached, grown = self._grow(now_ns, wish, claimed)
             commands += grown
-            if reached < wish.wanted and now_ns >= wish.state.blocked_until_ns:
+            if reached < wish.wanted and now_ns >= wish.state.load_failures.blocked_until_ns:
                 missing = wish.state.spec.tp_size * (wish.wanted - reached)
                 commands += self._make_room(wish, missing, claimed)
                 claimed += self._claim(wish, missing, claimed)
@@ -222,7 +222,7 @@ class Scaling:
             count = min(count, max(self._found(wish) - claimed, 0) // state.spec.tp_size)
         resumed = draining[:count]
         plan = None
-        if count > len(resumed) and now_ns >= state.blocked_until_ns:
+        if count > len(resumed) and now_ns >= state.load_failures.blocked_until_ns:
             plan = self._plan(state, count - len(resumed))
         reached = wish.capacity + len(resumed) + (len(plan.instances) if plan is not None else 0)
         if reached == wish.capacity:

@@ -172,7 +172,7 @@ class Administration:
             min_replicas=state.instances_min,
             max_replicas=state.instances_max,
             priority=state.priority,
-            problem=self._served.problem(state.name),
+            problem=self._served.problem(state.name) or state.problem,
         )
 
     def _state(self, name: str) -> ModelStatus:

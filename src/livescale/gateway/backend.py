@@ -89,7 +89,7 @@ class ModelStatus:
     """A model as administrators see it. `instances` counts them by state.
 
     `host_copies` are complete copies in host memory; `device_ns` is how long instances have held
-    devices, summed up over the devices.
+    devices, summed up over the devices. `problem` is why it cannot be loaded now (None: it can).
     """
 
     name: str
@@ -101,6 +101,7 @@ class ModelStatus:
     instances_min: int | None = None
     instances_max: int | None = None
     priority: int | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,14 @@ class GenerationFailed(Exception):
 
 class WaitedTooLong(GenerationFailed):
     """No instance has taken the request in the time that one may wait."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class CannotLoad(GenerationFailed):
+    """The model cannot be loaded now, and no instance of it is there; it is tried again soon."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)

@@ -12,13 +12,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from livescale.gateway.backend import (
+    CannotLoad,
     GenerateRequest,
     GenerationFailed,
     TokenChunk,
     TokenStream,
     WaitedTooLong,
 )
-from livescale.gateway.errors import generation_failed, queue_timed_out
+from livescale.gateway.errors import generation_failed, load_failed, queue_timed_out
 from livescale.gateway.metrics import TokenMeter
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.stops import StopScanner
@@ -172,6 +173,9 @@ class Choice:
         except WaitedTooLong as waited:
             self.outcome = "timeout"
             raise queue_timed_out(str(waited), waited.retry_after_s) from waited
+        except CannotLoad as problem:
+            self.outcome = "failed"
+            raise load_failed(str(problem), problem.retry_after_s) from problem
         except GenerationFailed as failure:
             self.outcome = "failed"
             raise generation_failed(str(failure)) from failure

@@ -141,6 +141,13 @@ def queue_timed_out(message: str, retry_after_s: float) -> ApiError:
     )
 
 
+def load_failed(message: str, retry_after_s: float) -> ApiError:
+    """503 with Retry-After: the model cannot be loaded now; then it is tried again."""
+    return ApiError(
+        503, message, type="server_error", code="load_failed", headers=_come_back(retry_after_s)
+    )
+
+
 def request_timed_out(timeout_s: float) -> ApiError:
     """504: the request did not finish within the time that the pool gives one."""
     message = f"The request did not finish within {timeout_s:g} s"

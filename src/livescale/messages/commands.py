@@ -94,10 +94,15 @@ class Dispatch(Command, frozen=True):
 
 
 class FailRequest(Command, frozen=True):
-    """End the request with an error: no attempt is under way and none will be made."""
+    """End the request with an error: no attempt is under way and none will be made.
+
+    With `retry_after_ns` the reason is why its model cannot be loaded now, which is tried again
+    after that time.
+    """
 
     request: RequestId
     reason: str
+    retry_after_ns: int | None = None
 
 
 class WakeAt(Command, frozen=True):

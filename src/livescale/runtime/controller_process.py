@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -233,11 +234,23 @@ class ControllerProcess:
             agents=len(fleet.agents),
             copies={model: self._complete_copies(model) for model in models},
             unready=self._publication.unready(),
+            problems=self._problems(models),
+            failed_loads=self._failed_loads(models),
         )
         if last is None or status != last:
             self._send_status(
                 msgspec.structs.replace(status, loads=self._loads.shown(fleet.instances))
             )
+
+    def _problems(self, models: Iterable[str]) -> dict[str, str]:
+        controller = self._controller
+        found = {model: controller.problem(model) for model in models if model in controller.models}
+        return {model: problem for model, problem in found.items() if problem is not None}
+
+    def _failed_loads(self, models: Iterable[str]) -> dict[str, int]:
+        controller = self._controller
+        known = [model for model in models if model in controller.models]
+        return {model: controller.failed_loads(model) for model in known}
 
     def _complete_copies(self, model: str) -> int:
         copies = self._controller.pool.host_copies(model)

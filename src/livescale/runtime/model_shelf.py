@@ -65,6 +65,7 @@ class ModelShelf:
         for state in self.states():
             if state.phase is not ModelPhase.PREPARING:
                 readings += _readings_of(state, status.loads.get(state.name, _NOTHING))
+                readings += _failures_of(state.name, status)
         return readings
 
     def __repr__(self) -> str:
@@ -85,6 +86,7 @@ class ModelShelf:
             instances_min=model.instances_min if model is not None else None,
             instances_max=model.instances_max if model is not None else None,
             priority=model.priority if model is not None else None,
+            problem=status.problems.get(name),
         )
 
 
@@ -128,4 +130,12 @@ def _readings_of(state: ModelStatus, load: ModelLoad) -> list[Reading]:
         Reading("prefix_cache_hits_total", load.reused_tokens, label),
         Reading("handovers_total", load.handovers, label),
         Reading("handover_bytes_total", load.handover_bytes, label),
+    ]
+
+
+def _failures_of(model: str, status: PoolStatus) -> list[Reading]:
+    label = (("model", model),)
+    return [
+        Reading("model_problem", float(model in status.problems), label),
+        Reading("failed_loads_total", status.failed_loads.get(model, 0), label),
     ]

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from livescale.gateway.backend import (
+    CannotLoad,
     GenerateRequest,
     GenerationFailed,
     ModelCard,
@@ -287,8 +288,13 @@ class PoolBackend:
 
     def _fail(self, command: FailRequest) -> None:
         transcript = self._transcripts.get(command.request)
-        if transcript is not None:
-            self._finish(transcript, Outcome.FAILED, GenerationFailed(command.reason))
+        if transcript is None:
+            return
+        failure = GenerationFailed(command.reason)
+        if command.retry_after_ns is not None:
+            why = f"the model '{transcript.asked.model}' cannot be loaded: {command.reason}"
+            failure = CannotLoad(why, command.retry_after_ns / 1e9)
+        self._finish(transcript, Outcome.FAILED, failure)
 
     def _waited_too_long(self, transcript: Transcript) -> None:
         asked = transcript.asked

@@ -266,7 +266,8 @@ class PoolStatus(Value, frozen=True, tag=True):
 
     `copies` counts each model's complete copies in host memory. `unready` lists the models that
     have less than they should have at least: a serving instance, or, where the minimum is 0, a
-    copy to start one from. The pool is ready when there are none.
+    copy to start one from. The pool is ready when there are none. `problems` says of models why
+    they cannot be loaded now, `failed_loads` counts loads that failed, by model.
     """
 
     instances: dict[str, dict[str, int]]
@@ -275,6 +276,8 @@ class PoolStatus(Value, frozen=True, tag=True):
     agents: int = 0
     copies: dict[str, int] = msgspec.field(default_factory=dict)
     unready: tuple[str, ...] = ()
+    problems: dict[str, str] = msgspec.field(default_factory=dict)
+    failed_loads: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class ModelProblem(enum.StrEnum):

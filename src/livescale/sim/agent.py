@@ -130,6 +130,11 @@ class SimAgent:
         order = copy.order
         self._say(CopyCompleted(order.model, self.ref, plan, copy.size_bytes, order.rank))
 
+    def load_failed(self, plan: PlanId, reason: str) -> None:
+        order = self._copies.pop(plan).order
+        self._tell_memory()
+        self._say(CopyFailed(order.model, self.ref, plan, reason, order.rank))
+
     def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
         trouble = FeedFailed(plan, self.ref, upstream, reason, is_stalled)
         self._copies[plan].troubles.append(trouble)

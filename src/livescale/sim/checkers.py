@@ -35,6 +35,8 @@ class Checkers:
         self._tp_sizes = {policy.spec.name: policy.spec.tp_size for policy in models}
         self._model_of: dict[WorkerRef, str] = {}
         self._gone: dict[str, None] = {}
+        #: instances whose load failed, by worker
+        self._failed: dict[tuple[WorkerRef, InstanceId], None] = {}
         #: outcome per request (None: not over)
         self._outcomes: dict[RequestId, Outcome | None] = {}
 
@@ -76,6 +78,10 @@ class Checkers:
         require(order.worker == worker, "orders reach their worker", worker, order)
         self._model_of[worker] = order.model
 
+    def load_failed(self, worker: WorkerRef, instance: InstanceId) -> None:
+        """The worker has given the instance up by itself."""
+        self._failed[worker, instance] = None
+
     def holds(
         self, agent: WorkerRef, memory_bytes: int, size_bytes: int, held: list[tuple[str, int]]
     ) -> None:
@@ -96,7 +102,8 @@ class Checkers:
         # When one rank is lost, the others are released with all that they were asked; their own
         # load may have failed meanwhile.
         is_whole = self._tp_sizes[self._model_of[order.worker]] == 1
-        if is_whole or held is not None:
+        has_failed = held is None and (order.worker, order.instance) in self._failed
+        if (is_whole or held is not None) and not has_failed:
             require(order.instance == held, "a worker releases what it holds", order, held)
         # A model may be gone for a controller that a worker with requests finds very late.
         if is_whole and self._model_of[order.worker] not in self._gone:

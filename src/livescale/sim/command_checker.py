@@ -15,6 +15,7 @@ from livescale.messages.events import AnyEvent, CopyReport, InstanceReport
 from livescale.policies import ModelPolicy
 from livescale.sim.answer_checker import AnswerChecker
 from livescale.sim.checkers import require
+from livescale.sim.failure_checker import FailureChecker
 from livescale.sim.knowledge import Knowledge
 from livescale.sim.last_copy_checker import LastCopyChecker
 from livescale.sim.memory_checker import MemoryChecker
@@ -24,11 +25,14 @@ from livescale.types import WorkerRef
 class CommandChecker:
     """Rules about one life of a controller, which begins with these models."""
 
-    def __init__(self, models: Sequence[ModelPolicy], keeps_last: bool = True) -> None:
+    def __init__(
+        self, models: Sequence[ModelPolicy], keeps_last: bool = True, load_failures_max: int = 1
+    ) -> None:
         self._knowledge = Knowledge(models)
         self._answers = AnswerChecker(self._knowledge)
         self._copies = LastCopyChecker(self._knowledge, models, keeps_last)
         self._memory = MemoryChecker(self._knowledge)
+        self._failures = FailureChecker(self._knowledge, load_failures_max)
 
     def observe(self, events: Sequence[AnyEvent], commands: Sequence[AnyCommand]) -> None:
         """Check one step."""
@@ -36,11 +40,13 @@ class CommandChecker:
             self._answers.absorb(event)
             self._copies.absorb(event)
             self._memory.absorb(event)
+            self._failures.absorb(event)
             self._knowledge.absorb(event)
         for command in commands:
             self._check(command)
             self._answers.check(command)
             self._copies.check(command)
+            self._failures.check(command)
             self._knowledge.ordered(command)
             self._memory.check(command)
 

@@ -23,7 +23,8 @@ class FaultConfig(Value, frozen=True):
     A lost worker or agent comes back as its next incarnation after `rejoin_ns`; a lost host takes
     its agent and all its workers with it. A feed fails with both of its ends alive
     (`feed_failures`), or brings a layer whose bytes are wrong (`corruptions`). Nothing comes from
-    a member for `stall_ns` (`stalls`). For `link_ns` a member's NIC carries `slow_permille` of its
+    a member for `stall_ns` (`stalls`). The files of a model are wrong for `bad_files_ns`
+    (`bad_files`). For `link_ns` a member's NIC carries `slow_permille` of its
     rate (`slow_links`) or nothing at all (`cut_links`). A controller restart takes
     `downtime_ns`, and its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of
     workers `late_permille` are late by up to `late_ns_max` (never out of order), of 1000 progress
@@ -43,6 +44,8 @@ class FaultConfig(Value, frozen=True):
     slow_permille: int = 100
     cut_links: int = 0
     link_ns: int = 0
+    bad_files: int = 0
+    bad_files_ns: int = 0
     rejoin_ns: int = 500_000_000
     controller_restarts: int = 0
     downtime_ns: int = 50_000_000

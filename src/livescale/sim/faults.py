@@ -22,8 +22,8 @@ Chosen = tuple[int, int]
 class FaultPlan:
     """When what breaks. Times are virtual; losses name numbers of workers, agents or hosts.
 
-    Feeds and the members whose links break are chosen by a number that is taken modulo those of
-    that moment.
+    Feeds, the members whose links break and the models whose files go bad are chosen by a number
+    that is taken modulo those of that moment.
     """
 
     worker_losses: tuple[Chosen, ...]
@@ -36,6 +36,7 @@ class FaultPlan:
     slow_links: tuple[Chosen, ...] = ()
     cut_links: tuple[Chosen, ...] = ()
     corruptions: tuple[Chosen, ...] = ()
+    bad_files: tuple[Chosen, ...] = ()
 
 
 def plan_faults(
@@ -74,6 +75,7 @@ def plan_faults(
         slow_links=draw(apart, faults.slow_links, 1 << 16),
         cut_links=draw(apart, faults.cut_links, 1 << 16),
         corruptions=draw(apart, faults.corruptions, 1 << 16),
+        bad_files=draw(apart, faults.bad_files, 1 << 16),
     )
 
 
@@ -152,6 +154,8 @@ class FaultSite:
             self.clock.at(time_ns, partial(self.transfers.corrupt, choice))
         for time_ns, number in plan.stalls:
             self.clock.at(time_ns, partial(self._stall, number))
+        for time_ns, choice in plan.bad_files:
+            self.clock.at(time_ns, partial(self._spoil, choice))
         for time_ns, choice in plan.slow_links:
             self.clock.at(time_ns, partial(self._slow, choice, faults.slow_permille))
         for time_ns, choice in plan.cut_links:
@@ -181,6 +185,13 @@ class FaultSite:
         if worker is not None:
             until_ns = self.clock.now_ns + self.config.faults.stall_ns
             self.transfers.freeze(worker.ref, until_ns)
+
+    def _spoil(self, choice: int) -> None:
+        """The files of some model are wrong, until faults are over at the latest."""
+        faults = self.config.faults
+        names = [policy.spec.name for policy in self.config.policies]
+        until_ns = min(self.clock.now_ns + faults.bad_files_ns, faults.until_ns)
+        self.transfers.spoil(names[choice % len(names)], until_ns)
 
     def _slow(self, choice: int, permille: int) -> None:
         """The NIC of some member carries so much of its rate, until faults are over at the

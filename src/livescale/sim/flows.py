@@ -28,6 +28,8 @@ class SimLoadListener(Protocol):
 
     def load_completed(self, plan: PlanId) -> None: ...
 
+    def load_failed(self, plan: PlanId, reason: str) -> None: ...
+
     def feed_failed(
         self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool
     ) -> None: ...
@@ -91,6 +93,8 @@ class SimReception:
     has_begun: bool = False
     #: layers that shall prove corrupt when they are complete, by number of times
     corruptions: int = 0
+    #: it read a layer from storage that is wrong there, and ends at once
+    is_failing: bool = False
     #: wanted only from those who have all of the layer, as the real reception does
     was_corrupt: dict[int, None] = field(default_factory=dict)
 

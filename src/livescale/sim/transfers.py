@@ -57,6 +57,8 @@ class Transfers:
         #: members from which nothing comes until then, and whose NICs are slow until then
         self._frozen: dict[WorkerRef, int] = {}
         self._slow: dict[WorkerRef, int] = {}
+        #: models whose files are wrong until then
+        self._spoiled: dict[str, int] = {}
 
     # -- for members --------------------------------------------------------------------------
 
@@ -154,6 +156,10 @@ class Transfers:
             self._expect_stalls([*self._flows_to(member), *self._moves.sent_by(member)])
         self._clock.at(until_ns, lambda: self._speed_up(member))
 
+    def spoil(self, model: str, until_ns: int) -> None:
+        """The model's files are wrong until then: no load that reads from storage ends well."""
+        self._spoiled[model] = max(until_ns, self._spoiled.get(model, 0))
+
     def break_feed(self, choice: int) -> None:
         """One of the feeds under way fails: the number `choice`, counted round and round."""
         flows = [
@@ -225,6 +231,11 @@ class Transfers:
         reception = flow.reception
         if reception.holding.missing[layer]:
             return
+        if flow.sender is None and self._clock.now_ns < self._spoiled.get(reception.key[1], 0):
+            if not reception.is_failing:
+                reception.is_failing = True
+                self._clock.after(0, partial(self._fail_load, reception, layer))
+            return
         if reception.corruptions:
             reception.corruptions -= 1
             self._fetch_again(reception, layer)
@@ -233,9 +244,16 @@ class Transfers:
         self._complete_if_whole(reception)
 
     def _complete_if_whole(self, reception: SimReception) -> None:
-        if not any(reception.holding.missing):
+        if not any(reception.holding.missing) and not reception.is_failing:
             self._end(reception)
             reception.listener.load_completed(reception.plan)
+
+    def _fail_load(self, reception: SimReception, layer: int) -> None:
+        """Nothing of it is kept: there is nobody else to ask."""
+        if self._receptions.get(reception.place) is reception:
+            self.drop(reception.key)
+            reason = f"layer {layer} has another checksum"
+            reception.listener.load_failed(reception.plan, reason)
 
     def _end(self, reception: SimReception) -> None:
         del self._receptions[reception.place], self._receiving[reception.key]

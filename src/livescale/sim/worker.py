@@ -66,6 +66,8 @@ class _Assignment:
     #: of a live instance, by rank, as far as rank 0 knows
     watermarks: list[int] = field(default_factory=list)
     is_loaded: bool = False
+    #: its release was ordered
+    is_leaving: bool = False
 
 
 class SimWorker:
@@ -184,6 +186,7 @@ class SimWorker:
             self._checkers.released(order, None, ())
             self._say(Released(order.instance, order.attempt, order.rank))
         else:
+            a.is_leaving = True
             a.serving.release(partial(self._give_up, order, a))
 
     def _give_up(
@@ -246,6 +249,21 @@ class SimWorker:
         self._say(LoadCompleted(order.instance, order.attempt, a.spec.size_bytes, order.rank))
         self._has_layers(a)
         a.serving.report_load()
+
+    def load_failed(self, plan: PlanId, reason: str) -> None:
+        a = self._loading(plan)
+        if not a.is_leaving:
+            a.serving.release(partial(self._end_failed, a, reason))
+
+    def _end_failed(
+        self, a: _Assignment, reason: str, requests: list[tuple[RequestId, int]]
+    ) -> None:
+        """The worker is empty again."""
+        order = a.order
+        self._assigned = None
+        self._checkers.load_failed(self.ref, order.instance)
+        self._return(requests)
+        self._say(LoadFailed(order.instance, order.attempt, reason, order.rank))
 
     def _has_layers(self, a: _Assignment) -> None:
         """This rank's watermark may have risen. A live instance runs what all ranks have."""

@@ -179,7 +179,11 @@ class SimWorld:
         self._lives += 1
         self._life = _Life(
             Controller(config),
-            CommandChecker(config.models, isinstance(config.placement, SpreadCopies | AllCopies)),
+            CommandChecker(
+                config.models,
+                isinstance(config.placement, SpreadCopies | AllCopies),
+                config.load_failures_max,
+            ),
             TableChecker(),
             ScaleTracker(),
             *({}, {}, {}),

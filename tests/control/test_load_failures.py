@@ -1,0 +1,175 @@
+"""Models that cannot be loaded: when that is so, who is told, and when loads are tried again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from stories import (
+    MS,
+    W,
+    arrived,
+    copied,
+    host_joined,
+    joined,
+    loaded,
+    loads_of,
+    make_controller,
+    make_policy,
+    serving,
+    step,
+    whole,
+)
+
+from livescale.control.config import ControllerConfig
+from livescale.control.controller import Controller
+from livescale.control.load_failures import LoadFailures
+from livescale.messages.commands import FailRequest, StartCopy
+from livescale.messages.events import AnyEvent, CopyFailed, LoadFailed, Tick, WorkerLost
+from livescale.types import WorkerRef
+
+RETRY_NS = 100 * MS
+CONFIG = ControllerConfig((), 0, load_retry_ns=RETRY_NS, load_retry_ns_max=8 * RETRY_NS)
+
+
+def at_zero(workers: int = 1, **config: object) -> Controller:
+    settings = {"load_retry_ns": RETRY_NS, "load_retry_ns_max": 8 * RETRY_NS} | config
+    return make_controller(workers, models=(make_policy(least=0),), **settings)
+
+
+def fail_loads(controller: Controller, now_ns: int, times: int, *first: AnyEvent) -> int:
+    """Loads are ordered and fail, one after the other. Returns the time of the last failure."""
+    events = first
+    for _ in range(times):
+        (load,) = loads_of(step(controller, now_ns, *events))
+        now_ns += MS
+        step(controller, now_ns, LoadFailed(load.instance, 0, "the file is wrong"))
+        events = (Tick(),)
+        now_ns = controller.models["m"].load_failures.blocked_until_ns
+    return now_ns
+
+
+def failed(commands: list) -> list[str]:
+    return [command.request for command in commands if isinstance(command, FailRequest)]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12))
+def test_each_trial_waits_longer_up_to_a_bound_and_together_loads_count_once(
+    together: list[int],
+) -> None:
+    failures, now_ns, plan = LoadFailures(CONFIG), 0, 0
+    pauses = []
+    for loads in together:
+        newest = plan + loads
+        for number in range(loads):
+            failures.failed(now_ns + number, plan + 1 + number, newest, "why")
+        pauses.append(failures.blocked_until_ns - now_ns)
+        now_ns, plan = failures.blocked_until_ns, newest
+    assert failures.in_a_row == len(together)
+    assert failures.total == sum(together)
+    assert pauses == [min(RETRY_NS * 2**n, 8 * RETRY_NS) for n in range(len(together))]
+    assert failures.problem == ("why" if len(together) >= CONFIG.load_failures_max else None)
+    failures.ended_well()
+    assert failures.problem is None
+    assert failures.blocked_until_ns == 0
+
+
+def test_requests_of_a_model_that_cannot_be_loaded_fail_with_the_reason() -> None:
+    controller = at_zero()
+    commands = step(controller, 0, *joined(W[0]), arrived("r1"), arrived("r2"))
+    now_ns = 0
+    for trial in range(CONFIG.load_failures_max):
+        assert not failed(commands), f"after {trial} failures"
+        assert controller.problem("m") is None
+        (load,) = loads_of(commands)
+        commands = step(controller, now_ns + 1, LoadFailed(load.instance, 0, "it is gone"))
+        now_ns = now_ns + 1 + RETRY_NS * 2**trial
+        if trial + 1 < CONFIG.load_failures_max:
+            commands = step(controller, now_ns, Tick())
+    left_ns = RETRY_NS * 2 ** (CONFIG.load_failures_max - 1)
+    assert [c for c in commands if isinstance(c, FailRequest)] == [
+        FailRequest("r1", "it is gone", left_ns),
+        FailRequest("r2", "it is gone", left_ns),
+    ]
+    assert controller.problem("m") == "it is gone"
+    assert controller.failed_loads("m") == CONFIG.load_failures_max
+
+
+def test_until_the_next_trial_requests_fail_at_once_and_then_one_tries_again() -> None:
+    controller = at_zero()
+    again_ns = fail_loads(controller, 0, 3, *joined(W[0]), arrived("r"))
+    assert failed(step(controller, again_ns - 1, arrived("early"))) == ["early"]
+    commands = step(controller, again_ns, arrived("late"))
+    (load,) = loads_of(commands)
+    assert not failed(commands)
+    assert not failed(step(controller, again_ns + 1, arrived("later"))), "it waits for the trial"
+    step(controller, again_ns + 2, *loaded(load.instance))
+    assert controller.problem("m") is None
+    assert controller.router.unfinished("m") == 2
+
+
+def test_a_model_that_serves_goes_on_whatever_other_loads_come_to() -> None:
+    controller = serving(2, 1, load_retry_ns=RETRY_NS)
+    now_ns = 10 * MS
+    step(controller, now_ns, arrived("flood", 10**6))
+    for _ in range(5):
+        loading = [i for i in controller.fleet.of_model("m") if i.is_loading]
+        for instance in loading:
+            step(controller, now_ns, LoadFailed(instance.id, 0, "it is gone"))
+        commands = step(controller, now_ns, arrived(f"r{now_ns}", 10**6))
+        assert not failed(commands)
+        now_ns = controller.models["m"].load_failures.blocked_until_ns
+        step(controller, now_ns, Tick())
+    assert controller.problem("m") == "it is gone", "and administrators see why it does not grow"
+
+
+def test_a_model_that_lost_its_only_instance_and_cannot_be_loaded_again() -> None:
+    controller = serving(1, 1, load_retry_ns=RETRY_NS)
+    step(controller, 10 * MS, arrived("r"))
+    step(controller, 11 * MS, WorkerLost(W[0], "killed"))
+    commands = step(controller, 12 * MS, *joined(WorkerRef(0, 1)))
+    now_ns = 12 * MS
+    for _ in range(CONFIG.load_failures_max):
+        (load,) = loads_of(commands)
+        commands = step(controller, now_ns, LoadFailed(load.instance, 0, "it is gone"))
+        if failed(commands):
+            break
+        now_ns = controller.models["m"].load_failures.blocked_until_ns
+        commands = step(controller, now_ns, Tick())
+    assert failed(commands) == ["r"]
+
+
+def test_a_copy_that_cannot_be_made_is_a_problem_and_its_success_lets_loads_begin_at_once() -> None:
+    controller = at_zero(workers=1, agents_expected=1)
+    commands = step(controller, 0, *joined(W[0]), host_joined(0))
+    now_ns = 0
+    for _ in range(CONFIG.load_failures_max):
+        assert controller.problem("m") is None
+        (copy,) = [c for c in commands if isinstance(c, StartCopy)]
+        step(controller, now_ns + 1, CopyFailed("m", copy.agent, copy.plan, "it is gone"))
+        now_ns += 9 * RETRY_NS
+        commands = step(controller, now_ns, Tick())
+    assert controller.problem("m") == "it is gone"
+    (copy,) = [c for c in commands if isinstance(c, StartCopy)]
+    # Loads from the files fail, too, and are given up.
+    step(controller, now_ns, arrived("r"))
+    for _ in range(CONFIG.load_failures_max):
+        (instance,) = controller.fleet.of_model("m")
+        step(controller, now_ns, LoadFailed(instance.id, 0, "it is gone"))
+        blocked_ns = controller.models["m"].load_failures.blocked_until_ns
+        if controller.models["m"].load_failures.problem is None:
+            now_ns = blocked_ns
+            step(controller, now_ns, Tick())
+    assert now_ns < blocked_ns
+    commands = step(controller, now_ns + 1, *copied(copy.agent, copy.plan), arrived("s"))
+    assert not failed(commands)
+    assert controller.problem("m") is None
+    assert [load.feeds for load in loads_of(commands)] == [whole(copy.agent)]
+
+
+def test_what_fails_while_a_dead_sender_is_replaced_is_no_problem() -> None:
+    """Receivers keep what they have and are given another feed: their load does not fail."""
+    controller = make_controller(3, models=(make_policy(least=2),), load_retry_ns=RETRY_NS)
+    step(controller, 0, *joined(*W[:3]))
+    step(controller, 1, WorkerLost(W[0], "killed"), arrived("r"))
+    assert controller.models["m"].load_failures.total == 0
+    assert controller.problem("m") is None
