@@ -164,6 +164,14 @@ _PERIOD = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)((?: (?:min|max)=\d{1,9}){2})"
 _MINUTE_NS = 60_000_000_000
 
 
+def size_text(amount_bytes: float) -> str:
+    """Bytes as a person reads them: "16.1 GB"."""
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if amount_bytes >= factor:
+            return f"{amount_bytes / factor:.3g} {unit}"
+    return f"{amount_bytes:.0f} B"
+
+
 def parse_schedule(text: str) -> tuple[Period, ...]:
     """The periods of "08:00-20:00 min=2 max=6; 20:00-24:00 min=0 max=2". Raises ConfigError."""
     return tuple(_period(part.strip()) for part in text.split(";") if part.strip())

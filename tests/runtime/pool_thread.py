@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -46,8 +48,12 @@ class LocalPool:
 
     def __enter__(self) -> LocalPool:
         self._thread.start()
-        self.call(self.pool.__aenter__(), START_S)
-        self.call(self.pool.ready(), START_S)
+        try:
+            self.call(self.pool.__aenter__(), START_S)
+            self.call(self.pool.ready(), START_S)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,6 +64,10 @@ class LocalPool:
 
     def call(self, work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def kill(self, child: str) -> None:
+        """The process that is called so dies."""
+        os.kill(self.pool.pids()[child], signal.SIGKILL)
 
     def gauge(self, name: str) -> int:
         """Sum of a gauge's samples in /metrics."""

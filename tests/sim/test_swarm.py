@@ -63,7 +63,14 @@ def test_worlds_are_of_many_kinds() -> None:
     for kind in ("worker", "agent", "host"):
         assert any(getattr(fault, f"{kind}_losses") for fault in faults), kind
     assert any(fault.pair_loss_permille for fault in faults)
-    for kind in ("slow_links", "cut_links", "corruptions", "bad_files", "stalls", "controller_restarts"):
+    for kind in (
+        "slow_links",
+        "cut_links",
+        "corruptions",
+        "bad_files",
+        "stalls",
+        "controller_restarts",
+    ):
         assert any(getattr(fault, kind) for fault in faults), kind
     assert any(fault.late_permille and fault.lost_permille for fault in faults)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import time
 from pathlib import Path
 
 from livescale.cli.errors import UserError
+from livescale.cli.serve_display import ServeDisplay
 from livescale.config import PoolConfig, add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
+from livescale.runtime.news import News
 from livescale.runtime.site import Site
 from livescale.runtime.supervisor import Pool, PoolFailed, describe
 from livescale.settings import ConfigError
@@ -28,16 +29,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; the first drains, the second ends everything at once."""
     try:
         config = load_config(arguments.config, arguments.models, os.environ, given_flags(arguments))
-        logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(message)s")
-        return asyncio.run(serve(config))
+        with ServeDisplay(config.log_level) as display:
+            return asyncio.run(serve(config, display))
     except (ConfigError, ModelError, PoolFailed) as error:
         raise UserError(str(error)) from error
 
 
-async def serve(config: PoolConfig, site: Site | None = None) -> int:
+async def serve(config: PoolConfig, display: ServeDisplay, site: Site | None = None) -> int:
     """Run a pool, at this site if there is one, until it is told to stop."""
     started = time.monotonic()
-    pool = Pool(config, os.environ, site)
+    names = ", ".join(model.name for model in config.models)
+    display.tell(News(f"reading {names or 'no model'}"))
+    pool = Pool(config, os.environ, site, display.tell)
     for line in describe(pool.models):
         print(line)
     interrupted = asyncio.Event()

@@ -13,6 +13,7 @@ from types import FrameType
 
 from livescale.cli.errors import UserError
 from livescale.cli.serve import serve
+from livescale.cli.serve_display import ServeDisplay
 from livescale.config import load_config
 from livescale.engine.errors import ModelError
 from livescale.runtime.site import site_of
@@ -119,9 +120,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         config = load_config(
             arguments.config, arguments.models, os.environ, {"workers": str(workers)}
         )
-        with Testbed(spec) as testbed:
+        with Testbed(spec) as testbed, ServeDisplay(config.log_level) as display:
             _print_hosts(testbed)
-            return asyncio.run(serve(config, site_of(testbed.topology(), config, testbed)))
+            site = site_of(testbed.topology(), config, testbed)
+            return asyncio.run(serve(config, display, site))
     except (ConfigError, ModelError, PoolFailed) as error:
         raise UserError(str(error)) from error
 

@@ -302,6 +302,7 @@ class Controller:
             instance.empty_ranks[event.rank] = None
             # Other ranks read until they are released.
             self.loads.end(instance.plan, instance.workers[event.rank])
+            self.loads.fail_readers(instance.workers[event.rank], instance.model)
             self.pool.forget(instance.model, instance.worker)
             self.fleet.move(instance, LoadFailed)
             failures = self.models[instance.model].load_failures
@@ -435,6 +436,12 @@ class Controller:
         problem = self.models[model].load_failures.problem
         copies = self.host_copies.failures(model)
         return problem or (copies.problem if copies is not None else None)
+
+    def is_failing(self, model: str) -> bool:
+        """The last load of a model of the pool to devices, or to host memory, failed."""
+        copies = self.host_copies.failures(model)
+        in_a_row = self.models[model].load_failures.in_a_row
+        return bool(in_a_row or (copies is not None and copies.in_a_row))
 
     def failed_loads(self, model: str) -> int:
         """Loads to devices and to host memory that failed, of a model of the pool."""

@@ -201,6 +201,7 @@ class HostCopies:
         if copy is None:
             return False
         self._loads.end(event.plan, event.agent)
+        self._loads.fail_readers(event.agent, event.model)
         if event.rank not in copy.dropping:
             copy.gone[event.rank] = None
         if not copy.is_leaving:

@@ -129,6 +129,13 @@ class Loads:
             if FromWorker(worker) in senders(load.feeds):
                 load.fail(worker)
 
+    def fail_readers(self, sender: WorkerRef, model: str) -> None:
+        """Its load failed, it has nothing of the model: who reads from it needs another feed, or it
+        might be told to get the model from one of them."""
+        for load in self.open.values():
+            if load.model == model and FromWorker(sender) in senders(load.feeds):
+                load.fail(sender)
+
     def fail_dead(self, is_alive: Callable[[WorkerRef], bool]) -> None:
         """Senders that a load was adopted with may have died while no controller was there."""
         for load in self.open.values():

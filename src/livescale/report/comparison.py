@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import seconds, table
+from livescale.settings import size_text
 
 _ABSENT = "-"
 
@@ -81,14 +82,6 @@ def as_json(runs: Sequence[ReportedRun]) -> list[dict[str, object]]:
     link.
     """
     return [run.figures for run in runs]
-
-
-def size_text(amount_bytes: float) -> str:
-    """Bytes as a person reads them: "16.1 GB"."""
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if amount_bytes >= factor:
-            return f"{amount_bytes / factor:.3g} {unit}"
-    return f"{amount_bytes:.0f} B"
 
 
 # -- helpers --------------------------------------------------------------------------------------

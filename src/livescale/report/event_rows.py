@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from livescale.report.comparison import size_text
 from livescale.report.lives import InstanceLife
 from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import phases_s
 from livescale.report.terminal import seconds
+from livescale.settings import size_text
 from livescale.telemetry.record import LoadPhases, ScaleLine
 
 ROWS_MAX = 150

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from livescale.report.comparison import compared_figures, size_text
+from livescale.report.comparison import compared_figures
 from livescale.report.event_rows import life_table, scale_event_table, worth_sentence
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import seconds
+from livescale.settings import size_text
 
 _GROUPS = ("TTFT mean", "TBT mean", "instances, mean", "scale-ups")
 """Rows of the summary before which there is a rule."""

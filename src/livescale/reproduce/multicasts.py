@@ -97,6 +97,9 @@ class _Receiver:
     def load_completed(self, plan: PlanId) -> None:
         """The last layer says so, too."""
 
+    def load_failed(self, plan: PlanId, reason: str) -> None:
+        raise AssertionError(f"plan {plan}: {reason}, in a world without faults")
+
     def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
         raise AssertionError(f"plan {plan}: {upstream} {reason}, in a world without faults")
 

@@ -18,6 +18,7 @@ from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
 from livescale.latency.models import AnyLatency
+from livescale.runtime.news import LoadProgress, News
 from livescale.runtime.wire import Address, CatalogEntry, PublishedModel
 from livescale.topology import Device, Host
 from livescale.types import Value, WorkerRef
@@ -117,13 +118,16 @@ class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
 
     A controller tells its `models` whenever they change, for its next life; a process that
-    prepares a model tells its `entry`.
+    prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
+    whenever they got on (None: nothing new).
     """
 
     is_ready: bool = False
     fatal: str | None = None
     models: tuple[PublishedModel, ...] | None = None
     entry: CatalogEntry | None = None
+    news: tuple[News, ...] = ()
+    loads: tuple[LoadProgress, ...] | None = None
 
 
 def read_boot(kind: type[AnyBoot]) -> AnyBoot:

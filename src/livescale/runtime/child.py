@@ -35,6 +35,9 @@ def main() -> None:
         logging.getLogger(__name__).debug("the %s process ends", kind, exc_info=error)
         report(Status(fatal=f"{type(error).__name__}: {error}"))
         sys.exit(1)
+    except Exception as error:
+        report(Status(fatal=f"{type(error).__name__}: {error}"))
+        raise
     # Nothing is left to save. Taking libraries apart and giving gigabytes back piece by piece takes
     # seconds on a busy machine, and whoever waits for this process would give up on it.
     logging.shutdown()

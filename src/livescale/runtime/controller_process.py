@@ -47,6 +47,7 @@ from livescale.messages.events import (
 from livescale.runtime.boot import ControllerBoot, Status, read_boot, report
 from livescale.runtime.model_loads import ModelLoads
 from livescale.runtime.publication import Publication
+from livescale.runtime.step_news import StepNews
 from livescale.runtime.wire import (
     AddModel,
     AgentEvent,
@@ -90,6 +91,7 @@ class ControllerProcess:
         )
         self._record = record
         self._tracker = ScaleTracker()
+        self._news = StepNews(self._controller)
         self._events: list[AnyEvent] = []
         self._has_events = asyncio.Event()
         self._wake_at_ns: int | None = None
@@ -145,6 +147,9 @@ class ControllerProcess:
             # This step is the promised call: a later WakeAt must not be taken for a worse one.
             self._wake_at_ns = None
         commands = self._controller.step(now_ns, events)
+        news = self._news.observe(events, commands)
+        if news:
+            report(Status(news=news))
         for command in commands:
             self._carry_out(command)
         for event in events:
@@ -262,6 +267,12 @@ class ControllerProcess:
         last, loads = self._last_status, self._loads.shown(self._controller.fleet.instances)
         if last is not None and loads != last.loads:
             self._send_status(msgspec.structs.replace(last, loads=loads))
+
+    def tell_progress(self) -> None:
+        """Tell the supervisor how far loads are, if they got on."""
+        loads = self._news.progress()
+        if loads is not None:
+            report(Status(loads=loads))
 
     def _send_status(self, status: PoolStatus) -> None:
         self._last_status = status
@@ -421,6 +432,7 @@ async def _main(boot: ControllerBoot) -> None:
         while True:
             await asyncio.sleep(_FLUSH_S)
             process.show_loads()
+            process.tell_progress()
             if file is not None:
                 file.flush()
 

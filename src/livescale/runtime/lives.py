@@ -1,6 +1,6 @@
-"""One process of a pool and its successors: started, watched, and when to give it up.
+"""One process of a pool and its successors: started and watched.
 
-Which processes there are is the supervisor's.
+Which processes there are is the supervisor's; when the next one begins is said in `restarts.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ import msgspec
 from livescale.config import PoolConfig
 from livescale.gateway.keys import KEY_VARIABLES
 from livescale.runtime.boot import Boot, Status
+from livescale.runtime.restarts import Restarts
 
-# A process that dies so often before it is ready will not get better by itself.
-_FAILED_STARTS_MAX = 3
-# One that was ready is always replaced, but the sooner it dies again and again, the later.
-_SHORT_LIFE_S = 10.0
-_RESTART_PAUSE_S = (0.1, 5.0)
 # A controller tells all its models, with their manifests.
 _STATUS_BYTES_MAX = 256 << 20
 
@@ -37,7 +33,7 @@ class Child:
         boot: Callable[[int], Boot],
         fds: tuple[int, ...] = (),
         prefix: tuple[str, ...] = (),
-        heed: Callable[[Status], None] | None = None,
+        heed: Callable[[Status], None] = lambda _: None,
     ):
         self.name = name
         self.kind = kind
@@ -47,13 +43,15 @@ class Child:
         self._boot = boot
         self._fds = fds
         self._prefix = prefix
-        self._heed = heed
-        self._failed_starts = 0
-        self._short_lives = 0
-        self._fatal: str | None = None
+        self.heed = heed
+        self.restarts = Restarts(name)
+        #: when this life began (monotonic)
+        self.started_s = 0.0
 
     async def start(self, config: PoolConfig) -> None:
         self.life += 1
+        self.restarts.begins()
+        self.started_s = time.monotonic()
         self.process = await asyncio.create_subprocess_exec(
             *self._prefix,
             sys.executable,
@@ -80,34 +78,18 @@ class Child:
         async for text in self.process.stdout:
             with contextlib.suppress(msgspec.MsgspecError):
                 status = msgspec.json.decode(text, type=Status)
-                self._fatal = status.fatal or self._fatal
-                if self._heed is not None:
-                    self._heed(status)
+                self.restarts.fatal = status.fatal or self.restarts.fatal
                 if status.is_ready:
                     ready_at = time.monotonic()
+                    self.restarts.ready()
                     self.is_ready.set()
+                self.heed(status)
         await self.process.wait()
         if self.process.stdin is not None:
             self.process.stdin.close()
-        self._failed_starts = self._failed_starts + 1 if ready_at is None else 0
-        is_short = ready_at is None or time.monotonic() - ready_at < _SHORT_LIFE_S
-        self._short_lives = self._short_lives + 1 if is_short else 0
+        ready_s = None if ready_at is None else time.monotonic() - ready_at
+        self.restarts.ended(self.process.returncode, ready_s)
         self.is_ready.clear()
-
-    def give_up_reason(self) -> str | None:
-        """Why starting the process again makes no sense (None: it does)."""
-        if self._failed_starts < _FAILED_STARTS_MAX:
-            return None
-        assert self.process is not None
-        return (
-            f"{self.name} died {self._failed_starts} times in a row before it was ready"
-            f" (exit status {self.process.returncode}): {self._fatal or 'see its log'}"
-        )
-
-    def pause_s(self) -> float:
-        """How long to wait before the next life: twice as long after each short one."""
-        least, most = _RESTART_PAUSE_S
-        return float(min(least * 2 ** max(self._short_lives - 1, 0), most))
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:

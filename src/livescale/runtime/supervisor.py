@@ -11,7 +11,10 @@ import logging
 import secrets
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from livescale.config import PoolConfig
@@ -34,6 +37,8 @@ from livescale.runtime.catalog import (
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
+from livescale.runtime.news import News, Progress, log_news
+from livescale.runtime.restarts import Restarts, give_up_reason
 from livescale.runtime.site import Site, local_site, site_of
 from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
 from livescale.settings import ConfigError
@@ -57,11 +62,13 @@ class Pool:
         config: PoolConfig,
         environ: Mapping[str, str] | None = None,
         site: Site | None = None,
+        tell: Callable[[News | Progress], None] = log_news,
     ) -> None:
         """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
 
         API keys are those of `config.api_key_file` and of the variables in `environ`. `site` says
-        where the processes run; without it that follows from the configuration.
+        where the processes run; without it that follows from the configuration. `tell` is called
+        with news for people, and must not block.
         """
         site = site if site is not None else configured_site(config)
         if len(site.seats) != config.workers:
@@ -85,7 +92,9 @@ class Pool:
         self._shm = tempfile.TemporaryDirectory(prefix="livescale-", ignore_cleanup_errors=True)
         self._secret = secrets.token_hex(16)
         self._failure: asyncio.Future[None] | None = None
-        self._is_stopping = False
+        self._tell = tell
+        self._stopping = asyncio.Event()
+        self._was_ready = False
         self._tasks: list[asyncio.Task[None]] = []
         self._children = self._all_children()
 
@@ -94,7 +103,7 @@ class Pool:
         children = [
             Child(
                 *("controller", "controller", self._controller_boot, (self._control.fileno(),)),
-                *(prefix, self._heed_controller),
+                prefix,
             ),
             Child("gateway", "gateway", self._gateway_boot, (self._http.fileno(),), prefix),
         ]
@@ -106,11 +115,23 @@ class Pool:
             Child(f"worker {n}", "worker", self._worker_boot(n), (), host.prefix)
             for n, (host, _) in enumerate(self.site.seats)
         ]
+        for child in children:
+            child.heed = partial(self._heed, child)
         return children
 
-    def _heed_controller(self, status: Status) -> None:
+    def _heed(self, child: Child, status: Status) -> None:
         if status.models is not None:
             self._published = status.models
+        for news in status.news:
+            self._tell(news)
+        if status.is_ready:
+            self._was_ready = self._was_ready or child.kind == "gateway"
+            again = " again" if child.life else ""
+            took_s = time.monotonic() - child.started_s
+            self._tell(News(f"{child.name} is ready{again} after {took_s:.1f} s"))
+        if status.is_ready or status.loads is not None:
+            ready = sum(child.is_ready.is_set() for child in self._children)
+            self._tell(Progress(ready, len(self._children), status.loads or ()))
 
     @property
     def base_url(self) -> str:
@@ -164,7 +185,7 @@ class Pool:
 
     async def stop(self) -> None:
         """Drain: no new requests, running ones finish within the timeout, then everybody ends."""
-        self._is_stopping = True
+        self._stopping.set()
         gateways = [child for child in self._children if child.kind == "gateway"]
         others = [child for child in self._children if child.kind != "gateway"]
         # The pool's own copy must close too, or clients could still connect and would hang.
@@ -179,7 +200,7 @@ class Pool:
 
     async def kill(self) -> None:
         """End every process at once."""
-        self._is_stopping = True
+        self._stopping.set()
         for child in self._children:
             child.signal(signal.SIGKILL)
 
@@ -188,20 +209,26 @@ class Pool:
     async def _keep_alive(self, child: Child) -> None:
         while True:
             await child.watch()
-            if self._is_stopping:
+            if self._stopping.is_set():
                 return
-            assert child.process is not None
             assert self._failure is not None
-            _log.warning("%s ended with status %s", child.name, child.process.returncode)
-            reason = child.give_up_reason()
-            if reason is not None:
-                if not self._failure.done():
-                    self._failure.set_exception(PoolFailed(reason))
+            if self._failure.done():
                 return
-            await asyncio.sleep(child.pause_s())
-            if self._is_stopping:
+            reason = give_up_reason(child.restarts, self._peers(child), self._was_ready)
+            if reason is not None:
+                self._failure.set_exception(PoolFailed(reason))
+                return
+            self._tell(_end_in_words(child))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), child.restarts.pause_s)
+            if self._stopping.is_set():
                 return
             await child.start(self.config)
+
+    def _peers(self, child: Child) -> list[Restarts]:
+        """All who can do its work. Without host agents a pool can serve."""
+        able = [other.restarts for other in self._children if other.kind == child.kind]
+        return able if child.kind != "agent" else [c.restarts for c in self._children]
 
     async def _end(self, children: list[Child], timeout_s: float) -> None:
         for child in children:
@@ -300,6 +327,16 @@ class Pool:
     def _controller_address(self) -> Address:
         host, port = self._control.getsockname()[:2]
         return Address(host, port)
+
+
+def _end_in_words(child: Child) -> News:
+    restarts = child.restarts
+    when = "died before it was ready" if restarts.failed_starts else "ended"
+    return News(
+        f"{child.name} {when} ({restarts.how_it_ended()});"
+        f" it is started again in {restarts.pause_s:.3g} s",
+        is_problem=True,
+    )
 
 
 def describe(models: tuple[CatalogEntry, ...]) -> list[str]:

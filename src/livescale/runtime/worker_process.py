@@ -210,7 +210,9 @@ def _executor(boot: WorkerBoot) -> InstanceExecutor:
 
     torch.set_num_threads(boot.threads)
     device = boot.device.kind
-    if device == "cuda" and torch.cuda.is_available():
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device cuda: this machine has no GPU that torch can use")
         device = f"cuda:{boot.worker.worker % torch.cuda.device_count()}"
     executor = TorchExecutor(
         boot.device.kv_bytes,

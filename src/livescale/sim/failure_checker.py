@@ -43,9 +43,8 @@ class FailureChecker:
             model = knowledge.model_of.get(event.instance, "")
             if len({*ranks, event.rank}) == knowledge.tp_size(model):
                 self._failures.pop(model, None)
-        elif isinstance(event, CopyCompleted):
-            if knowledge.tp_size(event.model) == 1:
-                self._failures.pop(event.model, None)
+        elif isinstance(event, CopyCompleted) and knowledge.tp_size(event.model) == 1:
+            self._failures.pop(event.model, None)
 
     def check(self, command: AnyCommand) -> None:
         """Before the knowledge has this command, and those behind it."""
