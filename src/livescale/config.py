@@ -332,7 +332,11 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         "5x-mean"
     )
     log_level: Annotated[
-        str, About("what is logged", choices=("debug", "info", "warning", "error"))
+        str,
+        About(
+            "what processes log besides the pool's news",
+            choices=("debug", "info", "warning", "error"),
+        ),
     ] = "warning"
     models: tuple[ModelConfig, ...] = ()
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from json_values import json_values
 
 from livescale.gateway.backend import (
+    CannotLoad,
     GenerationFailed,
     ModelWithdrawn,
     QueueFull,
@@ -211,6 +212,18 @@ def test_no_instance_in_time_after_one_was_lost(
     events = [json.loads(data) for data in sse_data(response.text)]
     assert [("error" in event) for event in events] == [False, False, True]
     assert events[-1]["error"]["code"] == "queue_timeout"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_cannot_be_loaded(
+    stream: bool, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    backend.script = Script([], then=CannotLoad("layer 3 has another checksum", 3.5))
+    response = http.post("/v1/completions", json={**PROMPT, "stream": stream})
+    error = error_of(response, 503)
+    assert (error["code"], error["type"]) == ("load_failed", "server_error")
+    assert error["message"] == "layer 3 has another checksum"
+    assert response.headers["retry-after-ms"] == "3500"
 
 
 @pytest.mark.parametrize("stream", [False, True])

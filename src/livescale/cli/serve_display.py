@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TextIO
 
-from livescale.runtime.news import LoadProgress, News, Progress
+from livescale.runtime.news import LoadProgress, News, PoolProgress
 from livescale.settings import size_text
 
 _log = logging.getLogger("livescale.pool")
@@ -62,7 +62,7 @@ class ServeDisplay(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._put((self.format(record) + "\n", None))
 
-    def tell(self, news: News | Progress) -> None:
+    def tell(self, news: News | PoolProgress) -> None:
         """Show it. Never blocks: what cannot be written for long is dropped."""
         if isinstance(news, News):
             _log.log(logging.WARNING if news.is_problem else logging.INFO, "%s", news.text)
@@ -72,7 +72,7 @@ class ServeDisplay(logging.Handler):
             for load in news.loads:
                 _log.info("model %s on %s: %s", load.model, load.receiver, _amounts(load))
             self._last_progress_s = time.monotonic()
-        if isinstance(news, Progress) and not news.loads:
+        if isinstance(news, PoolProgress) and not news.loads:
             self._last_progress_s = time.monotonic()
 
     def _put(self, item: tuple[str, str | None] | None) -> None:
@@ -96,7 +96,7 @@ class ServeDisplay(logging.Handler):
             self._stream.flush()
 
 
-def _below(progress: Progress) -> str:
+def _below(progress: PoolProgress) -> str:
     """One line: processes that are still starting, then loads."""
     parts = []
     if progress.ready < progress.processes:

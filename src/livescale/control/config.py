@@ -15,14 +15,15 @@ class ControllerConfig(Value, frozen=True):
     `workers_expected` and `agents_expected` end the settling time early: placement waits until
     that many have joined or `settle_ns` have passed since the first event. A failed load is
     ordered again after `load_retry_ns`, which doubles with every further one up to
-    `load_retry_ns_max`; after `load_failures_max` in a row the model counts as one that cannot be
-    loaded, and its requests fail while no instance of it is there. A request whose gateway lost its
-    worker is not sent to that worker again for `avoid_ns`. `multicast` names the planner's
-    strategy, `placement` who keeps host copies. `live_order` is how loading instances work before
-    everything is there (`batching/live_order.py`; "stop-the-world": not at all); loads that are predicted to take no
-    longer than `live_over_ns` are waited for instead, and a live instance holds at most
-    `live_ahead_max` requests that neither it nor its source has started. `wall_ns` is the wall
-    clock (UTC, since 1970) when the controller's own clock stands at 0: schedules are read with it.
+    `load_retry_ns_max`; after `load_failures_max` in a row the model counts as one that cannot
+    be loaded, and its requests fail while no instance of it is there. A request whose gateway
+    lost its worker is not sent to that worker again for `avoid_ns`. `multicast` names the
+    planner's strategy, `placement` who keeps host copies. `live_order` is how loading instances
+    work before everything is there (`batching/live_order.py`; "stop-the-world": not at all);
+    loads that are predicted to take no longer than `live_over_ns` are waited for instead, and a
+    live instance holds at most `live_ahead_max` requests that neither it nor its source has
+    started. `wall_ns` is the wall clock (UTC, since 1970) when the controller's own clock
+    stands at 0: schedules are read with it.
     """
 
     models: tuple[ModelPolicy, ...]

@@ -21,13 +21,17 @@ log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
 
+PROBES = ("/health", "/ping", "/live", "/metrics")
+"""Paths that monitoring asks for all the time."""
+
 _SANE_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 
 
 class Envelope:
     """Gives each request an id and an arrival time, echoes X-Request-Id, answers for bugs.
 
-    Each answer that is an error is a line in the log, at level info, with both ids.
+    Each answer that is an error is a line in the log, at level info, with both ids; answers to
+    probes, which come all the time, are not.
 
     Sets in `scope["state"]`: `request` (unique: prefix and number), `client_request_id` (str or
     None) and `arrived_s` (time.monotonic).
@@ -55,7 +59,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 has_started = True
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = client_request_id or request
-                if message["status"] >= 400:
+                if message["status"] >= 400 and scope["path"] not in PROBES:
                     log.info(
                         *("request %s (client's id %r): %s %.200r answered with %d", request),
                         *(client_request_id, scope["method"], scope["path"], message["status"]),

@@ -57,7 +57,7 @@ HELP = {
     "handovers": "Live batches that instances took over from loading ones",
     "handover_bytes": "Hidden rows and KV that came with those batches",
     "instances": "Instances by state",
-    "model_problem": "1 while the model cannot be loaded",
+    "model_problem": "1 while the model cannot be loaded, or kept in host memory",
     "failed_loads": "Loads to devices and to host memory that failed",
     "host_copies": "Complete copies of the model in host memory",
     "device_seconds": "Time that instances of the model have held devices, summed up over devices",

@@ -34,7 +34,7 @@ class LoadProgress(Value, frozen=True):
         return self.arrived_bytes * 1_000_000_000 // max(self.elapsed_ns, 1)
 
 
-class Progress(Value, frozen=True):
+class PoolProgress(Value, frozen=True):
     """Processes that are ready, of all; loads under way."""
 
     ready: int
@@ -42,7 +42,7 @@ class Progress(Value, frozen=True):
     loads: tuple[LoadProgress, ...] = ()
 
 
-def log_news(news: News | Progress) -> None:
+def log_news(news: News | PoolProgress) -> None:
     """What a program shows that has no display of its own: problems, and the rest at level info."""
     if isinstance(news, News):
         _log.log(logging.WARNING if news.is_problem else logging.INFO, "%s", news.text)

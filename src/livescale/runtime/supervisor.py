@@ -37,7 +37,7 @@ from livescale.runtime.catalog import (
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
-from livescale.runtime.news import News, Progress, log_news
+from livescale.runtime.news import News, PoolProgress, log_news
 from livescale.runtime.restarts import Restarts, give_up_reason
 from livescale.runtime.site import Site, local_site, site_of
 from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
@@ -62,7 +62,7 @@ class Pool:
         config: PoolConfig,
         environ: Mapping[str, str] | None = None,
         site: Site | None = None,
-        tell: Callable[[News | Progress], None] = log_news,
+        tell: Callable[[News | PoolProgress], None] = log_news,
     ) -> None:
         """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
 
@@ -131,7 +131,7 @@ class Pool:
             self._tell(News(f"{child.name} is ready{again} after {took_s:.1f} s"))
         if status.is_ready or status.loads is not None:
             ready = sum(child.is_ready.is_set() for child in self._children)
-            self._tell(Progress(ready, len(self._children), status.loads or ()))
+            self._tell(PoolProgress(ready, len(self._children), status.loads or ()))
 
     @property
     def base_url(self) -> str:

@@ -1,0 +1,115 @@
+"""News of a controller's steps: a line per event, for people."""
+
+from __future__ import annotations
+
+from livescale.control.config import ControllerConfig
+from livescale.control.controller import Controller
+from livescale.messages.commands import PlanMade, StartLoad
+from livescale.messages.events import (
+    AnyEvent,
+    LayerArrived,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    ModelAdded,
+    ModelRemoved,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.policies import ModelPolicy
+from livescale.runtime.news import News
+from livescale.runtime.step_news import StepNews
+from livescale.topology import Device
+from livescale.types import ModelSpec, WorkerRef
+
+S = 1_000_000_000
+MB = 1_000_000
+SPEC = ModelSpec("m", (MB, 2 * MB, 3 * MB), kv_bytes_per_token=1, model_tokens_max=100)
+DEVICE = Device("cpu", "host", "leaf", arena_bytes=10 * MB, kv_bytes=100)
+W = [WorkerRef(number) for number in range(3)]
+
+
+class Told:
+    """A controller, its news, and a clock that is set by hand."""
+
+    def __init__(self, *policies: ModelPolicy, workers: int = 1) -> None:
+        self.now_ns = 0
+        self.controller = Controller(ControllerConfig(policies, workers_expected=workers))
+        self.steps = StepNews(self.controller, lambda: self.now_ns)
+        self.loads: list[StartLoad] = []
+
+    def step(self, now_ns: int, *events: AnyEvent) -> list[str]:
+        self.now_ns = now_ns
+        commands = self.controller.step(now_ns, events)
+        assert not [c for c in commands if isinstance(c, PlanMade) and not c.instances]
+        self.loads += [c for c in commands if isinstance(c, StartLoad)]
+        news = self.steps.observe(events, commands)
+        assert all(isinstance(line, News) and "\n" not in line.text for line in news)
+        return [("! " if line.is_problem else "") + line.text for line in news]
+
+    def fail(self, now_ns: int, reason: str) -> list[str]:
+        return self.step(now_ns, LoadFailed(self.loads[-1].instance, 0, reason))
+
+
+def one(least: int = 1, name: str = "m") -> ModelPolicy:
+    spec = ModelSpec(name, SPEC.layer_bytes, 1, 100)
+    return ModelPolicy(spec, least, 2, prefill_tokens_per_s=1000, kv_blocks=100)
+
+
+def test_a_load_is_told_with_its_bytes_its_rate_and_its_model() -> None:
+    told = Told(one())
+    assert told.step(0, WorkerJoined(W[0], DEVICE)) == [
+        "worker w0.0 has joined",
+        "model m: 0 -> 1 instances (below_min)",
+        "model m: instance 2 on w0.0 gets 6 MB from storage",
+    ]
+    told.step(S, LoadStarted(2, 0), LayerArrived(2, 0, 1, layer=0), LayerArrived(2, 0, 2, layer=1))
+    loads = told.steps.progress()
+    assert loads is not None
+    (load,) = loads
+    assert (load.model, load.receiver) == ("m", "w0.0")
+    assert (load.arrived_bytes, load.size_bytes, load.bytes_per_s) == (3 * MB, 6 * MB, 3 * MB)
+    assert told.steps.progress() is None, "it did not get on"
+    assert told.step(2 * S, LayerArrived(2, 0, 3, layer=2), LoadCompleted(2, 0, 6 * MB)) == [
+        "model m: instance 2 on w0.0 is loaded: 6 MB in 2 s (3 MB/s)"
+    ]
+    assert told.steps.progress() == ()
+
+
+def test_a_load_that_fails_again_and_again_is_told_rarely_and_its_end_once() -> None:
+    told = Told(one())
+    told.step(0, WorkerJoined(W[0], DEVICE))
+    lines, now_ns = [], 0
+    while now_ns < 200 * S:
+        now_ns += 1
+        lines += told.fail(now_ns, "it is gone")
+        now_ns = told.controller.models["m"].load_failures.blocked_until_ns
+        told.step(now_ns, Tick())
+    assert len(told.loads) > 5
+    assert [line for line in lines if line.startswith("! ")] == [
+        "! model m: instance 2 on w0.0 failed, and is tried again: it is gone",
+        "! model m: cannot be loaded now, and is tried again: it is gone",
+    ]
+    number = told.loads[-1].instance
+    arrived = [LayerArrived(number, 0, n + 1, layer=n) for n in range(3)]
+    ended = told.step(now_ns + S, LoadStarted(number, 0), *arrived, LoadCompleted(number, 0, 1))
+    assert "model m: loads again" in ended
+
+
+def test_lost_workers_and_models_that_come_and_go_are_told() -> None:
+    told = Told(one())
+    told.step(0, WorkerJoined(W[0], DEVICE))
+    assert told.step(1, WorkerLost(W[0], "connection closed"))[0] == (
+        "! worker w0.0 is lost while it loaded m: connection closed"
+    )
+    assert told.step(2, WorkerJoined(WorkerRef(0, 1), DEVICE))[0] == (
+        "worker w0.1 has joined in its place"
+    )
+    assert told.step(3, ModelAdded(one(0, "other"))) == [
+        "model other: published, 6 MB, 0 to 2 instances"
+    ]
+    assert told.step(4, ModelRemoved("other")) == [
+        "model other: withdrawn, it takes no new requests",
+        "model other: gone, nothing of it is left",
+    ]
