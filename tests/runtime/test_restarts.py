@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-import httpx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pool_thread import LocalPool, wait_until
 
 from livescale.runtime.restarts import Restarts, give_up_reason
-from livescale.runtime.supervisor import PoolFailed
 
-WAIT_S = 120.0
 #: how lives ended: never ready, or so many seconds after that
 LIVES = st.lists(st.none() | st.floats(0, 100), max_size=40)
 
@@ -69,47 +61,3 @@ def test_before_the_pool_was_ready_three_deaths_without_a_reason_end_it() -> Non
     reason = give_up_reason(ended, [ended, other], was_ready=False)
     assert reason is not None
     assert "worker 0 died 3 times" in reason
-
-
-# -- whole pools ------------------------------------------------------------------------------
-
-
-@pytest.mark.pool
-def test_a_worker_that_cannot_start_again_does_not_end_a_pool_that_serves(
-    tiny_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The directory of the sockets is not there for a while: no new process can start."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    with LocalPool(tiny_model, tmp_path, device="timed", workers=2) as pool:
-        (sockets,) = scratch.glob("livescale-*")
-        sockets.rename(tmp_path / "elsewhere")
-        pool.kill("worker 0")
-
-        def deaths() -> int:
-            return sum(record.message.startswith("worker 0 ") for record in caplog.records)
-
-        wait_until(lambda: deaths() > 5, "it dies again and again", WAIT_S)
-        body = {"model": "tiny", "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}
-        answer = httpx.post(f"{pool.url}/v1/completions", json=body, timeout=WAIT_S)
-        assert answer.status_code == 200, answer.text
-        assert "worker 0 died before it was ready" in caplog.text
-        assert "No such file" in caplog.text, "with the reason"
-        (tmp_path / "elsewhere").rename(sockets)
-        wait_until(lambda: pool.gauge("workers") == 2, "it is back", WAIT_S)
-
-
-@pytest.mark.pool
-def test_a_start_without_the_device_ends_at_the_first_death_and_says_why(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    if Path("/dev/nvidiactl").exists():
-        pytest.skip("there may be a GPU")
-    pool = LocalPool(tiny_model, tmp_path, device="cuda", workers=2)
-    with pytest.raises(PoolFailed, match="no GPU"), pool:
-        raise AssertionError("it is ready")
-    assert not [r for r in caplog.records if "started again" in r.message]

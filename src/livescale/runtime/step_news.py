@@ -65,6 +65,8 @@ class StepNews:
         self._place_of: dict[tuple[InstanceId, int], _Place] = {}
         #: models whose loads fail: when that was said last, and whether they were given up then
         self._failing: dict[str, tuple[int, bool]] = {}
+        #: per model, failed loads that were looked at
+        self._failures: dict[str, int] = {}
         self._told: tuple[LoadProgress, ...] = ()
 
     def observe(
@@ -98,7 +100,7 @@ class StepNews:
 
     def _of_event(self, event: AnyEvent) -> News | None:
         if isinstance(event, WorkerJoined | AgentJoined):
-            return _joined(event)
+            return self._joined(event)
         if isinstance(event, WorkerLost):
             return self._lost(event)
         if isinstance(event, LoadCompleted):
@@ -115,6 +117,14 @@ class StepNews:
         if isinstance(event, ModelRemoved):
             return News(f"model {event.model}: withdrawn, it takes no new requests")
         return None
+
+    def _joined(self, event: WorkerJoined | AgentJoined) -> News:
+        ref = event.worker if isinstance(event, WorkerJoined) else event.agent
+        # The end of its predecessor may come later, and is no news then.
+        for place in [p for p in self._loads if p[1].worker == ref.worker and p[1] < ref]:
+            del self._loads[place]
+        again = " in its place" if ref.incarnation else ""
+        return News(f"{_named(ref)} has joined{again}")
 
     def _lost(self, event: WorkerLost) -> News:
         of_lost = [place for place in self._loads if place[1] == event.worker]
@@ -139,9 +149,11 @@ class StepNews:
         load = self._loads.pop(place, None) if place is not None else None
         if load is None or place is None or load.model not in self._controller.models:
             return None
-        problem = self._controller.problem(load.model)
-        if problem is None and not self._controller.failed_loads(load.model):
+        failures = self._controller.failed_loads(load.model)
+        if failures == self._failures.get(load.model, 0):
             return None  # it was taken back
+        self._failures[load.model] = failures
+        problem = self._controller.problem(load.model)
         before = self._failing.get(load.model)
         is_given_up = problem is not None
         now_ns = self._now_ns()
@@ -175,6 +187,7 @@ class StepNews:
             place = (command.plan, command.agent)
             return self._ordered(place, command.model, None, _senders(command))
         if isinstance(command, ModelGone):
+            self._failures.pop(command.model, None)
             return News(f"model {command.model}: gone, nothing of it is left")
         return None
 
@@ -201,12 +214,6 @@ class StepNews:
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _joined(event: WorkerJoined | AgentJoined) -> News:
-    ref = event.worker if isinstance(event, WorkerJoined) else event.agent
-    again = " in its place" if ref.incarnation else ""
-    return News(f"{_named(ref)} has joined{again}")
 
 
 def _named(member: WorkerRef) -> str:
