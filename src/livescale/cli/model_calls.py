@@ -96,7 +96,8 @@ def _remove(arguments: argparse.Namespace) -> str:
 def _list(arguments: argparse.Namespace) -> str:
     models = _call(arguments, _Listed, "GET", "/admin/models").data
     header = ["model", "state", "instances", "host copies", "requests", "tokens", "device s"]
-    return table([*header, "path"], [_row(model) for model in models])
+    problems = [f"{m.name} has a problem: {m.problem}" for m in models if m.problem]
+    return "\n".join([table([*header, "path"], [_row(model) for model in models]), *problems])
 
 
 def _row(model: AdministeredModel) -> list[object]:

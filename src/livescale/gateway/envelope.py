@@ -59,7 +59,8 @@ class Envelope:
             if message["type"] == "http.response.start":
                 has_started = True
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = client_request_id or request
-                if message["status"] >= 400 and scope["path"] not in PROBES:
+                is_probe = scope["path"] in PROBES and scope["method"] in ("GET", "HEAD")
+                if message["status"] >= 400 and not is_probe:
                     log.info(
                         *("request %s (client's id %r): %s %.200r answered with %d", request),
                         *(client_request_id, scope["method"], scope["path"], message["status"]),

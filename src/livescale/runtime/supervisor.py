@@ -37,7 +37,7 @@ from livescale.runtime.catalog import (
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
-from livescale.runtime.news import News, PoolProgress, log_news
+from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
 from livescale.runtime.restarts import Restarts, give_up_reason
 from livescale.runtime.site import Site, local_site, site_of
 from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
@@ -95,6 +95,8 @@ class Pool:
         self._tell = tell
         self._stopping = asyncio.Event()
         self._was_ready = False
+        #: as the controller last told them
+        self._loads: tuple[LoadProgress, ...] = ()
         self._tasks: list[asyncio.Task[None]] = []
         self._children = self._all_children()
 
@@ -129,9 +131,11 @@ class Pool:
             again = " again" if child.life else ""
             took_s = time.monotonic() - child.started_s
             self._tell(News(f"{child.name} is ready{again} after {took_s:.1f} s"))
+        if status.loads is not None or (status.is_ready and child.kind == "controller"):
+            self._loads = status.loads or ()
         if status.is_ready or status.loads is not None:
             ready = sum(child.is_ready.is_set() for child in self._children)
-            self._tell(PoolProgress(ready, len(self._children), status.loads or ()))
+            self._tell(PoolProgress(ready, len(self._children), self._loads))
 
     @property
     def base_url(self) -> str:
