@@ -32,7 +32,7 @@ from livescale.settings import (
 )
 from livescale.slo import SloError, parse_slo
 from livescale.topology_files import read_topology
-from livescale.types import Value
+from livescale.types import SEQUENCES_MAX, Value
 
 # Where data lies is no business of a pool; a key must not stand among values that are written down.
 _NOT_SETTINGS = ("LIVESCALE_DATA", "LIVESCALE_API_KEY")
@@ -246,7 +246,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = 128
     sequences_max: Annotated[
         int, About("requests that an instance computes at once", "requests", 1, 1 << 16)
-    ] = 64
+    ] = SEQUENCES_MAX
     oldest_prompt_percent: Annotated[
         int,
         About("share of prompt work for the oldest prompt; shorter ones get the rest", "%", 1, 100),

@@ -12,10 +12,11 @@ DAY_NS = 86_400_000_000_000
 
 
 class Bounds(Value, frozen=True, tag="bounds"):
-    """Upper and lower bounds of the three loads (BlitzScale §5.3 and the authors' constants).
+    """Upper and lower bounds of the loads (BlitzScale §5.3 and the authors' constants).
 
-    Rate and KV bounds are per mille of one instance's capacity; backlog bounds are nanoseconds of
-    queued prefill work per instance. Above an upper bound the pool grows; it shrinks after
+    Rate and KV bounds are per mille of one instance's capacity, those on requests per mille of its
+    places; backlog bounds are nanoseconds of queued prefill work per instance. Above an upper bound
+    the pool grows, and while requests wait for a place or for KV; it shrinks after
     `scale_down_timeout_ns` during which every load stayed below its lower bound.
     """
 
@@ -25,6 +26,8 @@ class Bounds(Value, frozen=True, tag="bounds"):
     backlog_lower_ns: int = 500_000_000
     kv_upper_permille: int = 850
     kv_lower_permille: int = 750
+    requests_upper_permille: int = 850
+    requests_lower_permille: int = 750
     load_window_ns: int = 1_000_000_000
     scale_down_timeout_ns: int = 333_000_000
 

@@ -15,6 +15,9 @@ RequestId = str
 InstanceId = int
 PlanId = int
 
+SEQUENCES_MAX = 64
+"""Requests that an instance computes at once, its places, unless something else is configured."""
+
 LAYOUT_VERSION = 1
 """Changes whenever the bytes of an arena are laid out differently for the same model."""
 

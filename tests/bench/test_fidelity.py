@@ -109,12 +109,14 @@ def known_world(pool: FidelityPool, policy: ModelPolicy, **others: object) -> Si
     config = pool.config
     world = SimConfig(
         controller=ControllerConfig(
-            (policy,), workers_expected=config.workers, chunk_bytes=config.chunk_bytes
+            (policy,),
+            workers_expected=config.workers,
+            sequences_max=config.sequences_max,
+            chunk_bytes=config.chunk_bytes,
         ),
         devices=tuple(seat.device for _, seat in local_site(config).seats),
         latency={"": pool.latency},
         run_tokens_max=config.run_tokens_max,
-        sequences_max=config.sequences_max,
     )
     return msgspec.structs.replace(world, **others)
 

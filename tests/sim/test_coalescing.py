@@ -39,7 +39,7 @@ def test_all_times_are_those_of_single_steps(seed: int) -> None:
     config = msgspec.structs.replace(
         config,
         kv_blocks=rng.choice([40, 256]),
-        sequences_max=rng.choice([2, 8, 64]),
+        controller=msgspec.structs.replace(config.controller, sequences_max=rng.choice([2, 8, 64])),
         growth_tokens=rng.choice([0, 64]),
         report_gap_ns=rng.choice([0, 20, 100, 1000]) * MS,
         message_delay_ns=rng.choice([0, MS, 3 * MS]),

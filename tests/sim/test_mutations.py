@@ -25,9 +25,10 @@ from livescale.control.host_copies import HostCopies
 from livescale.control.load_failures import LoadFailures
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
+from livescale.control.pairing import Pairings
 from livescale.control.placement import HostRoom
 from livescale.control.pool import ParameterPool
-from livescale.control.router import RequestRecord, Router
+from livescale.control.router import LiveDoor, RequestRecord, Router
 from livescale.control.scaling import Scaling, Wish
 from livescale.messages.commands import AnyCommand, Dispatch, Drain
 from livescale.messages.events import (
@@ -39,7 +40,7 @@ from livescale.messages.events import (
 from livescale.sim.agent import SimAgent
 from livescale.sim.channel import SimChannel
 from livescale.sim.swarm import run_seed
-from livescale.types import InstanceState, PlanId, WorkerRef
+from livescale.types import InstanceId, InstanceState, PlanId, WorkerRef
 
 SEEDS = range(150)
 
@@ -144,6 +145,28 @@ def leftovers_are_released_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scaling, "release_empty", broken)
 
 
+def draining_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
+    takers = Pairings.takers
+
+    def broken(
+        self: Pairings, now_ns: int, state: ModelState
+    ) -> tuple[Sequence[tuple[InstanceId, WorkerRef]], list[LiveDoor]]:
+        serving, live = takers(self, now_ns, state)
+        draining = [i for i in self._fleet.draining.values() if i.model == state.spec.name]
+        return [*serving, *((i.id, i.worker) for i in draining if not i.is_released)], live
+
+    patch.setattr(Pairings, "takers", broken)
+
+
+def the_last_that_serves_may_go(patch: pytest.MonkeyPatch) -> None:
+    """Others load, and nobody serves meanwhile."""
+
+    def broken(self: Scaling, model: str) -> int:
+        return len(self._pairings.unpaired(model))
+
+    patch.setattr(Scaling, "_drainable", broken)
+
+
 def drains_are_kept_secret(patch: pytest.MonkeyPatch) -> None:
     shrink = Scaling._shrink
 
@@ -209,6 +232,8 @@ MUTATIONS: list[tuple[Break, str]] = [
     (failed_feeds_are_not_replaced, "every request ends|every order is answered"),
     (workers_are_given_out_twice, "a worker is in one instance"),
     (leftovers_are_released_again, "orders are new"),
+    (draining_instances_get_requests, "draining instances get no requests"),
+    (the_last_that_serves_may_go, "the last instance that serves stays"),
     (drains_are_kept_secret, "states change along the table"),
     (the_first_layer_is_taken_for_the_last, "complete models serve"),
     (host_memory_seems_endless, "copies fit the host"),

@@ -22,12 +22,12 @@ def make_config(
             models,
             workers_expected=workers,
             settle_ns=100 * MS,
+            sequences_max=16,
             remote_storage_bytes_per_s=1 << 28,
         ),
         devices=(make_device(1 << 30),) * workers,
         latency={"": LinearLatency(2 * MS, 50_000, 10)},
         kv_blocks=512,
         run_tokens_max=256,
-        sequences_max=16,
         faults=faults if faults is not None else FaultConfig(),
     )

@@ -89,6 +89,8 @@ class Batcher:
         self._leaving: dict[tuple[RequestId, int], SequenceState] = {}
         #: (request, attempt) pairs first admitted since `take_started` was last called
         self._started: list[tuple[RequestId, int]] = []
+        #: requests that found no place or no KV when the last ones were admitted
+        self._left_out = 0
         self._in_flight: Run | None = None
         self._arrivals = 0
         self._runs = 0
@@ -156,6 +158,7 @@ class Batcher:
         self._grow()
         if admits:
             self._admit()
+            self._left_out = len(self._waiting)
         segments = self._segments()
         if not segments:
             return None
@@ -313,6 +316,18 @@ class Batcher:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def left_out(self) -> int:
+        """Requests that waited on when the last ones were admitted: there was no place, or too
+        little KV, for the first of them."""
+        return min(self._left_out, len(self._waiting))
+
+    @property
+    def growth_blocks(self) -> int:
+        """KV blocks, of those that are free, that are kept for what is here to grow: that many at
+        most."""
+        return min(self._room.growing_max(), self.pool.free)
 
     @property
     def running_here(self) -> int:

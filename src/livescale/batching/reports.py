@@ -33,6 +33,8 @@ def load_report(
         kv_blocks_used=batcher.pool.used,
         kv_blocks=batcher.pool.blocks,
         emitted_tokens=batcher.emitted_tokens,
+        left_out=batcher.left_out,
+        kv_blocks_kept=batcher.growth_blocks,
         preemptions=batcher.preemptions,
         prefix_lookup_tokens=batcher.prefix_lookup_tokens,
         reused_tokens=batcher.reused_tokens,
@@ -73,5 +75,8 @@ class ReportPace:
 def _is_progress(last: InstanceReported, report: InstanceReported) -> bool:
     """Only more tokens and their blocks. The first token is more than progress."""
     return last.emitted_tokens > 0 and report == msgspec.structs.replace(
-        last, emitted_tokens=report.emitted_tokens, kv_blocks_used=report.kv_blocks_used
+        last,
+        emitted_tokens=report.emitted_tokens,
+        kv_blocks_used=report.kv_blocks_used,
+        kv_blocks_kept=report.kv_blocks_kept,
     )

@@ -165,7 +165,6 @@ def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> 
         kv_blocks=profile.kv_blocks,
         block_tokens=config.block_tokens,
         run_tokens_max=config.run_tokens_max,
-        sequences_max=config.sequences_max,
         oldest_prompt_percent=config.oldest_prompt_percent,
         growth_tokens=config.growth_tokens,
         queue_requests_max=config.queue_requests_max,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from livescale.placements import Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy
 from livescale.topology import Leaf
-from livescale.types import Value
+from livescale.types import SEQUENCES_MAX, Value
 
 
 class ControllerConfig(Value, frozen=True):
@@ -13,8 +13,9 @@ class ControllerConfig(Value, frozen=True):
 
     `epoch` counts the controller's lives, so that ids of an earlier life are never reused.
     `workers_expected` and `agents_expected` end the settling time early: placement waits until
-    that many have joined or `settle_ns` have passed since the first event. A failed load is
-    ordered again after `load_retry_ns`, which doubles with every further one up to
+    that many have joined or `settle_ns` have passed since the first event. An instance computes
+    `sequences_max` requests at once, and holds at most `dispatched_ahead_max` more. A failed load
+    is ordered again after `load_retry_ns`, which doubles with every further one up to
     `load_retry_ns_max`; after `load_failures_max` in a row the model counts as one that cannot
     be loaded, and its requests fail while no instance of it is there. A request whose gateway
     lost its worker is not sent to that worker again for `avoid_ns`. `multicast` names the
@@ -32,6 +33,7 @@ class ControllerConfig(Value, frozen=True):
     epoch: int = 0
     settle_ns: int = 1_000_000_000
     dispatched_ahead_max: int = 8
+    sequences_max: int = SEQUENCES_MAX
     request_attempts_max: int = 2
     load_retry_ns: int = 1_000_000_000
     load_retry_ns_max: int = 30_000_000_000

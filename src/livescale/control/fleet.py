@@ -107,6 +107,8 @@ class Instance:
     queued_prefill_tokens: int = 0
     kv_blocks_used: int = 0
     kv_blocks: int = 0
+    kv_blocks_kept: int = 0
+    left_out: int = 0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
 
     @property
@@ -144,6 +146,22 @@ class ModelTally:
     capacity: int = 0
     queued_prefill_tokens: int = 0
     kv_blocks_used: int = 0
+    kv_blocks_kept: int = 0
+    #: requests on instances that have no place or no KV for them, how many such instances there
+    #: are, and what these run
+    left_out: int = 0
+    full: int = 0
+    full_running: int = 0
+
+    def add(self, instance: Instance, sign: int = 1) -> None:
+        """Count what the instance reported last, or (-1) count that no more."""
+        self.queued_prefill_tokens += sign * instance.queued_prefill_tokens
+        self.kv_blocks_used += sign * instance.kv_blocks_used
+        self.kv_blocks_kept += sign * instance.kv_blocks_kept
+        if instance.left_out:
+            self.left_out += sign * instance.left_out
+            self.full += sign
+            self.full_running += sign * instance.running
 
 
 @dataclass(slots=True)
@@ -337,8 +355,7 @@ class Fleet:
         else:
             self.draining.pop(instance.id, None)
         if target in (InstanceState.STOPPED, InstanceState.LOST):
-            tally.queued_prefill_tokens -= instance.queued_prefill_tokens
-            tally.kv_blocks_used -= instance.kv_blocks_used
+            tally.add(instance, -1)
             del self.instances[instance.id]
             del self._of_model[instance.model][instance.id]
             for rank, worker in enumerate(instance.workers):
@@ -352,12 +369,14 @@ class Fleet:
         """Take note of an instance's load."""
         self.touched[instance.model] = None
         tally = self.tally(instance.model)
-        tally.queued_prefill_tokens += event.queued_prefill_tokens - instance.queued_prefill_tokens
-        tally.kv_blocks_used += event.kv_blocks_used - instance.kv_blocks_used
+        tally.add(instance, -1)
         instance.running = event.running
         instance.queued_prefill_tokens = event.queued_prefill_tokens
         instance.kv_blocks_used = event.kv_blocks_used
         instance.kv_blocks = event.kv_blocks
+        instance.kv_blocks_kept = event.kv_blocks_kept
+        instance.left_out = event.left_out
+        tally.add(instance)
 
     def tally(self, model: str) -> ModelTally:
         return self._tallies.setdefault(model, ModelTally())
@@ -418,11 +437,9 @@ class Fleet:
         assert held == named, (held, named)
         for model in self._of_model:
             instances = self.of_model(model)
-            fresh = ModelTally(
-                sum(i.is_capacity for i in instances),
-                sum(i.queued_prefill_tokens for i in instances),
-                sum(i.kv_blocks_used for i in instances),
-            )
+            fresh = ModelTally(sum(i.is_capacity for i in instances))
+            for instance in instances:
+                fresh.add(instance)
             assert self.tally(model) == fresh, (model, self.tally(model), fresh)
         draining = [i.id for i in self.instances.values() if i.state is InstanceState.DRAINING]
         assert sorted(self.draining) == sorted(draining)

@@ -32,6 +32,8 @@ class ModelState:
         self.autoscaler = Autoscaler(scaling.scale_down_timeout_ns, policy.idle_ns)
         self.prefill_tokens_per_s = policy.prefill_tokens_per_s
         self.kv_blocks = policy.kv_blocks
+        #: requests that an instance computes at once
+        self.places = config.sequences_max
         #: of loads to devices
         self.load_failures = LoadFailures(config)
         #: since when it has had no request (None: it has some)

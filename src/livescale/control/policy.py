@@ -2,7 +2,9 @@
 
 BoundsPolicy follows BlitzScale §5.3 with its loads measured twice: the paper's windowed token
 rate and KV in use, and the authors' code's seconds of queued prefill work per instance, each
-against an upper and a lower bound. TargetOngoingPolicy counts requests, as Ray Serve does. Both
+against an upper and a lower bound. Requests are a load of their own: an instance has places for so
+many, or KV for fewer, and long answers to short prompts take them without much prefill work.
+TargetOngoingPolicy counts requests, as Ray Serve does. Both
 count capacity that is still loading, so that a load is not ordered twice for one need.
 """
 
@@ -22,8 +24,10 @@ class LoadSnapshot:
 
     `instances` counts capacity that serves or is still loading. `window_tokens` are prompt tokens
     that arrived within `window_ns`; `queued_prefill_tokens` wait in the router and on instances;
-    `requests` are all unfinished ones. Rates and KV blocks are per instance; None means not known
-    yet.
+    `requests` are all unfinished ones. Of these `left_waiting` were left without a place or KV: in
+    the router, or on `full_instances`, which run `full_running` others. Besides `kv_blocks_used`,
+    up to `kv_blocks_kept` are kept for running requests to grow. Rates, places and KV blocks are
+    per instance; None means not known yet.
     """
 
     instances: int
@@ -34,6 +38,18 @@ class LoadSnapshot:
     prefill_tokens_per_s: int | None
     kv_blocks: int | None
     requests: int = 0
+    places: int | None = None
+    left_waiting: int = 0
+    full_instances: int = 0
+    full_running: int = 0
+    kv_blocks_kept: int = 0
+
+    @property
+    def waiting_requests(self) -> int:
+        """Requests that have no place or no KV: as many as were left, or more than all places."""
+        if self.places is None:
+            return self.left_waiting
+        return max(self.left_waiting, self.requests - self.places * self.instances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +105,12 @@ class BoundsPolicy:
         self._bounds = bounds
 
     def suggest(self, load: LoadSnapshot) -> Suggestion:
-        """The largest need over the three loads; `reason` names the load that asks for most."""
+        """The largest need over all loads; `reason` names the load that asks for most."""
         needs = [
             (name, *self._need(used, upper, lower))
             for name, used, upper, lower in self._loads(load)
         ]
+        needs += self._needs_of_requests(load)
         reason, at_least, _ = max(
             needs, key=lambda need: (need[1], need[2]), default=("idle", 0, 0)
         )
@@ -109,10 +126,37 @@ class BoundsPolicy:
             "prefill_tokens_per_s": load.prefill_tokens_per_s or 0,
             "kv_blocks": load.kv_blocks or 0,
             "requests": load.requests,
+            "places": load.places or 0,
+            "waiting_requests": load.waiting_requests,
+            "full_instances": load.full_instances,
+            "full_running": load.full_running,
+            "kv_blocks_kept": load.kv_blocks_kept,
             "at_least": at_least,
             "at_most": at_most,
         }
         return Suggestion(at_least, at_most, reason, values)
+
+    def _needs_of_requests(self, load: LoadSnapshot) -> list[tuple[str, int, int]]:
+        """(name, instances at least, at most) of loads that are counted in requests or room."""
+        bounds = self._bounds
+        needs = []
+        if load.places and load.requests:
+            upper = _share(load.places, bounds.requests_upper_permille)
+            lower = _share(load.places, bounds.requests_lower_permille)
+            needs.append(("requests", *self._need(load.requests, upper, lower)))
+        if load.waiting_requests:
+            # What full instances run is what fits, whether places or KV are short. Those that wait
+            # keep what there is: with less, still more would wait.
+            running = max(load.full_running, 1)
+            fitting = -(-load.requests * load.full_instances // running)
+            most = max(fitting, load.instances)
+            needs.append(("waiting_requests", fitting, most))
+        if load.kv_blocks:
+            # Nothing grows for blocks that are only kept. Without them others could not start.
+            room = (load.kv_blocks_used + load.kv_blocks_kept) * 1000
+            most = -(-room // (load.kv_blocks * bounds.kv_lower_permille))
+            needs.append(("kv_in_use", 0, most))
+        return needs
 
     def _loads(self, load: LoadSnapshot) -> list[tuple[str, int, int, int]]:
         """(name, amount in use, amount of one instance at the upper, at the lower bound).
@@ -153,3 +197,8 @@ class BoundsPolicy:
     @staticmethod
     def _need(used: int, upper: int, lower: int) -> tuple[int, int]:
         return -(-used // upper), -(-used // lower)
+
+
+def _share(places: int, permille: int) -> int:
+    """So many of an instance's places, one at least."""
+    return max(-(-places * permille // 1000), 1)

@@ -104,6 +104,8 @@ class Router:
         self._dispatched: dict[WorkerRef, dict[RequestId, RequestRecord]] = {}
         #: per worker: of these, requests that it has not started, and the prompt tokens of all
         self._outstanding: dict[WorkerRef, list[int]] = {}
+        #: per model, requests that nobody had room for when they were last dealt out
+        self._left_over: dict[str, int] = {}
         #: per model, requests that are not over
         self._unfinished: dict[str, int] = {}
         #: models whose requests changed since somebody took note
@@ -184,32 +186,8 @@ class Router:
             return []
         rows = [self._row(*instance) for instance in instances]
         rows += [self._live_row(taker) for taker in live]
-        assignments: list[Assignment] = []
-        if not any(row.room > 0 for row in rows):
-            return assignments
-        ready = [row for row in rows if not row.lag_tokens]
-        lagging = [row for row in rows if row.lag_tokens]
-        for record in list(queue.values()):
-            shunned = record.avoided if now_ns < record.avoided_until_ns else None
-            row = _least(ready, shunned, 1)
-            if lagging:
-                row = row or _least(ready, shunned, None)
-                later = _least(lagging, shunned, 1)
-                if later is not None and (row is None or later.until < row.until):
-                    row = later
-            if row is None:
-                if shunned is None:
-                    break
-                continue
-            row.add(record.prompt_tokens)
-            if row.room <= 0:
-                continue  # it waits for this one, and so do those behind it
-            row.room -= 1
-            record.attempt += 1
-            record.is_started = False
-            record.failure = ""
-            self.place(record, row.worker)
-            assignments.append(Assignment(record, row.instance, row.worker))
+        assignments = self._deal(now_ns, queue, rows)
+        self._left_over[model] = self.waiting(model)
         return assignments
 
     # -- what can be asked ------------------------------------------------------------------
@@ -220,6 +198,10 @@ class Router:
     def waiting_of(self, model: str) -> list[RequestRecord]:
         """The model's waiting requests, in order of arrival."""
         return list(self._waiting.get(model, {}).values())
+
+    def left_over(self, model: str) -> int:
+        """Waiting requests that no instance had room for when they were last dealt out."""
+        return min(self._left_over.get(model, 0), self.waiting(model))
 
     def models_waiting(self) -> list[str]:
         """Models that have requests waiting, in no order that means anything."""
@@ -262,6 +244,37 @@ class Router:
 
     # -- helpers ----------------------------------------------------------------------------
 
+    def _deal(
+        self, now_ns: int, queue: dict[RequestId, RequestRecord], rows: list[_Row]
+    ) -> list[Assignment]:
+        assignments: list[Assignment] = []
+        if not any(row.room > 0 for row in rows):
+            return assignments
+        ready = [row for row in rows if not row.lag_tokens]
+        lagging = [row for row in rows if row.lag_tokens]
+        for record in list(queue.values()):
+            shunned = record.avoided if now_ns < record.avoided_until_ns else None
+            row = _least(ready, shunned, 1)
+            if lagging:
+                row = row or _least(ready, shunned, None)
+                later = _least(lagging, shunned, 1)
+                if later is not None and (row is None or later.until < row.until):
+                    row = later
+            if row is None:
+                if shunned is None:
+                    break
+                continue
+            row.add(record.prompt_tokens)
+            if row.room <= 0:
+                continue  # it waits for this one, and so do those behind it
+            row.room -= 1
+            record.attempt += 1
+            record.is_started = False
+            record.failure = ""
+            self.place(record, row.worker)
+            assignments.append(Assignment(record, row.instance, row.worker))
+        return assignments
+
     def _row(self, instance: InstanceId, worker: WorkerRef) -> _Row:
         ahead, tokens = self._outstanding.get(worker, (0, 0))
         return _Row(instance, worker, tokens, self._ahead_max - ahead)
@@ -292,6 +305,7 @@ class Router:
             self._waiting_tokens[record.model] -= record.prompt_tokens
             if not queue:
                 del self._waiting[record.model]
+                self._left_over.pop(record.model, None)
 
     def _unplace(self, record: RequestRecord) -> None:
         assert record.worker is not None

@@ -204,6 +204,11 @@ class Scaling:
             prefill_tokens_per_s=state.prefill_tokens_per_s,
             kv_blocks=state.kv_blocks,
             requests=self._router.unfinished(name),
+            places=state.places,
+            left_waiting=self._router.left_over(name) + tally.left_out,
+            full_instances=tally.full,
+            full_running=tally.full_running,
+            kv_blocks_kept=tally.kv_blocks_kept,
         )
 
     # -- growing ------------------------------------------------------------------------------
@@ -291,17 +296,23 @@ class Scaling:
     # -- shrinking ----------------------------------------------------------------------------
 
     def _shrink(self, wish: Wish) -> list[AnyCommand]:
-        """Drain the serving instance with the least work, the youngest of equals. Members of live
-        pairs stay until the load is over."""
-        unpaired = self._pairings.unpaired(wish.state.spec.name)
-        serving = self._fleet.serving(wish.state.spec.name)
-        # While others load, the last one that serves stays: there would be nobody.
-        if not unpaired or (len(serving) == 1 and wish.wanted > 0):
-            return []
-        return [wish.notice(wish.wanted), self._drain(unpaired)]
+        """One instance is drained, if one can be."""
+        name = wish.state.spec.name
+        return [wish.notice(wish.wanted), self._drain(name)] if self._drainable(name) else []
 
-    def _drain(self, serving: list[Instance]) -> Drain:
-        chosen = min(serving, key=lambda i: (len(self._router.on_worker(i.worker)), -i.id))
+    def _drainable(self, model: str) -> int:
+        """How many instances of the model can be drained now. Members of live pairs stay until the
+        load is over, and while others load, the last one that serves."""
+        unpaired = len(self._pairings.unpaired(model))
+        serving = len(self._fleet.serving(model))
+        if self._fleet.tally(model).capacity > serving:
+            return min(unpaired, max(serving - 1, 0))
+        return unpaired
+
+    def _drain(self, model: str) -> Drain:
+        """The serving instance with the least work goes, the youngest of equals."""
+        unpaired = self._pairings.unpaired(model)
+        chosen = min(unpaired, key=lambda i: (len(self._router.on_worker(i.worker)), -i.id))
         self._fleet.move(chosen, Drain)
         return Drain(chosen.id, chosen.attempt)
 
@@ -329,13 +340,11 @@ class Scaling:
 
     def _may_give(self, other: Wish, wish: Wish) -> int:
         """How many of its instances the other model can do without, for this one."""
-        instances = self._fleet.of_model(other.state.spec.name)
-        unpaired = len(self._pairings.unpaired(other.state.spec.name))
-        capacity = sum(1 for i in instances if i.is_capacity)
+        capacity = self._fleet.tally(other.state.spec.name).capacity
         least = max(other.suggestion.at_most, other.least)
         if self._outranks(wish, other):
             least = min(least, max(other.least, 1))
-        return max(min(unpaired, capacity - least), 0)
+        return max(min(self._drainable(other.state.spec.name), capacity - least), 0)
 
     @staticmethod
     def _outranks(wish: Wish, other: Wish) -> bool:
@@ -345,14 +354,13 @@ class Scaling:
 
     def _give_way(self, other: Wish, wish: Wish) -> list[AnyCommand]:
         """One instance of the other model is drained."""
-        instances = self._fleet.of_model(other.state.spec.name)
-        capacity = sum(1 for i in instances if i.is_capacity)
+        capacity = self._fleet.tally(other.state.spec.name).capacity
         notice = ScaleDecided(
             *(other.state.spec.name, Role.UNIFIED, capacity, capacity - 1),
             f"makes room for {wish.state.spec.name}",
             other.suggestion.values,
         )
-        return [notice, self._drain(self._pairings.unpaired(other.state.spec.name))]
+        return [notice, self._drain(other.state.spec.name)]
 
     def _claim(self, wish: Wish, missing: int, claimed: int) -> int:
         """Workers that are spare or on their way back and that the model will take: as many as

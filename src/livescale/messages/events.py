@@ -141,8 +141,10 @@ class InstanceReported(Event, frozen=True):
     `emitted_tokens` counts all tokens the instance ever emitted, `preemptions` how often a running
     request lost its KV blocks to others, `prefix_lookup_tokens` the tokens looked up in the prefix
     index, and `reused_tokens` those found there and not computed. `kv_blocks_used` are blocks of
-    running requests: what is only kept in case it comes again counts as free. `handovers` counts
-    live batches that the instance took over, `handover_bytes` rows and KV that came with them.
+    running requests: what is only kept in case it comes again counts as free. Of the free ones at
+    most `kv_blocks_kept` are kept for running requests to grow. `left_out` requests are on the
+    instance and found no place or too little KV. `handovers` counts live batches that the instance
+    took over, `handover_bytes` rows and KV that came with them.
     """
 
     instance: InstanceId
@@ -158,6 +160,8 @@ class InstanceReported(Event, frozen=True):
     reused_tokens: int = 0
     handovers: int = 0
     handover_bytes: int = 0
+    left_out: int = 0
+    kv_blocks_kept: int = 0
 
 
 class LiveStarted(Event, frozen=True):

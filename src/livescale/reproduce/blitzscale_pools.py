@@ -151,9 +151,8 @@ def replicated_stage(conditions: Conditions) -> Measured:
     policy = msgspec.structs.replace(config.controller.models[0], instances_min=count)
     config = msgspec.structs.replace(
         config,
-        controller=msgspec.structs.replace(config.controller, models=(policy,)),
+        controller=msgspec.structs.replace(config.controller, models=(policy,), sequences_max=1),
         latency={"": LinearLatency(200_000_000, 0)},
-        sequences_max=1,
     )
     rows = [TraceRow(0, 100, 1)] * requests
     run = run_pool(config, {LLAMA_3_8B.name: rows}, 2 * lead_ns(config), conditions.seed)

@@ -152,6 +152,7 @@ def controller_config(
         epoch=epoch,
         settle_ns=config.settle_ms * _MS_NS,
         dispatched_ahead_max=config.dispatched_ahead_max,
+        sequences_max=config.sequences_max,
         request_attempts_max=config.request_attempts_max,
         scaling=_scaling(config),
         multicast=config.multicast,

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from livescale.chunks import Feed, senders
-from livescale.messages.commands import AmendLoad, AnyCommand, Dispatch, StartCopy, StartLoad
+from livescale.messages.commands import (
+    AmendLoad,
+    AnyCommand,
+    Dispatch,
+    Drain,
+    StartCopy,
+    StartLoad,
+)
 from livescale.messages.events import AnyEvent, CopyReport, InstanceReport
 from livescale.policies import ModelPolicy
 from livescale.sim.answer_checker import AnswerChecker
@@ -95,8 +102,17 @@ class CommandChecker:
         elif isinstance(command, Dispatch):
             may_serve = knowledge.may_serve(command.instance)
             require(may_serve, "complete models serve, and live instances", command)
+            is_draining = command.instance in knowledge.draining
+            require(not is_draining, "draining instances get no requests", command)
             first = knowledge.ranks[command.instance][0]
             require(command.worker == first, "rank 0 gets the requests", command)
+
+        elif isinstance(command, Drain):
+            model = knowledge.model_of[command.instance]
+            others = [i for i in knowledge.serving(model) if i != command.instance]
+            loading = knowledge.loading(model)
+            rule = "while others load, the last instance that serves stays"
+            require(bool(others) or not loading, rule, command, loading)
 
     def _check_feeds(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         for upstream in senders(feeds):

@@ -92,7 +92,6 @@ class SimConfig(Value, frozen=True):
     kv_blocks: int | None = None
     block_tokens: int = 16
     run_tokens_max: int = 2048
-    sequences_max: int = 256
     oldest_prompt_percent: int = 50
     growth_tokens: int = 64
     queue_requests_max: int = 10_000
@@ -135,7 +134,7 @@ class SimConfig(Value, frozen=True):
             kv_blocks,
             self.block_tokens,
             self.run_tokens_max,
-            self.sequences_max,
+            self.controller.sequences_max,
             self.oldest_prompt_percent,
             self.growth_tokens,
         )

@@ -12,9 +12,11 @@ from livescale.chunks import Feed, senders
 from livescale.messages.commands import (
     AmendLoad,
     AnyCommand,
+    Drain,
     DropCopy,
     ModelGone,
     Release,
+    Resume,
     StartCopy,
     StartLoad,
 )
@@ -56,6 +58,8 @@ class Knowledge:
         self.live: dict[InstanceId, None] = {}
         #: instances that lost a rank or failed: what is left of them is released
         self.ended: dict[InstanceId, None] = {}
+        #: instances that finish what they have, and get nothing new
+        self.draining: dict[InstanceId, None] = {}
         #: whole instances that are being released
         self.leaving: dict[InstanceId, None] = {}
         #: host copies by (model, agent, rank): their plan, and whether they are whole
@@ -88,6 +92,15 @@ class Knowledge:
         """It is complete, or live, and not given up."""
         is_over = instance in self.ended or instance in self.leaving
         return self.is_holder(instance) or (instance in self.live and not is_over)
+
+    def serving(self, model: str) -> list[InstanceId]:
+        """Complete instances that are not given up and do not drain."""
+        return [instance for instance in self.holders(model) if instance not in self.draining]
+
+    def loading(self, model: str) -> list[InstanceId]:
+        """Instances that will be complete, if all goes well."""
+        of_model = [i for i in self.ranks if self.model_of[i] == model and self.is_complete(i)]
+        return [i for i in of_model if not self.is_holder(i) and i not in self.leaving]
 
     def has_whole_host_copy(self, model: str) -> bool:
         agents = [agent for name, agent, rank in self.whole if name == model and rank == 0]
@@ -211,6 +224,7 @@ class Knowledge:
             self.ranks.pop(instance, None)
             self.loaded.pop(instance, None)
             self.live.pop(instance, None)
+            self.draining.pop(instance, None)
 
     def _forget_copy(self, model: str, agent: WorkerRef, rank: int, plan: PlanId) -> None:
         if self.copies.get((model, agent, rank)) == plan:
@@ -235,6 +249,10 @@ class Knowledge:
         elif isinstance(command, AmendLoad):
             load = (command.plan, command.receiver)
             self.feeds[load] = (self.feeds[load][0], command.feeds)
+        elif isinstance(command, Drain):
+            self.draining[command.instance] = None
+        elif isinstance(command, Resume):
+            self.draining.pop(command.instance, None)
         elif isinstance(command, Release):
             if self.is_complete(command.instance):
                 self.leaving[command.instance] = None

@@ -89,11 +89,12 @@ def _with_long_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
         rows[model] = sorted([*steady, *burst], key=lambda row: row.arrival_ns)
     config = msgspec.structs.replace(
         config,
-        controller=msgspec.structs.replace(config.controller, models=models),
+        controller=msgspec.structs.replace(
+            config.controller, models=models, sequences_max=rng.choice([4, 32])
+        ),
         devices=devices,
         faults=faults,
         kv_blocks=512,
-        sequences_max=rng.choice([4, 32]),
     )
     return SwarmWorld(rows, config, world.seed)
 

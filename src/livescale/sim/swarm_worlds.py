@@ -80,17 +80,21 @@ def draw_flat_world(seed: int) -> SwarmWorld:
         ),
     )
     link, storage = rng.choice([1 << 27, 1 << 30, 1 << 33]), rng.choice([1 << 26, 1 << 30])
-    config = SimConfig(
-        controller=msgspec.structs.replace(controller, remote_storage_bytes_per_s=storage),
-        devices=(make_device(link),) * workers,
-        latency={
-            "": LinearLatency(
-                rng.choice([500_000, 5 * MS]), rng.choice([10_000, 200_000]), rng.choice([0, 100])
-            )
-        },
-        kv_blocks=rng.choice([40, 512]),
-        run_tokens_max=rng.choice([32, 512]),
+    latency = LinearLatency(
+        rng.choice([500_000, 5 * MS]), rng.choice([10_000, 200_000]), rng.choice([0, 100])
+    )
+    kv_blocks, run_tokens_max = rng.choice([40, 512]), rng.choice([32, 512])
+    controller = msgspec.structs.replace(
+        controller,
+        remote_storage_bytes_per_s=storage,
         sequences_max=rng.choice([1, 4, 32]),
+    )
+    config = SimConfig(
+        controller=controller,
+        devices=(make_device(link),) * workers,
+        latency={"": latency},
+        kv_blocks=kv_blocks,
+        run_tokens_max=run_tokens_max,
         oldest_prompt_percent=random.Random(f"prompts {seed}").choice([1, 50, 100]),
         growth_tokens=random.Random(f"growth {seed}").choice([0, 8, 64]),
         queue_requests_max=rng.choice([4, 1_000]),
