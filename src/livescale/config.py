@@ -309,6 +309,14 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     kv_lower_percent: Annotated[
         int, About("KV blocks in use below which it may shrink", "%", 0, 100)
     ] = 75
+    requests_upper_percent: Annotated[
+        int,
+        About("unfinished requests above which a model grows", "% of sequences_max", 1, 100),
+    ] = 85
+    requests_lower_percent: Annotated[
+        int,
+        About("unfinished requests below which it may shrink", "% of sequences_max", 1, 100),
+    ] = 75
     target_ongoing_requests: Annotated[
         int | None,
         About(
@@ -484,7 +492,7 @@ def _refused_key(_key: str) -> None:
 
 
 def _check(config: PoolConfig) -> None:
-    for name in ("token_rate", "prefill_queue", "kv"):
+    for name in ("token_rate", "prefill_queue", "kv", "requests"):
         unit = "ms" if name == "prefill_queue" else "percent"
         _at_most(config, f"{name}_lower_{unit}", f"{name}_upper_{unit}")
     _at_most(config, "chunk_bytes", "arena_bytes")

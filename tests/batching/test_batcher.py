@@ -175,3 +175,25 @@ def test_nothing_to_do_is_no_run() -> None:
     batcher = make_batcher()
     assert batcher.next_run() is None
     assert repr(batcher) == "<Batcher 0 running, 0 waiting, <BlockPool 0/64 blocks, 0 cached>>"
+
+
+@pytest.mark.parametrize("kv_blocks", [64, 6])
+def test_requests_without_a_place_or_kv_are_left_out(kv_blocks: int) -> None:
+    """Two run, and one more has no place, or no KV. Who comes during a Run may yet be admitted."""
+    places = 2 if kv_blocks == 64 else 8
+    config = BatcherConfig(kv_blocks, 4, 8, places, growth_tokens=8)
+    batcher = Batcher(config, SPAN)
+    for name in "abc":
+        batcher.add(spec(name, prompt=3, output=9))
+    assert batcher.left_out == 0
+    run = batcher.next_run()
+    assert run is not None
+    assert (batcher.running, batcher.left_out) == (2, 1)
+    batcher.add(spec("d"))
+    assert (batcher.waiting, batcher.left_out) == (2, 1)
+    assert batcher.pool.used + batcher.growth_blocks <= kv_blocks
+    for name in "abd":
+        batcher.cancel(name, 1)
+    batcher.commit(run, [1, 2])
+    batcher.next_run()
+    assert (batcher.running, batcher.left_out) == (1, 0)

@@ -22,6 +22,7 @@ from stories import (
     plans_of,
     reported,
     scaled,
+    serves,
     serving,
     step,
     whole,
@@ -50,6 +51,7 @@ from livescale.messages.events import (
     CopyLayerArrived,
     FeedFailed,
     InstanceReport,
+    InstanceReported,
     LoadCompleted,
     LoadFailed,
     LoadStarted,
@@ -487,3 +489,53 @@ def test_half_an_instance_is_given_up_when_nobody_can_have_the_other_half() -> N
     assert step(controller, 1, *joined(W[1])) == [Release(101, 0, W[0], 0)]
     commands = step(controller, 2, Released(101, 0, 0))
     assert [c.worker for c in loads_of(commands)] == [W[0], W[1]]
+
+
+def test_requests_beyond_all_places_are_a_load_and_what_loads_counts() -> None:
+    """Few prompt tokens, no backlog to speak of: 100 requests on an instance with 10 places."""
+    controller = serving(8, 1, sequences_max=10)
+    burst = [arrived(f"r{n}", 1) for n in range(30)]
+    commands = step(controller, MS, *burst)
+    assert commands[0] == scaled(1, 4, "waiting_requests")
+    assert len(loads_of(commands)) == 3
+    # The need is answered: nobody loads twice for it.
+    assert loads_of(step(controller, 2 * MS, reported(101, 10))) == []
+    assert loads_of(step(controller, 3 * MS, *loaded(loads_of(commands)[0].instance))) == []
+
+
+def test_nothing_goes_while_requests_wait_for_kv() -> None:
+    """Two instances with hundreds of places, and blocks for three requests."""
+    controller = serving(2, 2)
+    step(controller, MS, *(arrived(f"r{n}", 1) for n in range(20)))
+    full = [full_of(101, 3, 5), full_of(102, 3, 5)]
+    for now_ms in range(2, 3000, 100):
+        commands = step(controller, now_ms * MS, *full)
+        assert not [c for c in commands if isinstance(c, Drain)], f"after {now_ms} ms"
+    ends = [finished(f"r{n}") for n in range(20)]
+    step(controller, 3000 * MS, reported(101), reported(102), *ends)
+    later = [c for t in (3001, 5000, 6000) for c in step(controller, t * MS, Tick())]
+    assert Drain(102, 0) in later
+
+
+def full_of(instance: int, running: int, left_out: int) -> InstanceReported:
+    """It has no KV for those left out."""
+    return InstanceReported(instance, 0, (), running, 0, 10, 100, 1, left_out=left_out)
+
+
+def test_the_last_that_serves_stays_while_others_load() -> None:
+    """Their need is over before they are there; another model of higher priority wants a worker."""
+    models = (make_policy("m"), make_policy("high", 0, priority=1))
+    controller = make_controller(3, models=models)
+    step(controller, 0, *serves(W[0], 101), *joined(W[1], W[2]))
+    orders = loads_of(step(controller, MS, arrived("r", 1700)))
+    assert len(orders) == 2
+    step(controller, 2 * MS, finished("r"))
+    events: list[AnyEvent]
+    for now_ms in (1500, 2500, 3500):
+        events = [Tick()] if now_ms < 3500 else [arrived("h", 10, "high")]
+        commands = step(controller, now_ms * MS, *events)
+        assert not [c for c in commands if isinstance(c, Drain)], f"at {now_ms} ms"
+    commands = step(controller, 3600 * MS, *loaded(orders[0].instance))
+    assert [c.instance for c in commands if isinstance(c, Drain)]
+    serving_now = controller.fleet.serving("m")
+    assert len(serving_now) == 1

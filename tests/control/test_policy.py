@@ -71,6 +71,76 @@ def test_without_capacity_nothing_is_suggested_but_one_instance_for_requests() -
     assert (waiting.at_least, waiting.at_most, waiting.reason) == (1, 1, "requests")
 
 
+def room(requests: int, instances: int = 1, **more: int) -> Suggestion:
+    """Instances with 64 places and 100 blocks, of which they use what `more` says."""
+    load = LoadSnapshot(instances, 0, 1000 * MS, 0, 0, 15_000, 100, requests, places=64)
+    return BoundsPolicy(Bounds()).suggest(replace(load, **more))
+
+
+@pytest.mark.parametrize(
+    ("requests", "at_least", "at_most", "reason"),
+    [
+        (1, 1, 1, "requests"),
+        # 85 % of 64 places are 55, 75 % are 48
+        (48, 1, 1, "requests"),
+        (49, 1, 2, "requests"),
+        (56, 2, 2, "requests"),
+        (64, 2, 2, "requests"),
+        (65, 2, 2, "waiting_requests"),
+        (800, 15, 17, "waiting_requests"),
+    ],
+)
+def test_requests_take_places(requests: int, at_least: int, at_most: int, reason: str) -> None:
+    found = room(requests)
+    assert (found.at_least, found.at_most, found.reason) == (at_least, at_most, reason)
+    assert found.values["waiting_requests"] == max(requests - 64, 0)
+
+
+def test_an_instance_with_one_place_is_for_one_request() -> None:
+    for requests in range(5):
+        assert room(requests, places=1).at_least == requests
+
+
+def test_what_full_instances_run_is_what_fits() -> None:
+    """Two instances have KV for ten requests each, whatever places they have."""
+    found = room(236, instances=2, left_waiting=216, full_instances=2, full_running=20)
+    assert (found.at_least, found.reason) == (24, "waiting_requests")
+    assert {"waiting_requests": 216, "full_instances": 2}.items() <= found.values.items()
+    # A third one is empty yet: it says nothing of how many fit.
+    found = room(236, instances=3, left_waiting=200, full_instances=2, full_running=20)
+    assert found.at_least == 24
+
+
+@given(
+    instances=st.integers(1, 20),
+    full=st.integers(0, 20),
+    running=st.integers(1, 64),
+    waiting=st.integers(1, 1000),
+    places=st.none() | st.integers(1, 64),
+)
+def test_those_that_wait_are_load(
+    instances: int, full: int, running: int, waiting: int, places: int | None
+) -> None:
+    """Nothing goes while requests wait; more come than are full."""
+    more = {"left_waiting": waiting, "full_instances": full, "full_running": full * running}
+    found = room(full * running + waiting, instances, places=places, **more)
+    assert found.at_most >= max(instances, found.at_least)
+    assert found.at_least > full
+
+
+def test_blocks_that_are_kept_hold_instances_but_ask_for_none() -> None:
+    used = room(20, 3, kv_blocks_used=80)
+    assert (used.at_least, used.at_most) == (1, 2)
+    kept = room(20, 3, kv_blocks_used=80, kv_blocks_kept=100)
+    assert (kept.at_least, kept.at_most) == (1, 3)
+
+
+def test_bounds_of_zero_never_shrink() -> None:
+    bounds = Bounds(token_rate_lower_permille=0, backlog_lower_ns=0, kv_lower_permille=0)
+    load = LoadSnapshot(8, 1, 1000 * MS, 1, 1, 15_000, 30_000)
+    assert BoundsPolicy(bounds).suggest(load).at_most > 8
+
+
 @given(
     requests=st.integers(0, 10_000),
     target=st.integers(1, 20_000),

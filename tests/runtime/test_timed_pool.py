@@ -12,7 +12,7 @@ from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
 from livescale.chunks import senders
-from livescale.messages.commands import StartLoad
+from livescale.messages.commands import ScaleDecided, StartLoad
 from livescale.messages.events import AgentJoined, LinkMeasured, LoadCompleted, WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
 
@@ -80,6 +80,33 @@ def test_a_topology_makes_hosts_of_one_machine(tiny_model: Path, tmp_path: Path)
         assert not events(pool, LinkMeasured)
 
 
+def test_few_prompt_tokens_and_long_answers_scale_a_pool(tiny_model: Path, tmp_path: Path) -> None:
+    """Twice as many requests as all instances have places for, and hardly any prefill work."""
+    requests, tokens = 64, 250
+    with LocalPool(
+        tiny_model,
+        tmp_path,
+        device="timed",
+        workers=4,
+        timed_run_us=5000,
+        timed_token_us=10,
+        sequences_max=8,
+    ) as pool:
+        answers = [Answer(prompt(number % 10, 4)) for number in range(requests)]
+        asyncio.run(read_all(pool, answers, tokens))
+        assert [answer.error for answer in answers] == [None] * requests
+        assert [len(answer.token_ids) for answer in answers] == [tokens] * requests
+        wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
+    ups = [c for c in commands(pool, ScaleDecided) if c.to_instances > c.from_instances > 0]
+    assert [up.to_instances for up in ups][-1:] == [4], "it was scaled as far as it goes"
+    assert {up.reason for up in ups} <= {"requests", "waiting_requests"}
+
+
+def commands(pool: LocalPool, kind: type) -> list:
+    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    return [command for line in steps for command in line.commands if isinstance(command, kind)]
+
+
 def events(pool: LocalPool, kind: type) -> list:
     steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
     return [event for line in steps for event in line.events if isinstance(event, kind)]
@@ -100,8 +127,12 @@ def multicast_bytes(pool: LocalPool) -> list[int]:
 
 
 async def load(pool: LocalPool) -> list[Answer]:
+    answers = [Answer(prompt(number % 10, 60)) for number in range(STREAMS)]
+    await read_all(pool, answers, TOKENS)
+    return answers
+
+
+async def read_all(pool: LocalPool, answers: list[Answer], tokens: int) -> None:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=120, limits=limits) as client:
-        answers = [Answer(prompt(number % 10, 60)) for number in range(STREAMS)]
-        await asyncio.gather(*(answer.read(pool.url, client, TOKENS) for answer in answers))
-    return answers
+        await asyncio.gather(*(answer.read(pool.url, client, tokens) for answer in answers))

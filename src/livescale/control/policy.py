@@ -110,7 +110,7 @@ class BoundsPolicy:
             (name, *self._need(used, upper, lower))
             for name, used, upper, lower in self._loads(load)
         ]
-        needs += self._needs_of_requests(load)
+        needs += self._needs_of_room(load)
         reason, at_least, _ = max(
             needs, key=lambda need: (need[1], need[2]), default=("idle", 0, 0)
         )
@@ -136,25 +136,24 @@ class BoundsPolicy:
         }
         return Suggestion(at_least, at_most, reason, values)
 
-    def _needs_of_requests(self, load: LoadSnapshot) -> list[tuple[str, int, int]]:
-        """(name, instances at least, at most) of loads that are counted in requests or room."""
-        bounds = self._bounds
-        needs = []
+    def _needs_of_room(self, load: LoadSnapshot) -> list[tuple[str, int, int]]:
+        """(name, instances at least, at most) such that all requests have places and KV."""
+        bounds, needs = self._bounds, []
         if load.places and load.requests:
             upper = _share(load.places, bounds.requests_upper_permille)
             lower = _share(load.places, bounds.requests_lower_permille)
-            needs.append(("requests", *self._need(load.requests, upper, lower)))
+            name = "waiting_requests" if load.waiting_requests else "requests"
+            needs.append((name, *self._need(load.requests, upper, lower)))
         if load.waiting_requests:
-            # What full instances run is what fits, whether places or KV are short. Those that wait
-            # keep what there is: with less, still more would wait.
-            running = max(load.full_running, 1)
-            fitting = -(-load.requests * load.full_instances // running)
-            most = max(fitting, load.instances)
-            needs.append(("waiting_requests", fitting, most))
+            # What full instances run is what fits, whether places or KV are short. While requests
+            # wait, nothing goes: still more would wait.
+            fitting, _ = self._need(load.requests * load.full_instances, load.full_running, 1)
+            needs.append(("waiting_requests", fitting, max(fitting, load.instances)))
         if load.kv_blocks:
-            # Nothing grows for blocks that are only kept. Without them others could not start.
+            # Blocks that are kept for growth are no reason to grow, but without them requests
+            # would wait on fewer instances.
             room = (load.kv_blocks_used + load.kv_blocks_kept) * 1000
-            most = -(-room // (load.kv_blocks * bounds.kv_lower_permille))
+            _, most = self._need(room, 1, load.kv_blocks * bounds.kv_lower_permille)
             needs.append(("kv_in_use", 0, most))
         return needs
 
@@ -196,7 +195,7 @@ class BoundsPolicy:
 
     @staticmethod
     def _need(used: int, upper: int, lower: int) -> tuple[int, int]:
-        return -(-used // upper), -(-used // lower)
+        return -(-used // max(upper, 1)), -(-used // max(lower, 1))
 
 
 def _share(places: int, permille: int) -> int:

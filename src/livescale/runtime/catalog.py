@@ -214,6 +214,8 @@ def _scaling(config: PoolConfig) -> ScalingPolicy:
         backlog_lower_ns=config.prefill_queue_lower_ms * _MS_NS,
         kv_upper_permille=10 * config.kv_upper_percent,
         kv_lower_permille=10 * config.kv_lower_percent,
+        requests_upper_permille=10 * config.requests_upper_percent,
+        requests_lower_permille=10 * config.requests_lower_percent,
         load_window_ns=config.load_window_ms * _MS_NS,
         scale_down_timeout_ns=config.scale_down_timeout_ms * _MS_NS,
     )
