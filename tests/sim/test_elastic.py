@@ -228,7 +228,9 @@ def test_growing_outputs_scale_up_by_the_kv_bound_without_a_preemption_storm(
         config,
         kv_blocks=512,
         controller=msgspec.structs.replace(
-            config.controller, scaling=Bounds(kv_upper_permille=600, kv_lower_permille=300)
+            config.controller,
+            scaling=Bounds(kv_upper_permille=600, kv_lower_permille=300),
+            sequences_max=64,
         ),
     )
     rows = [Row(2 * _S + k * 50 * MS, 64, 20 + 5 * k) for k in range(180)]

@@ -125,7 +125,7 @@ def test_a_pool_grows_for_requests_without_places_or_kv(kv_blocks: int, places: 
 
 @pytest.mark.parametrize(
     ("kv_blocks", "places", "rate", "output_tokens"),
-    [(100, 64, 100, 60), (512, 8, 40, 150)],
+    [(60, 64, 100, 100), (512, 8, 40, 150)],
     ids=["kv", "places"],
 )
 def test_a_steady_load_has_a_steady_number_of_instances(
