@@ -25,7 +25,7 @@ demo: $(STAMP)  ## watch a pool scale 1 -> 3 -> 1 under a bursty trace
 
 JOBS ?= 2
 test: $(STAMP)  ## all tests, in two processes (about 8 minutes on 2 cores): JOBS=2
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses $(JOBS)
 
 ROUNDS ?= 50
 SEED   ?= 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 # Before torch is imported anywhere: two test processes on two cores must not oversubscribe.
@@ -14,6 +16,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from livescale.engine.make import make_model
 from livescale.testbed.bed import Testbed
@@ -25,15 +29,23 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
 
-# What starts processes that compute, or measures time, is alone among its kind.
-ONE_AT_A_TIME = {"pool", "chaos", "netns"}
+class PoolsTogether(LoadScopeScheduling):
+    """One test process runs every file that starts a pool or builds namespaces, one after the
+    other; the other one runs the rest meanwhile, and then both share it."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "pools" if has_pools(self.config.rootpath / file) else nodeid
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One test process runs all that start a pool; another one what is left, then both share it."""
-    for item in items:
-        if any(mark.name in ONE_AT_A_TIME for mark in item.iter_markers()):
-            item.add_marker(pytest.mark.xdist_group("pools"))
+@cache
+def has_pools(file: Path) -> bool:
+    mark = r"^(@pytest\.|pytestmark = .*)mark\.(pool|chaos|netns)\b"
+    return re.search(mark, file.read_text(), re.MULTILINE) is not None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return PoolsTogether(config, log)
 
 
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]

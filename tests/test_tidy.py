@@ -201,7 +201,7 @@ def test_every_file_says_what_it_is_for() -> None:
 
 
 def test_what_starts_a_pool_is_marked() -> None:
-    """Marked tests run one at a time; two pools at once would starve one another."""
+    """Files with the mark run one at a time; two pools at once would starve one another."""
     tests = Path(__file__).parent
     for path in sorted(tests.rglob("test_*.py")):
         names = {name.split(".")[-1] for name, _ in imported(path)}

@@ -34,8 +34,12 @@ from livescale.slo import SloError, parse_slo
 from livescale.topology_files import read_topology
 from livescale.types import SEQUENCES_MAX, Value
 
-# Where data lies is no business of a pool; a key must not stand among values that are written down.
-_NOT_SETTINGS = ("LIVESCALE_DATA", "LIVESCALE_API_KEY")
+TESTBED_VARIABLE = "LIVESCALE_TESTBED"
+"""Names the testbed to what runs inside `livescale testbed run`."""
+
+# Where data lies is no business of a pool, nor is the testbed around it; a key must not stand
+# among values that are written down.
+_NOT_SETTINGS = ("LIVESCALE_DATA", "LIVESCALE_API_KEY", TESTBED_VARIABLE)
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 ROOFLINE_PREFIX = "roofline:"

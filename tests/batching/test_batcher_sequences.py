@@ -16,7 +16,7 @@ from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.run import Run, SequenceSpec
 from livescale.types import LayerSpan, SamplingParams
 
-SEQUENCES = int(os.environ.get("LIVESCALE_BATCHER_SEQUENCES", "10000"))
+SEQUENCES = int(os.environ.get("LIVESCALE_BATCHER_SEQUENCES", "2500"))
 
 
 @dataclass(slots=True)

@@ -157,7 +157,7 @@ def world_of(story: Story) -> LiveWorld:
 
 
 @settings(
-    max_examples=400,
+    max_examples=200,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -204,7 +204,7 @@ def crowded_stories(draw: st.DrawFn) -> Story:
 
 
 @settings(
-    max_examples=120,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -216,7 +216,7 @@ def test_requests_that_move_end_right(story: Story) -> None:
     world.check_end()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(stories(is_calm=True))
 def test_a_free_source_takes_what_it_can_have(story: Story) -> None:
     world = world_of(story)

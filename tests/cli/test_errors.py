@@ -132,6 +132,31 @@ def test_a_wrong_environment_variable(model: Path) -> None:
     assert "LIVESCALE_WORKERS" in error
 
 
+def test_a_testbed_around_the_pool_is_no_setting(model: Path, tmp_path: Path) -> None:
+    known = {"LIVESCALE_TESTBED": "livescale-7"}
+    code, _, error = livescale("serve", "/nowhere/model", environ=known)
+    assert code == 1
+    assert "/nowhere/model" in error
+    assert "LIVESCALE_TESTBED" not in error
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "simulate"])
+def test_ctrl_c_while_modules_are_imported(command: str, tmp_path: Path) -> None:
+    # The first module that the command imports and that is not the program's own.
+    (tmp_path / "msgspec.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    import asyncio\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('interrupted') from None\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    code, printed, error = livescale(command, "x", environ={"PYTHONPATH": path})
+    assert (code, printed) == (130, "")
+    assert error == f"livescale {command}: interrupted\n"
+
+
 def test_an_slo_that_cannot_be_read(model: Path) -> None:
     code, _, error = livescale("serve", model, "--slo", "fast")
     assert code == 1

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +20,10 @@ import pytest
 
 pytestmark = pytest.mark.pool
 WAIT_S = 120
-# Tokens of a stream that is still running when everything else has happened.
+# A stream of so many tokens, each of which takes so long at least, is still running when everything
+# else has happened; and it has time to end, however busy the machine is.
 LONG = 4000
+STEADY = ("--device", "timed", "--timed-run-us", 2000, "--drain-timeout-s", WAIT_S)
 
 
 class Serve:
@@ -45,6 +48,13 @@ class Serve:
                 return found
         raise AssertionError(f"{pattern!r} was never printed: {self.printed}")
 
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
@@ -59,9 +69,7 @@ def serve(*words: object, **environ: str) -> Iterator[Serve]:
         yield running
     finally:
         killer.cancel()
-        if running.process.poll() is None:
-            running.process.kill()
-        running.process.wait()
+        running.end()
 
 
 def body(max_tokens: int, stream: bool = True) -> dict[str, object]:
@@ -76,7 +84,7 @@ def body(max_tokens: int, stream: bool = True) -> dict[str, object]:
 
 
 def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path) -> None:
-    small = ("--workers", 1, "--sequences-max", 1, "--dispatched-ahead-max", 1)
+    small = (*STEADY, "--workers", 1, "--sequences-max", 1, "--dispatched-ahead-max", 1)
     with serve(tiny_model, "--port", 0, *small, "--queue-requests-max", 1) as running:
         children = running.children()
         assert len(children) == 4  # controller, gateway, one agent, one worker
@@ -159,13 +167,26 @@ def test_keys_are_asked_for_and_never_written_down(
     assert "sk-of" not in written
 
 
-def test_killing_the_supervisor_leaves_no_process(tiny_model: Path) -> None:
-    with serve(tiny_model, "--port", 0, "--workers", 2) as running:
-        children = running.children()
-        assert len(children) == 5  # controller, gateway, one agent, two workers
-        running.process.kill()
-        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
-        assert not alive
+def test_killing_the_supervisor_leaves_no_process_and_the_next_one_removes_its_directory(
+    tiny_model: Path,
+) -> None:
+    # Sockets have short paths.
+    with tempfile.TemporaryDirectory() as temporary:
+        flags = (tiny_model, "--port", 0, "--workers", 2, "--device", "timed")
+        with serve(*flags, TMPDIR=temporary) as running:
+            children = running.children()
+            assert len(children) == 5  # controller, gateway, one agent, two workers
+            [directory] = Path(temporary).glob("livescale-*")
+            running.process.kill()
+            _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+            assert not alive
+        with serve(*flags, TMPDIR=temporary) as first, serve(*flags, TMPDIR=temporary) as second:
+            assert not directory.exists()
+            assert len(list(Path(temporary).glob("livescale-*"))) == 2
+            for running in (first, second):
+                running.process.send_signal(signal.SIGTERM)
+                running.wait_until_printed("stopped")
+        assert not list(Path(temporary).iterdir())
 
 
 def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
@@ -174,10 +195,11 @@ def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
     running.process.send_signal(signal.SIGINT)
     running.wait_until_printed("stopped")
     assert running.process.wait(WAIT_S) == 0
+    running.end()
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(tiny_model: Path) -> None:
-    with serve(tiny_model, "--port", 0, "--workers", 1) as running:
+    with serve(tiny_model, "--port", 0, "--workers", 1, *STEADY) as running:
         children = running.children()
         first_token = threading.Event()
         ended = threading.Event()

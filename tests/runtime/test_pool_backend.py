@@ -6,7 +6,7 @@ Whatever happens to requests, what waits and what runs is counted right, and the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -34,6 +34,7 @@ from livescale.runtime.pool_backend import PoolBackend
 from livescale.runtime.wire import (
     AddModel,
     Address,
+    AnyMessage,
     AttemptReturned,
     AttemptTaken,
     Cancel,
@@ -78,6 +79,60 @@ def entry(name: str) -> CatalogEntry:
     return CatalogEntry(spec, Manifest(name, "{}", "float32", layers), "/nowhere", (1,), 4096)
 
 
+async def loop_turns() -> None:
+    """What the loop has begun to open or to close is open or closed."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Listener:
+    """Accepts wires. When it is closed no connection is left, whoever made it and when."""
+
+    def __init__(self, incoming: object, heed: Callable[[object], None]) -> None:
+        self._incoming = incoming
+        self._heed = heed
+        self._server: asyncio.Server | None = None
+        self._wires: list[Wire[object]] = []
+        self._reading: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> Address:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self.address
+
+    @property
+    def address(self) -> Address:
+        assert self._server is not None
+        return Address(*self._server.sockets[0].getsockname()[:2])
+
+    def send(self, message: AnyMessage) -> None:
+        """To who came last."""
+        self._wires[-1].send(message)
+
+    def drop(self) -> None:
+        """Cut off who came last."""
+        self._wires[-1].close()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        # A server that is closed between accepting and making a transport of it leaks the socket.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        await loop_turns()
+        self._server.close()
+        for wire in self._wires:
+            wire.close()
+        await loop_turns()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire: Wire[object] = Wire(reader, writer, self._incoming)
+        self._wires.append(wire)
+        self._reading.add(asyncio.create_task(self._read(wire)))
+
+    async def _read(self, wire: Wire[object]) -> None:
+        async for message in wire:
+            self._heed(message)
+
+
 class SecondWorker:
     """A worker that says what the test says."""
 
@@ -85,34 +140,25 @@ class SecondWorker:
         self.ref = ref
         self.is_known = asyncio.Event()
         self.heard: asyncio.Queue[object] = asyncio.Queue()
-        self._server: asyncio.Server | None = None
-        self._wire: Wire[ToTokenServer] | None = None
+        self._listener = Listener(ToTokenServer, self._heed)
 
     async def start(self) -> Peer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return Peer(self.ref, Address(host, port))
+        return Peer(self.ref, await self._listener.start())
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._wire = Wire(reader, writer, ToTokenServer)
-        async for message in self._wire:
-            if isinstance(message, GatewayHello):
-                self.is_known.set()
-            else:
-                self.heard.put_nowait(message)
+    def _heed(self, message: object) -> None:
+        if isinstance(message, GatewayHello):
+            self.is_known.set()
+        else:
+            self.heard.put_nowait(message)
 
     def say(self, message: Tokens | AttemptTaken | AttemptReturned) -> None:
-        assert self._wire is not None
-        self._wire.send(message)
+        self._listener.send(message)
 
     async def told(self) -> object:
         return await asyncio.wait_for(self.heard.get(), WAIT_S)
 
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        if self._wire is not None:
-            self._wire.close()
+    async def close(self) -> None:
+        await self._listener.close()
 
 
 class ScriptedPool:
@@ -125,29 +171,29 @@ class ScriptedPool:
         #: what else the first worker was told
         self.worker_told: asyncio.Queue[object] = asyncio.Queue()
         self._others: list[SecondWorker] = []
-        self._controller: Wire[ToController] | None = None
-        self._worker: asyncio.Server | None = None
-        self._worker_wire: Wire[ToTokenServer] | None = None
+        self._controller = Listener(ToController, self.told.put_nowait)
+        self._worker: Listener | None = None
+
+    async def start(self) -> Address:
+        return await self._controller.start()
 
     @property
     def worker(self) -> WorkerRef:
         return WorkerRef(0, self.incarnation)
 
     def say(self, message: Dispatch | Peers | PoolStatus | Catalog | ModelAnswer) -> None:
-        assert self._controller is not None
         self._controller.send(message)
 
     def emit(self, *tokens: Token) -> None:
-        assert self._worker_wire is not None
-        self._worker_wire.send(Tokens(tokens))
+        assert self._worker is not None
+        self._worker.send(Tokens(tokens))
 
     async def add_worker(self, number: int) -> SecondWorker:
         """One more, beside the first."""
         assert self._worker is not None
         worker = SecondWorker(WorkerRef(number))
         self._others.append(worker)
-        host, port = self._worker.sockets[0].getsockname()[:2]
-        peers = [Peer(self.worker, Address(host, port)), await worker.start()]
+        peers = [Peer(self.worker, self._worker.address), await worker.start()]
         self.say(Peers(tuple(peers)))
         await asyncio.wait_for(worker.is_known.wait(), WAIT_S)
         return worker
@@ -160,53 +206,37 @@ class ScriptedPool:
                 return message
 
     async def start_worker(self) -> None:
-        self._worker = await asyncio.start_server(self._serve_worker, "127.0.0.1", 0)
-        host, port = self._worker.sockets[0].getsockname()[:2]
-        self.say(Peers((Peer(self.worker, Address(host, port)),)))
+        self._worker = Listener(ToTokenServer, self._heed_worker)
+        self.say(Peers((Peer(self.worker, await self._worker.start()),)))
 
-    def lose_worker(self) -> None:
+    async def lose_worker(self) -> None:
         """Its connection breaks, and nobody answers where it was."""
         if self._worker is not None:
-            self._worker.close()
-        if self._worker_wire is not None:
-            self._worker_wire.close()
+            await self._worker.close()
+            self._worker = None
 
     def lose_controller(self) -> None:
         """The gateway comes back to the next one."""
-        assert self._controller is not None
-        self._controller.close()
+        self._controller.drop()
 
     def worker_says(self, message: AttemptTaken | AttemptReturned) -> None:
-        assert self._worker_wire is not None
-        self._worker_wire.send(message)
+        assert self._worker is not None
+        self._worker.send(message)
 
     async def worker_hears(self) -> object:
         return await asyncio.wait_for(self.worker_told.get(), WAIT_S)
 
-    def close(self) -> None:
-        self.lose_worker()
+    async def close(self) -> None:
+        await self.lose_worker()
         for other in self._others:
-            other.close()
-        if self._controller is not None:
-            self._controller.close()
+            await other.close()
+        await self._controller.close()
 
-    async def serve_controller(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._controller = Wire(reader, writer, ToController)
-        async for message in self._controller:
-            self.told.put_nowait(message)
-
-    async def _serve_worker(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        wire: Wire[ToTokenServer] = Wire(reader, writer, ToTokenServer)
-        self._worker_wire = wire
-        async for message in wire:
-            if isinstance(message, Submit):
-                self.submitted.put_nowait(message)
-            elif not isinstance(message, GatewayHello):
-                self.worker_told.put_nowait(message)
+    def _heed_worker(self, message: object) -> None:
+        if isinstance(message, Submit):
+            self.submitted.put_nowait(message)
+        elif not isinstance(message, GatewayHello):
+            self.worker_told.put_nowait(message)
 
 
 @asynccontextmanager
@@ -214,9 +244,7 @@ async def pool_and_gateway(
     queue_timeout_s: float | None = None,
 ) -> AsyncIterator[tuple[ScriptedPool, PoolBackend]]:
     pool = ScriptedPool()
-    server = await asyncio.start_server(pool.serve_controller, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()[:2]
-    backend = PoolBackend(boot(Address(host, port), queue_timeout_s))
+    backend = PoolBackend(boot(await pool.start(), queue_timeout_s))
     running = asyncio.create_task(backend.run())
     await pool.heard(GatewayHello)
     try:
@@ -224,8 +252,7 @@ async def pool_and_gateway(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        pool.close()
-        server.close()
+        await pool.close()
 
 
 def boot(controller: Address, queue_timeout_s: float | None = None) -> GatewayBoot:
@@ -407,7 +434,7 @@ async def move(pool: ScriptedPool, oracle: Oracle, what: str, place: int) -> Non
 async def lose(pool: ScriptedPool, oracle: Oracle) -> None:
     while not pool.told.empty():
         pool.told.get_nowait()
-    pool.lose_worker()
+    await pool.lose_worker()
     for _ in oracle.running:
         ended = await pool.heard(RequestEnded)
         assert isinstance(ended, RequestEnded)
@@ -493,7 +520,7 @@ def test_a_request_that_no_instance_takes_ends() -> None:
             pool.emit(Token("taken", 1, 0, 7, None))
             chunks = aiter(taken)
             assert (await anext(chunks)).token_id == 7
-            pool.lose_worker()
+            await pool.lose_worker()
             with pytest.raises(WaitedTooLong):
                 await anext(chunks)
             timed = await pool.heard(RequestTimed)
@@ -513,7 +540,7 @@ def test_a_line_of_the_record_has_all_times_in_order() -> None:
                 pool.say(Dispatch("r", attempt, 1, pool.worker))
                 await asyncio.wait_for(pool.submitted.get(), WAIT_S)
                 if attempt == 1:
-                    pool.lose_worker()
+                    await pool.lose_worker()
                     await pool.heard(RequestEnded)
                     pool.incarnation += 1
                     await pool.start_worker()
@@ -546,7 +573,7 @@ def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
                 ModelPhase.LEAVING,
                 ModelPhase.AT_ZERO,
             ]
-            pool.lose_worker()
+            await pool.lose_worker()
             await pool.heard(RequestEnded)
             pool.incarnation += 1
             await pool.start_worker()
@@ -693,7 +720,7 @@ def test_whoever_computes_what_nobody_wants_is_told_to_stop_once() -> None:
 def test_an_attempt_may_be_taken_over_from_one_who_died() -> None:
     async def story() -> None:
         async with one_request_on_the_first_of_two() as (pool, backend, other, stream):
-            pool.lose_worker()
+            await pool.lose_worker()
             assert (await pool.heard(RequestEnded)).outcome is Outcome.WORKER_LOST
             assert reading(backend, "num_requests_waiting", "a") == 1
             other.say(AttemptTaken("r", 1))

@@ -45,8 +45,9 @@ def test_timed_workers_serve_scale_and_load_no_torch(tiny_model: Path, tmp_path:
             assert not any("libtorch" in file for file in files), name
         wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
         wait_until(lambda: len(multicast_bytes(pool)) > 0, "it grew, and that is recorded")
+        # Ways are tried beside all this, as soon as a member knows another.
+        wait_until(lambda: bool(measured_by_workers(pool)), "a worker measured its link")
         measured = events(pool, LinkMeasured)
-        assert {event.receiver.worker for event in measured if not event.receiver.is_agent}
         for member in {event.receiver for event in measured}:
             assert sum(event.receiver == member for event in measured) <= 2
         # Parameters moved for real, all of them.
@@ -71,6 +72,7 @@ def test_a_topology_makes_hosts_of_one_machine(tiny_model: Path, tmp_path: Path)
         assert [answer.error for answer in answers] == [None] * STREAMS
         wait_until(lambda: pool.gauge("agents") == 2, "each host has an agent")
         wait_until(lambda: len(events(pool, AgentJoined)) == 2, "that is recorded")
+        wait_until(lambda: len(events(pool, WorkerJoined)) == 2, "so are their workers")
         joined = events(pool, WorkerJoined)
         assert sorted((e.device.host, e.device.uplink_bytes_per_s) for e in joined) == [
             ("a0", 25_000_000),
@@ -110,6 +112,11 @@ def commands(pool: LocalPool, kind: type) -> list:
 def events(pool: LocalPool, kind: type) -> list:
     steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
     return [event for line in steps for event in line.events if isinstance(event, kind)]
+
+
+def measured_by_workers(pool: LocalPool) -> set[int]:
+    found = events(pool, LinkMeasured)
+    return {event.receiver.worker for event in found if not event.receiver.is_agent}
 
 
 def multicast_bytes(pool: LocalPool) -> list[int]:

@@ -219,7 +219,7 @@ class TamperingProxy:
         self._worker = socket.create_connection(address, WAIT_S)
         self.address = self._listening.getsockname()
         self._threads = [threading.Thread(target=self._there), threading.Thread(target=self._back)]
-        self._peer = socket.socket()
+        self._peer: socket.socket
         self._has_peer = threading.Event()
         for thread in self._threads:
             thread.start()

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from livescale import __version__
 from livescale.cli.errors import UserError
+
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +68,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     names = [command.name for command in COMMANDS]
     chosen = next((word for word in arguments if word in names), None)
-    parsed = build_parser(chosen).parse_args(arguments)
-    module = importlib.import_module(f"livescale.cli.{parsed.command}")
+    with _interrupted_at_once(chosen):
+        parsed = build_parser(chosen).parse_args(arguments)
+        module = importlib.import_module(f"livescale.cli.{parsed.command}")
     try:
         code: int = module.run(parsed)
     except UserError as error:
@@ -69,8 +78,28 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print(f"livescale {parsed.command}: interrupted", file=sys.stderr)
-        return 130
+        return _INTERRUPTED
     return code
+
+
+@contextmanager
+def _interrupted_at_once(command: str | None) -> Iterator[None]:
+    """Ctrl-C while modules are imported: they make other errors of the exception, or hold it for
+    one of theirs, and there is nothing to clean up yet."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        words = " ".join(["livescale", *([command] if command else [])])
+        os.write(2, f"{words}: interrupted\n".encode())
+        os._exit(_INTERRUPTED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from types import FrameType
 from livescale.cli.errors import UserError
 from livescale.cli.serve import serve
 from livescale.cli.serve_display import ServeDisplay
-from livescale.config import load_config
+from livescale.config import TESTBED_VARIABLE, load_config
 from livescale.engine.errors import ModelError
 from livescale.runtime.site import site_of
 from livescale.runtime.supervisor import PoolFailed
@@ -24,9 +24,6 @@ from livescale.testbed.commands import check_machine, inside, processes
 from livescale.testbed.errors import TestbedError
 from livescale.testbed.existing import ExistingTestbed, existing_testbeds, remove_leftovers
 from livescale.testbed.spec import NetworkSpec, parse_rate
-
-VARIABLE = "LIVESCALE_TESTBED"
-"""Names the testbed to the command that runs while it exists, and to `testbed exec`."""
 
 _OUTSIDE = "outside"
 
@@ -47,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pool.add_argument("-c", "--config", type=Path, help="configuration file (YAML)")
     words = "run a command in a host of a testbed"
     execute = actions.add_parser("exec", help=words, description=words)
-    execute.add_argument("--testbed", help=f"its name (default: ${VARIABLE}, or the only one)")
+    execute.add_argument(
+        "--testbed", help=f"its name (default: ${TESTBED_VARIABLE}, or the only one)"
+    )
     execute.add_argument("host", help='"h0", "h1", … or "control"')
     execute.add_argument("argv", nargs="+", metavar="-- COMMAND", help="what to run")
     for action, words in (
@@ -102,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _run_command(words: list[str], testbed: str) -> int:
     try:
-        process = subprocess.Popen(words, env={**os.environ, VARIABLE: testbed})
+        process = subprocess.Popen(words, env={**os.environ, TESTBED_VARIABLE: testbed})
     except OSError as error:
         raise UserError(f"{words[0]}: {error.strerror}") from error
     while True:
@@ -145,7 +144,7 @@ def _print_hosts(testbed: Testbed) -> None:
 
 def _exec(arguments: argparse.Namespace) -> int:
     check_machine()
-    testbed = _chosen(arguments.testbed or os.environ.get(VARIABLE))
+    testbed = _chosen(arguments.testbed or os.environ.get(TESTBED_VARIABLE))
     if arguments.host not in testbed.places:
         raise UserError(f"{arguments.host!r} is not in {testbed.name}: {' '.join(testbed.places)}")
     words = [*inside(testbed.namespace(arguments.host)), *arguments.argv]

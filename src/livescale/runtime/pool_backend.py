@@ -174,7 +174,15 @@ class PoolBackend:
     # -- the controller -------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Stay connected to a controller, whichever life it is in."""
+        """Stay connected to a controller, whichever life it is in, and to the workers."""
+        try:
+            await self._stay_connected()
+        finally:
+            for reader in self._readers.values():
+                reader.cancel()
+            await asyncio.gather(*self._readers.values(), return_exceptions=True)
+
+    async def _stay_connected(self) -> None:
         pause_s = _RECONNECT_S[0]
         while True:
             try:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -38,6 +37,7 @@ from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
+from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.restarts import Restarts, give_up_reason
 from livescale.runtime.site import Site, local_site, site_of
 from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
@@ -89,7 +89,7 @@ class Pool:
         _check_record(config.record)
         self._http = listen(config.host, config.port)
         self._control = listen_inside(site.control_prefix, site.control_address)
-        self._shm = tempfile.TemporaryDirectory(prefix="livescale-", ignore_cleanup_errors=True)
+        self._directory = PoolDirectory()
         self._secret = secrets.token_hex(16)
         self._failure: asyncio.Future[None] | None = None
         self._tell = tell
@@ -197,7 +197,7 @@ class Pool:
         await self._end(gateways, self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
         await self._end(others, _STOP_TIMEOUT_S)
         self._control.close()
-        self._shm.cleanup()
+        self._directory.remove()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._failure is not None and not self._failure.cancel():
             self._failure.exception()  # whoever waited was told; asyncio must not tell again
@@ -288,7 +288,7 @@ class Pool:
                 host=seat.host,
                 controller=self._controller_address(),
                 data_host=seat.address,
-                shm_directory=self._shm.name,
+                shm_directory=str(self._directory.path),
                 keeps_rates=not self.site.has_links,
                 parameter_share_percent=self.config.parameter_share_percent,
                 carrier=self.config.carrier,
@@ -308,7 +308,7 @@ class Pool:
                 controller=self._controller_address(),
                 data_host=seat.address,
                 token_host=host.control_address,
-                shm_directory=self._shm.name,
+                shm_directory=str(self._directory.path),
                 keeps_rates=not self.site.has_links,
                 threads=self.config.worker_threads,
                 block_tokens=self.config.block_tokens,

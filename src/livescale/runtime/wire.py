@@ -481,8 +481,12 @@ class Wire(Generic[Incoming]):
         return None
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
-        while (message := await self.receive()) is not None:
-            yield message
+        try:
+            while (message := await self.receive()) is not None:
+                yield message
+        finally:
+            # A reader that is cancelled leaves no socket behind.
+            self.close()
 
     def close(self) -> None:
         self._writer.close()

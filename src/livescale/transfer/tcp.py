@@ -187,10 +187,14 @@ class TcpCarrier:
         self._downlink = downlink
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         # Set before listen(): the window scale of accepted connections follows from the buffer.
-        _tune(sock)
-        sock.bind((host, 0))
-        self._address: Address = sock.getsockname()[:2]
-        self._listener = Listener(sock)
+        try:
+            _tune(sock)
+            sock.bind((host, 0))
+            self._address: Address = sock.getsockname()[:2]
+            self._listener = Listener(sock)
+        except OSError:
+            sock.close()
+            raise
 
     @property
     def address(self) -> Address:
