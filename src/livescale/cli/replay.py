@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from livescale.cli.errors import UserError
-from livescale.telemetry.record import RecordError, read_record
+from livescale.telemetry.record import read_record
+from livescale.telemetry.record_parts import RecordError
 from livescale.telemetry.replay import ReplayError, replay
 
 

@@ -31,6 +31,11 @@ def replay(lines: Iterable[AnyLine]) -> ReplayCheck:
     lives = steps = events = commands = 0
     for line in lines:
         if isinstance(line, RunLine):
+            if line.is_continued:
+                raise ReplayError(
+                    "a further part of a record goes on with a life that began in an earlier one:"
+                    " replay the whole record, by the name of its first part"
+                )
             controller = Controller(line.config)
             lives += 1
         elif isinstance(line, StepLine):
