@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pytest

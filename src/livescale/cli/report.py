@@ -46,8 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(runs[0].report.text() if len(runs) == 1 else comparison_table(runs))
     if len(runs) > 1:
         for one in runs:
-            if one.report.live_text:
-                print(f"\n{one.name}\n\n{one.report.live_text}")
+            told = [text for text in (one.report.live_text, one.report.failover_text) if text]
+            if told:
+                print("\n\n".join(["", one.name, *told]).removeprefix("\n"))
     if arguments.page is not None:
         try:
             title = arguments.title or ", ".join(one.name for one in runs)

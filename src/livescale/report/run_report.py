@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from livescale.report.failovers import FAILOVER_HEADER, Failover, failover_cells, failovers
 from livescale.report.live_loads import LoadStory, live_stories, live_text
 from livescale.report.lives import Lives, read_lives
 from livescale.report.summary import Latency, RunSummary
@@ -54,6 +55,11 @@ class RunReport:
         return read_lives(self.lines)
 
     @cached_property
+    def failovers(self) -> list[Failover]:
+        """Members that were lost, in order."""
+        return failovers(self.lines)
+
+    @cached_property
     def live_stories(self) -> list[LoadStory]:
         """The loads that were live and not over before the first request was due."""
         stories = live_stories(self.lines, self.lives)
@@ -63,6 +69,12 @@ class RunReport:
     def live_text(self) -> str:
         """Live loads for a terminal; empty without any."""
         return live_text(self.live_stories, self.started_ns) if self.live_stories else ""
+
+    @property
+    def failover_text(self) -> str:
+        """Losses and replacements for a terminal; empty without any."""
+        rows = [failover_cells(loss, self.started_ns) for loss in self.failovers]
+        return table(FAILOVER_HEADER, rows) if rows else ""
 
     @property
     def phase_names(self) -> tuple[str, ...]:
@@ -125,6 +137,9 @@ class RunReport:
                 "host_copies_per_model_max": max(use.copies_max for use in uses),
                 "host_bytes_mean": sum(use.bytes_mean for use in uses),
             }
+        if self.failovers:
+            back = [loss for loss in self.failovers if loss.back_ns is not None]
+            figures |= {"members_lost": len(self.failovers), "members_replaced": len(back)}
         live = self.live_stories
         if live:
             figures |= {
@@ -151,6 +166,7 @@ class RunReport:
             step_chart("instances that serve", steps, until_ns),
             self._scale_table() if self.scale_events else "the pool was never scaled",
             *([self.live_text] if self.live_stories else []),
+            *([self.failover_text] if self.failovers else []),
             _latency_table(self.summary),
         ]
         usage = usage_by_model(self.lines)
