@@ -22,9 +22,10 @@ from livescale.telemetry.replay import replay
 pytestmark = pytest.mark.pool
 
 
-def ask(pool: LocalPool, requests: int = 1, tokens: int = 4) -> None:
-    """Completions one after the other; all end well."""
-    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": tokens, "ignore_eos": True}
+def ask(pool: LocalPool, requests: int = 1, tokens: int = 4, choices: int = 1) -> None:
+    """Completions one after the other; all end well. Each choice is a request of the record."""
+    body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": tokens, "n": choices}
+    body |= {"ignore_eos": True}
     with httpx.Client(timeout=60) as client:
         for _ in range(requests):
             answer = client.post(f"{pool.url}/v1/completions", json=body)
@@ -112,9 +113,9 @@ def test_a_record_in_parts_replays_and_each_part_is_reported(
     settings = {"workers": 1, "record": str(record), "record_bytes_max": 1 << 16}
     asked = 0
     with LocalPool(tiny_model, tmp_path, **settings) as pool:
-        while len(parts_of(record)) < 3 and asked < 2000:
-            ask(pool, 20, tokens=40)
-            asked += 20
+        while len(parts_of(record)) < 3 and asked < 4000:
+            ask(pool, 2, tokens=40, choices=20)
+            asked += 40
         ask(pool, 1)
     assert answered(record) == asked + 1
     assert replay(read_record(record)).lives == 1

@@ -101,5 +101,10 @@ def test_a_part_alone_knows_who_serves_and_who_has_copies(
 
 def test_a_part_alone_is_not_replayed_and_says_why() -> None:
     lines = recorded(1)
+    part = cut(lines, len(lines) // 2)
     with pytest.raises(ReplayError, match="by the name of its first part"):
-        replay(cut(lines, len(lines) // 2))
+        replay(part)
+    # A life that begins in the part is replayed all the same.
+    result = replay([*part, *lines])
+    assert result.lives == 1
+    assert result.left_out == sum(isinstance(line, StepLine) for line in part)

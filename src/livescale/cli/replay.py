@@ -24,4 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
         f"{arguments.run}: the same {result.commands} commands for {result.events} events"
         f" in {result.steps} steps ({result.lives} controller lives)"
     )
+    if result.left_out:
+        print(f"{result.left_out} steps of a life that began in an earlier part were left out")
     return 0

@@ -16,7 +16,7 @@ from livescale.report.summary import Latency, RunSummary
 from livescale.report.terminal import seconds, step_chart, table
 from livescale.report.usage import ModelUsage, usage_by_model
 from livescale.telemetry.host_memory import HostCopyUse, host_copy_use
-from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine
+from livescale.telemetry.record import AnyLine, LoadPhases, RunLine, ScaleLine
 from livescale.telemetry.timeline import instances_over_time
 
 _NS_PER_S = 1_000_000_000
@@ -40,6 +40,10 @@ class RunReport:
         """(ns since the load's start, serving instances), beginning at 0."""
         changes = instances_over_time(self.lines)
         before = [count for at_ns, count in changes if at_ns <= self.started_ns]
+        first = next((line for line in self.lines if isinstance(line, RunLine)), None)
+        if first is not None and first.is_continued and changes and not before:
+            # The part of a record begins later than the first request that ends in it.
+            before = [changes[0][1]]
         after = [(t - self.started_ns, count) for t, count in changes if t > self.started_ns]
         return [(0, before[-1] if before else 0), *after]
 
