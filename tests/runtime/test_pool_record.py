@@ -13,6 +13,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.cli.main import main
 from livescale.config import load_config
+from livescale.report.failovers import failovers
 from livescale.runtime.supervisor import Pool
 from livescale.settings import ConfigError
 from livescale.telemetry.record import RequestLine, read_record, starts_of
@@ -100,6 +101,8 @@ def test_starts_follow_one_another_in_one_record_and_nothing_empties_it(
     starts = starts_of(read_record(record))
     counts = [sum(isinstance(line, RequestLine) for line in start) for start in starts]
     assert counts == [5, 3]
+    # Members that end with their pool are not lost.
+    assert [failovers(start) for start in starts] == [[], []]
     assert replay(read_record(record)).lives == 2
     assert main(["report", str(record)]) == 0
     assert "record, start 2" in capsys.readouterr().out

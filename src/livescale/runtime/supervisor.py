@@ -204,6 +204,9 @@ class Pool:
         # The pool's own copy must close too, or clients could still connect and would hang.
         self._http.close()
         await self._end(gateways, self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
+        # Before its members: what ends with the pool is not lost, and not on record as that.
+        controllers = [child for child in others if child.kind == "controller"]
+        await self._end(controllers, _STOP_TIMEOUT_S)
         await self._end(others, _STOP_TIMEOUT_S)
         self._control.close()
         if self._record_claim is not None:
