@@ -339,7 +339,18 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     request_attempts_max: Annotated[
         int, About("times a request is tried when workers are lost", "attempts", 1, 100)
     ] = 2
-    record: Annotated[str | None, About("file for the run record; none: no record")] = None
+    record: Annotated[
+        str | None, About("file for the run record (.zst: compressed); none: no record")
+    ] = None
+    record_bytes_max: Annotated[
+        int | None,
+        About(
+            "size at which a further part of the run record begins (FILE.2.jsonl, …); none: never",
+            "bytes",
+            1 << 16,
+            _TIB,
+        ),
+    ] = None
     slo: Annotated[str, About("what counts as good: '5x-mean' or 'ttft=450ms,tbt=150ms'")] = (
         "5x-mean"
     )

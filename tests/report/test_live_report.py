@@ -150,7 +150,7 @@ def test_a_picture_needs_a_load_and_a_known_kind(tmp_path: Path) -> None:
     run = reported("cut", waiting_example()[:3])
     with pytest.raises(NothingToShow, match="cut: no instance was loaded"):
         live_picture(tmp_path / "a.svg", [run])
-    with pytest.raises(ValueError, match=r"\.svg or \.png"):
+    with pytest.raises(ValueError, match=r"\.svg, \.pdf or \.png"):
         live_picture(tmp_path / "a.gif", [reported("stop", waiting_example())])
     assert list(tmp_path.iterdir()) == []
 

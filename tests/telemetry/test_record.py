@@ -15,16 +15,14 @@ from livescale.telemetry.record import (
     RECORD_VERSION,
     AnyLine,
     LoadPhases,
-    RecordError,
-    RecordWriter,
     RequestLine,
     RunLine,
     ScaleLine,
     StepLine,
-    append_to_record,
     read_record,
     write_record,
 )
+from livescale.telemetry.record_parts import RecordError
 from livescale.topology import Device
 from livescale.types import FromWorker, ModelSpec, Outcome, WorkerRef, agent_ref
 
@@ -73,19 +71,3 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"none\.jsonl: No such file"):
         list(read_record(tmp_path / "none.jsonl"))
-
-
-def test_a_further_life_cuts_off_an_unfinished_line(tmp_path: Path) -> None:
-    path = tmp_path / "record.jsonl"
-    write_record(path, LINES)
-    path.write_bytes(path.read_bytes()[:-5])
-    with append_to_record(path) as file:
-        RecordWriter(file).begin("real", CONFIG)
-    assert list(read_record(path)) == [*LINES[:-1], RunLine(RECORD_VERSION, "real", CONFIG)]
-
-
-def test_a_first_life_begins_an_empty_record(tmp_path: Path) -> None:
-    path = tmp_path / "record.jsonl"
-    with append_to_record(path) as file:
-        RecordWriter(file).step(1, [Tick()], [], 2)
-    assert list(read_record(path)) == [StepLine(1, (Tick(),), (), 2)]

@@ -38,6 +38,8 @@ from livescale.sim.config import SimConfig
 from livescale.sim.pool_runs import lead_ns, run_pool
 from livescale.slo import RequestTiming, parse_slo, percentile
 from livescale.telemetry.record import AnyLine, RequestLine, read_record, write_record
+from livescale.telemetry.record_file import create_record
+from livescale.telemetry.record_parts import RecordError
 from livescale.telemetry.timeline import with_client_times
 from livescale.topology import Device
 from livescale.traces import TraceRow
@@ -110,10 +112,12 @@ def play_real(
     """
     assert config.record is not None, "the record is what this is about"
     try:
+        # A run of its own, also in the folder of an earlier one.
+        write_record(Path(config.record), [])
         pool = Pool(config)
         before_ns = _pace_ns()
         results, shares = asyncio.run(_play(pool, rows, seed))
-    except PoolFailed as error:
+    except (PoolFailed, RecordError) as error:
         raise BenchError(str(error)) from error
     cores = len(os.sched_getaffinity(0))
     strain = Strain(cores, *shares, lateness(results), (before_ns, _pace_ns()))
@@ -150,7 +154,7 @@ def play_simulated(
     for row in rows:
         free_ns = max(row.arrival_ns + rng.choice(client.intake_ns), free_ns + client.spacing_ns)
         arriving.append(msgspec.structs.replace(row, arrival_ns=free_ns))
-    with record.open("wb") as file:
+    with create_record(record) as file:
         run = run_pool(world, {model: arriving}, started_ns, seed, file)
     if run.failed:
         raise BenchError(f"{name}: {run.failed} requests failed in the simulator")

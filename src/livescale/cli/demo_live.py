@@ -160,7 +160,8 @@ def _judge(
         runs.append(ReportedRun(name, report, report.summary.slo))
     write_html_report(folder / "report.html", runs, "One burst, with and without live scaling")
     try:
-        live_picture(folder / "live.svg", runs)
+        title = "One burst, and a new instance that is waited for or helps at once"
+        live_picture(folder / "live.svg", runs, title)
     except NothingToShow as error:
         print(f"no picture: {error}")
     return LiveOutcome(runs, checks, folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from livescale.cli.errors import UserError
 from livescale.client.replayer import (
     ReplayLimits,
     ReplayResult,
@@ -25,6 +26,7 @@ from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, describe
 from livescale.slo import SloRule, parse_slo
 from livescale.telemetry.record import read_record, write_record
+from livescale.telemetry.record_parts import RecordError
 from livescale.telemetry.timeline import with_client_times
 from livescale.traces import TraceRow
 
@@ -91,6 +93,11 @@ class DemoRun:
 
     def __init__(self, config: PoolConfig) -> None:
         assert config.record is not None
+        try:
+            # A run of its own, also in the folder of an earlier one.
+            write_record(Path(config.record), [])
+        except RecordError as error:
+            raise UserError(f"record {error}") from error
         self.config = config
         self._pool = Pool(config)
         manifest = self._pool.models[0].manifest

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from livescale.cli.errors import UserError
-from livescale.telemetry.record import RecordError, read_record
+from livescale.telemetry.record import read_record
+from livescale.telemetry.record_parts import RecordError
 from livescale.telemetry.replay import ReplayError, replay
 
 
@@ -23,4 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
         f"{arguments.run}: the same {result.commands} commands for {result.events} events"
         f" in {result.steps} steps ({result.lives} controller lives)"
     )
+    if result.left_out:
+        print(f"{result.left_out} steps of a life that began in an earlier part were left out")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from livescale.cli.errors import UserError
@@ -14,7 +15,8 @@ from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.report.timings import due_ns, timing_of
 from livescale.slo import SloError, SloRule, parse_slo
-from livescale.telemetry.record import RecordError, RequestLine, read_record
+from livescale.telemetry.record import AnyLine, RequestLine, read_record, starts_of
+from livescale.telemetry.record_parts import RecordError, record_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("records", type=Path, nargs="+", metavar="RECORD", help="run records to compare")
     add("--slo", default="5x-mean", help="'5x-mean' (of the first) or 'ttft=450ms,tbt=150ms'")
     add("--page", type=Path, metavar="FILE", help="write an HTML page")
-    words = "draw the first load of each run, .svg or .png: live scaling beside waiting for it"
+    words = "of a record that several starts of a pool wrote, only this one (-1: the last)"
+    add("--start", type=int, metavar="N", help=words)
+    words = "draw first tokens, and the first load of each run: .svg, .pdf or .png"
     add("--picture", type=Path, metavar="FILE", help=words)
+    add("--title", metavar="TEXT", help="of the page and the picture (default: what they show)")
     add("--json", type=Path, metavar="FILE", help="write the figures")
 
 
@@ -35,20 +40,23 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     runs: list[ReportedRun] = []
     for path in arguments.records:
-        slo = runs[0].slo if runs else None
-        runs.append(_read(path, slo or rule, arguments.slo))
+        for name, lines in _starts(path, arguments.start):
+            slo = runs[0].slo if runs else None
+            runs.append(_reported(name, lines, slo or rule, arguments.slo))
     print(runs[0].report.text() if len(runs) == 1 else comparison_table(runs))
     if len(runs) > 1:
         for one in runs:
-            if one.report.live_text:
-                print(f"\n{one.name}\n\n{one.report.live_text}")
+            told = [text for text in (one.report.live_text, one.report.failover_text) if text]
+            if told:
+                print("\n\n".join(["", one.name, *told]).removeprefix("\n"))
     if arguments.page is not None:
         try:
-            write_html_report(arguments.page, runs, ", ".join(one.name for one in runs))
+            title = arguments.title or ", ".join(one.name for one in runs)
+            write_html_report(arguments.page, runs, title)
         except OSError as error:
             raise UserError(f"{arguments.page}: cannot be written: {error.strerror}") from error
     if arguments.picture is not None:
-        _draw(arguments.picture, runs)
+        _draw(arguments.picture, runs, arguments.title)
     if arguments.json is not None:
         write_json(arguments.json, {"runs": as_json(runs)})
     return 0
@@ -57,28 +65,48 @@ def run(arguments: argparse.Namespace) -> int:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _read(path: Path, rule: SloRule, words: str) -> ReportedRun:
-    """The run, from its first request on: of those that a client meant to send, if any tells."""
+def _starts(path: Path, chosen: int | None) -> list[tuple[str, list[AnyLine]]]:
+    """The starts of a pool that the record holds, each a run with a name, or the chosen one. Those
+    without requests are left out."""
     try:
-        lines = list(read_record(path))
+        starts = starts_of(read_record(path))
     except RecordError as error:
         raise UserError(str(error)) from error
-    requests = [line for line in lines if isinstance(line, RequestLine)]
-    requests = [line for line in requests if line.scheduled_ns is not None] or requests
-    if not requests:
+    name = record_name(path)
+    named = [
+        (f"{name}, start {number}" if len(starts) > 1 else name, lines)
+        for number, lines in enumerate(starts, 1)
+    ]
+    if chosen is not None:
+        if not 1 <= abs(chosen) <= len(named):
+            raise UserError(f"--start {chosen}: {path} holds {len(named)} starts of a pool")
+        named = [named[chosen - 1 if chosen > 0 else chosen]]
+    found = [(name, lines) for name, lines in named if _requests(lines)]
+    if not found:
         raise UserError(f"{path}: the record has no request")
+    return found
+
+
+def _requests(lines: Sequence[AnyLine]) -> list[RequestLine]:
+    return [line for line in lines if isinstance(line, RequestLine)]
+
+
+def _reported(name: str, lines: list[AnyLine], rule: SloRule, words: str) -> ReportedRun:
+    """The run, from its first request on: of those that a client meant to send, if any tells."""
+    requests = _requests(lines)
+    requests = [line for line in requests if line.scheduled_ns is not None] or requests
     started_ns = min(map(due_ns, requests))
     summary = summarize([timing_of(line) for line in requests], rule)
-    report = RunReport(path.name, lines, summary, started_ns, words)
-    return ReportedRun(path.stem, report, summary.slo)
+    report = RunReport(name, lines, summary, started_ns, words)
+    return ReportedRun(name, report, summary.slo)
 
 
-def _draw(path: Path, runs: list[ReportedRun]) -> None:
+def _draw(path: Path, runs: list[ReportedRun], title: str | None) -> None:
     # Only here: drawing takes a second to import.
     from livescale.report.live_picture import NothingToShow, live_picture
 
     try:
-        live_picture(path, runs)
+        live_picture(path, runs, title)
     except (NothingToShow, ValueError) as error:
         raise UserError(str(error)) from error
     except OSError as error:

@@ -24,6 +24,8 @@ from livescale.sim.pools import microdollars_per_hour
 from livescale.sim.systems import System
 from livescale.slo import SloError, SloRule, parse_slo
 from livescale.telemetry.record import read_record
+from livescale.telemetry.record_file import create_record
+from livescale.telemetry.record_parts import RecordError
 from livescale.topology_files import NamedTopology
 
 _MICRODOLLARS = 1_000_000
@@ -116,9 +118,10 @@ def _record(
 ) -> _Recorded:
     started_s = time.monotonic()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
+        with create_record(path) as file:
             run = run_pool(config, choice.loads, start_ns, seed, file)
+    except RecordError as error:
+        raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
     return _Recorded(system, run, path, time.monotonic() - started_s)

@@ -63,6 +63,7 @@ HELP = {
     "device_seconds": "Time that instances of the model have held devices, summed up over devices",
     "workers": "Worker processes that have joined",
     "agents": "Host agents that have joined",
+    "record_open": "1 while the run record is written, 0 after an error has closed it",
 }
 """Every family of the page: its name without prefix (and `_total`), and what it means."""
 VLLM_NAMES = (

@@ -44,6 +44,8 @@ _TITLE_IN, _CAPTION_IN, _GAP_IN = 0.34, 0.3, 0.08
 _LOOK: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "livescale",
+    # Letters that can be searched and copied.
+    "pdf.fonttype": 42,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.5,
@@ -69,6 +71,12 @@ _LOOK: dict[str, Any] = {
 }
 _ID = re.compile(r'(\bid="|url\(#|href="#)')
 _UNSAID = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+_PICTURE_METADATA = {
+    "svg": _UNSAID,
+    "pdf": dict.fromkeys(("Creator", "Producer", "CreationDate")),
+    "png": {"Software": None},
+}
+"""What a picture says of its making, by ending: nothing that differs from time to time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +120,16 @@ def draw_rows(
 
 def draw_picture(path: Path, title: str, rows: Sequence[PlotRow]) -> None:
     """Write the plots as one picture that stands alone: with its title, on white, and with letters
-    as outlines. The same calls give the same bytes. OSError if the file cannot be written,
-    ValueError for another ending than .svg or .png."""
+    as outlines in an SVG. The same calls give the same bytes. OSError if the file cannot be
+    written, ValueError for another ending than .svg, .pdf or .png."""
     kind = path.suffix.removeprefix(".")
-    if kind not in ("svg", "png"):
-        raise ValueError(f"{path}: a picture ends in .svg or .png")
+    if kind not in _PICTURE_METADATA:
+        raise ValueError(f"{path}: a picture ends in .svg, .pdf or .png")
     with matplotlib.rc_context(cast(Any, {**_LOOK, "svg.fonttype": "path"})):
         figure = _figure(rows, WIDE_IN, _TITLE_IN)
         at = (_LEFT_IN / WIDE_IN, 1 - 0.12 / figure.get_figheight())
         figure.text(*at, title, va="top", fontsize=10.5, color=LIMIT)
-        metadata = _UNSAID if kind == "svg" else {"Software": None}
+        metadata = _PICTURE_METADATA[kind]
         figure.savefig(path, format=kind, dpi=160, facecolor="white", metadata=metadata)
 
 

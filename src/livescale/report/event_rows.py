@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from livescale.report.failovers import FAILOVER_HEADER, failover_cells
 from livescale.report.lives import InstanceLife
 from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import phases_s
@@ -43,6 +44,12 @@ def scale_event_table(run: ReportedRun) -> WordTable:
             head = ["", "", "", "", ""]
     header = ("at", "model", "instances", "reason", "strategy", "how", *phases)
     return _table(header, rows, ("at", *phases))
+
+
+def failover_table(run: ReportedRun) -> WordTable:
+    """One row per member that was lost, and when its successor was there."""
+    rows = [failover_cells(loss, run.report.started_ns) for loss in run.report.failovers]
+    return _table(FAILOVER_HEADER, rows, ("at", "requests", "replaced after"))
 
 
 def life_table(run: ReportedRun) -> WordTable:

@@ -12,7 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from livescale.report.comparison import compared_figures
-from livescale.report.event_rows import life_table, scale_event_table, worth_sentence
+from livescale.report.event_rows import (
+    failover_table,
+    life_table,
+    scale_event_table,
+    worth_sentence,
+)
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import seconds
 from livescale.settings import size_text
@@ -53,6 +58,7 @@ def html_report(runs: Sequence[ReportedRun], title: str) -> str:
         has_ratios=any(row.ratios for row in summary),
         groups=_GROUPS,
         sections=sections,
+        failovers=[(run.name, failover_table(run)) for run in runs if run.report.failovers],
         events=[(run.name, scale_event_table(run)) for run in runs],
         worth=[(run.name, worth_sentence(run), life_table(run)) for run in runs],
         notes=gallery.notes,

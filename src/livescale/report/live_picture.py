@@ -23,17 +23,19 @@ from livescale.report.series import request_series
 from livescale.report.terminal import seconds
 
 _NS_PER_S = 1_000_000_000
+_NAMES_MAX = 4
 
 
 class NothingToShow(Exception):
     """A run has no load while requests came: says which."""
 
 
-def live_picture(path: Path, runs: Sequence[ReportedRun]) -> None:
+def live_picture(path: Path, runs: Sequence[ReportedRun], title: str | None = None) -> None:
     """First tokens of all runs over time, and of each run the first load that came after its
     beginning, from the loading instance's side and its source's.
 
-    Writes an SVG or a PNG. NothingToShow without such a load; else as `draw_picture`.
+    Writes an SVG, a PDF or a PNG; its title says what is drawn, unless there is another. Raises
+    NothingToShow without such a load; else as `draw_picture`.
     """
     stories = [_first_load(run) for run in runs]
     until_s = max(run.end_ns for run in runs) / _NS_PER_S * 1.02
@@ -41,10 +43,23 @@ def live_picture(path: Path, runs: Sequence[ReportedRun]) -> None:
     rows = [PlotRow(2.3, lambda axes: _first_tokens(axes, runs, stories, until_s), told)]
     for run, story in zip(runs, stories, strict=True):
         rows += _rows(run, story, until_s)
-    draw_picture(path, "One burst, and a new instance that is waited for or helps at once", rows)
+    draw_picture(path, title or _title(runs, stories), rows)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _title(runs: Sequence[ReportedRun], stories: Sequence[LoadStory]) -> str:
+    """What is drawn: of which runs, and whether their first new instances helped or were waited
+    for."""
+    helped = [bool(story.taken) for story in stories]
+    how = "helps while it loads" if all(helped) else "is waited for"
+    if any(helped) and not all(helped):
+        how = "helps while it loads, or is waited for"
+    names = ", ".join(run.name for run in runs[:_NAMES_MAX])
+    if len(runs) > _NAMES_MAX:
+        names += f" and {len(runs) - _NAMES_MAX} more"
+    return f"{names}: first tokens, and the first new instance, which {how}"
 
 
 def _first_load(run: ReportedRun) -> LoadStory:

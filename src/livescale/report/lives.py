@@ -154,7 +154,8 @@ class Lives:
 
 
 def read_lives(lines: Iterable[AnyLine]) -> Lives:
-    """The lives of all instances. A worker's next incarnation is the same worker."""
+    """The lives of all instances of one start of a pool. A worker's next incarnation is the same
+    worker."""
     reader = _Reader(Lives())
     for line in lines:
         if isinstance(line, RunLine):

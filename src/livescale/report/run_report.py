@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from livescale.report.failovers import FAILOVER_HEADER, Failover, failover_cells, failovers
 from livescale.report.live_loads import LoadStory, live_stories, live_text
 from livescale.report.lives import Lives, read_lives
 from livescale.report.summary import Latency, RunSummary
 from livescale.report.terminal import seconds, step_chart, table
 from livescale.report.usage import ModelUsage, usage_by_model
 from livescale.telemetry.host_memory import HostCopyUse, host_copy_use
-from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine
+from livescale.telemetry.record import AnyLine, LoadPhases, RunLine, ScaleLine
 from livescale.telemetry.timeline import instances_over_time
 
 _NS_PER_S = 1_000_000_000
@@ -39,6 +40,10 @@ class RunReport:
         """(ns since the load's start, serving instances), beginning at 0."""
         changes = instances_over_time(self.lines)
         before = [count for at_ns, count in changes if at_ns <= self.started_ns]
+        first = next((line for line in self.lines if isinstance(line, RunLine)), None)
+        if first is not None and first.is_continued and changes and not before:
+            # The part of a record begins later than the first request that ends in it.
+            before = [changes[0][1]]
         after = [(t - self.started_ns, count) for t, count in changes if t > self.started_ns]
         return [(0, before[-1] if before else 0), *after]
 
@@ -54,6 +59,11 @@ class RunReport:
         return read_lives(self.lines)
 
     @cached_property
+    def failovers(self) -> list[Failover]:
+        """Members that were lost, in order."""
+        return failovers(self.lines)
+
+    @cached_property
     def live_stories(self) -> list[LoadStory]:
         """The loads that were live and not over before the first request was due."""
         stories = live_stories(self.lines, self.lives)
@@ -63,6 +73,12 @@ class RunReport:
     def live_text(self) -> str:
         """Live loads for a terminal; empty without any."""
         return live_text(self.live_stories, self.started_ns) if self.live_stories else ""
+
+    @property
+    def failover_text(self) -> str:
+        """Losses and replacements for a terminal; empty without any."""
+        rows = [failover_cells(loss, self.started_ns) for loss in self.failovers]
+        return table(FAILOVER_HEADER, rows) if rows else ""
 
     @property
     def phase_names(self) -> tuple[str, ...]:
@@ -125,6 +141,9 @@ class RunReport:
                 "host_copies_per_model_max": max(use.copies_max for use in uses),
                 "host_bytes_mean": sum(use.bytes_mean for use in uses),
             }
+        if self.failovers:
+            back = [loss for loss in self.failovers if loss.back_ns is not None]
+            figures |= {"members_lost": len(self.failovers), "members_replaced": len(back)}
         live = self.live_stories
         if live:
             figures |= {
@@ -151,6 +170,7 @@ class RunReport:
             step_chart("instances that serve", steps, until_ns),
             self._scale_table() if self.scale_events else "the pool was never scaled",
             *([self.live_text] if self.live_stories else []),
+            *([self.failover_text] if self.failovers else []),
             _latency_table(self.summary),
         ]
         usage = usage_by_model(self.lines)

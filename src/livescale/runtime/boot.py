@@ -25,7 +25,10 @@ from livescale.types import Value, WorkerRef
 
 
 class ControllerBoot(Value, frozen=True, tag=True):
-    """What the controller process is told. `listen_fd` is a listening socket it inherits."""
+    """What the controller process is told. `listen_fd` is a listening socket it inherits.
+
+    `start` names the start of the pool in the run record.
+    """
 
     secret: str
     listen_fd: int
@@ -34,6 +37,7 @@ class ControllerBoot(Value, frozen=True, tag=True):
     pool: PoolConfig
     step_gap_ns: int
     record: str | None
+    start: str = ""
 
 
 class GatewayBoot(Value, frozen=True, tag=True):

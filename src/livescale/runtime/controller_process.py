@@ -47,6 +47,7 @@ from livescale.messages.events import (
 from livescale.runtime.boot import ControllerBoot, Status, read_boot, report
 from livescale.runtime.model_loads import ModelLoads
 from livescale.runtime.publication import Publication
+from livescale.runtime.recording import Recording
 from livescale.runtime.step_news import StepNews
 from livescale.runtime.wire import (
     AddModel,
@@ -70,8 +71,6 @@ from livescale.runtime.wire import (
     WorkerEvent,
     WorkerHello,
 )
-from livescale.telemetry.record import RecordWriter, append_to_record
-from livescale.telemetry.scale_events import ScaleTracker
 from livescale.types import FromStorage, Outcome, RequestId, WorkerRef
 
 _log = logging.getLogger(__name__)
@@ -83,15 +82,23 @@ _FLUSH_S = 0.2
 class ControllerProcess:
     """One life of the controller: its wires, its event queue and its record."""
 
-    def __init__(self, boot: ControllerBoot, record: RecordWriter | None) -> None:
+    def __init__(self, boot: ControllerBoot) -> None:
         self._boot = boot
         self._controller = Controller(boot.config)
         self._publication = Publication(
             boot.models, boot.pool, self._controller, self._push, self._announce
         )
-        self._record = record
-        self._tracker = ScaleTracker()
         self._news = StepNews(self._controller)
+        #: what is written down of this life (None: nothing)
+        self.recording: Recording | None = None
+        if boot.record is not None:
+            self.recording = Recording(
+                Path(boot.record),
+                boot.pool.record_bytes_max,
+                self._controller,
+                msgspec.to_builtins(boot.pool),
+                boot.start,
+            )
         self._events: list[AnyEvent] = []
         self._has_events = asyncio.Event()
         self._wake_at_ns: int | None = None
@@ -118,9 +125,6 @@ class ControllerProcess:
 
     async def run(self) -> None:
         """Step the controller whenever an event waits, at most every `step_gap_ns`."""
-        if self._record is not None:
-            settings = msgspec.to_builtins(self._boot.pool)
-            self._record.begin("real", self._boot.config, settings)
         last_ns = 0
         while True:
             await self._wait_for_events()
@@ -156,11 +160,8 @@ class ControllerProcess:
             if isinstance(event, InstanceReported):
                 self._loads.absorb(event, self._controller.fleet.instances)
         self._publication.observe(events)
-        done_ns = time.monotonic_ns()
-        if self._record is not None:
-            self._record.step(now_ns, events, commands, done_ns)
-            for line in self._tracker.observe(now_ns, events, commands, done_ns):
-                self._record.write(line)
+        if self.recording is not None:
+            self.recording.step(now_ns, events, commands)
         self._show_status()
         return now_ns
 
@@ -241,6 +242,7 @@ class ControllerProcess:
             unready=self._publication.unready(),
             problems=self._problems(models),
             failed_loads=self._failed_loads(models),
+            is_recording=self._is_recording,
         )
         if last is None or status != last:
             self._send_status(
@@ -256,6 +258,10 @@ class ControllerProcess:
         controller = self._controller
         known = [model for model in models if model in controller.models]
         return {model: controller.failed_loads(model) for model in known}
+
+    @property
+    def _is_recording(self) -> bool | None:
+        return self.recording.problem is None if self.recording is not None else None
 
     def _complete_copies(self, model: str) -> int:
         copies = self._controller.pool.host_copies(model)
@@ -355,8 +361,8 @@ class ControllerProcess:
         async for message in wire:
             if isinstance(message, RequestTimed):
                 self._gateway_of.pop(message.line.request, None)
-                if self._record is not None:
-                    self._record.write(message.line)
+                if self.recording is not None:
+                    self.recording.request(message.line)
             elif isinstance(message, (RequestArrived, RequestCancelled, RequestEnded)):
                 if isinstance(message, RequestArrived):
                     self._gateway_of[message.request] = name
@@ -409,16 +415,17 @@ class ControllerProcess:
         for wire in self._gateways.values():
             wire.send(peers)
 
-    def finish(self) -> None:
-        """Write down the scale events that were still under way."""
-        if self._record is not None:
-            for line in self._tracker.flush():
-                self._record.write(line)
+    async def flush_record(self) -> None:
+        """Let readers of the record see what was noted, and gateways that it was closed."""
+        if self.recording is None:
+            return
+        await self.recording.flush()
+        if self._last_status is not None and self._last_status.is_recording != self._is_recording:
+            self._show_status()
 
 
 async def _main(boot: ControllerBoot) -> None:
-    file = append_to_record(Path(boot.record)) if boot.record else None
-    process = ControllerProcess(boot, RecordWriter(file) if file else None)
+    process = ControllerProcess(boot)
     server = await asyncio.start_server(process.accept, sock=socket.socket(fileno=boot.listen_fd))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -428,20 +435,23 @@ async def _main(boot: ControllerBoot) -> None:
     gc.freeze()
     report(Status(is_ready=True))
 
-    async def flush() -> None:
+    async def show() -> None:
         while True:
             await asyncio.sleep(_FLUSH_S)
             process.show_loads()
             process.tell_progress()
-            if file is not None:
-                file.flush()
 
-    tasks = [asyncio.create_task(part) for part in (process.run(), flush(), stop.wait())]
+    async def flush() -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            await process.flush_record()
+
+    parts = (process.run(), show(), flush(), stop.wait())
+    tasks = [asyncio.create_task(part) for part in parts]
     async with server:
-        done, _ = await asyncio.wait(tasks[::2], return_when=asyncio.FIRST_COMPLETED)
-    process.finish()
-    if file is not None:
-        file.close()
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if process.recording is not None:
+        process.recording.finish()
     for task in done:
         task.result()  # a bug in the controller ends the process with its traceback
 

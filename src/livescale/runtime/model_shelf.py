@@ -62,6 +62,8 @@ class ModelShelf:
         """Current amounts of the pool and of every model that is in it, for /metrics."""
         status = self.status or PoolStatus({}, 0, {})
         readings = [Reading("workers", status.workers), Reading("agents", status.agents)]
+        if status.is_recording is not None:
+            readings.append(Reading("record_open", status.is_recording))
         for state in self.states():
             if state.phase is not ModelPhase.PREPARING:
                 readings += _readings_of(state, status.loads.get(state.name, _NOTHING))

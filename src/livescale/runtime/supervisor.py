@@ -7,6 +7,7 @@ address that never closes, and it gives a replaced process its next incarnation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import signal
@@ -42,6 +43,8 @@ from livescale.runtime.restarts import Restarts, give_up_reason
 from livescale.runtime.site import Site, local_site, site_of
 from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
 from livescale.settings import ConfigError
+from livescale.telemetry.record_file import RecordClaim
+from livescale.telemetry.record_parts import RecordError
 from livescale.topology_files import read_topology
 from livescale.types import WorkerRef, agent_ref
 
@@ -86,9 +89,15 @@ class Pool:
             for model, entry in zip(config.models, self.models, strict=True)
         )
         controller_config(config, self.site, (), 0)
-        _check_record(config.record)
-        self._http = listen(config.host, config.port)
-        self._control = listen_inside(site.control_prefix, site.control_address)
+        with contextlib.ExitStack() as opened:
+            self._http = opened.enter_context(listen(config.host, config.port))
+            self._control = opened.enter_context(
+                listen_inside(site.control_prefix, site.control_address)
+            )
+            # Last: a start that fails leaves the record as it is.
+            self._record_claim = _claim_record(config.record)
+            opened.pop_all()
+        self._start = secrets.token_hex(4)
         self._directory = PoolDirectory()
         self._secret = secrets.token_hex(16)
         self._failure: asyncio.Future[None] | None = None
@@ -195,9 +204,14 @@ class Pool:
         # The pool's own copy must close too, or clients could still connect and would hang.
         self._http.close()
         await self._end(gateways, self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
+        # Before its members: what ends with the pool is not lost, and not on record as that.
+        controllers = [child for child in others if child.kind == "controller"]
+        await self._end(controllers, _STOP_TIMEOUT_S)
         await self._end(others, _STOP_TIMEOUT_S)
         self._control.close()
         self._directory.remove()
+        if self._record_claim is not None:
+            self._record_claim.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._failure is not None and not self._failure.cancel():
             self._failure.exception()  # whoever waited was told; asyncio must not tell again
@@ -257,6 +271,7 @@ class Pool:
             pool=self.config,
             step_gap_ns=self.config.step_gap_us * 1000,
             record=self.config.record,
+            start=self._start,
         )
 
     def _gateway_boot(self, life: int) -> GatewayBoot:
@@ -359,12 +374,12 @@ def configured_site(config: PoolConfig) -> Site:
     return site_of(read_topology(Path(config.topology)).topology, config)
 
 
-def _check_record(record: str | None) -> None:
-    """Begin a new record file, now: a path that cannot be written is an error before the start."""
+def _claim_record(record: str | None) -> RecordClaim | None:
+    """The record is this pool's alone from now on. A path that cannot be written, or that another
+    pool writes, is an error before the start. Raises ConfigError."""
     if record is None:
-        return
+        return None
     try:
-        Path(record).parent.mkdir(parents=True, exist_ok=True)
-        Path(record).write_bytes(b"")
-    except OSError as error:
-        raise ConfigError(f"record {record}: cannot be written: {error.strerror}") from error
+        return RecordClaim(Path(record))
+    except RecordError as error:
+        raise ConfigError(f"record {error}") from error

@@ -268,6 +268,8 @@ class PoolStatus(Value, frozen=True, tag=True):
     have less than they should have at least: a serving instance, or, where the minimum is 0, a
     copy to start one from. The pool is ready when there are none. `problems` says of models why
     they cannot be loaded now, `failed_loads` counts loads that failed, by model.
+    `is_recording` says whether the run record is being written (False: it could not be any more;
+    None: none was asked for).
     """
 
     instances: dict[str, dict[str, int]]
@@ -278,6 +280,7 @@ class PoolStatus(Value, frozen=True, tag=True):
     unready: tuple[str, ...] = ()
     problems: dict[str, str] = msgspec.field(default_factory=dict)
     failed_loads: dict[str, int] = msgspec.field(default_factory=dict)
+    is_recording: bool | None = None
 
 
 class ModelProblem(enum.StrEnum):

@@ -1,28 +1,28 @@
-"""The run record: one JSON-lines file with everything that went into and came out of a controller.
+"""The run record: JSON lines with everything that went into and came out of a controller.
 
-Both worlds write it, `livescale replay` feeds it to a fresh controller. A file may hold several
-lives of a controller: each begins with a RunLine. Times are nanoseconds of the world's monotonic
-clock.
+Both worlds write it, `livescale replay` feeds it to a fresh controller. A record may hold several
+starts of a pool, and each of these several lives of its controller; each life begins with a
+RunLine. Times are nanoseconds of the world's monotonic clock, ids are unique within one start of a
+pool. How a record is divided into files is told in `record_parts.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 import msgspec
+import zstandard
 
 from livescale.control.config import ControllerConfig
 from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
+from livescale.telemetry.record_file import create_record
+from livescale.telemetry.record_parts import RecordError, parts_of, whole_lines
 from livescale.types import InstanceId, Outcome, PlanId, RequestId, WorkerRef
 
 RECORD_VERSION = 2
-
-
-class RecordError(Exception):
-    """A run record cannot be read: names the file and the line."""
 
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):
@@ -30,12 +30,20 @@ class Line(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
 
 class RunLine(Line, frozen=True, tag="run"):
-    """A controller's life begins. `world` is "real" or "sim"; `settings` is for readers."""
+    """A controller's life begins. `world` is "real" or "sim"; `settings` is for readers.
+
+    `start` names the start of the pool whose controller it is. With `is_continued` a further part
+    of the record begins and the life of the part before goes on: `config` has the models of that
+    time, and the StepLine that follows shows the members and what they hold as though they had
+    joined just then. It was never given to a controller.
+    """
 
     version: int
     world: str
     config: ControllerConfig
     settings: dict[str, object] = {}
+    start: str = ""
+    is_continued: bool = False
 
 
 class StepLine(Line, frozen=True, tag="step"):
@@ -146,51 +154,71 @@ def encode_line(line: AnyLine) -> bytes:
 
 
 def read_record(path: Path) -> Iterator[AnyLine]:
-    """All lines of a record. RecordError names the line that cannot be read.
+    """All lines of a record, over all its parts. RecordError names the line that cannot be read.
 
-    An unfinished last line (the writer was killed) is left out.
+    An unfinished last line (the writer was killed) is left out, and so is what a further part
+    repeats for those who read it alone, if the part before was read.
     """
-    try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                if not text.endswith(b"\n"):
-                    return
-                yield _decode(path, number, text)
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+    parts = parts_of(path)
+    if not parts:
+        raise RecordError(f"{path}: No such file or directory")
+    before: tuple[int, str] | None = None
+    for number, file in parts:
+        start = before[1] if before is not None and before[0] == number - 1 else None
+        is_opening = False
+        for line in _read_part(file):
+            if is_opening and isinstance(line, StepLine):
+                is_opening = False
+                continue
+            is_opening = False
+            if isinstance(line, RunLine):
+                is_opening = line.is_continued and line.start == start
+                start = line.start
+            if not is_opening:
+                yield line
+        before = (number, start) if start is not None else None
+
+
+def starts_of(lines: Iterable[AnyLine]) -> list[list[AnyLine]]:
+    """The lines of each start of a pool, in order: ids and times of two starts do not compare."""
+    starts: list[list[AnyLine]] = []
+    name: str | None = None
+    for line in lines:
+        if not starts or (isinstance(line, RunLine) and name not in (None, line.start)):
+            starts.append([])
+        if isinstance(line, RunLine):
+            name = line.start
+        starts[-1].append(line)
+    return starts
 
 
 def write_record(path: Path, lines: Iterable[AnyLine]) -> None:
-    """Write a whole record at once."""
-    with path.open("wb") as file:
+    """Write a whole record at once, as one part. Parts that were there are replaced."""
+    with create_record(path) as file:
         for line in lines:
             file.write(encode_line(line))
 
 
-def append_to_record(path: Path) -> IO[bytes]:
-    """Open a record for a further life of the controller.
+class Sink(Protocol):
+    """Takes bytes: an open file, or a record file that writes later."""
 
-    An unfinished last line (the life before was killed) is cut off first. Close the file.
-    """
-    with path.open("ab+") as file:
-        file.seek(0)
-        end = 0
-        for line in file:
-            end += len(line) if line.endswith(b"\n") else 0
-        file.truncate(end)
-    return path.open("ab")
+    def write(self, data: bytes, /) -> object: ...
 
 
 class RecordWriter:
     """Appends lines to an open file."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: Sink) -> None:
         self._file = file
 
     def begin(
-        self, world: str, config: ControllerConfig, settings: dict[str, object] | None = None
+        self,
+        world: str,
+        config: ControllerConfig,
+        settings: dict[str, object] | None = None,
+        start: str = "",
     ) -> None:
-        self.write(RunLine(RECORD_VERSION, world, config, settings or {}))
+        self.write(RunLine(RECORD_VERSION, world, config, settings or {}, start))
 
     def step(
         self, now_ns: int, events: Sequence[AnyEvent], commands: Sequence[AnyCommand], done_ns: int
@@ -199,6 +227,16 @@ class RecordWriter:
 
     def write(self, line: AnyLine) -> None:
         self._file.write(encode_line(line))
+
+
+def _read_part(path: Path) -> Iterator[AnyLine]:
+    try:
+        for number, text in enumerate(whole_lines(path), 1):
+            yield _decode(path, number, text)
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+    except zstandard.ZstdError as error:
+        raise RecordError(f"{path}: not a compressed run record, or damaged: {error}") from error
 
 
 def _decode(path: Path, number: int, text: bytes) -> AnyLine:

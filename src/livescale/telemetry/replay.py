@@ -17,32 +17,48 @@ class ReplayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplayCheck:
-    """What was replayed: controller lives, steps, events and commands compared."""
+    """What was replayed: controller lives, steps, events and commands compared.
+
+    `left_out` counts steps of a life that began in an earlier part, which was not there.
+    """
 
     lives: int
     steps: int
     events: int
     commands: int
+    left_out: int = 0
 
 
 def replay(lines: Iterable[AnyLine]) -> ReplayCheck:
-    """Replay every controller life of a record. ReplayError at the first difference."""
+    """Replay every controller life that begins in a record. ReplayError at the first difference,
+    or if there is none."""
     controller: Controller | None = None
-    lives = steps = events = commands = 0
+    lives = steps = events = commands = left_out = 0
+    is_continued = False
     for line in lines:
         if isinstance(line, RunLine):
-            controller = Controller(line.config)
-            lives += 1
+            # Its state is not on record, only what members hold.
+            is_continued = line.is_continued
+            controller = None if is_continued else Controller(line.config)
+            lives += not is_continued
         elif isinstance(line, StepLine):
+            if is_continued:
+                left_out += 1
+                continue
             if controller is None:
                 raise ReplayError("the record has a step before its first run line")
             _replay_step(controller, line, steps)
             steps += 1
             events += len(line.events)
             commands += len(line.commands)
-    if controller is None:
+    if not lives and left_out:
+        raise ReplayError(
+            "this part of a record goes on with a life that began in an earlier one:"
+            " replay the whole record, by the name of its first part"
+        )
+    if not lives:
         raise ReplayError("the record has no run line: there is nothing to replay")
-    return ReplayCheck(lives, steps, events, commands)
+    return ReplayCheck(lives, steps, events, commands, left_out)
 
 
 def _replay_step(controller: Controller, line: StepLine, number: int) -> None:

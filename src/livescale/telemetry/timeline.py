@@ -14,7 +14,7 @@ from livescale.types import InstanceId, RequestId, WorkerRef
 
 
 def instances_over_time(lines: Iterable[AnyLine]) -> list[tuple[int, int]]:
-    """(now_ns, instances that serve from then on), one entry per change."""
+    """(now_ns, instances that serve from then on) in one start of a pool, one entry per change."""
     instance_on: dict[WorkerRef, InstanceId] = {}
     loading_ranks: dict[InstanceId, dict[int, None]] = {}
     serving: dict[InstanceId, None] = {}

@@ -1,0 +1,113 @@
+"""Losses and replacements of a run: every one has its row, in the text and on the page."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+
+import msgspec
+import pytest
+from reported_records import STARTED_NS, Row, S, reported
+
+from livescale.latency.shapes import LLAMA_3_8B
+from livescale.messages.commands import Dispatch, StartLoad
+from livescale.messages.events import AgentJoined, RequestEnded, WorkerJoined, WorkerLost
+from livescale.report.failovers import Failover, failovers
+from livescale.report.html import html_report
+from livescale.sim.config import FaultConfig, SimConfig
+from livescale.sim.simulate import simulate
+from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
+from livescale.topology import Device, Host
+from livescale.types import Outcome, WorkerRef, agent_ref
+
+DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
+CONFIG = SimConfig.default(LLAMA_3_8B, workers=1).controller
+BEGUN = RunLine(RECORD_VERSION, "sim", CONFIG)
+
+
+@cache
+def faulty(seed: int) -> tuple[AnyLine, ...]:
+    """A burst in which two workers, an agent and the controller are lost."""
+    config = SimConfig.default(LLAMA_3_8B, workers=4)
+    hosts = tuple(Host(f"host-{n}", "leaf-0", 192 * 10**9) for n in range(2))
+    controller = msgspec.structs.replace(config.controller, agents_expected=2)
+    faults = FaultConfig(
+        worker_losses=2, agent_losses=1, controller_restarts=1, until_ns=STARTED_NS + 4 * S
+    )
+    config = msgspec.structs.replace(config, controller=controller, hosts=hosts, faults=faults)
+    rows = [Row(STARTED_NS + k * 40_000_000, 1500, 20) for k in range(100)]
+    file = io.BytesIO()
+    simulate(rows, config, seed, file)
+    decoder = msgspec.json.Decoder(AnyLine)
+    return tuple(decoder.decode(line) for line in file.getvalue().splitlines())
+
+
+def step(now_ns: int, *events: object, commands: tuple[object, ...] = ()) -> StepLine:
+    return StepLine(now_ns, events, commands, now_ns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_loss_of_a_faulty_run_has_its_row_and_its_successor(seed: int) -> None:
+    found = failovers(faulty(seed))
+    kinds = [loss.member.rsplit(" ", 1)[0] for loss in found]
+    assert sorted(kinds) == ["controller", "host agent", "worker", "worker"]
+    for loss in found:
+        assert loss.back_ns is not None
+        assert loss.at_ns <= loss.back_ns
+        # The end of a controller is not on record, only the last thing that it did.
+        assert loss.member == "controller" or loss.back_ns <= loss.at_ns + S
+    assert [loss.at_ns for loss in found] == sorted(loss.at_ns for loss in found)
+
+
+def test_rows_stand_in_the_text_on_the_page_and_in_the_figures() -> None:
+    run = reported("burst", faulty(1))
+    text, page = run.report.text(), html_report([run], "burst")
+    for loss in run.report.failovers:
+        assert loss.member in text
+        assert loss.member in page
+    assert "Losses and replacements" in page
+    assert run.report.as_json()["members_lost"] == 4
+    assert run.report.as_json()["members_replaced"] == 4
+
+
+def test_a_run_without_losses_has_no_such_table() -> None:
+    lines = (BEGUN, step(STARTED_NS, WorkerJoined(WorkerRef(0), DEVICE)))
+    run = reported("calm", lines)
+    assert run.report.failover_text == ""
+    assert "Losses and replacements" not in html_report([run], "calm")
+
+
+def test_a_lost_worker_names_its_model_and_the_requests_that_it_had() -> None:
+    worker, successor = WorkerRef(0), WorkerRef(0, 1)
+    load = StartLoad(1, 0, worker, "m", 1, (), 1, measure_capacity=False)
+    lines = [
+        BEGUN,
+        step(1, WorkerJoined(worker, DEVICE), commands=(load,)),
+        step(2, commands=tuple(Dispatch(name, 0, 1, worker) for name in "abc")),
+        step(3, RequestEnded("b", 0, Outcome.FINISHED, 1, worker)),
+        step(4, WorkerLost(worker, "gone")),
+        step(9, WorkerJoined(successor, DEVICE)),
+        step(10, WorkerLost(worker, "told twice")),
+    ]
+    assert failovers(lines) == [Failover(4, "worker w0.0", "gone", ("m",), 2, 9)]
+
+
+def test_a_member_that_was_replaced_while_no_controller_looked_is_a_loss() -> None:
+    lines = [
+        BEGUN,
+        step(
+            1, AgentJoined(agent_ref(0), Host("h", "leaf", 1)), WorkerJoined(WorkerRef(1), DEVICE)
+        ),
+        BEGUN,
+        step(7, AgentJoined(agent_ref(0, 1), Host("h", "leaf", 1))),
+        step(8, WorkerJoined(WorkerRef(1), DEVICE)),
+    ]
+    controller, agent = failovers(lines)
+    assert (controller.member, controller.at_ns, controller.back_ns) == ("controller", 1, 7)
+    assert (agent.member, agent.at_ns, agent.back_ns) == ("host agent h0.0", 7, 7)
+
+
+def test_a_further_part_is_no_failover() -> None:
+    opened = msgspec.structs.replace(BEGUN, is_continued=True)
+    joined = WorkerJoined(WorkerRef(1), DEVICE)
+    assert failovers([BEGUN, step(1, joined), opened, step(2, joined)]) == []
