@@ -1,14 +1,18 @@
 """How a child process starts and ends: its boot message, its status lines, its parent's death.
 
 A child gets one JSON line on standard input, answers with status lines on standard output, and
-ends when standard input does: then its parent is gone, and nobody would stop it any more.
+ends when standard input does: then its parent is gone, and nobody would stop it any more. Further
+lines on standard input ask whether it still works; the answer is a status line.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -54,6 +58,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     has_vllm_metrics: bool
     key_digests: tuple[str, ...]
     queue_timeout_s: float | None = None
+    lost_after_ms: int = 5000
 
 
 class WorkerBoot(Value, frozen=True, tag=True):
@@ -86,6 +91,8 @@ class WorkerBoot(Value, frozen=True, tag=True):
     storage_bytes_per_s: int | None = None
     live: LiveLimits = LiveLimits()
     resident_bytes: int = 0
+    lost_after_ms: int = 5000
+    stuck_after_ms: int = 60_000
 
 
 class AgentBoot(Value, frozen=True, tag=True):
@@ -101,6 +108,8 @@ class AgentBoot(Value, frozen=True, tag=True):
     parameter_share_percent: int = 100
     carrier: str = "auto"
     stall_ms: int = 2000
+    lost_after_ms: int = 5000
+    stuck_after_ms: int = 60_000
 
 
 class PrepareBoot(Value, frozen=True, tag=True):
@@ -112,10 +121,13 @@ class PrepareBoot(Value, frozen=True, tag=True):
 
 Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
 AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
+# What answers the parent: nothing before the process works.
+_answers: list[Callable[[], None]] = []
 
 
 class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
+    Without anything it says that the child works.
 
     A controller tells its `models` whenever they change, for its next life; a process that
     prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
@@ -137,6 +149,28 @@ def read_boot(kind: type[AnyBoot]) -> AnyBoot:
     return boot
 
 
+def answer_parent(is_working: Callable[[], bool]) -> None:
+    """When the parent asks whether this process works it gets an answer while `is_working`, which
+    is called on a thread of its own and must not block."""
+
+    def answer() -> None:
+        if is_working():
+            report(Status())
+
+    _answers.append(answer)
+
+
+def answer_parent_from(loop: asyncio.AbstractEventLoop) -> None:
+    """The event loop answers when the parent asks whether this process works."""
+
+    def answer() -> None:
+        # A loop that is closed is the end of the process.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(report, Status())
+
+    _answers.append(answer)
+
+
 def report(status: Status) -> None:
     """Write a status line; a supervisor that is gone needs none."""
     try:
@@ -149,6 +183,7 @@ def report(status: Status) -> None:
 def _end_with_parent() -> None:
     # The descriptor itself: a reader blocked in a Python file object upsets interpreter shutdown.
     while os.read(0, 4096):
-        pass
+        for answer in _answers:
+            answer()
     # Not sys.exit: other threads may hold locks or compute, and there is nothing left to save.
     os._exit(0)

@@ -153,6 +153,8 @@ def controller_config(
         settle_ns=config.settle_ms * _MS_NS,
         dispatched_ahead_max=config.dispatched_ahead_max,
         request_attempts_max=config.request_attempts_max,
+        # A gateway may give a silent worker up a little before the controller does.
+        avoid_ns=max(_S_NS, config.lost_after_ms * _MS_NS),
         scaling=_scaling(config),
         multicast=config.multicast,
         placement=_placement(config),

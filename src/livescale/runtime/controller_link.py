@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from livescale.messages.events import LinkMeasured
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import (
     Address,
     AgentEvent,
@@ -48,16 +49,20 @@ class ControllerLink:
         obey: Callable[[Order | Examine], None],
         refused: Callable[[str], None],
         gone: Callable[[WorkerRef], None] = lambda _: None,
+        *,
+        heartbeats: Heartbeats,
     ) -> None:
         """`hello` says who this is and what it holds: a restarted controller builds its state
         from that. `refused` is called when the controller will not talk to this incarnation,
-        `gone` with members that the controller lost, whatever their connections seem to be."""
+        `gone` with members that the controller lost, whatever their connections seem to be. A
+        controller that is silent is given up by `heartbeats`."""
         self._address = controller
         self._acquaintances = acquaintances
         self._hello = hello
         self._obey = obey
         self._refused = refused
         self._gone = gone
+        self._heartbeats = heartbeats
         self._wire: Wire[ToWorker] | None = None
 
     def send(self, event: WorkerEvent | AgentEvent | Examined) -> None:
@@ -79,6 +84,7 @@ class ControllerLink:
             pause_s = _RECONNECT_S[0]
             for message in self._hello():
                 wire.send(message)
+            self._heartbeats.add(wire)
             self._wire = wire
             await self._listen(wire)
             self._wire = None

@@ -44,7 +44,8 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.runtime.boot import ControllerBoot, Status, read_boot, report
+from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_loads import ModelLoads
 from livescale.runtime.publication import Publication
 from livescale.runtime.step_news import StepNews
@@ -90,6 +91,7 @@ class ControllerProcess:
             boot.models, boot.pool, self._controller, self._push, self._announce
         )
         self._record = record
+        self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._tracker = ScaleTracker()
         self._news = StepNews(self._controller)
         self._events: list[AnyEvent] = []
@@ -297,7 +299,9 @@ class ControllerProcess:
         ) or not secrets.compare_digest(hello.secret, self._boot.secret):
             _log.warning("a connection without a valid hello was closed (%s)", wire.error)
             wire.close()
-        elif isinstance(hello, WorkerHello):
+            return
+        self.heartbeats.add(wire)
+        if isinstance(hello, WorkerHello):
             joined = WorkerJoined(hello.worker, hello.device, hello.report)
             holder = Holder(hello.worker, hello.data_address, hello.device.host, hello.shm_path)
             peer = Peer(hello.worker, hello.token_address)
@@ -426,6 +430,7 @@ async def _main(boot: ControllerBoot) -> None:
     # decisions for tens of milliseconds.
     gc.collect()
     gc.freeze()
+    answer_parent_from(asyncio.get_running_loop())
     report(Status(is_ready=True))
 
     async def flush() -> None:
@@ -436,9 +441,10 @@ async def _main(boot: ControllerBoot) -> None:
             if file is not None:
                 file.flush()
 
-    tasks = [asyncio.create_task(part) for part in (process.run(), flush(), stop.wait())]
+    parts = (process.run(), process.heartbeats.run(), stop.wait(), flush())
+    tasks = [asyncio.create_task(part) for part in parts]
     async with server:
-        done, _ = await asyncio.wait(tasks[::2], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks[:-1], return_when=asyncio.FIRST_COMPLETED)
     process.finish()
     if file is not None:
         file.close()
