@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +41,7 @@ def test_nobody_is_lost_who_was_not_silent_before_watching_eyes(
     for at in lost:
         assert not [word for word in words if at - LOST_AFTER < word <= at]
         eyes = [look for look in looked if look <= at]
-        apart = [b - a for a, b in zip(eyes, eyes[1:], strict=False) if b > at - LOST_AFTER]
+        apart = [b - a for a, b in pairwise(eyes) if b > at - LOST_AFTER]
         assert max(apart) <= LOST_AFTER // 2
 
 
