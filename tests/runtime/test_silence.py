@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -14,17 +14,15 @@ import psutil
 import pytest
 from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
+from running_streams import ANSWER_S, TOKENS, RightTokens, check, right_tokens_of, streams_while
 
 from livescale.messages.events import WorkerLost
 from livescale.telemetry.record import StepLine, read_record
 
 pytestmark = pytest.mark.pool
 LOST_AFTER_MS = 1000
-STREAMS = 24
-TOKENS = 200
 #: of one run; a stream takes a few seconds, in which everything happens
 RUN_US = 20_000
-ANSWER_S = 100.0
 
 
 @pytest.fixture(scope="module")
@@ -67,42 +65,9 @@ def is_whole(pool: LocalPool) -> bool:
         return False
 
 
-async def all_streams(
-    pool: LocalPool, meanwhile: Callable[[], Awaitable[object]], wanted: int = STREAMS
-) -> list[Answer]:
-    """Streams that all have begun when `meanwhile` happens."""
-    begun = asyncio.Semaphore(0)
-    async with httpx.AsyncClient(timeout=ANSWER_S, limits=httpx.Limits(max_connections=None)) as c:
-        answers = [Answer(prompt(number, 20)) for number in range(wanted)]
-
-        async def read(answer: Answer) -> None:
-            async for count in answer.stream(pool.url, c, TOKENS):
-                if count == 1:
-                    begun.release()
-
-        tasks = [asyncio.create_task(read(answer)) for answer in answers]
-        for _ in answers:
-            await begun.acquire()
-        await meanwhile()
-        await asyncio.gather(*tasks)
-    return answers
-
-
-def check(answers: list[Answer], right: dict[tuple[int, ...], list[int]]) -> None:
-    assert [answer.error for answer in answers] == [None] * len(answers)
-    assert [len(answer.token_ids) for answer in answers] == [TOKENS] * len(answers)
-    assert {tuple(a.prompt_ids): a.token_ids for a in answers} == right
-
-
 @pytest.fixture(scope="module")
-def right_tokens(pool: LocalPool) -> dict[tuple[int, ...], list[int]]:
-    """A timed worker's tokens depend on the prompt alone: those of a run without faults."""
-
-    async def nothing() -> None:
-        pass
-
-    answers = asyncio.run(all_streams(pool, nothing))
-    return {tuple(answer.prompt_ids): answer.token_ids for answer in answers}
+def right_tokens(pool: LocalPool) -> RightTokens:
+    return right_tokens_of(pool)
 
 
 def losses(pool: LocalPool) -> list[WorkerLost]:
@@ -113,14 +78,14 @@ def losses(pool: LocalPool) -> list[WorkerLost]:
 def test_streams_of_a_stopped_worker_go_on_elsewhere(
     pool: LocalPool,
     stopped: Callable[[str], psutil.Process],
-    right_tokens: dict[tuple[int, ...], list[int]],
+    right_tokens: RightTokens,
 ) -> None:
     processes = []
 
     async def stop() -> None:
         processes.append(stopped("worker 0"))
 
-    check(asyncio.run(all_streams(pool, stop)), right_tokens)
+    check(asyncio.run(streams_while(pool, stop)), right_tokens)
     (process,) = processes
     wait_until(lambda: not process.is_running(), "it is killed")
     wait_until(lambda: is_whole(pool), "it is replaced")
@@ -129,7 +94,7 @@ def test_streams_of_a_stopped_worker_go_on_elsewhere(
 def test_requests_wait_for_the_next_life_of_a_stopped_controller(
     pool: LocalPool,
     stopped: Callable[[str], psutil.Process],
-    right_tokens: dict[tuple[int, ...], list[int]],
+    right_tokens: RightTokens,
 ) -> None:
     late = []
 
@@ -142,7 +107,7 @@ def test_requests_wait_for_the_next_life_of_a_stopped_controller(
         late.append(new)
         assert not process.is_running()
 
-    check(asyncio.run(all_streams(pool, stop)), right_tokens)
+    check(asyncio.run(streams_while(pool, stop)), right_tokens)
     assert late[0].token_ids == right_tokens[tuple(prompt(0, 20))]
     # Nobody else was taken for lost because of it.
     assert not [e for e in losses(pool) if "silent" not in e.reason and e.worker.worker == 1]
@@ -195,7 +160,7 @@ def test_a_stopped_gateway_is_replaced(
 def test_a_worker_that_goes_on_in_time_is_nobodys_loss(
     pool: LocalPool,
     stopped: Callable[[str], psutil.Process],
-    right_tokens: dict[tuple[int, ...], list[int]],
+    right_tokens: RightTokens,
 ) -> None:
     processes = []
 
@@ -204,5 +169,5 @@ def test_a_worker_that_goes_on_in_time_is_nobodys_loss(
         processes.append(process)
         process.send_signal(signal.SIGCONT)
 
-    check(asyncio.run(all_streams(pool, stop_and_go)), right_tokens)
+    check(asyncio.run(streams_while(pool, stop_and_go)), right_tokens)
     assert processes[0].is_running()

@@ -98,6 +98,7 @@ class ControllerLink:
             if isinstance(message, Holders):
                 refs = {holder.ref for holder in message.holders}
                 for member in sorted(living - refs):
+                    self._acquaintances.lose(member)
                     self._gone(member)
                 living = refs
                 # Before the next order is read, which may name one of them.
@@ -144,6 +145,14 @@ class Acquaintances:
             except OSError as error:
                 # It may have died meanwhile; if not, a feed from it fails and says so.
                 _log.warning("%s cannot reach %s: %s", self._own, holder.ref, error)
+
+    def lose(self, member: WorkerRef) -> None:
+        """The controller gave the member up. It may live on and not know it: nothing more comes
+        from there."""
+        known = self._known.get(member.worker)
+        if known is not None and known.ref == member:
+            del self._known[member.worker]
+        self._data_plane.disconnect(member)
 
     def probe(self) -> list[LinkMeasured]:
         """Try the ways from the nearest in number, those of other hosts first. Blocks; once."""

@@ -501,7 +501,9 @@ class SimWorld:
 
     def _met_by_gateway(self) -> list[WorkerRef]:
         for worker in self._gateway.workers_with_requests():
-            self._silences.left_with(worker, "requests")
+            # Of one that is dead the end is on its way.
+            if worker in self._emitting:
+                self._silences.left_with(worker, "requests")
         return list(self._emitting)
 
     def _channels(self, ref: WorkerRef) -> list[SimChannel[Any]]:
