@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -171,3 +173,27 @@ def test_a_worker_that_goes_on_in_time_is_nobodys_loss(
 
     check(asyncio.run(streams_while(pool, stop_and_go)), right_tokens)
     assert processes[0].is_running()
+
+
+def test_nobody_is_given_up_on_a_busy_machine(tiny_model: Path, tmp_path: Path) -> None:
+    """With the default patience, while others burn every core."""
+    burn = [sys.executable, "-c", "while True: pass"]
+    burning = [subprocess.Popen(burn) for _ in range(os.cpu_count() or 1)]
+    try:
+        with LocalPool(
+            tiny_model,
+            tmp_path,
+            "    min_replicas: 3\n    prefill_tokens_per_s: 5000\n",
+            device="timed",
+            workers=3,
+            timed_run_us=RUN_US,
+        ) as pool:
+            lives = pool.pool.pids()
+            right = right_tokens_of(pool)
+            assert right == right_tokens_of(pool)
+            assert pool.pool.pids() == lives
+            assert not losses(pool)
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
