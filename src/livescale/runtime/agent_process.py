@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from livescale.messages.commands import AmendLoad, DropCopy, StartCopy
-from livescale.runtime.boot import AgentBoot, Status, answer_parent, read_boot, report
+from livescale.runtime.boot import AgentBoot, Status, answer_parent_from, read_boot, report
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_store import HostStore
@@ -31,7 +31,7 @@ class AgentSocket:
     def __init__(self, boot: AgentBoot, data_plane: DataPlane) -> None:
         self._boot = boot
         self._data_plane = data_plane
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         host = boot.host
         acquaintances = Acquaintances(
             boot.agent, host.name, data_plane, measures_links=host.downlink_bytes_per_s is None
@@ -55,11 +55,11 @@ class AgentSocket:
 
     def tell(self, event: AgentEvent | Examined) -> None:
         """Tell the controller. From any thread; never blocks."""
-        self._loop.call_soon_threadsafe(self._link.send, event)
+        self.loop.call_soon_threadsafe(self._link.send, event)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
         await asyncio.gather(self._link.run(), self._heartbeats.run())
@@ -120,7 +120,7 @@ def main() -> None:
     )
     signal.signal(signal.SIGTERM, lambda *_: store.stop())
     socket.start(store)
-    answer_parent(store.pulse.is_working)
+    answer_parent_from(socket.loop, store.pulse.is_working)
     report(Status(is_ready=True))
     store.run()
     data_plane.close()

@@ -121,8 +121,8 @@ class PrepareBoot(Value, frozen=True, tag=True):
 
 Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
 AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
-# What answers the parent: nothing before the process works.
-_answers: list[Callable[[], None]] = []
+# What passes the parent's question on: nothing before the process works.
+_askers: list[Callable[[], None]] = []
 
 
 class Status(Value, frozen=True):
@@ -149,26 +149,22 @@ def read_boot(kind: type[AnyBoot]) -> AnyBoot:
     return boot
 
 
-def answer_parent(is_working: Callable[[], bool]) -> None:
-    """When the parent asks whether this process works it gets an answer while `is_working`, which
-    is called on a thread of its own and must not block."""
+def answer_parent_from(
+    loop: asyncio.AbstractEventLoop, is_working: Callable[[], bool] = lambda: True
+) -> None:
+    """The event loop answers when the parent asks whether this process works, and says nothing
+    unless `is_working`."""
 
     def answer() -> None:
         if is_working():
             report(Status())
 
-    _answers.append(answer)
-
-
-def answer_parent_from(loop: asyncio.AbstractEventLoop) -> None:
-    """The event loop answers when the parent asks whether this process works."""
-
-    def answer() -> None:
+    def ask() -> None:
         # A loop that is closed is the end of the process.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(report, Status())
+            loop.call_soon_threadsafe(answer)
 
-    _answers.append(answer)
+    _askers.append(ask)
 
 
 def report(status: Status) -> None:
@@ -183,7 +179,7 @@ def report(status: Status) -> None:
 def _end_with_parent() -> None:
     # The descriptor itself: a reader blocked in a Python file object upsets interpreter shutdown.
     while os.read(0, 4096):
-        for answer in _answers:
-            answer()
+        for ask in _askers:
+            ask()
     # Not sys.exit: other threads may hold locks or compute, and there is nothing left to save.
     os._exit(0)

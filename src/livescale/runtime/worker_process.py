@@ -19,7 +19,7 @@ from pathlib import Path
 from livescale.engine.run_result import InstanceExecutor
 from livescale.engine.timed import TimedExecutor
 from livescale.messages.commands import AmendLoad, Release, StartLoad
-from livescale.runtime.boot import Status, WorkerBoot, answer_parent, read_boot, report
+from livescale.runtime.boot import Status, WorkerBoot, answer_parent_from, read_boot, report
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.instance_host import InstanceHost
@@ -56,7 +56,7 @@ class WorkerSockets:
     def __init__(self, boot: WorkerBoot, data_plane: DataPlane) -> None:
         self._boot = boot
         self._data_plane = data_plane
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         acquaintances = Acquaintances(
             boot.worker,
             boot.device.host,
@@ -85,10 +85,10 @@ class WorkerSockets:
     # -- Reporter (any thread) --------------------------------------------------------------------
 
     def to_controller(self, event: WorkerEvent | Examined) -> None:
-        self._loop.call_soon_threadsafe(self._link.send, event)
+        self.loop.call_soon_threadsafe(self._link.send, event)
 
     def to_gateway(self, gateway: str, message: FromTokenServer) -> None:
-        self._loop.call_soon_threadsafe(self._send_to_gateway, gateway, message)
+        self.loop.call_soon_threadsafe(self._send_to_gateway, gateway, message)
 
     def _send_to_gateway(self, gateway: str, message: FromTokenServer) -> None:
         wire = self._gateways.get(gateway)
@@ -101,8 +101,8 @@ class WorkerSockets:
     # -- the socket thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._accept_gateway, self._boot.token_host, 0)
@@ -197,7 +197,7 @@ def main(watch: Callable[[InstanceExecutor], InstanceExecutor] | None = None) ->
     host = InstanceHost(boot, arena, executor, data_plane, sockets)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     sockets.start(host)
-    answer_parent(host.pulse.is_working)
+    answer_parent_from(sockets.loop, host.pulse.is_working)
     report(Status(is_ready=True))
     host.run()
     data_plane.close()
