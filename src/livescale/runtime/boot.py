@@ -127,7 +127,7 @@ _askers: list[Callable[[], None]] = []
 
 class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
-    Without anything it says that the child works.
+    `is_working` is the answer to its parent's question.
 
     A controller tells its `models` whenever they change, for its next life; a process that
     prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
@@ -135,6 +135,7 @@ class Status(Value, frozen=True):
     """
 
     is_ready: bool = False
+    is_working: bool = False
     fatal: str | None = None
     models: tuple[PublishedModel, ...] | None = None
     entry: CatalogEntry | None = None
@@ -157,7 +158,7 @@ def answer_parent_from(
 
     def answer() -> None:
         if is_working():
-            report(Status())
+            report(Status(is_working=True))
 
     def ask() -> None:
         # A loop that is closed is the end of the process.
