@@ -168,6 +168,24 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         int,
         About("time without a byte after which parameters are asked for elsewhere", "ms", 100),
     ] = 2000
+    lost_after_ms: Annotated[
+        int,
+        About(
+            "silence after which a worker, an agent, the controller or a gateway is given up",
+            "ms",
+            200,
+            3_600_000,
+        ),
+    ] = 5000
+    stuck_after_ms: Annotated[
+        int,
+        About(
+            "time after which a single piece of a worker's or agent's work counts as silence",
+            "ms",
+            1000,
+            86_400_000,
+        ),
+    ] = 60_000
     parameter_share_percent: Annotated[
         int, About("share of a limited uplink that parameters may take at most", "%", 1, 100)
     ] = 100

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import Address, Holder, Holders, ToController, Wire
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
@@ -57,6 +58,7 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
             obey=lambda _: None,
             refused=lambda _: None,
             gone=gone.put_nowait,
+            heartbeats=Heartbeats(60_000),
         )
         running = asyncio.create_task(link.run())
         life = await controllers.lives.get()

@@ -271,6 +271,7 @@ def boot(controller: Address, queue_timeout_s: float | None = None) -> GatewayBo
         slo="ttft=1s",
         has_vllm_metrics=False,
         key_digests=(),
+        lost_after_ms=60_000,
         queue_timeout_s=queue_timeout_s,
     )
 

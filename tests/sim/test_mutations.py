@@ -236,7 +236,7 @@ MUTATIONS: list[tuple[Break, str]] = [
     (draining_instances_are_released_early, "an instance with requests is not released"),
     (the_last_copy_may_go, "the last copy is kept"),
     (copies_that_are_read_may_go, "a copy that is read from is kept"),
-    (losses_are_not_noticed, "only living members get orders"),
+    (losses_are_not_noticed, "only living members get orders|senders are alive"),
     (nobody_asks_to_be_woken, "every request ends"),
     (loading_instances_get_requests, "complete models serve"),
     (

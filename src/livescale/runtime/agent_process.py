@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from livescale.messages.commands import AmendLoad, DropCopy, StartCopy
-from livescale.runtime.boot import AgentBoot, Status, read_boot, report
+from livescale.runtime.boot import AgentBoot, Status, answer_parent_from, read_boot, report
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_store import HostStore
 from livescale.runtime.wire import Address, AgentEvent, AgentHello, Examine, Examined, Order
 from livescale.transfer.arena import Arena
@@ -30,13 +31,15 @@ class AgentSocket:
     def __init__(self, boot: AgentBoot, data_plane: DataPlane) -> None:
         self._boot = boot
         self._data_plane = data_plane
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         host = boot.host
         acquaintances = Acquaintances(
             boot.agent, host.name, data_plane, measures_links=host.downlink_bytes_per_s is None
         )
+        self._heartbeats = Heartbeats(boot.lost_after_ms, lambda: self.store.pulse.is_working())
         self._link = ControllerLink(
-            boot.controller, acquaintances, self._hello, self._hand_over, self._end
+            *(boot.controller, acquaintances, self._hello, self._hand_over, self._end),
+            heartbeats=self._heartbeats,
         )
         self._store: HostStore | None = None
 
@@ -52,11 +55,14 @@ class AgentSocket:
 
     def tell(self, event: AgentEvent | Examined) -> None:
         """Tell the controller. From any thread; never blocks."""
-        self._loop.call_soon_threadsafe(self._link.send, event)
+        self.loop.call_soon_threadsafe(self._link.send, event)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._link.run())
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        await asyncio.gather(self._link.run(), self._heartbeats.run())
 
     def _hello(self) -> list[AgentHello]:
         host, port = self._data_plane.address
@@ -107,9 +113,14 @@ def main() -> None:
         stall_s=boot.stall_ms / 1000,
     )
     socket = AgentSocket(boot, data_plane)
-    store = HostStore(boot.agent, memory, data_plane, socket.tell, boot.host.storage_bytes_per_s)
+    store = HostStore(
+        *(boot.agent, memory, data_plane, socket.tell, boot.host.storage_bytes_per_s),
+        lost_after_ms=boot.lost_after_ms,
+        stuck_after_ms=boot.stuck_after_ms,
+    )
     signal.signal(signal.SIGTERM, lambda *_: store.stop())
     socket.start(store)
+    answer_parent_from(socket.loop, store.pulse.is_working)
     report(Status(is_ready=True))
     store.run()
     data_plane.close()

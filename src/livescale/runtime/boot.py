@@ -1,14 +1,18 @@
 """How a child process starts and ends: its boot message, its status lines, its parent's death.
 
 A child gets one JSON line on standard input, answers with status lines on standard output, and
-ends when standard input does: then its parent is gone, and nobody would stop it any more.
+ends when standard input does: then its parent is gone, and nobody would stop it any more. Further
+lines on standard input ask whether it still works; the answer is a status line.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -58,6 +62,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     has_vllm_metrics: bool
     key_digests: tuple[str, ...]
     queue_timeout_s: float | None = None
+    lost_after_ms: int = 5000
 
 
 class WorkerBoot(Value, frozen=True, tag=True):
@@ -90,6 +95,8 @@ class WorkerBoot(Value, frozen=True, tag=True):
     storage_bytes_per_s: int | None = None
     live: LiveLimits = LiveLimits()
     resident_bytes: int = 0
+    lost_after_ms: int = 5000
+    stuck_after_ms: int = 60_000
 
 
 class AgentBoot(Value, frozen=True, tag=True):
@@ -105,6 +112,8 @@ class AgentBoot(Value, frozen=True, tag=True):
     parameter_share_percent: int = 100
     carrier: str = "auto"
     stall_ms: int = 2000
+    lost_after_ms: int = 5000
+    stuck_after_ms: int = 60_000
 
 
 class PrepareBoot(Value, frozen=True, tag=True):
@@ -116,10 +125,13 @@ class PrepareBoot(Value, frozen=True, tag=True):
 
 Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
 AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
+# What passes the parent's question on: nothing before the process works.
+_askers: list[Callable[[], None]] = []
 
 
 class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
+    `is_working` is the answer to its parent's question.
 
     A controller tells its `models` whenever they change, for its next life; a process that
     prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
@@ -127,6 +139,7 @@ class Status(Value, frozen=True):
     """
 
     is_ready: bool = False
+    is_working: bool = False
     fatal: str | None = None
     models: tuple[PublishedModel, ...] | None = None
     entry: CatalogEntry | None = None
@@ -141,6 +154,24 @@ def read_boot(kind: type[AnyBoot]) -> AnyBoot:
     return boot
 
 
+def answer_parent_from(
+    loop: asyncio.AbstractEventLoop, is_working: Callable[[], bool] = lambda: True
+) -> None:
+    """The event loop answers when the parent asks whether this process works, and says nothing
+    unless `is_working`."""
+
+    def answer() -> None:
+        if is_working():
+            report(Status(is_working=True))
+
+    def ask() -> None:
+        # A loop that is closed is the end of the process.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(answer)
+
+    _askers.append(ask)
+
+
 def report(status: Status) -> None:
     """Write a status line; a supervisor that is gone needs none."""
     try:
@@ -153,6 +184,7 @@ def report(status: Status) -> None:
 def _end_with_parent() -> None:
     # The descriptor itself: a reader blocked in a Python file object upsets interpreter shutdown.
     while os.read(0, 4096):
-        pass
+        for ask in _askers:
+            ask()
     # Not sys.exit: other threads may hold locks or compute, and there is nothing left to save.
     os._exit(0)

@@ -154,6 +154,8 @@ def controller_config(
         dispatched_ahead_max=config.dispatched_ahead_max,
         sequences_max=config.sequences_max,
         request_attempts_max=config.request_attempts_max,
+        # A gateway may give a silent worker up a little before the controller does.
+        avoid_ns=max(_S_NS, config.lost_after_ms * _MS_NS),
         scaling=_scaling(config),
         multicast=config.multicast,
         placement=_placement(config),

@@ -5,15 +5,18 @@ The kinds import only what they need: the gateway has no torch, the controller n
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import os
+import signal
 import sys
 
 import msgspec
 
 from livescale.runtime.boot import Status, report
 
+_SET_PARENT_DEATH_SIGNAL = 1
 _KINDS = {
     "agent": "livescale.runtime.agent_process",
     "controller": "livescale.runtime.controller_process",
@@ -25,6 +28,7 @@ _KINDS = {
 
 def main() -> None:
     kind, level = sys.argv[1:]
+    _end_with_parent()
     logging.basicConfig(
         level=level.upper(), format=f"%(asctime)s {kind}[{os.getpid()}] %(levelname)s %(message)s"
     )
@@ -43,6 +47,13 @@ def main() -> None:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """A process that is stopped does not see the end of its standard input: the system kills it
+    when its parent has died. (Elsewhere than on Linux nobody does.)"""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 if __name__ == "__main__":

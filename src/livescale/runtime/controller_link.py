@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from livescale.messages.events import LinkMeasured
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import (
     Address,
     AgentEvent,
@@ -48,16 +49,20 @@ class ControllerLink:
         obey: Callable[[Order | Examine], None],
         refused: Callable[[str], None],
         gone: Callable[[WorkerRef], None] = lambda _: None,
+        *,
+        heartbeats: Heartbeats,
     ) -> None:
         """`hello` says who this is and what it holds: a restarted controller builds its state
         from that. `refused` is called when the controller will not talk to this incarnation,
-        `gone` with members that the controller lost, whatever their connections seem to be."""
+        `gone` with members that the controller lost, whatever their connections seem to be. A
+        controller that is silent is given up by `heartbeats`."""
         self._address = controller
         self._acquaintances = acquaintances
         self._hello = hello
         self._obey = obey
         self._refused = refused
         self._gone = gone
+        self._heartbeats = heartbeats
         self._wire: Wire[ToWorker] | None = None
 
     def send(self, event: WorkerEvent | AgentEvent | Examined) -> None:
@@ -79,6 +84,7 @@ class ControllerLink:
             pause_s = _RECONNECT_S[0]
             for message in self._hello():
                 wire.send(message)
+            self._heartbeats.add(wire)
             self._wire = wire
             await self._listen(wire)
             self._wire = None
@@ -92,6 +98,7 @@ class ControllerLink:
             if isinstance(message, Holders):
                 refs = {holder.ref for holder in message.holders}
                 for member in sorted(living - refs):
+                    self._acquaintances.lose(member)
                     self._gone(member)
                 living = refs
                 # Before the next order is read, which may name one of them.
@@ -138,6 +145,14 @@ class Acquaintances:
             except OSError as error:
                 # It may have died meanwhile; if not, a feed from it fails and says so.
                 _log.warning("%s cannot reach %s: %s", self._own, holder.ref, error)
+
+    def lose(self, member: WorkerRef) -> None:
+        """The controller gave the member up. It may live on and not know it: nothing more comes
+        from there."""
+        known = self._known.get(member.worker)
+        if known is not None and known.ref == member:
+            del self._known[member.worker]
+        self._data_plane.disconnect(member)
 
     def probe(self) -> list[LinkMeasured]:
         """Try the ways from the nearest in number, those of other hosts first. Blocks; once."""

@@ -44,7 +44,8 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.runtime.boot import ControllerBoot, Status, read_boot, report
+from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_loads import ModelLoads
 from livescale.runtime.publication import Publication
 from livescale.runtime.recording import Recording
@@ -88,6 +89,7 @@ class ControllerProcess:
         self._publication = Publication(
             boot.models, boot.pool, self._controller, self._push, self._announce
         )
+        self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews(self._controller)
         #: what is written down of this life (None: nothing)
         self.recording: Recording | None = None
@@ -303,7 +305,9 @@ class ControllerProcess:
         ) or not secrets.compare_digest(hello.secret, self._boot.secret):
             _log.warning("a connection without a valid hello was closed (%s)", wire.error)
             wire.close()
-        elif isinstance(hello, WorkerHello):
+            return
+        self.heartbeats.add(wire)
+        if isinstance(hello, WorkerHello):
             joined = WorkerJoined(hello.worker, hello.device, hello.report)
             holder = Holder(hello.worker, hello.data_address, hello.device.host, hello.shm_path)
             peer = Peer(hello.worker, hello.token_address)
@@ -433,6 +437,7 @@ async def _main(boot: ControllerBoot) -> None:
     # decisions for tens of milliseconds.
     gc.collect()
     gc.freeze()
+    answer_parent_from(asyncio.get_running_loop())
     report(Status(is_ready=True))
 
     async def show() -> None:
@@ -446,7 +451,7 @@ async def _main(boot: ControllerBoot) -> None:
             await asyncio.sleep(_FLUSH_S)
             await process.flush_record()
 
-    parts = (process.run(), show(), flush(), stop.wait())
+    parts = (process.run(), process.heartbeats.run(), show(), flush(), stop.wait())
     tasks = [asyncio.create_task(part) for part in parts]
     async with server:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -14,6 +14,7 @@ from collections.abc import Collection
 import msgspec
 import xxhash
 
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import (
     Address,
     Examine,
@@ -39,6 +40,7 @@ class ExamineBoot(Value, frozen=True):
 
     secret: str
     controller: Address
+    lost_after_ms: int = 5000
 
 
 def held_copy(
@@ -63,11 +65,15 @@ async def examine(boot: ExamineBoot) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
     call = secrets.token_hex(8)
     wire.send(GatewayHello(boot.secret, f"examiner {call}"))
     wire.send(Examine(call))
+    heartbeats = Heartbeats(boot.lost_after_ms)
+    heartbeats.add(wire)
+    beating = asyncio.create_task(heartbeats.run())
     try:
         return await asyncio.wait_for(_answers(wire), _ANSWER_S)
     except TimeoutError:
         raise ExaminationError(f"no answer within {_ANSWER_S:g} s") from None
     finally:
+        beating.cancel()
         wire.close()
 
 

@@ -13,7 +13,7 @@ import uvloop
 from livescale.gateway.app import create_app
 from livescale.gateway.limits import Limits
 from livescale.gateway.server import serve
-from livescale.runtime.boot import GatewayBoot, Status, read_boot, report
+from livescale.runtime.boot import GatewayBoot, Status, answer_parent_from, read_boot, report
 from livescale.runtime.pool_backend import PoolBackend
 
 
@@ -35,7 +35,9 @@ async def _main(boot: GatewayBoot) -> None:
         is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
     )
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    answer_parent_from(loop)
 
     async def tell_when_settled() -> None:
         await backend.is_settled.wait()

@@ -23,6 +23,7 @@ from livescale.messages.events import (
 )
 from livescale.runtime.arrival import ArrivalOrder, ModelArrival
 from livescale.runtime.examination import held_copy
+from livescale.runtime.heartbeat import WorkPulse
 from livescale.runtime.regions import Regions
 from livescale.runtime.wire import AgentEvent, Examine, Examined, Order
 from livescale.transfer.arena import Arena
@@ -54,6 +55,9 @@ class HostStore:
         data_plane: DataPlane,
         tell: Callable[[AgentEvent | Examined], None],
         storage_bytes_per_s: int | None = None,
+        *,
+        lost_after_ms: int = 5000,
+        stuck_after_ms: int = 60_000,
     ) -> None:
         self._agent = agent
         self._memory = memory
@@ -63,6 +67,8 @@ class HostStore:
         self._regions = Regions(memory.size_bytes)
         self._copies: dict[PlanId, _Copy] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        #: asked by those who answer for the main thread
+        self.pulse = WorkPulse(lost_after_ms, stuck_after_ms, self.post)
         #: read by the socket thread when a controller asks anew; replaced, never changed
         self.reports: tuple[CopyReport, ...] = ()
 
@@ -79,7 +85,8 @@ class HostStore:
     def run(self) -> None:
         """Work until `stop`."""
         while (work := self._inbox.get()) is not None:
-            work()
+            with self.pulse.piece():
+                work()
 
     # -- orders of the controller (main thread) -------------------------------------------------
 

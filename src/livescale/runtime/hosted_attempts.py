@@ -117,10 +117,10 @@ class HostedAttempts:
         return is_here
 
     def gateway_gone(self, gateway: str) -> None:
-        """Nobody reads what this gateway asked for."""
+        """Nobody here can tell this gateway anything. Whether it lives, and what it wants, is the
+        controller's to say: the gateway may have lost the wire alone."""
         for request, attempt in self._live.requests() if self._live is not None else ():
-            if self._gateway_of.get(request) == gateway:
-                self.cancel(request, attempt)
+            self.gateway_unknown(gateway, request, attempt)
 
     def gateway_unknown(self, gateway: str, request: RequestId, attempt: int) -> None:
         """No wire leads to the gateway of an attempt that was taken over: only the controller can

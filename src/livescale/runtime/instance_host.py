@@ -36,6 +36,7 @@ from livescale.runtime.arrival import ArrivalOrder, ModelArrival
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.examination import held_copy
 from livescale.runtime.given_model import GivenModel
+from livescale.runtime.heartbeat import WorkPulse
 from livescale.runtime.hosted_attempts import HostedAttempts, Reporter
 from livescale.runtime.live_partners import HandedBatch, LivePartners
 from livescale.runtime.residents import ArenaResidents
@@ -71,6 +72,8 @@ class InstanceHost:
         self._data_plane = data_plane
         self._reporter = reporter
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        #: asked by those who answer for the main thread
+        self.pulse = WorkPulse(boot.lost_after_ms, boot.stuck_after_ms, self.post)
         self._assigned: GivenModel | None = None
         #: what the gateways ask for; to be used on the main thread only
         self.attempts = HostedAttempts(boot.worker, reporter, boot.live.answer_ns)
@@ -107,7 +110,8 @@ class InstanceHost:
             assigned = self._assigned
             self._is_idle = True
             if assigned is not None and assigned.takes_requests:
-                self._work(assigned)
+                with self.pulse.piece():
+                    self._work(assigned)
         self._partners.close()
 
     def _take_in(self) -> bool:
@@ -117,7 +121,8 @@ class InstanceHost:
             while True:
                 if work is None:
                     return False
-                work()
+                with self.pulse.piece():
+                    work()
                 work = self._inbox.get_nowait()
         except queue.Empty:
             return True

@@ -40,6 +40,8 @@ class Child:
         self.life = -1
         self.is_ready = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None
+        #: when this life last answered `ask` (None: it has not yet)
+        self.answered_ns: int | None = None
         self._boot = boot
         self._fds = fds
         self._prefix = prefix
@@ -52,6 +54,7 @@ class Child:
         self.life += 1
         self.restarts.begins()
         self.started_s = time.monotonic()
+        self.answered_ns = None
         self.process = await asyncio.create_subprocess_exec(
             *self._prefix,
             sys.executable,
@@ -78,6 +81,8 @@ class Child:
         async for text in self.process.stdout:
             with contextlib.suppress(msgspec.MsgspecError):
                 status = msgspec.json.decode(text, type=Status)
+                if status.is_working:
+                    self.answered_ns = time.monotonic_ns()
                 self.restarts.fatal = status.fatal or self.restarts.fatal
                 if status.is_ready:
                     ready_at = time.monotonic()
@@ -90,6 +95,16 @@ class Child:
         ready_s = None if ready_at is None else time.monotonic() - ready_at
         self.restarts.ended(self.process.returncode, ready_s)
         self.is_ready.clear()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def ask(self) -> None:
+        """Let the process answer with a status line, if it works."""
+        stdin = self.process.stdin if self.process is not None else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(b"\n")
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:

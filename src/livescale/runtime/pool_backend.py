@@ -30,6 +30,7 @@ from livescale.gateway.backend import (
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_shelf import ModelShelf
 from livescale.runtime.open_questions import OpenQuestions
 from livescale.runtime.transcripts import StopWords, Transcript, Transcripts
@@ -109,6 +110,10 @@ class PoolBackend:
         self._transcripts.offer(card.name for card in self._shelf.cards)
         self._controller: Wire[ToGateway] | None = None
         self._controllers_met = 0
+        #: when the last controller sent something last (None: one is there and sends)
+        self._away_since_ns: int | None = time.monotonic_ns()
+        self._heartbeats = Heartbeats(boot.lost_after_ms)
+        self._peers: dict[WorkerRef, Peer] = {}
         self._workers: dict[WorkerRef, Wire[FromTokenServer]] = {}
         self._readers: dict[WorkerRef, asyncio.Task[None]] = {}
         #: dispatches to workers whose connection is still being made
@@ -138,8 +143,12 @@ class PoolBackend:
         await self._ask(RemoveModel(self._questions.next_call(), name))
 
     def is_ready(self) -> bool:
-        """Every model has what it should have at least. (A lost controller changes nothing.)"""
-        return self._shelf.is_ready
+        """Every model has what it should have at least, as far as the controller says; one that is
+        just being replaced changes nothing."""
+        away_ns = self._away_since_ns
+        lost_after_ns = self._boot.lost_after_ms * 1_000_000
+        is_away = away_ns is not None and time.monotonic_ns() - away_ns >= lost_after_ns
+        return self._shelf.is_ready and not is_away
 
     @contextmanager
     def admit(self, model: str, requests: int, prompt_tokens: int) -> Iterator[None]:
@@ -176,7 +185,7 @@ class PoolBackend:
     async def run(self) -> None:
         """Stay connected to a controller, whichever life it is in, and to the workers."""
         try:
-            await self._stay_connected()
+            await asyncio.gather(self._stay_connected(), self._heartbeats.run())
         finally:
             for reader in self._readers.values():
                 reader.cancel()
@@ -197,12 +206,14 @@ class PoolBackend:
 
     async def _listen(self, wire: Wire[ToGateway]) -> None:
         wire.send(GatewayHello(self._boot.secret, self._boot.gateway))
+        self._heartbeats.add(wire)
         self._controller = wire
         self._controllers_met += 1
         for transcript in self._transcripts:
             transcript.is_announced_again = True
             self._announce(transcript)
         async for message in wire:
+            self._away_since_ns = None
             if isinstance(message, Dispatch):
                 self._dispatch(message)
             elif isinstance(message, Peers):
@@ -218,6 +229,7 @@ class PoolBackend:
             elif isinstance(message, FailRequest):
                 self._fail(message)
         self._controller = None
+        self._away_since_ns = wire.received_ns or self._away_since_ns
         self._questions.leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
@@ -315,10 +327,15 @@ class PoolBackend:
 
     def _meet(self, message: Peers) -> None:
         """Keep one wire to every living worker."""
-        living = {peer.worker: peer for peer in message.peers}
-        for worker, peer in living.items():
-            if worker not in self._readers:
-                self._readers[worker] = asyncio.create_task(self._read_tokens(peer))
+        self._peers = {peer.worker: peer for peer in message.peers}
+        for worker in self._peers:
+            self._connect(worker)
+
+    def _connect(self, worker: WorkerRef) -> None:
+        """Open a wire to the worker if there is none and the controller names it."""
+        if worker in self._peers and worker not in self._readers:
+            reading = self._read_tokens(self._peers[worker])
+            self._readers[worker] = asyncio.create_task(reading)
 
     async def _read_tokens(self, peer: Peer) -> None:
         worker = peer.worker
@@ -328,6 +345,7 @@ class PoolBackend:
             _log.warning("worker %s cannot be reached: %s", worker, error)
         else:
             wire.send(GatewayHello(self._boot.secret, self._boot.gateway))
+            self._heartbeats.add(wire)
             self._workers[worker] = wire
             self._send_unsent(worker, wire)
             async for message in wire:
@@ -340,10 +358,14 @@ class PoolBackend:
                     self._attempt_returned(worker, message)
                 else:
                     self._attempt_failed(worker, message)
+            _log.info("worker %s is gone: %s", worker, wire.error)
             del self._workers[worker]
         del self._readers[worker]
         self._unsent.pop(worker, None)
         self._worker_gone(worker)
+        # By then the controller has given it up, too, unless the trouble is on the way to here.
+        await asyncio.sleep(self._boot.lost_after_ms / 2000)
+        self._connect(worker)
 
     def _stop(self, worker: WorkerRef, message: Cancel | Disown) -> None:
         """Tell the worker, unless it was. One without a wire has lost, or never got, what this is

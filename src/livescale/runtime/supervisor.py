@@ -34,6 +34,7 @@ from livescale.runtime.catalog import (
     prepare_models,
     with_host_memory,
 )
+from livescale.runtime.child_watch import watch_children
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
@@ -107,6 +108,7 @@ class Pool:
         #: as the controller last told them
         self._loads: tuple[LoadProgress, ...] = ()
         self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
         self._children = self._all_children()
 
     def _all_children(self) -> list[Child]:
@@ -162,13 +164,16 @@ class Pool:
 
     async def examine(self) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
         """The checksums of what every member's memory holds. Raises ExaminationError."""
-        boot = ExamineBoot(self._secret, self._controller_address())
+        boot = ExamineBoot(self._secret, self._controller_address(), self.config.lost_after_ms)
         if not self.site.control_prefix:
             return await examine(boot)
         return await asyncio.to_thread(examine_inside, self.site.control_prefix, boot)
 
     async def __aenter__(self) -> Pool:
         self._failure = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(
+            watch_children(self._children, self.config.lost_after_ms)
+        )
         try:
             for child in self._children:
                 await child.start(self.config)
@@ -208,6 +213,7 @@ class Pool:
         controllers = [child for child in others if child.kind == "controller"]
         await self._end(controllers, _STOP_TIMEOUT_S)
         await self._end(others, _STOP_TIMEOUT_S)
+        self._stop_watching()
         self._control.close()
         self._directory.remove()
         if self._record_claim is not None:
@@ -219,10 +225,15 @@ class Pool:
     async def kill(self) -> None:
         """End every process at once."""
         self._stopping.set()
+        self._stop_watching()
         for child in self._children:
             child.signal(signal.SIGKILL)
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def _keep_alive(self, child: Child) -> None:
         while True:
@@ -291,6 +302,7 @@ class Pool:
             slo=self.config.slo,
             has_vllm_metrics=self.config.metrics_compat == "vllm",
             key_digests=self._key_digests,
+            lost_after_ms=self.config.lost_after_ms,
         )
 
     def _agent_boot(self, number: int) -> Callable[[int], AgentBoot]:
@@ -308,6 +320,8 @@ class Pool:
                 parameter_share_percent=self.config.parameter_share_percent,
                 carrier=self.config.carrier,
                 stall_ms=self.config.stall_ms,
+                lost_after_ms=self.config.lost_after_ms,
+                stuck_after_ms=self.config.stuck_after_ms,
             )
 
         return boot
@@ -339,6 +353,8 @@ class Pool:
                 storage_bytes_per_s=host.host.storage_bytes_per_s,
                 live=live_limits(self.config),
                 resident_bytes=self.config.resident_bytes,
+                lost_after_ms=self.config.lost_after_ms,
+                stuck_after_ms=self.config.stuck_after_ms,
             )
 
         return boot

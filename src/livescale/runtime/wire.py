@@ -2,14 +2,17 @@
 
 A frame is a 4-byte big-endian length and a msgpack body. Lengths are bounded before anything is
 allocated, bodies are decoded strictly into the types below, and a channel that breaks a rule is
-closed. Parameters never travel here: they go worker to worker through `transfer`.
+closed. A frame of length 0 is a heartbeat: it shows that the sender works, and nothing else.
+Parameters never travel here: they go worker to worker through `transfer`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import struct
+import time
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
@@ -50,6 +53,7 @@ from livescale.messages.events import (
 from livescale.policies import ModelPolicy
 from livescale.telemetry.record import RequestLine
 from livescale.topology import Device, Host
+from livescale.transfer.keepalive import notice_loss
 from livescale.types import (
     FinishReason,
     InstanceId,
@@ -67,6 +71,11 @@ FRAME_BYTES_MAX = 64 << 20
 _LENGTH = struct.Struct(">I")
 # Above this the sender waits for the socket: a peer that reads nothing must not fill our memory.
 _BACKLOG_BYTES = 8 << 20
+# A large message shows while it comes that its sender is there.
+_PART_BYTES = 256 << 10
+_HEARTBEAT = _LENGTH.pack(0)
+# A connection that cannot be opened in this time is tried anew: the system would wait for minutes.
+_CONNECT_S = 5.0
 
 
 class WireError(Exception):
@@ -458,6 +467,10 @@ class Wire(Generic[Incoming]):
         self._writer = writer
         self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
         self.error: str | None = None
+        self.opened_ns = time.monotonic_ns()
+        #: when bytes were last taken from it (None: none were), and whether it waits for more
+        self.received_ns: int | None = None
+        self.is_waiting = False
 
     def send(self, message: AnyMessage) -> None:
         """Queue a message; a closed channel drops it (its end is told to the reader's side)."""
@@ -466,16 +479,22 @@ class Wire(Generic[Incoming]):
         body = _encoder.encode(message)
         self._writer.write(_LENGTH.pack(len(body)) + body)
         if self._writer.transport.get_write_buffer_size() > _BACKLOG_BYTES:
-            self.error = "the peer does not read"
-            self._writer.transport.abort()
+            self.break_off("the peer does not read")
+
+    def beat(self) -> None:
+        """Show the peer that this side works."""
+        if not self._writer.is_closing():
+            self._writer.write(_HEARTBEAT)
 
     async def receive(self) -> Incoming | None:
         """The next message, or None at the end of the connection."""
         try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            length = 0
+            while not length:
+                (length,) = _LENGTH.unpack(await self._take(_LENGTH.size))
             if length > FRAME_BYTES_MAX:
                 raise WireError(f"a frame of {length} bytes exceeds {FRAME_BYTES_MAX}")
-            return self._decoder.decode(await self._reader.readexactly(length))
+            return self._decoder.decode(await self._take(length))
         except (OSError, EOFError) as error:
             self.error = self.error or str(error) or "connection closed"
         except (WireError, msgspec.MsgspecError) as error:
@@ -491,11 +510,46 @@ class Wire(Generic[Incoming]):
             # A reader that is cancelled leaves no socket behind.
             self.close()
 
+    async def _take(self, size_bytes: int) -> bytes | bytearray:
+        """Raises OSError or EOFError at the end of the connection."""
+        self.is_waiting = True
+        try:
+            if size_bytes <= _PART_BYTES:
+                taken: bytes | bytearray = await self._reader.readexactly(size_bytes)
+                self.received_ns = time.monotonic_ns()
+                return taken
+            taken = bytearray()
+            while len(taken) < size_bytes:
+                part_bytes = min(_PART_BYTES, size_bytes - len(taken))
+                taken += await self._reader.readexactly(part_bytes)
+                self.received_ns = time.monotonic_ns()
+            return taken
+        finally:
+            self.is_waiting = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._writer.is_closing()
+
+    def notice_loss(self, lost_after_s: float) -> None:
+        """The wire breaks when the peer's machine acknowledges nothing for about so long."""
+        sock = self._writer.get_extra_info("socket")
+        if sock is not None:
+            # One that has just ended takes no options.
+            with contextlib.suppress(OSError):
+                notice_loss(sock, lost_after_s)
+
+    def break_off(self, reason: str) -> None:
+        """Close at once, whatever has not been sent yet."""
+        self.error = self.error or reason
+        self._writer.transport.abort()
+
     def close(self) -> None:
         self._writer.close()
 
 
 async def open_wire(address: Address, incoming: object) -> Wire[Incoming]:
     """Connect to a listener. Raises OSError."""
-    reader, writer = await asyncio.open_connection(address.host, address.port)
+    opening = asyncio.open_connection(address.host, address.port)
+    reader, writer = await asyncio.wait_for(opening, _CONNECT_S)
     return Wire(reader, writer, incoming)

@@ -19,8 +19,9 @@ from pathlib import Path
 from livescale.engine.run_result import InstanceExecutor
 from livescale.engine.timed import TimedExecutor
 from livescale.messages.commands import AmendLoad, Release, StartLoad
-from livescale.runtime.boot import Status, WorkerBoot, read_boot, report
+from livescale.runtime.boot import Status, WorkerBoot, answer_parent_from, read_boot, report
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.instance_host import InstanceHost
 from livescale.runtime.wire import (
     Address,
@@ -55,15 +56,17 @@ class WorkerSockets:
     def __init__(self, boot: WorkerBoot, data_plane: DataPlane) -> None:
         self._boot = boot
         self._data_plane = data_plane
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         acquaintances = Acquaintances(
             boot.worker,
             boot.device.host,
             data_plane,
             measures_links=boot.device.downlink_bytes_per_s is None,
         )
+        self._heartbeats = Heartbeats(boot.lost_after_ms, lambda: self.host.pulse.is_working())
         self._link = ControllerLink(
-            boot.controller, acquaintances, self._hello, self._hand_over, self._end, self._gone
+            *(boot.controller, acquaintances, self._hello, self._hand_over, self._end, self._gone),
+            heartbeats=self._heartbeats,
         )
         self._token_address = Address("", 0)
         self._gateways: dict[str, Wire[ToTokenServer]] = {}
@@ -82,10 +85,10 @@ class WorkerSockets:
     # -- Reporter (any thread) --------------------------------------------------------------------
 
     def to_controller(self, event: WorkerEvent | Examined) -> None:
-        self._loop.call_soon_threadsafe(self._link.send, event)
+        self.loop.call_soon_threadsafe(self._link.send, event)
 
     def to_gateway(self, gateway: str, message: FromTokenServer) -> None:
-        self._loop.call_soon_threadsafe(self._send_to_gateway, gateway, message)
+        self.loop.call_soon_threadsafe(self._send_to_gateway, gateway, message)
 
     def _send_to_gateway(self, gateway: str, message: FromTokenServer) -> None:
         wire = self._gateways.get(gateway)
@@ -98,14 +101,14 @@ class WorkerSockets:
     # -- the socket thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._accept_gateway, self._boot.token_host, 0)
         host, port = server.sockets[0].getsockname()[:2]
         self._token_address = Address(host, port)
-        await self._link.run()
+        await asyncio.gather(self._link.run(), self._heartbeats.run())
 
     def _hello(self) -> list[WorkerHello | WorkerEvent]:
         """Who this is and what it holds; a restarted controller builds its state from that."""
@@ -155,6 +158,7 @@ class WorkerSockets:
             _log.warning("a connection without a valid hello was closed (%s)", wire.error)
             wire.close()
             return
+        self._heartbeats.add(wire)
         self._gateways[hello.gateway] = wire
         attempts = self.host.attempts
         async for message in wire:
@@ -193,6 +197,7 @@ def main(watch: Callable[[InstanceExecutor], InstanceExecutor] | None = None) ->
     host = InstanceHost(boot, arena, executor, data_plane, sockets)
     signal.signal(signal.SIGTERM, lambda *_: host.stop())
     sockets.start(host)
+    answer_parent_from(sockets.loop, host.pulse.is_working)
     report(Status(is_ready=True))
     host.run()
     data_plane.close()

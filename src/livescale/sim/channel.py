@@ -25,6 +25,8 @@ class SimChannel(Generic[Message]):
         self._last_ns = 0
         #: messages sent later than this are lost (None: the channel is open)
         self._lost_after_ns: int | None = None
+        #: what has come while nothing gets through (None: everything does)
+        self._held: list[tuple[int, Message]] | None = None
 
     def send(self, message: Message) -> None:
         """Queue a message; a channel that was cut drops it."""
@@ -46,6 +48,18 @@ class SimChannel(Generic[Message]):
             self._last_ns = max(self._last_ns, self._clock.now_ns + self._delay_ns())
             self._clock.at(self._last_ns, at_end)
 
+    def hold(self) -> None:
+        """Nothing gets through from now on, and nothing is lost."""
+        self._held = [] if self._held is None else self._held
+
+    def go_on(self) -> None:
+        """What was held up arrives, in order."""
+        held, self._held = self._held or [], None
+        for sent_ns, message in held:
+            self._arrive(sent_ns, message)
+
     def _arrive(self, sent_ns: int, message: Message) -> None:
-        if self._lost_after_ns is None or sent_ns <= self._lost_after_ns:
+        if self._held is not None:
+            self._held.append((sent_ns, message))
+        elif self._lost_after_ns is None or sent_ns <= self._lost_after_ns:
             self._deliver(message)

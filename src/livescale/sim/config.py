@@ -21,18 +21,21 @@ class FaultConfig(Value, frozen=True):
     """Faults of a run, drawn from its seed; none happens after `until_ns`.
 
     A lost worker or agent comes back as its next incarnation after `rejoin_ns`; a lost host takes
-    its agent and all its workers with it. A feed fails with both of its ends alive
-    (`feed_failures`), or brings a layer whose bytes are wrong (`corruptions`). Nothing comes from
-    a member for `stall_ns` (`stalls`). The files of a model are wrong for `bad_files_ns`
-    (`bad_files`). For `link_ns` a member's NIC carries `slow_permille` of its
-    rate (`slow_links`) or nothing at all (`cut_links`). A controller restart takes
-    `downtime_ns`, and its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of
-    workers `late_permille` are late by up to `late_ns_max` (never out of order), of 1000 progress
-    messages `lost_permille` never come, and of 1000 requests `cancelled_permille` are cancelled at
-    some time. Of 1000 messages that hand a live batch over `pair_loss_permille` lose one of the two
-    workers soon.
+    its agent and all its workers with it. Members fall silent for up to `silence_ns_max`
+    (`silences`); whoever is silent for `lost_after_ns` is given up. A feed fails with both of its
+    ends alive (`feed_failures`), or brings a layer whose bytes are wrong (`corruptions`). Nothing
+    comes from a member for `stall_ns` (`stalls`). The files of a model are wrong for `bad_files_ns`
+    (`bad_files`). For `link_ns` a member's NIC carries `slow_permille` of its rate (`slow_links`)
+    or nothing at all (`cut_links`). A controller restart takes `downtime_ns`, and its peers need up
+    to `reconnect_ns_max` to find it. Of 1000 messages of workers `late_permille` are late by up to
+    `late_ns_max` (never out of order), of 1000 progress messages `lost_permille` never come, and of
+    1000 requests `cancelled_permille` are cancelled at some time. Of 1000 messages that hand a live
+    batch over `pair_loss_permille` lose one of the two workers soon.
     """
 
+    silences: int = 0
+    silence_ns_max: int = 0
+    lost_after_ns: int = 100_000_000
     worker_losses: int = 0
     agent_losses: int = 0
     host_losses: int = 0

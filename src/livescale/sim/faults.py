@@ -12,7 +12,7 @@ from livescale.sim.clock import Clock
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.transfers import Transfers
 from livescale.sim.worker import SimWorker
-from livescale.types import RequestId
+from livescale.types import RequestId, WorkerRef
 
 #: a time, and a number that is taken modulo whatever there is to choose from at that time
 Chosen = tuple[int, int]
@@ -37,6 +37,8 @@ class FaultPlan:
     cut_links: tuple[Chosen, ...] = ()
     corruptions: tuple[Chosen, ...] = ()
     bad_files: tuple[Chosen, ...] = ()
+    #: when, which member, for how long, and whether it is stopped (else its link is cut)
+    silences: tuple[tuple[int, int, int, bool], ...] = ()
 
 
 def plan_faults(
@@ -64,6 +66,16 @@ def plan_faults(
             cancellations.append((rng.randrange(arrival_ns, faults.until_ns), request))
     # Drawn apart, so that a seed means what it meant before there were such faults.
     apart = random.Random(f"hosts and links {seed}")
+    quiet = random.Random(f"silences {seed}")
+    silences = sorted(
+        (
+            quiet.randrange(faults.until_ns),
+            quiet.randrange(1 << 16),
+            quiet.randint(1, faults.silence_ns_max),
+            quiet.random() < 0.5,
+        )
+        for _ in range(faults.silences)
+    )
     return FaultPlan(
         losses,
         agent_losses,
@@ -76,6 +88,7 @@ def plan_faults(
         cut_links=draw(apart, faults.cut_links, 1 << 16),
         corruptions=draw(apart, faults.corruptions, 1 << 16),
         bad_files=draw(apart, faults.bad_files, 1 << 16),
+        silences=tuple(silences),
     )
 
 
@@ -138,6 +151,7 @@ class FaultSite:
     lose_agent: Callable[[int], None]
     end_life: Callable[[], None]
     cancel: Callable[[RequestId], None]
+    silence: Callable[[WorkerRef, int, bool], None]
 
     def schedule(self, plan: FaultPlan) -> None:
         """Let every fault come at its time."""
@@ -160,6 +174,8 @@ class FaultSite:
             self.clock.at(time_ns, partial(self._slow, choice, faults.slow_permille))
         for time_ns, choice in plan.cut_links:
             self.clock.at(time_ns, partial(self._slow, choice, 0))
+        for time_ns, choice, silent_ns, is_stopped in plan.silences:
+            self.clock.at(time_ns, partial(self._silence, choice, silent_ns, is_stopped))
         for time_ns in plan.controller_restarts:
             self.clock.at(time_ns, self.end_life)
         for time_ns, request in plan.cancellations:
@@ -192,6 +208,13 @@ class FaultSite:
         names = [policy.spec.name for policy in self.config.policies]
         until_ns = min(self.clock.now_ns + faults.bad_files_ns, faults.until_ns)
         self.transfers.spoil(names[choice % len(names)], until_ns)
+
+    def _silence(self, choice: int, silent_ns: int, is_stopped: bool) -> None:
+        members: list[SimWorker | SimAgent] = [*self.workers.values(), *self.agents.values()]
+        if members:
+            member = members[choice % len(members)].ref
+            self.transfers.freeze(member, self.clock.now_ns + silent_ns)
+            self.silence(member, silent_ns, is_stopped)
 
     def _slow(self, choice: int, permille: int) -> None:
         """The NIC of some member carries so much of its rate, until faults are over at the

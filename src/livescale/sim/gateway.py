@@ -193,6 +193,10 @@ class SimGateway:
         """A connection to a worker is open."""
         self._workers[worker] = channel
 
+    def channel_to(self, worker: WorkerRef) -> SimChannel[ToWorkerMessage] | None:
+        """None: there is no connection."""
+        return self._workers.get(worker)
+
     def worker_gone(self, worker: WorkerRef) -> None:
         """Requests of a lost worker wait again; the controller decides where they go on.
 
@@ -214,6 +218,10 @@ class SimGateway:
         self._hand(t, None)
         self._say(RequestEnded(t.request, t.attempt, outcome))
         self._announce(t)
+
+    def workers_with_requests(self) -> list[WorkerRef]:
+        """Who is taken to run something."""
+        return sorted({t.worker for t in self._transcripts.values() if t.worker is not None})
 
     def take_message(self, worker: WorkerRef, message: FromWorkerMessage) -> None:
         """What the worker says of attempts."""

@@ -48,14 +48,18 @@ class LiveLink:
         self._known: dict[WorkerRef, dict[WorkerRef, None]] = {}
         self._free_ns: dict[WorkerRef, int] = {}
         self._last_ns: dict[tuple[WorkerRef, WorkerRef], int] = {}
+        #: silent workers, and what has come from or for any of them
+        self._silent: dict[WorkerRef, None] = {}
+        self._held: list[tuple[WorkerRef, WorkerRef, PeerMessage, int]] = []
 
     def join(self, worker: WorkerRef, peer: LivePeer) -> None:
         """The worker can be reached from now on. It is in the topology."""
         self._living[worker] = peer
 
     def leave(self, worker: WorkerRef) -> None:
-        """The worker died."""
-        del self._living[worker]
+        """The worker died, or was given up."""
+        if self._living.pop(worker, None) is None:
+            return
         for other in self._known.pop(worker, {}):
             self._known.get(other, {}).pop(worker, None)
             self._clock.after(self._delay_ns(), partial(self._tell_lost, other, worker))
@@ -80,8 +84,22 @@ class LiveLink:
         self._last_ns[sender, receiver] = arrival_ns
         self._clock.at(arrival_ns, partial(self._arrive, sender, receiver, message, size_bytes))
 
+    def hold(self, worker: WorkerRef) -> None:
+        """Nothing comes from the worker or reaches it from now on, and nothing is lost."""
+        self._silent[worker] = None
+
+    def go_on(self, worker: WorkerRef) -> None:
+        """What was held up arrives, in order."""
+        del self._silent[worker]
+        self._free_ns[worker] = max(self.free_ns(worker), self._clock.now_ns)
+        held, self._held = self._held, []
+        for message in held:
+            self._arrive(*message)
+
     def free_ns(self, sender: WorkerRef) -> int:
         """When all that the worker has sent by now will have left it."""
+        if sender in self._silent:
+            return self._clock.now_ns
         return self._free_ns.get(sender, 0)
 
     # -- helpers --------------------------------------------------------------------------------
@@ -96,6 +114,9 @@ class LiveLink:
     def _arrive(
         self, sender: WorkerRef, receiver: WorkerRef, message: PeerMessage, size_bytes: int
     ) -> None:
+        if sender in self._silent or receiver in self._silent:
+            self._held.append((sender, receiver, message, size_bytes))
+            return
         peer = self._living.get(receiver)
         if peer is not None and sender in self._living:
             peer.hear(sender, message, size_bytes)

@@ -35,6 +35,7 @@ from livescale.sim.worker_messages import (
     RankLayers,
     SimAttemptFailed,
     SimAttemptReturned,
+    SimDisown,
     SimSubmit,
     ToWorkerMessage,
 )
@@ -322,6 +323,18 @@ class SimWorker:
             answer = refusal(message)
             if answer is not None:
                 self._around.tell(peer, answer, 0)
+
+    def gateway_gone(self) -> None:
+        """The gateway has given up the connection: nobody reads what it asked for."""
+        a = self._assigned
+        for request, attempt in a.serving.live.requests() if a is not None else ():
+            self.gateway_unknown(request, attempt)
+
+    def gateway_unknown(self, request: RequestId, attempt: int) -> None:
+        """Nobody can be told of the attempt: only the controller knows where it goes on."""
+        if self._assigned is not None:
+            self._assigned.serving.take_request(SimDisown(request, attempt))
+        self._say(RequestEnded(request, attempt, Outcome.RETURNED, worker=self.ref))
 
     def peer_lost(self, peer: WorkerRef) -> None:
         """Another worker died. What it took over from here, and may not have told anybody, must

@@ -6,13 +6,14 @@ workers; the run record it writes is of the same kind as a real pool's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from livescale.control.controller import Controller
+from livescale.control.liveness import look_gap_ns
 from livescale.messages.commands import (
     AmendLoad,
     AnyCommand,
@@ -52,14 +53,20 @@ from livescale.sim.layer_checker import LayerChecker
 from livescale.sim.live_checker import LiveChecker
 from livescale.sim.live_link import LiveLink
 from livescale.sim.lossy import LossyChannel
+from livescale.sim.silence import Silences, Watcher
 from livescale.sim.surroundings import SimSurroundings
 from livescale.sim.table_checker import TableChecker
 from livescale.sim.transfers import Transfers
 from livescale.sim.worker import SimWorker, WorkerOrder
-from livescale.sim.worker_messages import FromWorkerMessage, RankLayers, ToWorkerMessage
+from livescale.sim.worker_messages import (
+    FromWorkerMessage,
+    RankLayers,
+    SimAttemptTaken,
+    ToWorkerMessage,
+)
 from livescale.telemetry.scale_events import ScaleTracker
 from livescale.topology import Topology
-from livescale.types import InstanceId, RequestId, WorkerRef, agent_ref
+from livescale.types import AGENT_NUMBERS_FROM, InstanceId, RequestId, WorkerRef, agent_ref
 
 #: when parameters begin or end to move, what links have carried is noted
 _BYTES_MOVE = (StartLoad, StartCopy, LoadCompleted, LoadFailed, CopyCompleted, CopyFailed)
@@ -77,6 +84,9 @@ class _Life:
     uplinks: dict[WorkerRef, SimChannel[AnyEvent]]
     orders: dict[WorkerRef, SimChannel[WorkerOrder]]
     agent_orders: dict[WorkerRef, SimChannel[AgentOrder]]
+    #: incarnations that were silent: refused if they come back
+    lost: dict[WorkerRef, None] = field(default_factory=dict)
+    began_ns: int = 0
     gateway_uplink: SimChannel[GatewayEvent] | None = None
     gateway_orders: SimChannel[GatewayOrder] | None = None
 
@@ -131,6 +141,11 @@ class SimWorld:
         self._inbox: list[AnyEvent] = []
         self._has_step_ahead = False
         self._last_step_ns = -config.step_gap_ns
+        faults = config.faults
+        self._silences = Silences(
+            *(self.clock, faults.lost_after_ns, faults.until_ns + faults.silence_ns_max),
+            self._goes_on,
+        )
         self._horizon_ns = max(config.faults.until_ns, *(c.at_ns for c in config.changes), 0)
         self._begin_life()
         for number in range(config.workers):
@@ -138,6 +153,8 @@ class SimWorld:
         for number in range(len(config.hosts)):
             self.clock.after(delays.reconnect_ns(), partial(self._start_agent, number, 0))
         self._schedule(plan)
+        for number, watcher in enumerate(self._watchers() if plan.silences else ()):
+            self._silences.watch(watcher, (number + 1) * look_gap_ns(faults.lost_after_ns) // 4)
 
     # -- for whoever drives the world -----------------------------------------------------------
 
@@ -187,6 +204,7 @@ class SimWorld:
             TableChecker(),
             ScaleTracker(),
             *({}, {}, {}),
+            began_ns=self.clock.now_ns,
         )
         self.book.begin(config, {"sim": msgspec.to_builtins(self.config)})
         for name in self._leaving:
@@ -250,6 +268,7 @@ class SimWorld:
         life.checker.observe(events, commands)
         life.table.observe(life.controller.fleet, events, commands)
         self._layers.ordered(commands)
+        self._silences.ordered(commands, life.began_ns)
         self.book.scales_of(life.tracker.observe(now_ns, events, commands, now_ns))
         for command in commands:
             self._carry_out(life, command)
@@ -327,6 +346,9 @@ class SimWorld:
     def _connect_worker(self, life: _Life, worker: SimWorker) -> None:
         if self._life is not life or self._workers.get(worker.ref.worker) is not worker:
             return
+        if self._silences.is_silent(worker.ref) or worker.ref in life.uplinks:
+            return
+        self._live_link.join(worker.ref, worker)
         uplink = self._uplink(life)
         life.uplinks[worker.ref] = uplink
         life.orders[worker.ref] = SimChannel(self.clock, self._delays.plain_ns, worker.take_order)
@@ -335,6 +357,8 @@ class SimWorld:
 
     def _connect_agent(self, life: _Life, agent: SimAgent) -> None:
         if self._life is not life or self._agents.get(agent.ref.worker) is not agent:
+            return
+        if self._silences.is_silent(agent.ref) or agent.ref in life.uplinks:
             return
         uplink = self._uplink(life)
         life.uplinks[agent.ref] = uplink
@@ -360,26 +384,36 @@ class SimWorld:
     def _start_worker(self, number: int, incarnation: int) -> None:
         ref = WorkerRef(number, incarnation)
         device = self._topology.devices[ref] = self.config.device(number)
-        emitting: SimChannel[FromWorkerMessage] = SimChannel(
-            self.clock, self._worker_delay_ns, partial(self._gateway.take_message, ref)
-        )
         around = SimSurroundings(
             *(ref, device, self.config, self.clock, self._checkers, self._live_checker),
             say=partial(self._worker_says, ref),
-            emit=emitting.send,
+            emit=partial(self._emit, ref),
             tell=partial(self._live_link.send, ref),
             given={},
         )
         worker = SimWorker(around, self._transfers, partial(self._tell_first, ref))
-        self._emitting[ref] = emitting
         self._workers[number] = worker
         self._live_link.join(ref, worker)
+        self._meet_gateway(worker)
+        if self._life is not None:
+            self._connect_worker(self._life, worker)
+
+    def _meet_gateway(self, worker: SimWorker) -> None:
+        """A connection between the two is open."""
+        self._emitting[worker.ref] = SimChannel(
+            self.clock, self._worker_delay_ns, partial(self._gateway.take_message, worker.ref)
+        )
         requests: SimChannel[ToWorkerMessage] = SimChannel(
             self.clock, self._delays.plain_ns, worker.take_request
         )
-        self._gateway.meet(ref, requests)
-        if self._life is not None:
-            self._connect_worker(self._life, worker)
+        self._gateway.meet(worker.ref, requests)
+
+    def _emit(self, ref: WorkerRef, message: FromWorkerMessage) -> None:
+        """A worker tells the gateway, if there is a connection."""
+        if ref in self._emitting:
+            self._emitting[ref].send(message)
+        elif isinstance(message, SimAttemptTaken):
+            self._workers[ref.worker].gateway_unknown(message.request, message.attempt)
 
     def _tell_first(self, sender: WorkerRef, message: RankLayers) -> None:
         """A rank of a live instance tells rank 0 what it has."""
@@ -395,7 +429,9 @@ class SimWorld:
         worker.die()
         self._live_link.leave(ref)
         del self._topology.devices[ref]
-        self._emitting.pop(ref).cut(lost_after_ns, partial(self._gateway.worker_gone, ref))
+        if ref in self._emitting:
+            gone = partial(self._gateway.worker_gone, ref)
+            self._emitting.pop(ref).cut(lost_after_ns, gone)
         life = self._life
         if life is not None and ref in life.uplinks:
             lost = WorkerLost(ref, "killed by a fault")
@@ -444,6 +480,98 @@ class SimWorld:
         rejoin_ns = self.config.faults.rejoin_ns
         self.clock.after(rejoin_ns, partial(self._start_agent, number, ref.incarnation + 1))
 
+    # -- members that are silent ----------------------------------------------------------------
+
+    def _watchers(self) -> list[Watcher]:
+        return [
+            Watcher("controller", self._met_by_controller, self._controller_gives_up),
+            Watcher("gateway", self._met_by_gateway, self._gateway_gives_up),
+            Watcher("supervisor", lambda: list(self._living()), self._lose, is_local=True),
+        ]
+
+    def _living(self) -> dict[WorkerRef, SimWorker | SimAgent]:
+        members: list[SimWorker | SimAgent] = [*self._workers.values(), *self._agents.values()]
+        return {member.ref: member for member in members}
+
+    def _met_by_controller(self) -> list[WorkerRef]:
+        life = self._life
+        if life is None:
+            return []
+        return [ref for ref in self._living() if ref in life.uplinks and ref not in life.lost]
+
+    def _met_by_gateway(self) -> list[WorkerRef]:
+        for worker in self._gateway.workers_with_requests():
+            # Of one that is dead the end is on its way.
+            if worker in self._emitting:
+                self._silences.left_with(worker, "requests")
+        return list(self._emitting)
+
+    def _channels(self, ref: WorkerRef) -> list[SimChannel[Any]]:
+        """The connections of a member."""
+        found: list[SimChannel[Any] | None] = [
+            self._emitting.get(ref),
+            self._gateway.channel_to(ref),
+        ]
+        if self._life is not None:
+            life = self._life
+            found += [life.uplinks.get(ref), life.orders.get(ref), life.agent_orders.get(ref)]
+        return [channel for channel in found if channel is not None]
+
+    def _silence(self, ref: WorkerRef, silent_ns: int, is_stopped: bool) -> None:
+        if not self._silences.is_silent(ref):
+            self._silences.begin(ref, silent_ns, is_stopped=is_stopped)
+            self._live_link.hold(ref)
+            for channel in self._channels(ref):
+                channel.hold()
+
+    def _goes_on(self, ref: WorkerRef) -> None:
+        """What was held up arrives. A member that was given up finds that out."""
+        self._live_link.go_on(ref)
+        for channel in self._channels(ref):
+            channel.go_on()
+        life, member = self._life, self._living().get(ref)
+        delay_ns = self._delays.reconnect_ns()
+        if life is not None and ref in life.lost:
+            self.clock.after(delay_ns, partial(self._lose, ref))
+        elif isinstance(member, SimAgent):
+            if life is not None:
+                self.clock.after(delay_ns, partial(self._connect_agent, life, member))
+        elif member is not None:
+            if ref not in self._emitting:
+                member.gateway_gone()
+                self.clock.after(delay_ns, partial(self._come_back_to_gateway, member))
+            if life is not None:
+                self.clock.after(delay_ns, partial(self._connect_worker, life, member))
+
+    def _come_back_to_gateway(self, worker: SimWorker) -> None:
+        is_living = self._workers.get(worker.ref.worker) is worker
+        if is_living and worker.ref not in self._emitting:
+            self._meet_gateway(worker)
+            if self._silences.is_silent(worker.ref):
+                for channel in self._channels(worker.ref):
+                    channel.hold()
+
+    def _controller_gives_up(self, ref: WorkerRef) -> None:
+        life = self._life
+        assert life is not None, f"nobody gives {ref} up"
+        life.lost[ref] = None
+        life.uplinks[ref].cut(-1)
+        (life.agent_orders if ref.is_agent else life.orders)[ref].cut(-1)
+        self._live_link.leave(ref)
+        self._push(WorkerLost(ref, "it is silent"))
+
+    def _gateway_gives_up(self, ref: WorkerRef) -> None:
+        self._emitting.pop(ref).cut(-1)
+        self._gateway.worker_gone(ref)
+
+    def _lose(self, ref: WorkerRef) -> None:
+        """This incarnation ends, if it lives."""
+        if ref in self._living():
+            if ref.is_agent:
+                self._lose_agent(ref.worker - AGENT_NUMBERS_FROM)
+            else:
+                self._lose_worker(ref.worker)
+
     def _schedule(self, plan: FaultPlan) -> None:
         """Let every change and every fault come at its time."""
         for change in self.config.changes:
@@ -454,5 +582,6 @@ class SimWorld:
             lose_agent=self._lose_agent,
             end_life=self._end_life,
             cancel=self._gateway.cancel,
+            silence=self._silence,
         )
         site.schedule(plan)

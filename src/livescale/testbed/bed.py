@@ -145,6 +145,14 @@ class Testbed:
         """The link carries again, within a second."""
         batch("ip", self._switches, [f"link set {self._link(host, device).port} up"])
 
+    def isolate(self, host: str) -> None:
+        """No link of the host carries anything, that of its control network included."""
+        batch("ip", self._switches, [f"link set {port} down" for port in self._ports(host)])
+
+    def rejoin(self, host: str) -> None:
+        """All links of the host carry again, within a second."""
+        batch("ip", self._switches, [f"link set {port} up" for port in self._ports(host)])
+
     def set_rate(self, host: str, device: int | None, bits_per_s: int) -> None:
         """Both directions of a link have another rate from now on. `topology` does not follow."""
         link = self._link(host, device)
@@ -263,6 +271,12 @@ class Testbed:
         batch("ip", self._switches, _cable("own", CONTROL, CONTROL, namespace))
         lines = ["link set lo up", f"addr add {_CONTROL_ADDRESS}/16 dev {CONTROL}"]
         batch("ip", namespace, [*lines, f"link set {CONTROL} up"])
+
+    def _ports(self, host: str) -> list[str]:
+        """The switches' ends of all links of a host."""
+        found = self.host(host)
+        links = (*found.devices, found.nic)
+        return [f"{host}{CONTROL}", *(link.port for link in links)]
 
     def _link(self, host: str, device: int | None) -> BedLink:
         found = self.host(host)

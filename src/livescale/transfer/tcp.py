@@ -12,6 +12,7 @@ import time
 
 from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
 from livescale.transfer.frames import HEADER_BYTES
+from livescale.transfer.keepalive import notice_loss
 from livescale.transfer.listener import Listener
 from livescale.transfer.token_bucket import TokenBucket
 
@@ -23,6 +24,9 @@ _SCRATCH_BYTES = 64 << 10
 _WAKE_BYTES = 512 << 10
 # On a slow link what has come is taken sooner: whoever looks for stalls must see that bytes come.
 _WAKE_MS = 50.0
+# Feeds that bring nothing are told of long before (`stall_s`). A receiver that is held to a few
+# kilobytes per second takes this long to show that it has room again.
+_LOST_AFTER_S = 10.0
 
 
 class TcpChannel:
@@ -237,11 +241,7 @@ class TcpCarrier:
 def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # A machine that is gone without a word is noticed after about 10 s even if nothing is sent.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    notice_loss(sock, _LOST_AFTER_S)
     # bbr, the default of some kernels, halves the rate on loopback.
     if hasattr(socket, "TCP_CONGESTION"):
         with contextlib.suppress(OSError):

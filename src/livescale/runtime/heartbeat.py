@@ -1,0 +1,100 @@
+"""Heartbeats: every member shows on every wire that it works, and closes wires that are silent.
+
+A heartbeat is sent by the event loop that does the work. Where another thread works (workers and
+agents) it is sent only while that thread makes progress. When a peer counts as lost is decided in
+`control/liveness.py`; what follows is what follows from any wire that breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from livescale.control.liveness import SilenceWatch, WorkProgress, look_gap_ns
+from livescale.runtime.wire import Wire
+
+_MS_NS = 1_000_000
+# A peer that has not sent anything yet may still be starting: its socket was there before it.
+_FIRST_WORD_PERIODS = 12
+
+
+def _always() -> bool:
+    return True
+
+
+class Heartbeats:
+    """The wires of one event loop. Not thread-safe, except for `is_working`."""
+
+    def __init__(self, lost_after_ms: int, is_working: Callable[[], bool] = _always) -> None:
+        """Nothing is sent while `is_working` says no: the wires stay, and their peers decide."""
+        self.lost_after_ms = lost_after_ms
+        self._is_working = is_working
+        self._watch: SilenceWatch[Wire[Any]] = SilenceWatch(lost_after_ms * _MS_NS)
+
+    def add(self, wire: Wire[Any]) -> None:
+        """Watch the wire until it is closed, and send heartbeats on it. A peer that has sent
+        nothing yet may take longer for its first message."""
+        wire.notice_loss(self.lost_after_ms / 1000)
+        patience_ns = self._watch.lost_after_ns * _FIRST_WORD_PERIODS
+        self._watch.add(wire, time.monotonic_ns(), patience_ns)
+        wire.beat()
+
+    async def run(self) -> None:
+        """Send and look, for ever."""
+        gap_s = look_gap_ns(self._watch.lost_after_ns) / 1e9
+        while True:
+            self._look(time.monotonic_ns())
+            await asyncio.sleep(gap_s)
+
+    def _look(self, now_ns: int) -> None:
+        is_working = self._is_working()
+        for wire in self._watch.peers:
+            if wire.is_closed:
+                self._watch.remove(wire)
+                continue
+            if is_working:
+                wire.beat()
+            if wire.received_ns is not None:
+                # While its last message is being dealt with, what came later lies unread.
+                self._watch.received(wire, wire.received_ns if wire.is_waiting else now_ns)
+        for wire in self._watch.look(now_ns):
+            silent_ns = now_ns - (wire.received_ns or wire.opened_ns)
+            wire.break_off(f"silent for {silent_ns / 1e9:.1f} s")
+
+    def __repr__(self) -> str:
+        return f"<Heartbeats of {len(self._watch.peers)} wires>"
+
+
+class WorkPulse:
+    """The progress of a thread with an inbox, for those who answer for it on other threads."""
+
+    def __init__(
+        self, lost_after_ms: int, stuck_after_ms: int, post: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """`post` puts a piece of work into the inbox."""
+        self._progress = WorkProgress(lost_after_ms * _MS_NS, stuck_after_ms * _MS_NS)
+        self._post = post
+
+    @contextlib.contextmanager
+    def piece(self) -> Iterator[None]:
+        """One piece of work, on the thread that works."""
+        self._progress.begin(time.monotonic_ns())
+        try:
+            yield
+        finally:
+            self._progress.end(time.monotonic_ns())
+
+    def is_working(self) -> bool:
+        """Whether others may be told that the thread works. To be asked again and again, from any
+        thread: between pieces the answer follows from whether the inbox is emptied."""
+        now_ns = time.monotonic_ns()
+        if self._progress.ask(now_ns):
+            self._post(_nothing)
+        return self._progress.is_alive(now_ns)
+
+
+def _nothing() -> None:
+    """An empty piece of work."""
