@@ -163,6 +163,9 @@ def controller_config(
         leaves=site.leaves,
         group_bytes_per_s=site.group_bytes_per_s,
         remote_storage_bytes_per_s=site.remote_storage_bytes_per_s,
+        assumes_group_rate=site.assumes_group_rate,
+        # The share is kept by the data planes, together with the rate.
+        parameter_share_percent=100 if site.has_links else config.parameter_share_percent,
         wall_ns=time.time_ns() - time.monotonic_ns(),
     )
 
