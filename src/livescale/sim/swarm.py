@@ -13,6 +13,7 @@ from typing import IO
 
 from livescale.sim.simulate import SimResult, simulate
 from livescale.sim.swarm_fabrics import with_fabric
+from livescale.sim.swarm_limits import with_changed_limits
 from livescale.sim.swarm_live import with_live
 from livescale.sim.swarm_worlds import SwarmWorld, draw_flat_world
 
@@ -30,7 +31,7 @@ class SeedOutcome:
 
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
-    return with_live(with_fabric(draw_flat_world(seed)))
+    return with_changed_limits(with_live(with_fabric(draw_flat_world(seed))))
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:
