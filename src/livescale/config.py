@@ -232,7 +232,8 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     host_memory_bytes: Annotated[
         int | None,
         About(
-            "memory for copies, per host; 0: no agents; none: what placement keeps, and one more",
+            "memory for copies, per host; 0: no agents; none: what placement keeps, and one more;"
+            " for models that come later up to half of what the machine has left",
             "bytes",
             upper=64 * _TIB,
         ),

@@ -18,13 +18,14 @@ from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
 from livescale.latency.models import AnyLatency
-from livescale.runtime.wire import Address, CatalogEntry, PublishedModel
+from livescale.runtime.wire import Address, CatalogEntry, PublishedModel, UnservedModel
 from livescale.topology import Device, Host
 from livescale.types import Value, WorkerRef
 
 
 class ControllerBoot(Value, frozen=True, tag=True):
-    """What the controller process is told. `listen_fd` is a listening socket it inherits."""
+    """What the controller process is told. `listen_fd` is a listening socket it inherits. With a
+    `pool.state` it keeps there what is published, under the supervisor's lock."""
 
     secret: str
     listen_fd: int
@@ -33,6 +34,7 @@ class ControllerBoot(Value, frozen=True, tag=True):
     pool: PoolConfig
     step_gap_ns: int
     record: str | None
+    unserved: tuple[UnservedModel, ...] = ()
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
@@ -88,7 +90,8 @@ class WorkerBoot(Value, frozen=True, tag=True):
 
 
 class AgentBoot(Value, frozen=True, tag=True):
-    """What a host agent's process is told. `data_host` is the address of the host's own link."""
+    """What a host agent's process is told. `data_host` is the address of the host's own link,
+    `touched_bytes` is how much of its memory it takes at its start; the rest when it is needed."""
 
     secret: str
     agent: WorkerRef
@@ -96,6 +99,7 @@ class AgentBoot(Value, frozen=True, tag=True):
     controller: Address
     data_host: str
     shm_directory: str
+    touched_bytes: int
     keeps_rates: bool = True
     parameter_share_percent: int = 100
     carrier: str = "auto"
@@ -116,13 +120,14 @@ AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot,
 class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
 
-    A controller tells its `models` whenever they change, for its next life; a process that
-    prepares a model tells its `entry`.
+    A controller tells its `models` (and with them the `unserved` ones) whenever they change, for
+    its next life; a process that prepares a model tells its `entry`.
     """
 
     is_ready: bool = False
     fatal: str | None = None
     models: tuple[PublishedModel, ...] | None = None
+    unserved: tuple[UnservedModel, ...] = ()
     entry: CatalogEntry | None = None
 
 

@@ -84,11 +84,12 @@ def state_of(config: PoolConfig, models: Restored) -> PoolState:
 
 
 def survives_restart(config: PoolConfig, settings: ModelConfig, *, is_kept: bool) -> bool:
-    """The next start has this model, too: by the configuration, or because it is kept."""
-    configured = {model.name: model.path for model in config.models}
-    if settings.name in configured:
-        return settings.path == configured[settings.name]
-    return is_kept
+    """The next start has this model, too, with these limits: by the configuration, or because the
+    state directory keeps them."""
+    before = {model.name: model for model in config.models}.get(settings.name)
+    if before is None:
+        return is_kept
+    return settings == before or (is_kept and settings.path == before.path)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

@@ -31,6 +31,8 @@ class DeviceSeat(Value, frozen=True):
 class HostSeat(Value, frozen=True):
     """A host: its devices, the address of its own link and one that gateways can reach.
 
+    `memory_touched_bytes` of the host's memory for copies are taken at the start.
+
     `prefix` are the words in front of a command that is to run there. A host whose
     `memory_bytes` is 0 gets no agent.
     """
@@ -40,6 +42,7 @@ class HostSeat(Value, frozen=True):
     address: str = LOOPBACK
     control_address: str = LOOPBACK
     prefix: tuple[str, ...] = ()
+    memory_touched_bytes: int = 0
 
 
 class Site(Value, frozen=True):
@@ -64,8 +67,11 @@ class Site(Value, frozen=True):
         if len(self.hosts) > 1:
             words.append(f"on {len(self.hosts)} hosts")
         if self.agents:
+            taken = sum(seat.memory_touched_bytes for _, seat in self.agents)
+            words.append(f"with {taken / 1e6:.1f} MB for host copies")
             memory = sum(seat.host.memory_bytes for _, seat in self.agents)
-            words.append(f"with {memory / 1e6:.1f} MB for host copies")
+            if memory > taken:
+                words.append(f"(up to {memory / 1e6:.1f} MB)")
         return " ".join(words)
 
     @property

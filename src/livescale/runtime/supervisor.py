@@ -27,15 +27,15 @@ from livescale.runtime.catalog import (
     controller_config,
     latency,
     live_limits,
-    model_policy,
-    prepare_models,
     with_host_memory,
 )
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
+from livescale.runtime.restoration import Restored, restored_models
 from livescale.runtime.site import Site, local_site, site_of
-from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
+from livescale.runtime.state_directory import PoolState, StateDirectory
+from livescale.runtime.wire import Address, CatalogEntry, HeldCopy
 from livescale.settings import ConfigError
 from livescale.topology_files import read_topology
 from livescale.types import WorkerRef, agent_ref
@@ -71,13 +71,27 @@ class Pool:
         self.config = config
         self._key_digests = read_key_digests(config.api_key_file, environ or {})
         self._latency = latency(config)
-        self.models = prepare_models(config)
-        self.site = with_host_memory(site, config, self.models)
+        self._state = StateDirectory(Path(config.state)) if config.state is not None else None
+        try:
+            self._prepare(site)
+        except BaseException:
+            self._close_state()
+            raise
+
+    def _prepare(self, site: Site) -> None:
+        """Everything that can be wrong is found here, before any process is started."""
+        config = self.config
         #: as the controller last told them
-        self._published = tuple(
-            PublishedModel(entry, model_policy(config, model, entry))
-            for model, entry in zip(config.models, self.models, strict=True)
+        self._restored = restored_models(
+            config,
+            self._state.read() if self._state is not None else PoolState(),
+            lambda entries: with_host_memory(site, config, entries),
         )
+        self.models = tuple(model.entry for model in self._restored.models)
+        for entry in self.models:
+            for warning in entry.warnings:
+                _log.warning("%s", warning)
+        self.site = with_host_memory(site, config, self.models)
         controller_config(config, self.site, (), 0)
         _check_record(config.record)
         self._http = listen(config.host, config.port)
@@ -110,7 +124,11 @@ class Pool:
 
     def _heed_controller(self, status: Status) -> None:
         if status.models is not None:
-            self._published = status.models
+            self._restored = Restored(status.models, status.unserved)
+
+    def _close_state(self) -> None:
+        if self._state is not None:
+            self._state.close()
 
     @property
     def base_url(self) -> str:
@@ -174,6 +192,7 @@ class Pool:
         self._control.close()
         self._shm.cleanup()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._close_state()
         if self._failure is not None and not self._failure.cancel():
             self._failure.exception()  # whoever waited was told; asyncio must not tell again
 
@@ -220,9 +239,10 @@ class Pool:
             secret=self._secret,
             listen_fd=self._control.fileno(),
             config=controller_config(
-                self.config, self.site, tuple(m.policy for m in self._published), epoch=life
+                self.config, self.site, tuple(m.policy for m in self._restored.models), epoch=life
             ),
-            models=self._published,
+            models=self._restored.models,
+            unserved=self._restored.unserved,
             pool=self.config,
             step_gap_ns=self.config.step_gap_us * 1000,
             record=self.config.record,
@@ -234,7 +254,7 @@ class Pool:
             gateway=f"g{life}",
             listen_fd=self._http.fileno(),
             controller=self._controller_address(),
-            models=tuple(m.entry for m in self._published if not m.is_leaving),
+            models=tuple(m.entry for m in self._restored.models if not m.is_leaving),
             queue_requests_max=self.config.queue_requests_max,
             queue_prompt_tokens_max=self.config.queue_prompt_tokens_max,
             queue_timeout_s=self.config.queue_timeout_s,
@@ -258,6 +278,7 @@ class Pool:
                 controller=self._controller_address(),
                 data_host=seat.address,
                 shm_directory=self._shm.name,
+                touched_bytes=seat.memory_touched_bytes,
                 keeps_rates=not self.site.has_links,
                 parameter_share_percent=self.config.parameter_share_percent,
                 carrier=self.config.carrier,
