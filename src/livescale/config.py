@@ -254,7 +254,8 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     host_memory_bytes: Annotated[
         int | None,
         About(
-            "memory for copies, per host; 0: no agents; none: what placement keeps, and one more",
+            "memory for copies, per host; 0: no agents; none: what placement keeps, and one more;"
+            " for models that come later up to half of what the machine has left",
             "bytes",
             upper=64 * _TIB,
         ),
@@ -369,6 +370,13 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             _TIB,
         ),
     ] = None
+    state: Annotated[
+        str | None,
+        About(
+            "directory that keeps models and limits of the running pool for its next start;"
+            " none: they go with the pool"
+        ),
+    ] = None
     slo: Annotated[str, About("what counts as good: '5x-mean' or 'ttft=450ms,tbt=150ms'")] = (
         "5x-mean"
     )
@@ -384,6 +392,16 @@ class PoolConfig(Value, frozen=True, kw_only=True):
 
 SETTINGS = settings_of(PoolConfig)
 MODEL_SETTINGS = settings_of(ModelConfig)
+CHANGEABLE_SETTINGS = tuple(
+    setting
+    for setting in MODEL_SETTINGS
+    if setting.name
+    in (
+        *("min_replicas", "max_replicas", "idle_s", "priority"),
+        *("target_ongoing_requests", "schedule"),
+    )
+)
+"""Those of a model that can be changed while it runs."""
 
 
 def load_config(
@@ -425,6 +443,22 @@ def model_of(fields: Mapping[object, object], config: PoolConfig) -> ModelConfig
     model = _model(fields, "model", Path())
     _check_model(model, config)
     return model
+
+
+def changed_model(
+    model: ModelConfig, changes: Mapping[str, object], config: PoolConfig
+) -> ModelConfig:
+    """The model with other limits. Raises ConfigError, also for what cannot be changed."""
+    values = read_values(changes, CHANGEABLE_SETTINGS, f"model {model.name}: ")
+    changed: ModelConfig = msgspec.structs.replace(model, **values)
+    _check_model(changed, config)
+    return changed
+
+
+def checked_model(model: ModelConfig, config: PoolConfig) -> ModelConfig:
+    """An entry of `models:` that was written down earlier, if it holds for this pool. Raises
+    ConfigError."""
+    return model_of(msgspec.to_builtins(model), config)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

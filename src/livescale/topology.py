@@ -37,7 +37,8 @@ class Host(Value, frozen=True):
 
     `memory_bytes` is what host copies may take. The NIC of the host itself carries host copies to
     and from other hosts; `device_bytes_per_s` is each device's own link to host memory (PCIe),
-    `storage_bytes_per_s` the local storage.
+    `storage_bytes_per_s` the local storage. Where it has no such links (`has_device_links`), bytes
+    between host memory and the host's own devices cross the NICs of both.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Host(Value, frozen=True):
     downlink_bytes_per_s: int | None = None
     device_bytes_per_s: int | None = None
     storage_bytes_per_s: int | None = None
+    has_device_links: bool = True
 
 
 class Leaf(Value, frozen=True):
@@ -110,6 +112,12 @@ class Topology:
     def group_of(self, ref: WorkerRef) -> str:
         """The scale-up group of a worker's device; empty if it has none."""
         return "" if ref.is_agent else self.devices[ref].group
+
+    def are_linked(self, ref: WorkerRef, other: WorkerRef) -> bool:
+        """One is the memory of a host, the other a device with a link of its own to it."""
+        if ref.is_agent == other.is_agent or self.host_of(ref) != self.host_of(other):
+            return False
+        return self.agents[ref if ref.is_agent else other].has_device_links
 
     def nic_bytes_per_s(self, ref: WorkerRef, direction: Direction) -> int | None:
         owner = self.agents[ref] if ref.is_agent else self.devices[ref]

@@ -45,6 +45,7 @@ from livescale.messages.events import (
     LoadFailed,
     LoadStarted,
     ModelAdded,
+    ModelChanged,
     ModelRemoved,
     Released,
     RequestArrived,
@@ -175,6 +176,11 @@ class AbstractWorld:
     def add_model(self, policy: ModelPolicy) -> None:
         self.policies[policy.spec.name] = policy
         self.events.append(ModelAdded(policy))
+
+    def change_model(self, policy: ModelPolicy) -> None:
+        """It has other limits from now on."""
+        self.policies[policy.spec.name] = policy
+        self.events.append(ModelChanged(policy))
 
     def remove_model(self, name: str) -> None:
         """No new requests come; the controller ends with ModelGone."""

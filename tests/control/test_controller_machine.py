@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from abstract_world import AbstractWorld
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -123,6 +124,18 @@ class ControllerMachine(RuleBasedStateMachine):
         if self.models_made < MODELS_MAX and needed < len(NUMBERS):
             self.world.add_model(make_policy(self.models_made, least, 1, known))
             self.models_made += 1
+
+    @rule(data=st.data(), least=st.integers(0, 2), more=st.integers(0, 2))
+    def change_limits(self, data: st.DataObject, least: int, more: int) -> None:
+        name = data.draw(st.sampled_from(self.served()))
+        policy = self.world.policies[name]
+        others = [p for p in self.world.policies.values() if p is not policy]
+        # There are workers for the least that everybody needs.
+        least = min(least, len(NUMBERS) - sum(max(p.instances_min, 1) for p in others))
+        most = max(least + more, 1)
+        self.world.change_model(
+            msgspec.structs.replace(policy, instances_min=least, instances_max=most)
+        )
 
     @precondition(lambda self: len(self.served()) > 1)
     @rule(data=st.data())

@@ -13,7 +13,7 @@ import json
 import math
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from livescale.gateway.backend import (
     ModelWithdrawn,
     NewModel,
     Reading,
+    SettingValue,
     TokenChunk,
 )
 from livescale.gateway.limits import Limits
@@ -179,6 +180,7 @@ class ScriptedBackend:
         #: what becomes of the next models that are published or withdrawn
         self.change_problem: Exception | None = None
         self.added: list[NewModel] = []
+        self.changed: list[tuple[str, dict[str, SettingValue]]] = []
         #: where the next published model's files are, if not where the client said
         self.added_directory: Path | None = None
         #: (model, requests, about so many prompt tokens) of each admission that was asked for
@@ -215,6 +217,11 @@ class ScriptedBackend:
         card = dataclasses.replace(self._initial[0], name=name, directory=directory)
         self.offer(*self._cards, card)
         return name
+
+    async def change_model(self, name: str, settings: Mapping[str, SettingValue]) -> None:
+        if self.change_problem is not None:
+            raise self.change_problem
+        self.changed.append((name, dict(settings)))
 
     async def remove_model(self, name: str) -> None:
         if self.change_problem is not None:

@@ -170,6 +170,7 @@ def test_what_the_pool_refuses_is_said(
     body = {"path": str(model_directory), "name": "new"}
     for response in (
         admin.post("/admin/models", json=body),
+        admin.patch("/admin/models/tiny", json={"priority": 1}),
         admin.request("DELETE", "/admin/models/tiny", headers=JSON),
     ):
         error = error_of(response, status)
@@ -253,6 +254,7 @@ def requests_to_admin(client: httpx.Client, **headers: str) -> list[httpx.Respon
         client.get("/admin/models", headers=headers),
         client.get("/admin/models/tiny", headers=headers),
         client.post("/admin/models", content=b"{}", headers=headers),
+        client.patch("/admin/models/none", content=b"{}", headers=headers),
         client.request("DELETE", "/admin/models/none", headers=headers),
     ]
 
@@ -274,7 +276,7 @@ def test_with_keys_one_is_needed(own_backend: ScriptedBackend) -> None:
             for response in requests_to_admin(client):
                 assert error_of(response, 401)["code"] == "invalid_api_key"
             answers = requests_to_admin(client, Authorization=f"Bearer {KEY}", Host="pool.example")
-            assert [answer.status_code for answer in answers] == [200, 200, 400, 404]
+            assert [answer.status_code for answer in answers] == [200, 200, 400, 404, 404]
 
 
 @pytest.mark.parametrize(
@@ -319,6 +321,7 @@ def test_a_form_cannot_change_anything(
     body = json.dumps({"path": str(model_directory), "name": "new"}).encode()
     for response in (
         admin.post("/admin/models", content=body, headers=headers),
+        admin.patch("/admin/models/tiny", content=b'{"priority": 1}', headers=headers),
         admin.request("DELETE", "/admin/models/tiny", headers=headers),
     ):
         assert error_of(response, 415)["code"] == "unsupported_media_type"
@@ -363,6 +366,43 @@ def test_invalid_models(
     assert says in str(error["message"])
     assert len(str(error["message"])) < 2000
     assert not pool.added
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"priority": 1, "path": "/other"}, 409, "path"),
+        ({"name": "other"}, 409, "name"),
+        ({"kv_blocks": 5}, 409, "kv_blocks"),
+        ({"prefill_tokens_per_s": 5}, 409, "prefill_tokens_per_s"),
+        ({"prioritty": 1}, 400, "prioritty"),
+        ({"min_replicas": -1}, 400, "min_replicas"),
+        ({"min_replicas": None}, 400, "min_replicas"),
+        ({"max_replicas": "many"}, 400, "max_replicas"),
+        ({}, 400, None),
+    ],
+)
+def test_what_cannot_be_changed_is_named(
+    body: dict[str, object],
+    status: int,
+    param: str | None,
+    admin: httpx.Client,
+    pool: ScriptedBackend,
+) -> None:
+    error = error_of(admin.patch("/admin/models/tiny", json=body), status)
+    assert error["param"] == param
+    assert (param or "nothing") in str(error["message"])
+    assert not pool.changed
+
+
+def test_limits_of_a_running_model_are_changed(admin: httpx.Client, pool: ScriptedBackend) -> None:
+    changes = {"min_replicas": 2, "max_replicas": None, "priority": -3, "schedule": ""}
+    answer = admin.patch("/admin/models/tiny", json=changes)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["name"] == "tiny"
+    assert pool.changed == [("tiny", changes)]
+    error = error_of(admin.patch("/admin/models/none", json=changes), 404)
+    assert error["code"] == "model_not_found"
 
 
 def test_too_many_changes_at_once_are_refused(
@@ -429,6 +469,15 @@ def test_no_model_gives_a_5xx(body: object, admin: httpx.Client) -> None:
 )
 def test_no_bytes_give_a_5xx(raw: bytes, admin: httpx.Client) -> None:
     error_of(admin.post("/admin/models", content=raw, headers=JSON), 400)
+
+
+@given(body=st.dictionaries(keys, json_values, max_size=3) | json_values)
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_change_gives_a_5xx(body: object, admin: httpx.Client) -> None:
+    response = admin.patch("/admin/models/tiny", content=json.dumps(body).encode(), headers=JSON)
+    assert response.status_code in (200, 400, 409), response.text
 
 
 @given(path=st.text(max_size=30), method=st.sampled_from(["GET", "DELETE", "PUT", "POST"]))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from livescale.config import ModelConfig
 from livescale.gateway.backend import (
     GenerateRequest,
     GenerationFailed,
@@ -281,7 +282,8 @@ def published(
 ) -> PublishedModel:
     listed = entry(name)
     policy = ModelPolicy(listed.spec, instances_min, 3, priority=priority)
-    return PublishedModel(listed, policy, is_leaving)
+    settings = ModelConfig(path=listed.directory, name=name)
+    return PublishedModel(listed, policy, settings, is_leaving)
 
 
 async def publish(pool: ScriptedPool, backend: PoolBackend, *models: str, **leaving: bool) -> None:
@@ -357,7 +359,8 @@ async def tell(story: list[tuple]) -> None:
         compare(backend, Oracle())
         # What is withdrawn and empty leaves nothing behind.
         await publish(pool, backend, "c")
-        shown = {text for reading in backend.readings() for key, text in reading.labels}
+        labels = [label for reading in backend.readings() for label in reading.labels]
+        shown = {text for key, text in labels if key == "model"}
         assert shown == {"c"}
 
 

@@ -34,6 +34,7 @@ from livescale.messages.commands import AnyCommand, Dispatch, Drain
 from livescale.messages.events import (
     LayerArrived,
     LoadCompleted,
+    ModelChanged,
     RequestEnded,
     WorkerLost,
 )
@@ -88,6 +89,17 @@ def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Controller, config: ControllerConfig) -> None:
         init(self, config)
         self._handlers[WorkerLost] = lambda event: None
+
+    patch.setattr(Controller, "__init__", broken)
+
+
+def changed_limits_are_not_heeded(patch: pytest.MonkeyPatch) -> None:
+    """A model goes on with the limits that it was published with."""
+    init = Controller.__init__
+
+    def broken(self: Controller, config: ControllerConfig) -> None:
+        init(self, config)
+        self._handlers[ModelChanged] = lambda event: None
 
     patch.setattr(Controller, "__init__", broken)
 
@@ -236,6 +248,7 @@ MUTATIONS: list[tuple[Break, str]] = [
     (draining_instances_are_released_early, "an instance with requests is not released"),
     (the_last_copy_may_go, "the last copy is kept"),
     (copies_that_are_read_may_go, "a copy that is read from is kept"),
+    (changed_limits_are_not_heeded, "every model comes to its least number of instances"),
     (losses_are_not_noticed, "only living members get orders|senders are alive"),
     (nobody_asks_to_be_woken, "every request ends"),
     (loading_instances_get_requests, "complete models serve"),

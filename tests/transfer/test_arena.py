@@ -85,3 +85,21 @@ def test_a_closed_arena_gives_no_view_and_leaves_old_views_alone() -> None:
         arena.view(0, 1)
     array[0] = 1
     assert view[0] == 1
+
+
+def test_memory_that_is_touched_late_is_taken_and_given_back() -> None:
+    kept, late = 1 << 20, 8 << 20
+    with Arena(kept + late, touched_bytes=kept) as arena:
+        before = held_bytes(arena)
+        assert kept <= before < kept + late
+        arena.touch(kept, late)
+        assert held_bytes(arena) == kept + late
+        arena.view(kept, late)[:] = b"x" * late
+        arena.give_back(0, kept + late)
+        assert held_bytes(arena) == before, "what was touched at the start stays"
+        with pytest.raises(ArenaError, match="to spare"):
+            arena.touch(0, 1 << 50)
+
+
+def held_bytes(arena: Arena) -> int:
+    return os.fstat(arena.fd).st_blocks * 512

@@ -1,4 +1,4 @@
-"""`livescale models add|remove|list`: what an administrator asks of a running pool, over HTTP.
+"""`livescale models add|set|remove|list`: what an administrator asks of a running pool, over HTTP.
 
 Thin: a request is written, an answer is printed. What may be asked is the gateway's business.
 """
@@ -15,10 +15,10 @@ import httpx
 import msgspec
 
 from livescale.cli.errors import UserError
-from livescale.config import MODEL_SETTINGS, PoolConfig
+from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS, PoolConfig
 from livescale.gateway.admin import AdministeredModel
 from livescale.report.terminal import table
-from livescale.settings import ConfigError, read_values, shown_default
+from livescale.settings import ConfigError, Setting, read_values, shown_default
 
 _URL = f"http://{PoolConfig().host}:{PoolConfig().port}"
 _KEY_VARIABLE = "LIVESCALE_API_KEY"
@@ -48,23 +48,30 @@ def add_arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = actions.add_parser("add", help="publish a model in a running pool")
     add.add_argument("directory", type=Path, metavar="DIR")
     for setting in _SETTINGS:
-        unit = f" [{setting.about.unit}]" if setting.about.unit else ""
-        words = f"{setting.about.help}{unit} (default: {shown_default(setting)})"
-        add.add_argument(
-            setting.flag,
-            dest=setting.name,
-            metavar=setting.type.upper(),
-            default=argparse.SUPPRESS,
-            help=words.replace("%", "%%"),
-        )
+        _add_flag(add, setting, f" (default: {shown_default(setting)})")
+    change = actions.add_parser("set", help="change limits of a model of a running pool")
+    change.add_argument("name", metavar="NAME")
+    for setting in CHANGEABLE_SETTINGS:
+        _add_flag(change, setting, "")
     remove = actions.add_parser("remove", help="withdraw a model from a running pool")
     remove.add_argument("name", metavar="NAME")
     listing = actions.add_parser("list", help="show the models of a running pool")
-    for action in (add, remove, listing):
+    for action in (add, change, remove, listing):
         action.add_argument("--url", default=_URL, help=f"where the pool is (default: {_URL})")
         action.add_argument(
             "--api-key-file", type=Path, help=f"its first line is sent; or set {_KEY_VARIABLE}"
         )
+
+
+def _add_flag(parser: argparse.ArgumentParser, setting: Setting, more: str) -> None:
+    unit = f" [{setting.about.unit}]" if setting.about.unit else ""
+    parser.add_argument(
+        setting.flag,
+        dest=setting.name,
+        metavar=setting.type.upper(),
+        default=argparse.SUPPRESS,
+        help=f"{setting.about.help}{unit}{more}".replace("%", "%%"),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,14 +84,38 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _add(arguments: argparse.Namespace) -> str:
-    given = {s.name: vars(arguments)[s.name] for s in _SETTINGS if s.name in vars(arguments)}
-    try:
-        settings = read_values(given, _SETTINGS, "flags: ", is_text=True)
-    except ConfigError as error:
-        raise UserError(str(error)) from error
+    settings = _given(arguments, _SETTINGS)
     body = {"path": str(arguments.directory.resolve()), **settings}
     model = _call(arguments, AdministeredModel, "POST", "/admin/models", body)
-    return f"{model.name}: {_words(model.state)}, copies in host memory: {model.host_copies}"
+    what = f"{model.name}: {_words(model.state)}, copies in host memory: {model.host_copies}"
+    return "\n".join([what, _outlook(model), *(f"warning: {w}" for w in model.warnings)])
+
+
+def _outlook(model: AdministeredModel) -> str:
+    """What becomes of it, as it is now, when the pool starts again."""
+    if model.survives_restart:
+        return f"{model.name}: survives a restart of the pool"
+    return f"{model.name}: does not survive a restart: the pool keeps no state (serve --state DIR)"
+
+
+def _set(arguments: argparse.Namespace) -> str:
+    changes = _given(arguments, CHANGEABLE_SETTINGS)
+    if not changes:
+        flags = ", ".join(setting.flag for setting in CHANGEABLE_SETTINGS)
+        raise UserError(f"nothing is to be changed: give some of {flags}")
+    path = f"/admin/models/{quote(arguments.name, safe='')}"
+    model = _call(arguments, AdministeredModel, "PATCH", path, changes)
+    limits = f"{model.min_replicas} to {model.max_replicas} instances, priority {model.priority}"
+    return f"{model.name}: {limits}\n{_outlook(model)}"
+
+
+def _given(arguments: argparse.Namespace, settings: tuple[Setting, ...]) -> dict[str, object]:
+    """Checked values of the flags that were given. Raises UserError."""
+    given = {s.name: vars(arguments)[s.name] for s in settings if s.name in vars(arguments)}
+    try:
+        return read_values(given, settings, "flags: ", is_text=True)
+    except ConfigError as error:
+        raise UserError(str(error)) from error
 
 
 def _remove(arguments: argparse.Namespace) -> str:
@@ -109,7 +140,7 @@ def _row(model: AdministeredModel) -> list[object]:
     ]
 
 
-_ACTIONS = {"add": _add, "remove": _remove, "list": _list}
+_ACTIONS = {"add": _add, "set": _set, "remove": _remove, "list": _list}
 
 
 def _words(state: str) -> str:

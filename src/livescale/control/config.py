@@ -24,7 +24,9 @@ class ControllerConfig(Value, frozen=True):
     loads that are predicted to take no longer than `live_over_ns` are waited for instead, and a
     live instance holds at most `live_ahead_max` requests that neither it nor its source has
     started. `wall_ns` is the wall clock (UTC, since 1970) when the controller's own clock
-    stands at 0: schedules are read with it.
+    stands at 0: schedules are read with it. With `assumes_group_rate` what a probe measures inside
+    a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`. Parameters get at
+    most `parameter_share_percent` of an uplink.
     """
 
     models: tuple[ModelPolicy, ...]
@@ -49,4 +51,6 @@ class ControllerConfig(Value, frozen=True):
     leaves: tuple[Leaf, ...] = ()
     group_bytes_per_s: int | None = None
     remote_storage_bytes_per_s: int | None = None
+    assumes_group_rate: bool = False
+    parameter_share_percent: int = 100
     wall_ns: int = 0

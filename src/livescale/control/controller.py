@@ -42,6 +42,7 @@ from livescale.messages.events import (
     LoadFailed,
     LoadStarted,
     ModelAdded,
+    ModelChanged,
     ModelRemoved,
     Released,
     RequestArrived,
@@ -112,6 +113,7 @@ class Controller:
             CopyDropped: self._copy_dropped,
             LinkMeasured: self._link_measured,
             ModelAdded: self._model_added,
+            ModelChanged: self._model_changed,
             ModelRemoved: self._model_removed,
             Released: self._released,
             CapacityMeasured: self._capacity_measured,
@@ -343,6 +345,14 @@ class Controller:
             return
         self._models_added += 1
         self.models[name] = ModelState(event.policy, self.config, self._now_ns, self._models_added)
+
+    def _model_changed(self, event: ModelChanged) -> None:
+        state = self.models.get(event.policy.spec.name)
+        if state is None or state.is_leaving or state.spec != event.policy.spec:
+            self._stale()
+            return
+        state.change(event.policy, self.config)
+        self.scaling.look_again(event.policy.spec.name)
 
     def _model_removed(self, event: ModelRemoved) -> None:
         state = self.models.get(event.model)

@@ -6,7 +6,7 @@ from livescale.control.autoscaler import Autoscaler, TokenWindow
 from livescale.control.config import ControllerConfig
 from livescale.control.load_failures import LoadFailures
 from livescale.control.policy import make_policy
-from livescale.policies import Bounds, ModelPolicy
+from livescale.policies import Bounds, ModelPolicy, ScalingPolicy
 
 # For policies that do not look at rates.
 _WINDOW_NS = 1_000_000_000
@@ -22,7 +22,7 @@ class ModelState:
     ) -> None:
         #: models are gone through in this order
         self.number = number
-        scaling = policy.scaling if policy.scaling is not None else config.scaling
+        scaling = _scaling(policy, config)
         self.policy = policy
         self.spec = policy.spec
         self.scaling = make_policy(scaling)
@@ -40,6 +40,15 @@ class ModelState:
         self.idle_since_ns: int | None = now_ns
         #: withdrawn: it finishes its requests and goes
         self.is_leaving = False
+
+    def change(self, policy: ModelPolicy, config: ControllerConfig) -> None:
+        """Other limits hold from now on. What is known of its load and its capacity stays."""
+        scaling = _scaling(policy, config)
+        if scaling != _scaling(self.policy, config):
+            self.scaling = make_policy(scaling)
+        self.autoscaler.scale_down_timeout_ns = scaling.scale_down_timeout_ns
+        self.autoscaler.idle_ns = policy.idle_ns
+        self.policy = policy
 
     @property
     def instance_bytes(self) -> int:
@@ -84,3 +93,7 @@ class ModelState:
 
     def __repr__(self) -> str:
         return f"<ModelState {self.spec.name}{', leaving' if self.is_leaving else ''}>"
+
+
+def _scaling(policy: ModelPolicy, config: ControllerConfig) -> ScalingPolicy:
+    return policy.scaling if policy.scaling is not None else config.scaling

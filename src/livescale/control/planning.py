@@ -40,14 +40,35 @@ class Planning:
             group_bytes_per_s=config.group_bytes_per_s,
             remote_storage_bytes_per_s=config.remote_storage_bytes_per_s,
         )
+        #: the best probe between two members of a scale-up group
+        self._measured_inside: int | None = None
 
     # -- the cluster's shape ------------------------------------------------------------------
 
     def worker_joined(self, worker: WorkerRef, device: Device) -> None:
+        uplink = self._for_parameters(device.uplink_bytes_per_s)
+        if uplink != device.uplink_bytes_per_s:
+            device = msgspec.structs.replace(device, uplink_bytes_per_s=uplink)
         self.topology.devices[worker] = device
 
     def agent_joined(self, agent: WorkerRef, host: Host) -> None:
-        self.topology.agents[agent] = host
+        uplink = self._for_parameters(host.uplink_bytes_per_s)
+        if uplink != host.uplink_bytes_per_s:
+            host = msgspec.structs.replace(host, uplink_bytes_per_s=uplink)
+        self.topology.agents[agent] = self._with_memory_rate(host)
+
+    def _for_parameters(self, uplink_bytes_per_s: int | None) -> int | None:
+        """What parameters get of a limited uplink."""
+        if uplink_bytes_per_s is None:
+            return None
+        return max(1, uplink_bytes_per_s * self._config.parameter_share_percent // 100)
+
+    def _with_memory_rate(self, host: Host) -> Host:
+        """What was measured inside a host holds for the host's own memory, too."""
+        rate = self._measured_inside
+        if rate is None or not self._config.assumes_group_rate or not host.has_device_links:
+            return host
+        return msgspec.structs.replace(host, device_bytes_per_s=rate)
 
     def member_left(self, ref: WorkerRef) -> None:
         self.topology.devices.pop(ref, None)
@@ -55,15 +76,35 @@ class Planning:
 
     def link_measured(self, sender: WorkerRef, receiver: WorkerRef, bytes_per_s: int) -> None:
         """Rates that nobody configured are what was measured; the best probe counts, because other
-        traffic can only slow one down."""
-        members = [(sender, "uplink_bytes_per_s"), (receiver, "downlink_bytes_per_s")]
-        for ref, name in members:
-            record = self._fleet.workers.get(ref.worker)
-            device = self.topology.devices.get(ref)
-            if record is None or device is None or getattr(record.device, name) is not None:
-                continue
-            best = max(bytes_per_s, getattr(device, name) or 0)
-            self.topology.devices[ref] = msgspec.structs.replace(device, **{name: best})
+        traffic can only slow one down. Members of one scale-up group meet without their NICs."""
+        topology = self.topology
+        if not (self._is_known(sender) and self._is_known(receiver)):
+            return
+        group = topology.group_of(sender)
+        if group and group == topology.group_of(receiver):
+            self._measured_between(bytes_per_s)
+            return
+        for ref, name in ((sender, "uplink_bytes_per_s"), (receiver, "downlink_bytes_per_s")):
+            if ref.is_agent:
+                host = topology.agents[ref]
+                if getattr(self._fleet.agents[ref.worker].host, name) is None:
+                    best = max(bytes_per_s, getattr(host, name) or 0)
+                    topology.agents[ref] = msgspec.structs.replace(host, **{name: best})
+            elif getattr(self._fleet.workers[ref.worker].device, name) is None:
+                device = topology.devices[ref]
+                best = max(bytes_per_s, getattr(device, name) or 0)
+                topology.devices[ref] = msgspec.structs.replace(device, **{name: best})
+
+    def _is_known(self, ref: WorkerRef) -> bool:
+        return ref in self.topology.devices or ref in self.topology.agents
+
+    def _measured_between(self, bytes_per_s: int) -> None:
+        """Two members of a group, which is one host's where the rate is assumed."""
+        self._measured_inside = max(bytes_per_s, self._measured_inside or 0)
+        if self._config.assumes_group_rate or self._config.group_bytes_per_s is None:
+            self.topology.group_bytes_per_s = self._measured_inside
+        for agent, host in self.topology.agents.items():
+            self.topology.agents[agent] = self._with_memory_rate(host)
 
     # -- plans --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The administrators' endpoints: the models of the pool, publishing one, withdrawing one.
+"""The administrators' endpoints: the models of the pool, publishing, changing, withdrawing one.
 
 With API keys a key is needed (`keys.py`); without, only programs of the machine itself are heard,
 and no web page that one of its browsers shows. What becomes of a model is the backend's business.
@@ -17,15 +17,24 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from livescale.config import MODEL_SETTINGS
+from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS
 from livescale.gateway.admission import refusals_answered
-from livescale.gateway.backend import Backend, ModelRefused, ModelStatus, NewModel, Unavailable
+from livescale.gateway.backend import (
+    Backend,
+    ModelPhase,
+    ModelRefused,
+    ModelStatus,
+    NewModel,
+    SettingValue,
+    Unavailable,
+)
 from livescale.gateway.errors import (
     ApiError,
     admin_closed,
     invalid,
     model_exists,
     model_not_found,
+    not_changeable,
     queue_full,
     quoted,
     unavailable,
@@ -35,7 +44,7 @@ from livescale.gateway.metrics import Metrics
 from livescale.gateway.schema import decode_as
 from livescale.gateway.served import ServedModels
 from livescale.gateway.text import TextCodec
-from livescale.settings import ConfigError, read_values
+from livescale.settings import ConfigError, Setting, read_values
 
 NAME_CHARS_MAX = 200
 PATH_CHARS_MAX = 4096
@@ -46,7 +55,9 @@ CHANGING_MAX = 8
 """Models that are being published or withdrawn at once."""
 RETRY_AFTER_S = 5.0
 
-_SettingValues = dict[str, str | int | list[str] | None]
+_TARGET = "target_ongoing_requests"
+_CHANGEABLE = tuple(setting.name for setting in CHANGEABLE_SETTINGS)
+_FIXED = tuple(setting.name for setting in MODEL_SETTINGS if setting.name not in _CHANGEABLE)
 
 
 class AdministeredUsage(msgspec.Struct):
@@ -64,7 +75,10 @@ class AdministeredUsage(msgspec.Struct):
 
 
 class AdministeredModel(msgspec.Struct):
-    """One model of GET /admin/models. `instances` counts them by state."""
+    """One model of GET /admin/models. `instances` counts them by state.
+
+    `survives_restart`: the pool's next start has it as it is now. `problem`: why it is not served.
+    """
 
     name: str
     path: str
@@ -75,7 +89,12 @@ class AdministeredModel(msgspec.Struct):
     min_replicas: int | None = None
     max_replicas: int | None = None
     priority: int | None = None
+    idle_s: int | None = None
+    target_ongoing_requests: int | None = None
+    schedule: str = ""
+    survives_restart: bool = False
     problem: str | None = None
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class Administration:
@@ -116,7 +135,8 @@ class Administration:
         model = read_new_model(await self._read_body(request))
         with self._busy():
             name = model.name or Path(model.directory).name
-            if any(state.name == name for state in self._backend.model_states()):
+            states = self._backend.model_states()
+            if any(s.name == name and s.phase is not ModelPhase.FAILED for s in states):
                 raise model_exists(name)
             # What hashing gigabytes would only show at its end, and what the pool does not look at.
             await asyncio.to_thread(_check_files, Path(model.directory))
@@ -129,6 +149,15 @@ class Administration:
                     await self._backend.remove_model(name)
                 raise invalid(_cut(problem), "path")
             return _json(self._shown(self._state(name)), 201)
+
+    async def change_model(self, request: Request) -> Response:
+        """PATCH /admin/models/{name}: 200 when the new limits hold."""
+        self._check_change(request)
+        name = self._state(request.path_params["model"]).name
+        changes = read_changes(await self._read_body(request))
+        with self._busy(), _changes_answered(name), refusals_answered():
+            await self._backend.change_model(name, changes)
+        return _json(self._shown(self._state(name)))
 
     async def remove_model(self, request: Request) -> Response:
         """DELETE /admin/models/{name}: 202 when it takes no more requests."""
@@ -162,7 +191,7 @@ class Administration:
             usage.generation_tokens = counts.generation_tokens
             if self._metrics.slo is not None:
                 usage.slo_met = counts.slo["all", True]
-        return AdministeredModel(
+        shown = AdministeredModel(
             name=state.name,
             path=state.directory,
             state=state.phase.value,
@@ -172,8 +201,15 @@ class Administration:
             min_replicas=state.instances_min,
             max_replicas=state.instances_max,
             priority=state.priority,
-            problem=self._served.problem(state.name) or state.problem,
+            survives_restart=state.survives_restart,
+            problem=state.problem or self._served.problem(state.name),
+            warnings=list(state.warnings),
         )
+        idle_s, target = state.settings.get("idle_s"), state.settings.get(_TARGET)
+        shown.idle_s = idle_s if isinstance(idle_s, int) else None
+        shown.target_ongoing_requests = target if isinstance(target, int) else None
+        shown.schedule = str(state.settings.get("schedule", ""))
+        return shown
 
     def _state(self, name: str) -> ModelStatus:
         """Raises ApiError (404)."""
@@ -200,16 +236,36 @@ class Administration:
             self._changing -= 1
 
 
+def read_changes(raw: bytes) -> dict[str, SettingValue]:
+    """The body of PATCH /admin/models/{name}. Raises ApiError (400, 409) that names the field."""
+    fields = decode_as(raw, dict[str, object])
+    if not fields:
+        raise invalid(f"nothing is to be changed: give some of {', '.join(_CHANGEABLE)}")
+    for name in fields:
+        if name in _FIXED:
+            raise not_changeable(name, _CHANGEABLE)
+    for name, value in fields.items():
+        _check_setting(name, value, CHANGEABLE_SETTINGS)
+    try:
+        return msgspec.convert(fields, dict[str, SettingValue])
+    except msgspec.ValidationError as error:
+        raise invalid(_cut(str(error))) from None
+
+
+def _check_setting(name: str, value: object, settings: tuple[Setting, ...]) -> None:
+    if len(name) > KEY_CHARS_MAX:
+        raise invalid(f"unknown setting {quoted(name)}")
+    try:
+        read_values({name: value}, settings, "")
+    except ConfigError as error:
+        raise invalid(_cut(str(error)), name) from None
+
+
 def read_new_model(raw: bytes) -> NewModel:
     """The body of POST /admin/models. Raises ApiError (400) that names the field."""
     fields = decode_as(raw, dict[str, object])
     for name, value in fields.items():
-        if len(name) > KEY_CHARS_MAX:
-            raise invalid(f"unknown setting {quoted(name)}")
-        try:
-            read_values({name: value}, MODEL_SETTINGS, "")
-        except ConfigError as error:
-            raise invalid(_cut(str(error)), name) from None
+        _check_setting(name, value, MODEL_SETTINGS)
     if "path" not in fields:
         raise invalid("path is missing: the directory of the model", "path")
     path, name = str(fields.pop("path")), str(fields.pop("name", ""))
@@ -220,7 +276,7 @@ def read_new_model(raw: bytes) -> NewModel:
     if not name.isprintable() or name != name.strip():
         raise invalid(f"{quoted(name)} is not a name: it cannot be printed", "name")
     try:
-        return NewModel(path, name, msgspec.convert(fields, _SettingValues))
+        return NewModel(path, name, msgspec.convert(fields, dict[str, SettingValue]))
     except msgspec.ValidationError as error:
         raise invalid(_cut(str(error))) from None
 

@@ -97,6 +97,7 @@ def create_app(
             Route("/admin/models", admin.list_models, methods=["GET"]),
             Route("/admin/models", admin.add_model, methods=["POST"]),
             Route("/admin/models/{model:path}", admin.show_model, methods=["GET"]),
+            Route("/admin/models/{model:path}", admin.change_model, methods=["PATCH"]),
             Route("/admin/models/{model:path}", admin.remove_model, methods=["DELETE"]),
             Route("/version", show_version, methods=["GET"]),
             Route("/live", is_alive, methods=["GET"]),

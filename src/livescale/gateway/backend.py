@@ -20,6 +20,9 @@ from livescale.types import (
     TokenLogprobs,
 )
 
+SettingValue = str | int | list[str] | None
+"""A setting of a model, as JSON has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -82,6 +85,7 @@ class ModelPhase(enum.StrEnum):
     STARTING = "starting"  # instances that do not serve yet
     SERVING = "serving"
     LEAVING = "leaving"  # withdrawn: running requests finish, new ones are refused
+    FAILED = "failed"  # kept from an earlier life of the pool, and cannot be served
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,9 @@ class ModelStatus:
     """A model as administrators see it. `instances` counts them by state.
 
     `host_copies` are complete copies in host memory; `device_ns` is how long instances have held
-    devices, summed up over the devices. `problem` is why it cannot be loaded now (None: it can).
+    devices, summed up over the devices. `settings` are those that can be changed,
+    `survives_restart` says that the pool's next start has the model as it is now. `problem` is why
+    it is not served, or cannot be loaded now, `warnings` are what should be known though it is.
     """
 
     name: str
@@ -101,7 +107,10 @@ class ModelStatus:
     instances_min: int | None = None
     instances_max: int | None = None
     priority: int | None = None
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)
+    survives_restart: bool = False
     problem: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +119,11 @@ class NewModel:
 
     directory: str
     name: str
-    settings: Mapping[str, str | int | list[str] | None]
+    settings: Mapping[str, SettingValue]
 
 
 class ModelRefused(Exception):
-    """A model was not added or removed; the message says why.
+    """A model was not added, changed or removed; the message says why.
 
     `problem`: "invalid" (the directory or a setting is wrong, or it does not fit), "exists",
     "unknown" (there is no such model) or "failed" (the pool could not carry it out).
@@ -195,6 +204,12 @@ class Backend(Protocol):
 
     async def add_model(self, model: NewModel) -> str:
         """Publish a model; returns its name when it is in the pool and has its host copy.
+
+        Raises ModelRefused or Unavailable.
+        """
+
+    async def change_model(self, name: str, settings: Mapping[str, SettingValue]) -> None:
+        """Give a model other limits (keys of CHANGEABLE_SETTINGS); returns when they hold.
 
         Raises ModelRefused or Unavailable.
         """

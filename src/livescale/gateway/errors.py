@@ -85,6 +85,15 @@ def model_exists(name: str) -> ApiError:
     return ApiError(409, message, param="name", code="model_exists")
 
 
+def not_changeable(name: str, changeable: Iterable[str]) -> ApiError:
+    """409: the setting is one of a model, but holds for as long as the model is in the pool."""
+    message = (
+        f"{name} cannot be changed while the model is in the pool: remove the model and publish"
+        f" it again. What can be changed: {', '.join(changeable)}"
+    )
+    return ApiError(409, message, param=name, code="not_changeable")
+
+
 def admin_closed(reason: str) -> ApiError:
     """403: models cannot be administered like this."""
     return ApiError(403, reason, code="admin_closed")

@@ -289,6 +289,12 @@ class ModelAdded(Event, frozen=True):
     policy: ModelPolicy
 
 
+class ModelChanged(Event, frozen=True):
+    """A model has other limits from now on: its `policy` replaces the last one (same sizes)."""
+
+    policy: ModelPolicy
+
+
 class ModelRemoved(Event, frozen=True):
     """A model was withdrawn: no new requests; running ones finish. Ends in ModelGone."""
 
@@ -329,6 +335,7 @@ AnyEvent = (
     | CopyDropped
     | LinkMeasured
     | ModelAdded
+    | ModelChanged
     | ModelRemoved
     | Released
     | CapacityMeasured

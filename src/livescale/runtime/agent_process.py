@@ -98,7 +98,7 @@ class AgentSocket:
 def main() -> None:
     """Run until SIGTERM, or until standard input ends because the supervisor is gone."""
     boot = read_boot(AgentBoot)
-    memory = Arena(boot.host.memory_bytes)
+    memory = Arena(boot.host.memory_bytes, boot.touched_bytes)
     data_plane = DataPlane(
         boot.agent,
         memory,

@@ -23,7 +23,7 @@ from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
 from livescale.latency.models import AnyLatency
 from livescale.runtime.news import LoadProgress, News
-from livescale.runtime.wire import Address, CatalogEntry, PublishedModel
+from livescale.runtime.wire import Address, CatalogEntry, PublishedModel, UnservedModel
 from livescale.topology import Device, Host
 from livescale.types import Value, WorkerRef
 
@@ -31,7 +31,8 @@ from livescale.types import Value, WorkerRef
 class ControllerBoot(Value, frozen=True, tag=True):
     """What the controller process is told. `listen_fd` is a listening socket it inherits.
 
-    `start` names the start of the pool in the run record.
+    `start` names the start of the pool in the run record. With a `pool.state` the controller keeps
+    there what is published, under the supervisor's lock.
     """
 
     secret: str
@@ -42,6 +43,7 @@ class ControllerBoot(Value, frozen=True, tag=True):
     step_gap_ns: int
     record: str | None
     start: str = ""
+    unserved: tuple[UnservedModel, ...] = ()
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
@@ -100,7 +102,8 @@ class WorkerBoot(Value, frozen=True, tag=True):
 
 
 class AgentBoot(Value, frozen=True, tag=True):
-    """What a host agent's process is told. `data_host` is the address of the host's own link."""
+    """What a host agent's process is told. `data_host` is the address of the host's own link,
+    `touched_bytes` is how much of its memory it takes at its start; the rest when it is needed."""
 
     secret: str
     agent: WorkerRef
@@ -108,6 +111,7 @@ class AgentBoot(Value, frozen=True, tag=True):
     controller: Address
     data_host: str
     shm_directory: str
+    touched_bytes: int
     keeps_rates: bool = True
     parameter_share_percent: int = 100
     carrier: str = "auto"
@@ -133,15 +137,16 @@ class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
     `is_working` is the answer to its parent's question.
 
-    A controller tells its `models` whenever they change, for its next life; a process that
-    prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
-    whenever they got on (None: nothing new).
+    A controller tells its `models` (and with them the `unserved` ones) whenever they change, for
+    its next life; a process that prepares a model tells its `entry`. `news` are for people;
+    `loads` are those under way, told whenever they got on (None: nothing new).
     """
 
     is_ready: bool = False
     is_working: bool = False
     fatal: str | None = None
     models: tuple[PublishedModel, ...] | None = None
+    unserved: tuple[UnservedModel, ...] = ()
     entry: CatalogEntry | None = None
     news: tuple[News, ...] = ()
     loads: tuple[LoadProgress, ...] | None = None

@@ -36,6 +36,7 @@ from livescale.runtime.site import HostSeat, Site
 from livescale.runtime.wire import CatalogEntry
 from livescale.settings import ConfigError, parse_schedule
 from livescale.slo import SloAbsolute, parse_slo
+from livescale.types import ModelSpec
 
 _MS_NS = 1_000_000
 _S_NS = 1_000_000_000
@@ -75,14 +76,31 @@ def prepare_model(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
             f"kv_bytes {config.kv_bytes} holds no KV block of model {name}: one block of"
             f" {config.block_tokens} tokens has {block_bytes} bytes"
         )
+    request_tokens_max = min(spec.model_tokens_max, kv_tokens + 1)
     return CatalogEntry(
         spec=spec,
         manifest=manifest,
         directory=str(directory),
         eos_token_ids=eos_token_ids(directory),
         # The last generated token needs no KV, all others do.
-        request_tokens_max=min(spec.model_tokens_max, kv_tokens + 1),
+        request_tokens_max=request_tokens_max,
         sampling_defaults=sampling_defaults(directory),
+        warnings=_kv_warnings(config, name, spec, request_tokens_max),
+    )
+
+
+def _kv_warnings(
+    config: PoolConfig, name: str, spec: ModelSpec, request_tokens_max: int
+) -> tuple[str, ...]:
+    """KV memory that holds less than one request of the model's whole length."""
+    if request_tokens_max >= spec.model_tokens_max:
+        return ()
+    blocks = -(-(spec.model_tokens_max - 1) // config.block_tokens)
+    needed_bytes = blocks * config.block_tokens * spec.kv_bytes_per_token
+    return (
+        f"model {name}: requests may have {request_tokens_max} tokens, the model could take"
+        f" {spec.model_tokens_max}: kv_bytes is {config.kv_bytes}, for all of them it would have"
+        f" to be {needed_bytes}",
     )
 
 
@@ -91,18 +109,39 @@ def with_host_memory(site: Site, config: PoolConfig, models: tuple[CatalogEntry,
 
     Raises ConfigError when the machine has too little memory for all of it together.
     """
-    room_bytes = config.host_memory_bytes
-    if room_bytes is None:
-        room_bytes = _enough_bytes(config, len(site.hosts), models)
-    hosts = tuple(
-        msgspec.structs.replace(seat, host=msgspec.structs.replace(seat.host, memory_bytes=own))
-        for seat, own in ((seat, _memory_of(seat, config, room_bytes)) for seat in site.hosts)
-    )
+    enough_bytes = config.host_memory_bytes
+    if enough_bytes is None:
+        enough_bytes = _enough_bytes(config, len(site.hosts), models)
+    taken = [_memory_of(seat, config, enough_bytes) for seat in site.hosts]
     packed = config.device == "cpu" and config.weights_layout == "packed"
     largest = max((entry.manifest.size_bytes for entry in models), default=0)
+    needed = check_memory(config, largest if packed else 0, sum(taken))
+    more = _growth_bytes(config, needed) // len(site.hosts)
+    hosts = tuple(
+        _with_memory(seat, own, own + (more if own and _memory_follows(seat, config) else 0))
+        for seat, own in zip(site.hosts, taken, strict=True)
+    )
     _check_room(hosts, models)
-    check_memory(config, largest if packed else 0, sum(seat.host.memory_bytes for seat in hosts))
     return msgspec.structs.replace(site, hosts=hosts)
+
+
+def _with_memory(seat: HostSeat, taken_bytes: int, room_bytes: int) -> HostSeat:
+    host = msgspec.structs.replace(seat.host, memory_bytes=room_bytes)
+    return msgspec.structs.replace(seat, host=host, memory_touched_bytes=taken_bytes)
+
+
+def _memory_follows(seat: HostSeat, config: PoolConfig) -> bool:
+    """Nobody has said how much memory the host has for copies."""
+    return config.host_memory_bytes is None and not seat.host.memory_bytes
+
+
+def _growth_bytes(config: PoolConfig, needed_bytes: int) -> int:
+    """What copies of later models may take besides: half of what the machine has left when the
+    pool has all it needs. A network card that reaches into memory would pin all of it: none."""
+    if config.carrier == "nixl":
+        return 0
+    available_bytes: int = psutil.virtual_memory().available
+    return max(0, available_bytes - needed_bytes) // 2
 
 
 def _check_room(hosts: tuple[HostSeat, ...], models: tuple[CatalogEntry, ...]) -> None:
@@ -166,6 +205,9 @@ def controller_config(
         leaves=site.leaves,
         group_bytes_per_s=site.group_bytes_per_s,
         remote_storage_bytes_per_s=site.remote_storage_bytes_per_s,
+        assumes_group_rate=site.assumes_group_rate,
+        # The share is kept by the data planes, together with the rate.
+        parameter_share_percent=100 if site.has_links else config.parameter_share_percent,
         wall_ns=time.time_ns() - time.monotonic_ns(),
     )
 
@@ -274,9 +316,10 @@ def _roofline(text: str) -> RooflineLatency:
         raise ConfigError(f"timed_profile: {error}") from error
 
 
-def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> None:
-    """Workers and agents touch all their memory at once: too much of it would bring the machine
-    down. Raises ConfigError with the sizes.
+def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> int:
+    """Workers and agents touch their memory at once: too much of it would bring the machine down.
+
+    Returns what all of them take together. Raises ConfigError with the sizes.
 
     `packed_bytes` is what the largest second copy of parameters takes on each worker,
     `copies_bytes` what all host agents together have for copies.
@@ -292,3 +335,4 @@ def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> No
             f"{config.workers} workers with arena_bytes {config.arena_bytes} and kv_bytes"
             f" {kv_bytes}{packed}{copies} need {needed} bytes, the machine has {total}"
         )
+    return needed

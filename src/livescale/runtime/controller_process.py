@@ -54,6 +54,7 @@ from livescale.runtime.wire import (
     AddModel,
     AgentEvent,
     AgentHello,
+    ChangeModel,
     Examine,
     Examined,
     Examining,
@@ -87,7 +88,8 @@ class ControllerProcess:
         self._boot = boot
         self._controller = Controller(boot.config)
         self._publication = Publication(
-            boot.models, boot.pool, self._controller, self._push, self._announce
+            *(boot.models, boot.pool, self._controller, self._push, self._announce),
+            boot.unserved,
         )
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews(self._controller)
@@ -127,6 +129,8 @@ class ControllerProcess:
 
     async def run(self) -> None:
         """Step the controller whenever an event waits, at most every `step_gap_ns`."""
+        # An earlier life may have ended between a change and its last word on it.
+        await self._publication.keep()
         last_ns = 0
         while True:
             await self._wait_for_events()
@@ -371,7 +375,7 @@ class ControllerProcess:
                 if isinstance(message, RequestArrived):
                     self._gateway_of[message.request] = name
                 self._push(message)
-            elif isinstance(message, (AddModel, RemoveModel)):
+            elif isinstance(message, (AddModel, ChangeModel, RemoveModel)):
                 task = asyncio.create_task(self._answer(wire, message))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
@@ -393,19 +397,25 @@ class ControllerProcess:
                 del self._gateway_of[request]
                 self._push(RequestCancelled(request))
 
-    async def _answer(self, wire: Wire[ToController], asked: AddModel | RemoveModel) -> None:
-        """Publish or withdraw a model and say what came of it."""
+    async def _answer(
+        self, wire: Wire[ToController], asked: AddModel | ChangeModel | RemoveModel
+    ) -> None:
+        """Publish, change or withdraw a model and say what came of it."""
         if isinstance(asked, AddModel):
             answer = await self._publication.add(asked)
+        elif isinstance(asked, ChangeModel):
+            answer = await self._publication.change(asked)
         else:
-            answer = self._publication.remove(asked)
+            answer = await self._publication.remove(asked)
         wire.send(answer)
 
     def _announce(self) -> None:
         """The catalog changed: gateways serve by it, and the next life must know it."""
         for wire in self._gateways.values():
             wire.send(self._publication.catalog())
-        report(Status(models=tuple(self._publication.models.values())))
+        publication = self._publication
+        unserved = tuple(publication.unserved.values())
+        report(Status(models=tuple(publication.models.values()), unserved=unserved))
 
     def _peers_message(self) -> Peers:
         return Peers(tuple(self._peers[worker] for worker in sorted(self._peers)))

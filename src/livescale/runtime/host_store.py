@@ -26,7 +26,7 @@ from livescale.runtime.examination import held_copy
 from livescale.runtime.heartbeat import WorkPulse
 from livescale.runtime.regions import Regions
 from livescale.runtime.wire import AgentEvent, Examine, Examined, Order
-from livescale.transfer.arena import Arena
+from livescale.transfer.arena import Arena, ArenaError
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import Manifest, PlanId, WorkerRef
 
@@ -99,6 +99,12 @@ class HostStore:
         offset_bytes = self._regions.allocate(manifest.size_bytes)
         if offset_bytes is None:
             self._fail(command, f"{manifest.size_bytes} bytes do not fit: {self._regions!r}")
+            return
+        try:
+            self._memory.touch(offset_bytes, manifest.size_bytes)
+        except ArenaError as error:
+            self._regions.free(offset_bytes)
+            self._fail(command, str(error))
             return
         arrival = self._arrival(command, manifest, offset_bytes)
         copy = _Copy(command, manifest, arrival, offset_bytes, command.feeds)
@@ -202,6 +208,7 @@ class HostStore:
         """Nobody writes into the memory or reads from it when this returns, and it is free."""
         del self._copies[copy.order.plan]
         copy.arrival.stop()
+        self._memory.give_back(copy.offset_bytes, copy.manifest.size_bytes)
         self._regions.free(copy.offset_bytes)
         self._update_reports()
 

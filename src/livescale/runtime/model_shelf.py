@@ -9,11 +9,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from livescale.gateway.backend import ModelCard, ModelPhase, ModelStatus, Reading
+from livescale.config import CHANGEABLE_SETTINGS, ModelConfig
+from livescale.gateway.backend import ModelCard, ModelPhase, ModelStatus, Reading, SettingValue
 from livescale.runtime.wire import Catalog, CatalogEntry, ModelLoad, PoolStatus, PublishedModel
 from livescale.types import InstanceState
 
 _NOTHING = ModelLoad(0, 0)
+_STATES = tuple(
+    state.value
+    for state in InstanceState
+    if state not in (InstanceState.STOPPED, InstanceState.LOST)
+)
+"""Of instances that are there; stopped and lost ones are forgotten."""
 
 
 class ModelShelf:
@@ -56,6 +63,15 @@ class ModelShelf:
                 ModelStatus(name, directory, ModelPhase.PREPARING)
                 for name, directory in self._catalog.preparing
             ]
+            states += [
+                ModelStatus(
+                    *(kept.settings.name, kept.settings.path, ModelPhase.FAILED),
+                    settings=_changeable(kept.settings),
+                    survives_restart=True,
+                    problem=kept.problem,
+                )
+                for kept in self._catalog.unserved
+            ]
         return tuple(sorted(states, key=lambda state: state.name))
 
     def readings(self) -> list[Reading]:
@@ -65,7 +81,7 @@ class ModelShelf:
         if status.is_recording is not None:
             readings.append(Reading("record_open", status.is_recording))
         for state in self.states():
-            if state.phase is not ModelPhase.PREPARING:
+            if state.phase not in (ModelPhase.PREPARING, ModelPhase.FAILED):
                 readings += _readings_of(state, status.loads.get(state.name, _NOTHING))
                 readings += _failures_of(state.name, status)
         return readings
@@ -89,7 +105,14 @@ class ModelShelf:
             instances_max=model.instances_max if model is not None else None,
             priority=model.priority if model is not None else None,
             problem=status.problems.get(name),
+            settings=_changeable(model.settings) if model is not None else {},
+            survives_restart=model is not None and model.survives_restart,
+            warnings=entry.warnings,
         )
+
+
+def _changeable(model: ModelConfig) -> dict[str, SettingValue]:
+    return {setting.name: getattr(model, setting.name) for setting in CHANGEABLE_SETTINGS}
 
 
 def _card(entry: CatalogEntry) -> ModelCard:
@@ -120,8 +143,9 @@ def _readings_of(state: ModelStatus, load: ModelLoad) -> list[Reading]:
     used = load.kv_blocks_used / load.kv_blocks if load.kv_blocks else 0.0
     return [
         *(
-            Reading("instances", count, (*label, ("state", at)))
-            for at, count in sorted(state.instances.items())
+            # All of them, always: a series that comes and goes breaks sums and alerts.
+            Reading("instances", state.instances.get(at, 0), (*label, ("state", at)))
+            for at in _STATES
         ),
         Reading("host_copies", state.host_copies, label),
         Reading("device_seconds_total", state.device_ns / 1e9, label),

@@ -7,7 +7,9 @@ import itertools
 from collections.abc import Callable
 
 from livescale.gateway.backend import ModelRefused, Unavailable
-from livescale.runtime.wire import AddModel, ModelAnswer, RemoveModel
+from livescale.runtime.wire import AddModel, ChangeModel, ModelAnswer, RemoveModel
+
+Question = AddModel | ChangeModel | RemoveModel
 
 
 class OpenQuestions:
@@ -24,8 +26,8 @@ class OpenQuestions:
 
     async def ask(
         self,
-        question: AddModel | RemoveModel,
-        send: Callable[[AddModel | RemoveModel], None],
+        question: Question,
+        send: Callable[[Question], None],
     ) -> ModelAnswer:
         """Send it and wait. Raises ModelRefused, or Unavailable when no answer will come."""
         answered = asyncio.get_running_loop().create_future()

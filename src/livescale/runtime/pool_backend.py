@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from livescale.gateway.backend import (
@@ -23,6 +23,7 @@ from livescale.gateway.backend import (
     ModelStatus,
     NewModel,
     Reading,
+    SettingValue,
     TokenChunk,
     Unavailable,
     WaitedTooLong,
@@ -32,7 +33,7 @@ from livescale.messages.events import RequestArrived, RequestCancelled, RequestE
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_shelf import ModelShelf
-from livescale.runtime.open_questions import OpenQuestions
+from livescale.runtime.open_questions import OpenQuestions, Question
 from livescale.runtime.transcripts import StopWords, Transcript, Transcripts
 from livescale.runtime.wire import (
     AddModel,
@@ -41,6 +42,7 @@ from livescale.runtime.wire import (
     AttemptTaken,
     Cancel,
     Catalog,
+    ChangeModel,
     Disown,
     FromTokenServer,
     GatewayHello,
@@ -138,6 +140,9 @@ class PoolBackend:
             AddModel(self._questions.next_call(), model.directory, model.name, dict(model.settings))
         )
         return answer.name
+
+    async def change_model(self, name: str, settings: Mapping[str, SettingValue]) -> None:
+        await self._ask(ChangeModel(self._questions.next_call(), name, dict(settings)))
 
     async def remove_model(self, name: str) -> None:
         await self._ask(RemoveModel(self._questions.next_call(), name))
@@ -260,7 +265,7 @@ class PoolBackend:
                 gone = GenerationFailed(f"the model '{transcript.asked.model}' was removed")
                 self._finish(transcript, Outcome.FAILED, gone)
 
-    async def _ask(self, question: AddModel | RemoveModel) -> ModelAnswer:
+    async def _ask(self, question: Question) -> ModelAnswer:
         """Ask the controller. Raises ModelRefused or Unavailable."""
         self._check_started()
         if self._controller is None:

@@ -10,23 +10,28 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
-from livescale.config import ModelConfig, PoolConfig, model_of
+from livescale.config import ModelConfig, PoolConfig, changed_model, model_of
 from livescale.control.controller import Controller
-from livescale.messages.events import AnyEvent, CopyFailed, ModelAdded, ModelRemoved
+from livescale.messages.events import AnyEvent, CopyFailed, ModelAdded, ModelChanged, ModelRemoved
 from livescale.runtime.boot import PrepareBoot, Status
 from livescale.runtime.catalog import model_policy
+from livescale.runtime.restoration import Restored, state_of, survives_restart
+from livescale.runtime.state_directory import write_state
 from livescale.runtime.wire import (
     FRAME_BYTES_MAX,
     AddModel,
     Catalog,
     CatalogEntry,
+    ChangeModel,
     ModelAnswer,
     ModelProblem,
     PublishedModel,
     RemoveModel,
+    UnservedModel,
 )
 from livescale.settings import ConfigError
 from livescale.types import InstanceState, ModelSpec
@@ -54,9 +59,12 @@ class Publication:
         controller: Controller,
         push: Callable[[AnyEvent], None],
         announce: Callable[[], None],
+        unserved: Sequence[UnservedModel] = (),
     ) -> None:
         """`push` gives the controller an event; `announce` is called when the catalog changed."""
         self.models = {model.entry.spec.name: model for model in models}
+        #: kept from an earlier start, and cannot be served
+        self.unserved = {model.settings.name: model for model in unserved}
         self._config = config
         self._controller = controller
         self._push = push
@@ -64,13 +72,22 @@ class Publication:
         self._preparing: dict[str, str] = {}
         #: models that were added and whose first copy is not there yet
         self._awaited: dict[str, asyncio.Future[None]] = {}
+        #: what is in the state directory is what the pool has
+        self._is_kept = config.state is not None
+        self._keeping = asyncio.Lock()
 
     def entry(self, model: str) -> CatalogEntry:
         """KeyError for a model that is not in the pool."""
         return self.models[model].entry
 
     def catalog(self) -> Catalog:
-        return Catalog(tuple(self.models.values()), tuple(self._preparing.items()))
+        preparing, unserved = tuple(self._preparing.items()), tuple(self.unserved.values())
+        return Catalog(tuple(map(self._shown, self.models.values())), preparing, unserved)
+
+    def _shown(self, model: PublishedModel) -> PublishedModel:
+        survives = survives_restart(self._config, model.settings, is_kept=self._is_kept)
+        is_staying = survives and not model.is_leaving
+        return msgspec.structs.replace(model, survives_restart=is_staying)
 
     # -- publishing and withdrawing -------------------------------------------------------------
 
@@ -83,16 +100,56 @@ class Publication:
             await self._publish(model)
         except _NotPublished as error:
             return ModelAnswer(asked.call, name, error.problem, str(error))
+        await self.keep()
         return ModelAnswer(asked.call, name)
 
-    def remove(self, asked: RemoveModel) -> ModelAnswer:
+    async def change(self, asked: ChangeModel) -> ModelAnswer:
+        """Give a model other limits; answered when they hold and are kept."""
+        name, model = asked.name, self.models.get(asked.name)
+        if model is None or model.is_leaving:
+            return self._unknown(asked)
+        try:
+            settings = changed_model(model.settings, asked.settings, self._config)
+        except ConfigError as error:
+            return ModelAnswer(asked.call, name, ModelProblem.INVALID, str(error))
+        policy = model_policy(self._config, settings, model.entry)
+        self.models[name] = msgspec.structs.replace(model, policy=policy, settings=settings)
+        self._push(ModelChanged(policy))
+        self._announce()
+        _log.info("model %s has other limits: %s", name, dict(asked.settings))
+        await self.keep()
+        return ModelAnswer(asked.call, name)
+
+    async def remove(self, asked: RemoveModel) -> ModelAnswer:
         """Withdraw a model: it takes no new requests from now on."""
         model = self.models.get(asked.name)
-        if model is None or model.is_leaving:
-            reason = f"the pool has no model '{asked.name}'"
-            return ModelAnswer(asked.call, asked.name, ModelProblem.UNKNOWN, reason)
-        self._withdraw(asked.name, "it was removed")
+        if self.unserved.pop(asked.name, None) is not None:
+            self._announce()
+        elif model is None or model.is_leaving:
+            return self._unknown(asked)
+        else:
+            self._withdraw(asked.name, "it was removed")
+        await self.keep()
         return ModelAnswer(asked.call, asked.name)
+
+    async def keep(self) -> None:
+        """Write down for the next start what is in the pool now. One writer at a time."""
+        if self._config.state is None:
+            return
+        async with self._keeping:
+            models = Restored(tuple(self.models.values()), tuple(self.unserved.values()))
+            state = state_of(self._config, models)
+            try:
+                await asyncio.to_thread(write_state, Path(self._config.state), state)
+            except OSError as error:
+                is_kept = False
+                if self._is_kept:
+                    _log.error("state %s cannot be written: %s", self._config.state, error)
+            else:
+                is_kept = True
+            if is_kept != self._is_kept:
+                self._is_kept = is_kept
+                self._announce()
 
     def gone(self, name: str) -> None:
         """Nothing of a withdrawn model is left in the cluster."""
@@ -118,6 +175,12 @@ class Publication:
 
     # -- helpers, in the order used -------------------------------------------------------------
 
+    def _unknown(self, asked: ChangeModel | RemoveModel) -> ModelAnswer:
+        reason = f"the pool has no model '{asked.name}'"
+        if asked.name in self.unserved:
+            reason = f"model '{asked.name}' is not served: {self.unserved[asked.name].problem}"
+        return ModelAnswer(asked.call, asked.name, ModelProblem.UNKNOWN, reason)
+
     def _model_config(self, asked: AddModel) -> ModelConfig:
         fields: dict[object, object] = {"path": asked.path}
         fields |= {"name": asked.name} if asked.name else {}
@@ -141,8 +204,11 @@ class Publication:
             self._announce()
             raise
         del self._preparing[model.name]
+        for warning in entry.warnings:
+            _log.warning("%s", warning)
         policy = model_policy(self._config, model, entry)
-        self.models[model.name] = PublishedModel(entry, policy)
+        self.unserved.pop(model.name, None)
+        self.models[model.name] = PublishedModel(entry, policy, model)
         self._awaited[model.name] = asyncio.get_running_loop().create_future()
         self._push(ModelAdded(policy))
         self._announce()

@@ -16,7 +16,8 @@ from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import Value, WorkerRef
 
 LOOPBACK = "127.0.0.1"
-# For predictions only: what one copy between two processes was seen to carry on small machines.
+# For predictions until a probe tells more: what one copy between two processes was seen to carry on
+# small machines.
 _SHARED_MEMORY_BYTES_PER_S = 2_000_000_000
 
 
@@ -30,6 +31,8 @@ class DeviceSeat(Value, frozen=True):
 class HostSeat(Value, frozen=True):
     """A host: its devices, the address of its own link and one that gateways can reach.
 
+    `memory_touched_bytes` of the host's memory for copies are taken at the start.
+
     `prefix` are the words in front of a command that is to run there. A host whose
     `memory_bytes` is 0 gets no agent.
     """
@@ -39,13 +42,15 @@ class HostSeat(Value, frozen=True):
     address: str = LOOPBACK
     control_address: str = LOOPBACK
     prefix: tuple[str, ...] = ()
+    memory_touched_bytes: int = 0
 
 
 class Site(Value, frozen=True):
     """All hosts of a pool. Controller and gateways run where `control_prefix` says.
 
     Worker n is the n-th device, counted through the hosts; agent k is that of the k-th host.
-    With `has_links` the network itself keeps the rates that are told; else data planes do.
+    With `has_links` the network itself keeps the rates that are told; else data planes do. With
+    `assumes_group_rate` the rates inside a host are a guess, and what is measured replaces them.
     """
 
     hosts: tuple[HostSeat, ...]
@@ -55,14 +60,18 @@ class Site(Value, frozen=True):
     control_address: str = LOOPBACK
     control_prefix: tuple[str, ...] = ()
     has_links: bool = False
+    assumes_group_rate: bool = False
 
     def __str__(self) -> str:
         words = [f"{len(self.seats)} workers"]
         if len(self.hosts) > 1:
             words.append(f"on {len(self.hosts)} hosts")
         if self.agents:
+            taken = sum(seat.memory_touched_bytes for _, seat in self.agents)
+            words.append(f"with {taken / 1e6:.1f} MB for host copies")
             memory = sum(seat.host.memory_bytes for _, seat in self.agents)
-            words.append(f"with {memory / 1e6:.1f} MB for host copies")
+            if memory > taken:
+                words.append(f"(up to {memory / 1e6:.1f} MB)")
         return " ".join(words)
 
     @property
@@ -84,8 +93,14 @@ def local_site(config: PoolConfig) -> Site:
     names = ["localhost"] if config.hosts == 1 else [f"host{n}" for n in range(config.hosts)]
     return Site(
         tuple(_local_host(config, name, count) for name, count in zip(names, counts, strict=True)),
-        group_bytes_per_s=_SHARED_MEMORY_BYTES_PER_S,
+        group_bytes_per_s=_SHARED_MEMORY_BYTES_PER_S if shares_memory(config) else None,
+        assumes_group_rate=shares_memory(config),
     )
+
+
+def shares_memory(config: PoolConfig) -> bool:
+    """Processes of one host copy from each other's memory, which no NIC's rate limits."""
+    return config.carrier != "tcp"
 
 
 def _local_host(config: PoolConfig, name: str, devices: int) -> HostSeat:
@@ -97,8 +112,8 @@ def _local_host(config: PoolConfig, name: str, devices: int) -> HostSeat:
         kv_bytes=config.kv_bytes,
         uplink_bytes_per_s=config.uplink_bytes_per_s,
         downlink_bytes_per_s=config.downlink_bytes_per_s,
-        # Processes of one host share memory, which is to them what a scale-up network is to GPUs.
-        group=name,
+        # Shared memory is to processes of one host what a scale-up network is to GPUs.
+        group=name if shares_memory(config) else "",
     )
     host = Host(
         name=name,
@@ -106,8 +121,9 @@ def _local_host(config: PoolConfig, name: str, devices: int) -> HostSeat:
         memory_bytes=0,
         uplink_bytes_per_s=config.uplink_bytes_per_s,
         downlink_bytes_per_s=config.downlink_bytes_per_s,
-        device_bytes_per_s=_SHARED_MEMORY_BYTES_PER_S,
+        device_bytes_per_s=_SHARED_MEMORY_BYTES_PER_S if shares_memory(config) else None,
         storage_bytes_per_s=config.storage_bytes_per_s,
+        has_device_links=shares_memory(config),
     )
     return HostSeat(host, (DeviceSeat(device),) * devices)
 
@@ -147,6 +163,7 @@ def site_of(
             kind=config.device,
             arena_bytes=config.arena_bytes,
             kv_bytes=config.kv_bytes,
+            group=own.group if shares_memory(config) else "",
         )
         address = LOOPBACK if surroundings is None else surroundings.address_of(ref)
         devices[own.host].append(DeviceSeat(device, address))
@@ -170,9 +187,12 @@ def site_of(
 
 
 def _host(host: Host, config: PoolConfig) -> Host:
-    if host.storage_bytes_per_s is not None:
-        return host
-    return msgspec.structs.replace(host, storage_bytes_per_s=config.storage_bytes_per_s)
+    own = host.storage_bytes_per_s
+    return msgspec.structs.replace(
+        host,
+        storage_bytes_per_s=config.storage_bytes_per_s if own is None else own,
+        has_device_links=shares_memory(config),
+    )
 
 
 def _host_seat(

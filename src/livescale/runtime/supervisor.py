@@ -30,8 +30,6 @@ from livescale.runtime.catalog import (
     controller_config,
     latency,
     live_limits,
-    model_policy,
-    prepare_models,
     with_host_memory,
 )
 from livescale.runtime.child_watch import watch_children
@@ -41,8 +39,10 @@ from livescale.runtime.lives import Child
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.restarts import Restarts, give_up_reason
+from livescale.runtime.restoration import Restored, restored_models
 from livescale.runtime.site import Site, local_site, site_of
-from livescale.runtime.wire import Address, CatalogEntry, HeldCopy, PublishedModel
+from livescale.runtime.state_directory import PoolState, StateDirectory
+from livescale.runtime.wire import Address, CatalogEntry, HeldCopy
 from livescale.settings import ConfigError
 from livescale.telemetry.record_file import RecordClaim
 from livescale.telemetry.record_parts import RecordError
@@ -82,13 +82,39 @@ class Pool:
         self.config = config
         self._key_digests = read_key_digests(config.api_key_file, environ or {})
         self._latency = latency(config)
-        self.models = prepare_models(config)
-        self.site = with_host_memory(site, config, self.models)
+        self._secret = secrets.token_hex(16)
+        self._start = secrets.token_hex(4)
+        self._failure: asyncio.Future[None] | None = None
+        self._tell = tell
+        self._stopping = asyncio.Event()
+        self._was_ready = False
         #: as the controller last told them
-        self._published = tuple(
-            PublishedModel(entry, model_policy(config, model, entry))
-            for model, entry in zip(config.models, self.models, strict=True)
+        self._loads: tuple[LoadProgress, ...] = ()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
+        self._state = StateDirectory(Path(config.state)) if config.state is not None else None
+        try:
+            self._prepare(site)
+        except BaseException:
+            self._close_state()
+            raise
+        self._directory = PoolDirectory()
+        self._children = self._all_children()
+
+    def _prepare(self, site: Site) -> None:
+        """Everything that can be wrong is found here, before any process is started."""
+        config = self.config
+        #: as the controller last told them
+        self._restored = restored_models(
+            config,
+            self._state.read() if self._state is not None else PoolState(),
+            lambda entries: with_host_memory(site, config, entries),
         )
+        self.models = tuple(model.entry for model in self._restored.models)
+        for entry in self.models:
+            for warning in entry.warnings:
+                _log.warning("%s", warning)
+        self.site = with_host_memory(site, config, self.models)
         controller_config(config, self.site, (), 0)
         with contextlib.ExitStack() as opened:
             self._http = opened.enter_context(listen(config.host, config.port))
@@ -98,18 +124,6 @@ class Pool:
             # Last: a start that fails leaves the record as it is.
             self._record_claim = _claim_record(config.record)
             opened.pop_all()
-        self._start = secrets.token_hex(4)
-        self._directory = PoolDirectory()
-        self._secret = secrets.token_hex(16)
-        self._failure: asyncio.Future[None] | None = None
-        self._tell = tell
-        self._stopping = asyncio.Event()
-        self._was_ready = False
-        #: as the controller last told them
-        self._loads: tuple[LoadProgress, ...] = ()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._watching: asyncio.Task[None] | None = None
-        self._children = self._all_children()
 
     def _all_children(self) -> list[Child]:
         prefix = self.site.control_prefix
@@ -134,7 +148,7 @@ class Pool:
 
     def _heed(self, child: Child, status: Status) -> None:
         if status.models is not None:
-            self._published = status.models
+            self._restored = Restored(status.models, status.unserved)
         for news in status.news:
             self._tell(news)
         if status.is_ready:
@@ -147,6 +161,10 @@ class Pool:
         if status.is_ready or status.loads is not None:
             ready = sum(child.is_ready.is_set() for child in self._children)
             self._tell(PoolProgress(ready, len(self._children), self._loads))
+
+    def _close_state(self) -> None:
+        if self._state is not None:
+            self._state.close()
 
     @property
     def base_url(self) -> str:
@@ -219,6 +237,7 @@ class Pool:
         if self._record_claim is not None:
             self._record_claim.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._close_state()
         if self._failure is not None and not self._failure.cancel():
             self._failure.exception()  # whoever waited was told; asyncio must not tell again
 
@@ -276,9 +295,10 @@ class Pool:
             secret=self._secret,
             listen_fd=self._control.fileno(),
             config=controller_config(
-                self.config, self.site, tuple(m.policy for m in self._published), epoch=life
+                self.config, self.site, tuple(m.policy for m in self._restored.models), epoch=life
             ),
-            models=self._published,
+            models=self._restored.models,
+            unserved=self._restored.unserved,
             pool=self.config,
             step_gap_ns=self.config.step_gap_us * 1000,
             record=self.config.record,
@@ -291,7 +311,7 @@ class Pool:
             gateway=f"g{life}",
             listen_fd=self._http.fileno(),
             controller=self._controller_address(),
-            models=tuple(m.entry for m in self._published if not m.is_leaving),
+            models=tuple(m.entry for m in self._restored.models if not m.is_leaving),
             queue_requests_max=self.config.queue_requests_max,
             queue_prompt_tokens_max=self.config.queue_prompt_tokens_max,
             queue_timeout_s=self.config.queue_timeout_s,
@@ -316,6 +336,7 @@ class Pool:
                 controller=self._controller_address(),
                 data_host=seat.address,
                 shm_directory=str(self._directory.path),
+                touched_bytes=seat.memory_touched_bytes,
                 keeps_rates=not self.site.has_links,
                 parameter_share_percent=self.config.parameter_share_percent,
                 carrier=self.config.carrier,

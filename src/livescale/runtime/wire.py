@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from livescale.config import ModelConfig
 from livescale.messages.commands import (
     AmendLoad,
     Dispatch,
@@ -90,7 +91,10 @@ class Address(Value, frozen=True):
 
 
 class CatalogEntry(Value, frozen=True):
-    """A model of the pool, prepared once: where it lies, what it weighs, what its files hash to."""
+    """A model of the pool, prepared once: where it lies, what it weighs, what its files hash to.
+
+    `warnings` are what an administrator should know though the model can be served.
+    """
 
     spec: ModelSpec
     manifest: Manifest
@@ -98,6 +102,7 @@ class CatalogEntry(Value, frozen=True):
     eos_token_ids: tuple[int, ...]
     request_tokens_max: int
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    warnings: tuple[str, ...] = ()
 
 
 # -- hello: the first message of every connection ----------------------------------------------
@@ -221,14 +226,17 @@ class Peers(Value, frozen=True, tag=True):
 
 
 class PublishedModel(Value, frozen=True):
-    """A model that is in the pool, with the limits it was published with.
+    """A model that is in the pool, with its limits: `policy` is what follows from `settings`.
 
     `is_leaving`: it was withdrawn; running requests finish, new ones are refused.
+    `survives_restart`: the pool's next start has it, too, with these limits.
     """
 
     entry: CatalogEntry
     policy: ModelPolicy
+    settings: ModelConfig
     is_leaving: bool = False
+    survives_restart: bool = False
 
     @property
     def instances_min(self) -> int:
@@ -243,15 +251,23 @@ class PublishedModel(Value, frozen=True):
         return self.policy.priority
 
 
+class UnservedModel(Value, frozen=True):
+    """A model that was kept from an earlier life of the pool and cannot be served: why."""
+
+    settings: ModelConfig
+    problem: str
+
+
 class Catalog(Value, frozen=True, tag=True):
     """All models of the pool, sent to a new gateway and at every change.
 
     `preparing` lists (name, directory) of models whose files are being read: they are not in the
-    pool yet, and may never be.
+    pool yet, and may never be. `unserved` models are not in the pool either.
     """
 
     models: tuple[PublishedModel, ...]
     preparing: tuple[tuple[str, str], ...] = ()
+    unserved: tuple[UnservedModel, ...] = ()
 
 
 class ModelLoad(Value, frozen=True):
@@ -293,7 +309,7 @@ class PoolStatus(Value, frozen=True, tag=True):
 
 
 class ModelProblem(enum.StrEnum):
-    """Why a model was not added or removed."""
+    """Why a model was not added, changed or removed."""
 
     INVALID = "invalid"  # the directory or a setting is wrong, or it does not fit
     EXISTS = "exists"  # a model of this name is there, or being prepared
@@ -302,7 +318,7 @@ class ModelProblem(enum.StrEnum):
 
 
 class ModelAnswer(Value, frozen=True, tag=True):
-    """The one answer to AddModel or RemoveModel. `problem` None: it is done.
+    """The one answer to AddModel, ChangeModel or RemoveModel. `problem` None: it is done.
 
     An added model has its host copy by then (or needs none); a removed one takes no new requests.
     """
@@ -405,6 +421,14 @@ class AddModel(Value, frozen=True, tag=True):
     settings: dict[str, str | int | list[str] | None] = msgspec.field(default_factory=dict)
 
 
+class ChangeModel(Value, frozen=True, tag=True):
+    """Give the model other limits: keys as in AddModel. Exactly one ModelAnswer follows."""
+
+    call: str
+    name: str
+    settings: dict[str, str | int | list[str] | None]
+
+
 class RemoveModel(Value, frozen=True, tag=True):
     """Withdraw the model. `call` names the question; exactly one ModelAnswer follows."""
 
@@ -433,6 +457,7 @@ FromGateway = (
     | RequestEnded
     | RequestTimed
     | AddModel
+    | ChangeModel
     | RemoveModel
     | Examine
 )

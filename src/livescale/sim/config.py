@@ -62,11 +62,13 @@ class FaultConfig(Value, frozen=True):
 
 
 class ModelChange(Value, frozen=True):
-    """At this time a model is published (`added`), or the model of that name is withdrawn."""
+    """At this time a model is published (`added`), gets other limits (`changed`), or is withdrawn
+    (`removed`)."""
 
     at_ns: int
     added: ModelPolicy | None = None
     removed: str = ""
+    changed: ModelPolicy | None = None
 
 
 class SimConfig(Value, frozen=True):

@@ -14,6 +14,7 @@ from typing import IO
 from livescale.sim.simulate import SimResult, simulate
 from livescale.sim.swarm_fabrics import with_fabric
 from livescale.sim.swarm_files import with_bad_files
+from livescale.sim.swarm_limits import with_changed_limits
 from livescale.sim.swarm_live import with_live
 from livescale.sim.swarm_silence import with_silence
 from livescale.sim.swarm_worlds import SwarmWorld, draw_flat_world
@@ -32,7 +33,8 @@ class SeedOutcome:
 
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
-    return with_silence(with_bad_files(with_live(with_fabric(draw_flat_world(seed)))))
+    drawn = with_bad_files(with_live(with_fabric(draw_flat_world(seed))))
+    return with_changed_limits(with_silence(drawn))
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:

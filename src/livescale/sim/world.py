@@ -34,6 +34,7 @@ from livescale.messages.events import (
     LoadCompleted,
     LoadFailed,
     ModelAdded,
+    ModelChanged,
     ModelRemoved,
     Tick,
     WorkerJoined,
@@ -310,6 +311,12 @@ class SimWorld:
             self._policies[change.added.spec.name] = change.added
             self._gateway.serve(change.added.spec.name)
             event: AnyEvent = ModelAdded(change.added)
+        elif change.changed is not None:
+            name = change.changed.spec.name
+            if name not in self._policies or name in self._leaving:
+                return
+            self._policies[name] = change.changed
+            event = ModelChanged(change.changed)
         else:
             self._leaving[change.removed] = None
             self._gateway.withdraw(change.removed)

@@ -12,10 +12,15 @@ import mmap
 import os
 import weakref
 
+import psutil
+
 from livescale.types import Manifest
 
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap
+_MADV_REMOVE = 9
+# Memory that touching late leaves alone: whoever takes the last byte ends other programs.
+_RESERVE_PERCENT = 5
 
 
 class ArenaError(ValueError):
@@ -23,17 +28,20 @@ class ArenaError(ValueError):
 
 
 class Arena:
-    """`size_bytes` of memory, allocated and touched once, at process start.
+    """`size_bytes` of memory, allocated and touched once, at process start; or only the first
+    `touched_bytes` of it, and the rest by `touch` as it is needed.
 
     It is a memfd, so that processes of the same host can read it where it lies (`fd`). Touching
     at construction keeps page faults (2-3 GB/s with small pages) out of transfers; memory that
     the machine does not have is refused here and not in mid-transfer.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, touched_bytes: int | None = None) -> None:
         if size_bytes < 1:
             raise ArenaError(f"an arena of {size_bytes} bytes is empty")
         self.size_bytes = size_bytes
+        touched_bytes = size_bytes if touched_bytes is None else touched_bytes
+        self._kept_bytes = min(_up_to_page(touched_bytes), size_bytes)
         self._fd = os.memfd_create("livescale arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         try:
@@ -45,7 +53,7 @@ class Arena:
             if size_bytes >= _HUGE_PAGE_BYTES:
                 with contextlib.suppress(OSError):
                     self._memory.madvise(mmap.MADV_HUGEPAGE)
-            self._touch()
+            self._touch(0, self._kept_bytes)
         except OSError as error:
             self._close_fd()
             raise ArenaError(f"no memory for an arena of {size_bytes} bytes: {error}") from error
@@ -70,6 +78,32 @@ class Arena:
                 f"of {self.size_bytes} bytes"
             )
         return self._view[offset_bytes : offset_bytes + size_bytes]
+
+    def touch(self, offset_bytes: int, size_bytes: int) -> None:
+        """These bytes have memory from now on. Raises ArenaError if the machine has none left."""
+        start = max(offset_bytes, self._kept_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        needed = offset_bytes + size_bytes - start
+        if needed <= 0:
+            return
+        memory = psutil.virtual_memory()
+        left = memory.available - memory.total * _RESERVE_PERCENT // 100
+        if needed > left:
+            raise ArenaError(
+                f"{needed} bytes more memory are needed, the machine has {max(left, 0)} to spare"
+            )
+        try:
+            self._touch(start, needed)
+        except OSError as error:
+            raise ArenaError(f"no memory for {needed} bytes more: {error}") from error
+
+    def give_back(self, offset_bytes: int, size_bytes: int) -> None:
+        """These bytes are not needed any more: what was touched late goes back to the machine."""
+        start = _up_to_page(max(offset_bytes, self._kept_bytes))
+        stop = (offset_bytes + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:
+            # A system that cannot punch holes keeps the memory for the next copy.
+            with contextlib.suppress(OSError):
+                self._memory.madvise(_MADV_REMOVE, start, stop - start)
 
     def check_fits(self, manifest: Manifest, offset_bytes: int = 0) -> None:
         """The manifest's layers, from `offset_bytes` on, lie in order, apart and inside.
@@ -105,14 +139,17 @@ class Arena:
             self._view.release()
             self._memory.close()
 
-    def _touch(self) -> None:
+    def _touch(self, offset_bytes: int, size_bytes: int) -> None:
+        if not size_bytes:
+            return
         try:
-            self._memory.madvise(_MADV_POPULATE_WRITE)
+            self._memory.madvise(_MADV_POPULATE_WRITE, offset_bytes, size_bytes)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             # An older kernel: page by page from here.
-            pages = memoryview(self._memory)[:: mmap.PAGESIZE]
+            part = memoryview(self._memory)[offset_bytes : offset_bytes + size_bytes]
+            pages = part[:: mmap.PAGESIZE]
             pages[:] = bytes(len(pages))
 
     def __enter__(self) -> Arena:
@@ -123,3 +160,7 @@ class Arena:
 
     def __repr__(self) -> str:
         return f"<Arena {self.size_bytes} bytes{', closed' if self._is_closed else ''}>"
+
+
+def _up_to_page(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -69,7 +69,7 @@ def _into(receiver: WorkerRef, size_bytes: int, fabric: Fabric) -> list[Bound]:
     if topology.group_of(receiver):
         rates.append(topology.group_bytes_per_s or UNLIMITED)
     agent = fabric.agent_of(topology.host_of(receiver))
-    if agent is not None:
+    if agent is not None and topology.are_linked(agent, receiver):
         rates.append(topology.agents[agent].device_bytes_per_s or UNLIMITED)
     return _bound(size_bytes, rates, f"all links into {receiver}")
 
@@ -120,13 +120,9 @@ def _into_leaves(
 
 
 def _is_beside(holders: Iterable[WorkerRef], receiver: WorkerRef, fabric: Fabric) -> bool:
-    """A copy in the memory of the receiver's host, or the receiver is the memory of a copy's."""
-    host = fabric.topology.host_of(receiver)
-    return any(
-        fabric.topology.host_of(holder) == host
-        for holder in holders
-        if holder.is_agent != receiver.is_agent
-    )
+    """A copy in the memory of the receiver's host, or the receiver is the memory of a copy's, with
+    a link of their own."""
+    return any(fabric.topology.are_linked(holder, receiver) for holder in holders)
 
 
 def _bound(size_bytes: int, rates: list[int], why: str) -> list[Bound]:

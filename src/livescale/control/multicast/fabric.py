@@ -59,8 +59,8 @@ class Fabric:
         """Numbers of the directions that bytes cross. Raises KeyError for a stranger.
 
         Inside a scale-up group bytes take the group's ports, between a device and its host's
-        memory their own link; everything else goes from NIC to NIC, and over the spine if these
-        hang on different leaves.
+        memory their own link, if there is one; everything else goes from NIC to NIC, and over the
+        spine if these hang on different leaves.
         """
         if isinstance(upstream, FromStorage):
             return self._from_storage(receiver)
@@ -71,8 +71,7 @@ class Fabric:
             ports = topology.group_bytes_per_s
             out = self._number(LinkKind.GROUP, sender, OUT, ports)
             return (out, self._number(LinkKind.GROUP, receiver, IN, ports))
-        is_mixed = sender.is_agent != receiver.is_agent
-        if is_mixed and topology.host_of(sender) == topology.host_of(receiver):
+        if topology.are_linked(sender, receiver):
             if sender.is_agent:
                 return self._host_link(receiver, sender, IN)
             return self._host_link(sender, receiver, OUT)
@@ -119,7 +118,9 @@ class Fabric:
         """Local storage (and the device's share of it) if known, else what all hosts share."""
         host = self.topology.host_of(receiver)
         agent = self._agents.get(host)
-        last = () if receiver.is_agent or agent is None else self._host_link(receiver, agent, IN)
+        last: tuple[int, ...] = ()
+        if agent is not None and self.topology.are_linked(agent, receiver):
+            last = self._host_link(receiver, agent, IN)
         local = None if agent is None else self.topology.agents[agent].storage_bytes_per_s
         remote = self.topology.remote_storage_bytes_per_s
         if local is not None or remote is None:

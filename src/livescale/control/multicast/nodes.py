@@ -13,6 +13,7 @@ from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.placing import Element
 from livescale.control.multicast.request import PlanRequest
 from livescale.topology import LinkKind, LinkUse
+from livescale.types import WorkerRef
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ def make_head(elements: Sequence[Element], fabric: Fabric) -> Head:
     return Head(
         list(elements),
         tuple({g: None for w in workers if (g := topology.group_of(w))}),
-        tuple({topology.host_of(w): None for w in workers if w.is_agent}),
+        tuple({topology.host_of(w): None for w in workers if _is_linked_memory(w, fabric)}),
         tuple({topology.host_of(w): None for w in workers if not w.is_agent}),
         leaves,
         max((fabric.nic_bytes_per_s(w, OUT) for w in workers), default=UNLIMITED),
@@ -149,12 +150,23 @@ def _node(group: str, elements: list[Element], busy: set[LinkUse], fabric: Fabri
     return Node(
         elements,
         group,
-        tuple({topology.host_of(worker): None for worker in workers}),
+        tuple(
+            {
+                topology.host_of(worker): None
+                for worker in workers
+                if not worker.is_agent or _is_linked_memory(worker, fabric)
+            }
+        ),
         tuple({topology.leaf_of(worker): None for worker in workers}),
         max(paces),
         max(outs),
         bool(busy) and any(LinkUse(LinkKind.NIC, str(worker), OUT) in busy for worker in workers),
     )
+
+
+def _is_linked_memory(ref: WorkerRef, fabric: Fabric) -> bool:
+    """A host's memory to which the host's devices have links of their own."""
+    return ref.is_agent and fabric.topology.agents[ref].has_device_links
 
 
 def _joined(head: Head, node: Node) -> bool:

@@ -66,7 +66,12 @@ def choose_targets(
     topology = fabric.topology
     groups = {topology.group_of(w): None for s in sources for w in s.workers}
     groups.pop("", None)
-    hosts = {topology.host_of(w): None for s in sources for w in s.workers if w.is_agent}
+    hosts = {
+        topology.host_of(w): None
+        for s in sources
+        for w in s.workers
+        if w.is_agent and topology.agents[w].has_device_links
+    }
     leaves = {topology.leaf_of(w): None for s in sources for w in s.workers}
     busy = {use.owner for use in request.busy if use.direction is IN and use.kind is LinkKind.NIC}
     devices = topology.devices

@@ -1,0 +1,119 @@
+"""What a pool starts with: the configuration, and what the state directory kept.
+
+The configuration says which models there are and where they lie; the state adds what was published
+besides, and limits that were changed while the configuration stayed the same. A kept model that
+cannot be served keeps no pool from starting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from livescale.config import (
+    CHANGEABLE_SETTINGS,
+    ModelConfig,
+    PoolConfig,
+    changed_model,
+    checked_model,
+)
+from livescale.engine.errors import ModelError
+from livescale.runtime.catalog import model_policy, prepare_model, prepare_models
+from livescale.runtime.state_directory import ChangedModel, PoolState
+from livescale.runtime.wire import CatalogEntry, PublishedModel, UnservedModel
+from livescale.settings import ConfigError
+from livescale.types import Value
+
+_log = logging.getLogger(__name__)
+
+
+class Restored(Value, frozen=True):
+    """The models of a start: those that are served, and kept ones that cannot be."""
+
+    models: tuple[PublishedModel, ...]
+    unserved: tuple[UnservedModel, ...] = ()
+
+
+def restored_models(
+    config: PoolConfig, state: PoolState, fits: Callable[[tuple[CatalogEntry, ...]], object]
+) -> Restored:
+    """Prepare all models. `fits` raises ConfigError where the pool has no room for these together.
+
+    Raises ModelError or ConfigError for what is wrong with a model of the configuration.
+    """
+    models = [
+        PublishedModel(entry, model_policy(config, settings, entry), settings)
+        for settings, entry in zip(
+            _with_changes(config, state), prepare_models(config), strict=True
+        )
+    ]
+    fits(tuple(model.entry for model in models))
+    names = {model.settings.name for model in models}
+    unserved = []
+    for kept in state.published:
+        if kept.name in names:
+            _log.warning("model %s: the configuration's replaces the kept one", kept.name)
+            continue
+        names.add(kept.name)
+        try:
+            settings = checked_model(kept, config)
+            entry = prepare_model(config, settings)
+            fits((*(model.entry for model in models), entry))
+        except (ModelError, ConfigError, OSError) as error:
+            _log.error("model %s was kept and cannot be served: %s", kept.name, error)
+            unserved.append(UnservedModel(kept, str(error)))
+        else:
+            models.append(PublishedModel(entry, model_policy(config, settings, entry), settings))
+    return Restored(tuple(models), tuple(unserved))
+
+
+def state_of(config: PoolConfig, models: Restored) -> PoolState:
+    """What is to be kept of these models for the next start."""
+    configured = {model.name: model for model in config.models}
+    published = [model.settings for model in models.unserved]
+    changed = []
+    for model in models.models:
+        settings, before = model.settings, configured.get(model.settings.name)
+        if model.is_leaving:
+            continue
+        if before is None:
+            published.append(settings)
+        elif settings != before and settings.path == before.path:
+            changed.append(ChangedModel(before, settings))
+    return PoolState(tuple(published), tuple(changed))
+
+
+def survives_restart(config: PoolConfig, settings: ModelConfig, *, is_kept: bool) -> bool:
+    """The next start has this model, too, with these limits: by the configuration, or because the
+    state directory keeps them."""
+    before = {model.name: model for model in config.models}.get(settings.name)
+    if before is None:
+        return is_kept
+    return settings == before or (is_kept and settings.path == before.path)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _with_changes(config: PoolConfig, state: PoolState) -> list[ModelConfig]:
+    """The configuration's models, with limits that were changed since. An entry that was edited
+    meanwhile is the newer word."""
+    changes = {change.configured.name: change for change in state.changed}
+    models = []
+    for model in config.models:
+        change = changes.get(model.name)
+        if change is not None and change.configured != model:
+            _log.warning("model %s: the configuration was edited: kept limits go", model.name)
+        elif change is not None:
+            model = _changed(model, change.now, config)
+        models.append(model)
+    return models
+
+
+def _changed(model: ModelConfig, now: ModelConfig, config: PoolConfig) -> ModelConfig:
+    limits = {setting.name: getattr(now, setting.name) for setting in CHANGEABLE_SETTINGS}
+    try:
+        return changed_model(model, limits, config)
+    except ConfigError as error:
+        _log.warning("model %s: its kept limits do not hold any more: %s", model.name, error)
+        return model
