@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from livescale.bench.errors import BenchError
 from livescale.bench.live_models import PairSetting
 from livescale.bench.live_worker import WorkItem, read_work
 from livescale.chunks import ChunkGrid, Feed
+from livescale.interpreter import module_words
 from livescale.messages.commands import Release, StartLoad
 from livescale.messages.events import LoadCompleted, LoadFailed, Released
 from livescale.plans import Pairing
@@ -241,7 +241,7 @@ class PairFleet:
         log = (self._scratch / f"{name}.log").open("w+b")
         cpu = self._cpus[ref.worker % len(self._cpus)] if self._cpus else -1
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "livescale.bench.live_worker", str(work_file), str(cpu)),
+            *module_words("livescale.bench.live_worker", str(work_file), str(cpu)),
             stdin=asyncio.subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=log,

@@ -14,6 +14,7 @@ from collections.abc import Collection
 import msgspec
 import xxhash
 
+from livescale.interpreter import module_words
 from livescale.runtime.wire import (
     Address,
     Examine,
@@ -89,7 +90,7 @@ def examine_inside(
 ) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
     """`examine` from where `prefix` runs commands. Blocks. Raises ExaminationError."""
     done = subprocess.run(
-        [*prefix, sys.executable, "-m", "livescale.runtime.examination"],
+        [*prefix, *module_words("livescale.runtime.examination")],
         input=msgspec.json.encode(boot),
         capture_output=True,
         check=False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ import msgspec
 
 from livescale.config import PoolConfig
 from livescale.gateway.keys import KEY_VARIABLES
+from livescale.interpreter import module_words
 from livescale.runtime.boot import Boot, Status
 
 # A process that dies so often before it is ready will not get better by itself.
@@ -56,11 +56,7 @@ class Child:
         self.life += 1
         self.process = await asyncio.create_subprocess_exec(
             *self._prefix,
-            sys.executable,
-            "-m",
-            "livescale.runtime.child",
-            self.kind,
-            config.log_level,
+            *module_words("livescale.runtime.child", self.kind, config.log_level),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=self._fds,
