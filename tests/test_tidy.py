@@ -19,6 +19,7 @@ GROUND = {
     "chunks",
     "interpreter",
     "plans",
+    "proofs",
     "policies",
     "placements",
     "settings",

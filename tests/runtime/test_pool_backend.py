@@ -30,6 +30,7 @@ from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.policies import ModelPolicy
 from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
 from livescale.runtime.pool_backend import PoolBackend
 from livescale.runtime.wire import (
     AddModel,
@@ -89,7 +90,8 @@ class SecondWorker:
         self._wire: Wire[ToTokenServer] | None = None
 
     async def start(self) -> Peer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        door = Door("", token_door(self.ref), self._serve)
+        self._server = await asyncio.start_server(door.accept, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         return Peer(self.ref, Address(host, port))
 
@@ -160,7 +162,8 @@ class ScriptedPool:
                 return message
 
     async def start_worker(self) -> None:
-        self._worker = await asyncio.start_server(self._serve_worker, "127.0.0.1", 0)
+        door = Door("", token_door(self.worker), self._serve_worker)
+        self._worker = await asyncio.start_server(door.accept, "127.0.0.1", 0)
         host, port = self._worker.sockets[0].getsockname()[:2]
         self.say(Peers((Peer(self.worker, Address(host, port)),)))
 
@@ -214,7 +217,8 @@ async def pool_and_gateway(
     queue_timeout_s: float | None = None,
 ) -> AsyncIterator[tuple[ScriptedPool, PoolBackend]]:
     pool = ScriptedPool()
-    server = await asyncio.start_server(pool.serve_controller, "127.0.0.1", 0)
+    door = Door("", CONTROLLER_DOOR, pool.serve_controller)
+    server = await asyncio.start_server(door.accept, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     backend = PoolBackend(boot(Address(host, port), queue_timeout_s))
     running = asyncio.create_task(backend.run())

@@ -30,6 +30,7 @@ from livescale.messages.commands import Release, StartLoad
 from livescale.messages.events import LoadCompleted, LoadFailed, Released
 from livescale.plans import Pairing
 from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
 from livescale.runtime.wire import (
     Address,
     AttemptFailed,
@@ -224,7 +225,8 @@ class PairFleet:
     # -- helpers, in the order used -------------------------------------------------------------
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, _LOCALHOST, 0)
+        door = Door(self._secret, CONTROLLER_DOOR, self._serve)
+        self._server = await asyncio.start_server(door.accept, _LOCALHOST, 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         for ref in (SOURCE, TARGET):
             self._members[ref] = await self._spawned(ref, Address(host, port))
@@ -289,10 +291,10 @@ class PairFleet:
         status = await process.wait()
         self._tell_trouble(f"worker {ref} ended with status {status}: {self._log_tail(ref)}")
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[ToController] = Wire(reader, writer, ToController)
         hello = await wire.receive()
-        if not isinstance(hello, WorkerHello) or hello.secret != self._secret:
+        if not isinstance(hello, WorkerHello):
             wire.close()
             return
         member = self._members[hello.worker]
@@ -315,8 +317,13 @@ class PairFleet:
         assert member.orders is not None
         assert member.hello is not None
         member.orders.send(Holders(tuple(holders)))
-        member.tokens = await open_wire(member.hello.token_address, FromTokenServer)
-        member.tokens.send(GatewayHello(self._secret, _GATEWAY))
+        member.tokens = await open_wire(
+            member.hello.token_address,
+            FromTokenServer,
+            secret=self._secret,
+            door=token_door(member.ref),
+        )
+        member.tokens.send(GatewayHello(_GATEWAY))
         self._readers.append(asyncio.create_task(self._read_tokens(member.ref, member.tokens)))
 
     async def _read_tokens(self, worker: WorkerRef, wire: Wire[FromTokenServer]) -> None:

@@ -36,7 +36,12 @@ class AgentSocket:
             boot.agent, host.name, data_plane, measures_links=host.downlink_bytes_per_s is None
         )
         self._link = ControllerLink(
-            boot.controller, acquaintances, self._hello, self._hand_over, self._end
+            boot.controller,
+            boot.secret,
+            acquaintances,
+            hello=self._hello,
+            obey=self._hand_over,
+            refused=self._end,
         )
         self._store: HostStore | None = None
 
@@ -63,7 +68,6 @@ class AgentSocket:
         self.store.post(self.store.report_again)
         return [
             AgentHello(
-                secret=self._boot.secret,
                 agent=self._boot.agent,
                 host=self._boot.host,
                 data_address=Address(host, port),

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from livescale.messages.events import LinkMeasured
+from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.wire import (
     Address,
     AgentEvent,
@@ -43,6 +44,7 @@ class ControllerLink:
     def __init__(
         self,
         controller: Address,
+        secret: str,
         acquaintances: Acquaintances,
         hello: Callable[[], Sequence[WorkerHello | AgentHello | WorkerEvent]],
         obey: Callable[[Order | Examine], None],
@@ -53,6 +55,7 @@ class ControllerLink:
         from that. `refused` is called when the controller will not talk to this incarnation,
         `gone` with members that the controller lost, whatever their connections seem to be."""
         self._address = controller
+        self._secret = secret
         self._acquaintances = acquaintances
         self._hello = hello
         self._obey = obey
@@ -71,7 +74,9 @@ class ControllerLink:
         pause_s = _RECONNECT_S[0]
         while True:
             try:
-                wire: Wire[ToWorker] = await open_wire(self._address, ToWorker)
+                wire: Wire[ToWorker] = await open_wire(
+                    self._address, ToWorker, secret=self._secret, door=CONTROLLER_DOOR
+                )
             except OSError:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RECONNECT_S[1])

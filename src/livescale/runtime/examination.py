@@ -15,6 +15,7 @@ import msgspec
 import xxhash
 
 from livescale.interpreter import module_words
+from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.wire import (
     Address,
     Examine,
@@ -60,9 +61,11 @@ def held_copy(
 
 async def examine(boot: ExamineBoot) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
     """What every member holds. Raises ExaminationError; OSError where no controller listens."""
-    wire: Wire[ToExaminer] = await open_wire(boot.controller, ToExaminer)
+    wire: Wire[ToExaminer] = await open_wire(
+        boot.controller, ToExaminer, secret=boot.secret, door=CONTROLLER_DOOR
+    )
     call = secrets.token_hex(8)
-    wire.send(GatewayHello(boot.secret, f"examiner {call}"))
+    wire.send(GatewayHello(f"examiner {call}"))
     wire.send(Examine(call))
     try:
         return await asyncio.wait_for(_answers(wire), _ANSWER_S)

@@ -12,6 +12,7 @@ import struct
 import xxhash
 
 from livescale.chunks import CHUNK_RANGES_MAX, ChunkRange
+from livescale.proofs import NONCE_BYTES, PROOF_BYTES
 from livescale.types import Manifest, Value, WorkerRef
 
 MAGIC = b"LScl"
@@ -21,8 +22,6 @@ PARCEL_BYTES_MAX = 16 << 20
 PROBE_BYTES_MAX = 64 << 20
 REASON_BYTES_MAX = 512
 COPY_ID_BYTES = 16
-NONCE_BYTES = 32
-PROOF_BYTES = 32
 
 # magic, version, kind, zero, plan, worker, incarnation, attempt, layer, chunk, payload bytes
 _HEADER = struct.Struct(">4sBBHQIIIIII")
