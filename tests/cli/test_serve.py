@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,10 @@ def test_keys_are_asked_for_and_never_written_down(
             headers = {"Authorization": f"Bearer {key}"}
             answer = httpx.post(url, json=body(20, False), headers=headers, timeout=WAIT_S)
             assert answer.status_code == 200
+        keys.write_text("sk-of-another-file\n")
+        models = f"{running.url}/v1/models"
+        wait_for_status(models, "sk-of-another-file", 200)
+        wait_for_status(models, "sk-of-the-file", 401)
         metrics = httpx.get(f"{running.url}/metrics", timeout=WAIT_S).text
         labels = '{engine="0",model_name="tiny"}'
         assert f"vllm:generation_tokens_total{labels} 40.0" in metrics
@@ -157,6 +162,14 @@ def test_keys_are_asked_for_and_never_written_down(
     written = record.read_text() + "".join(running.printed) + logged
     assert str(keys) in written  # the settings are there
     assert "sk-of" not in written
+
+
+def wait_for_status(url: str, key: str, status: int) -> None:
+    """The key gets this answer, soon."""
+    deadline_s = time.monotonic() + WAIT_S
+    headers = {"Authorization": f"Bearer {key}"}
+    while httpx.get(url, headers=headers, timeout=WAIT_S).status_code != status:
+        assert time.monotonic() < deadline_s
 
 
 def test_killing_the_supervisor_leaves_no_process(tiny_model: Path) -> None:

@@ -1,7 +1,8 @@
 """How a child process starts and ends: its boot message, its status lines, its parent's death.
 
 A child gets one JSON line on standard input, answers with status lines on standard output, and
-ends when standard input does: then its parent is gone, and nobody would stop it any more.
+ends when standard input does: then its parent is gone, and nobody would stop it any more. What
+comes on standard input after the boot message is for those that heed it, one JSON line each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +23,8 @@ from livescale.latency.models import AnyLatency
 from livescale.runtime.wire import Address, CatalogEntry, PublishedModel
 from livescale.topology import Device, Host
 from livescale.types import Value, WorkerRef
+
+_READ_BYTES = 1 << 16
 
 
 class ControllerBoot(Value, frozen=True, tag=True):
@@ -52,6 +56,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     slo: str
     has_vllm_metrics: bool
     key_digests: tuple[str, ...]
+    admin_key_digests: tuple[str, ...] = ()
     queue_timeout_s: float | None = None
 
 
@@ -128,9 +133,18 @@ class Status(Value, frozen=True):
 
 def read_boot(kind: type[AnyBoot]) -> AnyBoot:
     """Read the boot line and watch standard input from then on."""
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    lines = _lines_of_parent()
+    boot = msgspec.json.decode(next(lines, b""), type=kind)
+    threading.Thread(
+        target=_end_with_parent, args=(lines,), name="parent-watch", daemon=True
+    ).start()
     return boot
+
+
+def heed_parent(heed: Callable[[bytes], None]) -> None:
+    """Get what the parent says after the boot message: what it has said, and all that follows.
+    Called on a thread of its own; must not raise."""
+    _words.heed(heed)
 
 
 def report(status: Status) -> None:
@@ -142,9 +156,46 @@ def report(status: Status) -> None:
         os._exit(0)
 
 
-def _end_with_parent() -> None:
+class _Words:
+    """What the parent said, kept until there is one who heeds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[bytes] = []
+        self._heed: Callable[[bytes], None] | None = None
+
+    def add(self, line: bytes) -> None:
+        with self._lock:
+            if self._heed is None:
+                self._kept.append(line)
+            else:
+                self._heed(line)
+
+    def heed(self, heed: Callable[[bytes], None]) -> None:
+        with self._lock:
+            self._heed = heed
+            for line in self._kept:
+                heed(line)
+            self._kept.clear()
+
+
+_words = _Words()
+
+
+def _lines_of_parent() -> Iterator[bytes]:
     # The descriptor itself: a reader blocked in a Python file object upsets interpreter shutdown.
-    while os.read(0, 4096):
-        pass
+    begun = bytearray()
+    while part := os.read(0, _READ_BYTES):
+        *ended, rest = part.split(b"\n")
+        for piece in ended:
+            begun += piece
+            yield bytes(begun)
+            begun.clear()
+        begun += rest
+
+
+def _end_with_parent(lines: Iterator[bytes]) -> None:
+    for line in lines:
+        _words.add(line)
     # Not sys.exit: other threads may hold locks or compute, and there is nothing left to save.
     os._exit(0)

@@ -14,9 +14,10 @@ from collections.abc import Callable
 import msgspec
 
 from livescale.config import PoolConfig
-from livescale.gateway.keys import KEY_VARIABLES
+from livescale.gateway.keys import ADMIN_KEY_VARIABLES, KEY_VARIABLES
 from livescale.interpreter import module_words
 from livescale.runtime.boot import Boot, Status
+from livescale.types import Value
 
 # A process that dies so often before it is ready will not get better by itself.
 _FAILED_STARTS_MAX = 3
@@ -105,6 +106,12 @@ class Child:
         least, most = _RESTART_PAUSE_S
         return float(min(least * 2 ** max(self._short_lives - 1, 0), most))
 
+    def tell(self, message: Value) -> None:
+        """One line more after the boot message, for a process that heeds its parent."""
+        stdin = self.process.stdin if self.process is not None else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(msgspec.json.encode(message) + b"\n")
+
     def signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
@@ -112,7 +119,8 @@ class Child:
 
 def _child_environment(config: PoolConfig) -> dict[str, str]:
     threads = str(config.worker_threads)
-    inherited = {name: text for name, text in os.environ.items() if name not in KEY_VARIABLES}
+    keys = (*KEY_VARIABLES, *ADMIN_KEY_VARIABLES)
+    inherited = {name: text for name, text in os.environ.items() if name not in keys}
     return {
         **inherited,
         "OMP_NUM_THREADS": threads,

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from livescale.config import PoolConfig
-from livescale.gateway.keys import read_key_digests
 from livescale.runtime.boot import (
     AgentBoot,
     ControllerBoot,
@@ -32,6 +31,7 @@ from livescale.runtime.catalog import (
     with_host_memory,
 )
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
+from livescale.runtime.key_watch import LOOK_S, KeyWatch
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
 from livescale.runtime.site import Site, local_site, site_of
@@ -60,8 +60,8 @@ class Pool:
     ) -> None:
         """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
 
-        API keys are those of `config.api_key_file` and of the variables in `environ`. `site` says
-        where the processes run; without it that follows from the configuration.
+        Keys are those of the files that `config` names and of the variables in `environ`. `site`
+        says where the processes run; without it that follows from the configuration.
         """
         site = site if site is not None else configured_site(config)
         if len(site.seats) != config.workers:
@@ -69,7 +69,7 @@ class Pool:
                 f"workers is {config.workers}, but there are {len(site.seats)} devices"
             )
         self.config = config
-        self._key_digests = read_key_digests(config.api_key_file, environ or {})
+        self._keys = KeyWatch(config, environ or {})
         self._latency = latency(config)
         self.models = prepare_models(config)
         self.site = with_host_memory(site, config, self.models)
@@ -87,6 +87,7 @@ class Pool:
         self._failure: asyncio.Future[None] | None = None
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._watching_keys: asyncio.Task[None] | None = None
         self._children = self._all_children()
 
     def _all_children(self) -> list[Child]:
@@ -135,6 +136,8 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         self._failure = asyncio.get_running_loop().create_future()
+        if self._keys.has_files:
+            self._watching_keys = asyncio.create_task(self._watch_keys())
         try:
             for child in self._children:
                 await child.start(self.config)
@@ -171,6 +174,7 @@ class Pool:
         self._http.close()
         await self._end(gateways, self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
         await self._end(others, _STOP_TIMEOUT_S)
+        self._leave_keys()
         self._control.close()
         self._shm.cleanup()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -180,10 +184,25 @@ class Pool:
     async def kill(self) -> None:
         """End every process at once."""
         self._is_stopping = True
+        self._leave_keys()
         for child in self._children:
             child.signal(signal.SIGKILL)
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _leave_keys(self) -> None:
+        if self._watching_keys is not None:
+            self._watching_keys.cancel()
+
+    async def _watch_keys(self) -> None:
+        """The gateway serves by the keys as they are in their files now."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            # A file may lie on another machine's disk.
+            if await asyncio.to_thread(self._keys.look):
+                for child in self._children:
+                    if child.kind == "gateway":
+                        child.tell(self._keys.digests)
 
     async def _keep_alive(self, child: Child) -> None:
         while True:
@@ -244,7 +263,8 @@ class Pool:
             stalled_client_s=self.config.stalled_client_s,
             slo=self.config.slo,
             has_vllm_metrics=self.config.metrics_compat == "vllm",
-            key_digests=self._key_digests,
+            key_digests=self._keys.digests.api,
+            admin_key_digests=self._keys.digests.admin,
         )
 
     def _agent_boot(self, number: int) -> Callable[[int], AgentBoot]:
