@@ -202,7 +202,7 @@ def test_a_directory_that_changed_fails_the_copy_and_leaves_the_memory_free(
     agent.copy(manifest, all_from(manifest, None), 1, model)
     words = agent.heard(lambda word: isinstance(word, (CopyCompleted, CopyFailed)))
     assert isinstance(words[-1], CopyFailed)
-    assert "another checksum" in words[-1].reason
+    assert "another SHA-256" in words[-1].reason
     victim.write_bytes(kept)
     agent.copy(manifest, all_from(manifest, None), 2, model)
     copied(agent, manifest, 2)
