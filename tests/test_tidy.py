@@ -17,7 +17,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 GROUND = {
     "types",
     "chunks",
+    "interpreter",
     "plans",
+    "proofs",
     "policies",
     "placements",
     "settings",
@@ -97,6 +99,10 @@ BANNED = {
 }
 
 
+#: which other interpreters there are is asked for here, not how to start this one
+NAMES_INTERPRETERS = {"interpreter.py", "bench/load_bench.py"}
+
+
 def floor(path: Path) -> str:
     parts = path.relative_to(SOURCE).parts
     return parts[0].removesuffix(".py")
@@ -153,6 +159,28 @@ def test_light_processes_load_no_heavy_library(process: str) -> None:
     code = f"import sys, livescale.runtime.{process}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not HEAVY & set(done.stdout.split())
+
+
+def test_no_process_imports_from_its_working_directory() -> None:
+    """`-m` comes right after `-P` wherever it is written, and only `interpreter.py` knows how
+    processes of this interpreter are started."""
+    for path in [*FILES, *sorted(Path(__file__).parent.rglob("*.py"))]:
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if '"-m"' in text else ():
+            words: list[ast.expr] = []
+            if isinstance(node, (ast.List, ast.Tuple)):
+                words = node.elts
+            elif isinstance(node, ast.Call):
+                words = node.args
+            texts = [part.value if isinstance(part, ast.Constant) else None for part in words]
+            for before, word in zip([None, *texts], texts, strict=False):
+                assert word != "-m" or before == "-P", f"{path}:{node.lineno}: -m without -P"
+    for path in FILES:
+        if str(path.relative_to(SOURCE)) in NAMES_INTERPRETERS:
+            continue
+        assert "sys.executable" not in path.read_text(), f"{path}: see livescale.interpreter"
+        names = [name for name, _ in imported(path) if name.split(".")[0] == "multiprocessing"]
+        assert not names, f"{path} imports {names}: see livescale.interpreter"
 
 
 def test_no_import_cycles_between_files() -> None:

@@ -8,6 +8,7 @@ elsewhere. A YAML file is overridden by LIVESCALE_<NAME> variables, these by fla
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -39,7 +40,12 @@ TESTBED_VARIABLE = "LIVESCALE_TESTBED"
 
 # Where data lies is no business of a pool, nor is the testbed around it; a key must not stand
 # among values that are written down.
-_NOT_SETTINGS = ("LIVESCALE_DATA", "LIVESCALE_API_KEY", TESTBED_VARIABLE)
+_NOT_SETTINGS = (
+    "LIVESCALE_DATA",
+    "LIVESCALE_API_KEY",
+    "LIVESCALE_ADMIN_KEY",
+    TESTBED_VARIABLE,
+)
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 ROOFLINE_PREFIX = "roofline:"
@@ -305,6 +311,10 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None, About("file of the keys that /v1 asks for, one per line; none: open to all")
     ] = None
+    admin_key_file: Annotated[
+        str | None,
+        About("file of the keys that /admin asks for, one per line; none: see operations.md"),
+    ] = None
     metrics_compat: Annotated[
         str, About("names under which /metrics shows its figures again", choices=("none", "vllm"))
     ] = "none"
@@ -474,7 +484,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             help=words.replace("%", "%%"),
         )
-    group.add_argument("--api-key", type=_refused_key, help=argparse.SUPPRESS)
+    for kind in ("api", "admin"):
+        refuse = functools.partial(_refused_key, kind)
+        group.add_argument(f"--{kind}-key", type=refuse, help=argparse.SUPPRESS)
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, object]:
@@ -548,10 +560,10 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, object]:
     return read_values(given, SETTINGS, "environment: ", is_text=True)
 
 
-def _refused_key(_key: str) -> None:
+def _refused_key(kind: str, _key: str) -> None:
     raise argparse.ArgumentTypeError(
         "every user of the machine can read a command line: put keys into a file and name it with"
-        " --api-key-file, or one into LIVESCALE_API_KEY"
+        f" --{kind}-key-file, or one into LIVESCALE_{kind.upper()}_KEY"
     )
 
 

@@ -61,7 +61,7 @@ class LayerEntry(Value, frozen=True):
     """One layer's bytes: where they lie in the arena, what they hold and what they hash to.
 
     `checksum` is xxh3-64 (cheap, verified on every hop); `content_hash` is SHA-256 (identity of
-    the bytes, for sharing copies between fine-tunes).
+    the bytes, verified once per copy in host memory and where they came over a network).
     """
 
     layer: int

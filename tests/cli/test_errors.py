@@ -16,7 +16,7 @@ from livescale.engine.model_files import read_manifest
 
 def livescale(*words: object, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "livescale.cli.main", *map(str, words)],
+        [sys.executable, "-P", "-m", "livescale.cli.main", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=120,

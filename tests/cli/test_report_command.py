@@ -26,7 +26,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "chain.jsonl"
     words = ["simulate", "gamma:rate=30,cv=2,seconds=4,input=2000,output=4", "--record", str(path)]
     done = subprocess.run(
-        [sys.executable, "-m", "livescale.cli.main", *words],
+        [sys.executable, "-P", "-m", "livescale.cli.main", *words],
         capture_output=True,
         text=True,
         timeout=120,

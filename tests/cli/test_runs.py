@@ -23,7 +23,7 @@ KEYS = {
 def livescale(*words: object) -> str:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}
     done = subprocess.run(
-        [sys.executable, "-m", "livescale.cli.main", *map(str, words)],
+        [sys.executable, "-P", "-m", "livescale.cli.main", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=240,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Serve:
 
     def __init__(self, *words: object, **environ: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "livescale.cli.main", "serve", *map(str, words)],
+            [sys.executable, "-P", "-m", "livescale.cli.main", "serve", *map(str, words)],
             stdout=subprocess.PIPE,
             text=True,
             env={k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")} | environ,
@@ -150,6 +151,10 @@ def test_keys_are_asked_for_and_never_written_down(
             headers = {"Authorization": f"Bearer {key}"}
             answer = httpx.post(url, json=body(20, False), headers=headers, timeout=WAIT_S)
             assert answer.status_code == 200
+        keys.write_text("sk-of-another-file\n")
+        models = f"{running.url}/v1/models"
+        wait_for_status(models, "sk-of-another-file", 200)
+        wait_for_status(models, "sk-of-the-file", 401)
         metrics = httpx.get(f"{running.url}/metrics", timeout=WAIT_S).text
         labels = '{engine="0",model_name="tiny"}'
         assert f"vllm:generation_tokens_total{labels} 40.0" in metrics
@@ -165,6 +170,14 @@ def test_keys_are_asked_for_and_never_written_down(
     written = record.read_text() + "".join(running.printed) + logged
     assert str(keys) in written  # the settings are there
     assert "sk-of" not in written
+
+
+def wait_for_status(url: str, key: str, status: int) -> None:
+    """The key gets this answer, soon."""
+    deadline_s = time.monotonic() + WAIT_S
+    headers = {"Authorization": f"Bearer {key}"}
+    while httpx.get(url, headers=headers, timeout=WAIT_S).status_code != status:
+        assert time.monotonic() < deadline_s
 
 
 def test_killing_the_supervisor_leaves_no_process_and_the_next_one_removes_its_directory(

@@ -35,6 +35,7 @@ from livescale.gateway.backend import (
     SettingValue,
     TokenChunk,
 )
+from livescale.gateway.keys import KeyDigests, KeyRing
 from livescale.gateway.limits import Limits
 from livescale.gateway.server import serve
 from livescale.types import FinishReason, TokenLogprobs
@@ -322,8 +323,12 @@ def running(
     backend: ScriptedBackend,
     drain_s: float = 0.2,
     limits: Limits = LIMITS,
+    key_digests: Sequence[str] = (),
+    admin_key_digests: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[LocalServer]:
+    if key_digests or admin_key_digests:
+        options["keys"] = KeyRing(KeyDigests(tuple(key_digests), tuple(admin_key_digests)))
     app = create_app(backend, request_prefix="gw", limits=limits, **options)
     server = LocalServer(app, drain_s, limits)
     try:

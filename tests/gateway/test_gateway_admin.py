@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import threading
@@ -43,6 +44,7 @@ from livescale.slo import SloAbsolute
 SLO = SloAbsolute(ttft_ns=60_000_000_000, tbt_ns=None)
 JSON = {"Content-Type": "application/json"}
 KEY = "sk-admin"
+API_KEY = "sk-of-a-client"
 
 
 @pytest.fixture(scope="module")
@@ -264,19 +266,40 @@ def test_strangers_may_not_without_keys(http: httpx.Client) -> None:
     for response in requests_to_admin(http):
         error = error_of(response, 403)
         assert error["code"] == "admin_closed"
-        assert "api_key_file" in str(error["message"])
+        assert "admin_key_file" in str(error["message"])
 
 
-def test_with_keys_one_is_needed(own_backend: ScriptedBackend) -> None:
-    for is_local in (False, True):
+def test_with_admin_keys_one_is_needed(own_backend: ScriptedBackend) -> None:
+    for is_local, api_keys in itertools.product((False, True), ([], [digest_of(API_KEY)])):
+        keys = {"key_digests": api_keys, "admin_key_digests": [digest_of(KEY)]}
         with (
-            running(own_backend, key_digests=[digest_of(KEY)], is_local=is_local) as server,
+            running(own_backend, is_local=is_local, **keys) as server,
             httpx.Client(base_url=server.url, timeout=WAIT_S, trust_env=False) as client,
         ):
             for response in requests_to_admin(client):
                 assert error_of(response, 401)["code"] == "invalid_api_key"
+            # Whoever may generate may not administer, and the other way round.
+            for response in requests_to_admin(client, Authorization=f"Bearer {API_KEY}"):
+                assert "admin key" in str(error_of(response, 401)["message"])
+            status = 401 if api_keys else 200
+            headers = {"Authorization": f"Bearer {KEY}"}
+            assert client.get("/v1/models", headers=headers).status_code == status
             answers = requests_to_admin(client, Authorization=f"Bearer {KEY}", Host="pool.example")
             assert [answer.status_code for answer in answers] == [200, 200, 400, 404, 404]
+
+
+def test_api_keys_alone_open_nothing(own_backend: ScriptedBackend) -> None:
+    """Neither to those who have one nor to programs of the machine, which need one for /v1."""
+    for is_local in (False, True):
+        with (
+            running(own_backend, key_digests=[digest_of(API_KEY)], is_local=is_local) as server,
+            httpx.Client(base_url=server.url, timeout=WAIT_S, trust_env=False) as client,
+        ):
+            for headers in ({}, {"Authorization": f"Bearer {API_KEY}"}):
+                for response in requests_to_admin(client, **headers):
+                    error = error_of(response, 403)
+                    assert error["code"] == "admin_closed"
+                    assert "admin_key_file" in str(error["message"])
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_refusals_are_one_clear_line(
         (["list", "--url", nobody], nobody),
         (["list", "--url", f"{pool.url}/nowhere"], "There is no GET"),
         (["list", "--url", "nonsense://"], "nonsense"),
-        (["list", "--api-key-file", "/nowhere", *at], "/nowhere"),
+        (["list", "--admin-key-file", "/nowhere", *at], "/nowhere"),
     ]:
         code, out, error = livescale(capsys, *words)
         assert (code, out) == (1, ""), words
@@ -94,11 +94,11 @@ def test_a_key_is_sent_from_a_file_or_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "keys").write_text(f"# ours\n\n{KEY}\n")
-    with running(own_backend, key_digests=[digest_of(KEY)]) as server:
+    with running(own_backend, admin_key_digests=[digest_of(KEY)]) as server:
         at = ["list", "--url", server.url]
         code, _, error = livescale(capsys, *at)
         assert code == 1
-        assert "API key" in error
-        assert livescale(capsys, *at, "--api-key-file", tmp_path / "keys")[0] == 0
-        monkeypatch.setenv("LIVESCALE_API_KEY", KEY)
+        assert "an admin key" in error
+        assert livescale(capsys, *at, "--admin-key-file", tmp_path / "keys")[0] == 0
+        monkeypatch.setenv("LIVESCALE_ADMIN_KEY", KEY)
         assert livescale(capsys, *at)[0] == 0

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import Address, Holder, Holders, ToController, Wire
 from livescale.transfer.arena import Arena
@@ -50,9 +51,11 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
 
     async def story() -> None:
         controllers = Controllers()
-        server = await asyncio.start_server(controllers.serve, "127.0.0.1", 0)
+        door = Door("a secret", CONTROLLER_DOOR, controllers.serve)
+        server = await asyncio.start_server(door.accept, "127.0.0.1", 0)
         link = ControllerLink(
             Address(*server.sockets[0].getsockname()[:2]),
+            "a secret",
             Acquaintances(OWN, "here", data_plane, measures_links=False),
             hello=list,
             obey=lambda _: None,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from thread_workers import (
     CHUNK_BYTES,
@@ -201,7 +202,7 @@ def test_a_directory_that_changed_fails_the_copy_and_leaves_the_memory_free(
     agent.copy(manifest, all_from(manifest, None), 1, model)
     words = agent.heard(lambda word: isinstance(word, (CopyCompleted, CopyFailed)))
     assert isinstance(words[-1], CopyFailed)
-    assert "another checksum" in words[-1].reason
+    assert "another SHA-256" in words[-1].reason
     victim.write_bytes(kept)
     agent.copy(manifest, all_from(manifest, None), 2, model)
     copied(agent, manifest, 2)
@@ -260,3 +261,47 @@ def test_storage_is_read_no_faster_than_it_is_said_to_be(cluster: Cluster, model
     agent.copy(manifest, all_from(manifest, None), 1, model)
     copied(agent, manifest, 1)
     assert time.monotonic() - began >= 0.1
+
+
+def with_another_content(manifest: Manifest) -> Manifest:
+    """As if its last layer's bytes were other ones with the same checksum."""
+    *layers, last = manifest.layers
+    last = msgspec.structs.replace(last, content_hash="0" * 64)
+    return msgspec.structs.replace(manifest, layers=(*layers, last))
+
+
+@pytest.mark.parametrize("is_from_files", [True, False])
+def test_a_copy_whose_bytes_were_changed_fails_though_their_checksum_agrees(
+    is_from_files: bool, cluster: Cluster, model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    changed = with_another_content(manifest)
+    source, agent = cluster.agent(), cluster.agent()
+    source.copy(manifest, all_from(manifest, None), 1, model)
+    copied(source, manifest, 1)
+    if is_from_files:
+        agent.copy(changed, all_from(manifest, None), 2, model)
+    else:
+        agent.copy(changed, all_from(manifest, source.ref), 2)
+    words = agent.heard(lambda word: isinstance(word, (CopyCompleted, CopyFailed)))
+    assert isinstance(words[-1], CopyFailed)
+    last = manifest.layers[-1].layer
+    assert f"layer {last}" in words[-1].reason
+    assert "SHA-256" in words[-1].reason
+    layers = [word.layer for word in words if isinstance(word, CopyLayerArrived)]
+    assert last not in layers
+    assert agent.store.reports == ()
+
+
+def test_a_load_over_a_network_whose_bytes_were_changed_never_serves(
+    cluster: Cluster, model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    source, worker = cluster.agent(), cluster.worker()
+    source.copy(manifest, all_from(manifest, None), 1, model)
+    copied(source, manifest, 1)
+    changed = with_another_content(manifest)
+    worker.load(1, changed, all_from(changed, source.ref), plan=2)
+    words = worker.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadFailed)
+    assert "SHA-256" in words[-1].reason

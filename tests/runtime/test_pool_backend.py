@@ -31,6 +31,7 @@ from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.policies import ModelPolicy
 from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
 from livescale.runtime.pool_backend import PoolBackend
 from livescale.runtime.wire import (
     AddModel,
@@ -87,17 +88,17 @@ async def loop_turns() -> None:
 
 
 class Listener:
-    """Accepts wires. When it is closed no connection is left, whoever made it and when."""
+    """Accepts wires at a door. When it is closed no connection is left."""
 
-    def __init__(self, incoming: object, heed: Callable[[object], None]) -> None:
+    def __init__(self, door: str, incoming: object, heed: Callable[[object], None]) -> None:
+        self._door = Door("", door, self._serve)
         self._incoming = incoming
         self._heed = heed
         self._server: asyncio.Server | None = None
         self._wires: list[Wire[object]] = []
-        self._reading: set[asyncio.Task[None]] = set()
 
     async def start(self) -> Address:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._door.accept, "127.0.0.1", 0)
         return self.address
 
     @property
@@ -124,12 +125,9 @@ class Listener:
             wire.close()
         await loop_turns()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[object] = Wire(reader, writer, self._incoming)
         self._wires.append(wire)
-        self._reading.add(asyncio.create_task(self._read(wire)))
-
-    async def _read(self, wire: Wire[object]) -> None:
         async for message in wire:
             self._heed(message)
 
@@ -141,7 +139,7 @@ class SecondWorker:
         self.ref = ref
         self.is_known = asyncio.Event()
         self.heard: asyncio.Queue[object] = asyncio.Queue()
-        self._listener = Listener(ToTokenServer, self._heed)
+        self._listener = Listener(token_door(ref), ToTokenServer, self._heed)
 
     async def start(self) -> Peer:
         return Peer(self.ref, await self._listener.start())
@@ -172,7 +170,7 @@ class ScriptedPool:
         #: what else the first worker was told
         self.worker_told: asyncio.Queue[object] = asyncio.Queue()
         self._others: list[SecondWorker] = []
-        self._controller = Listener(ToController, self.told.put_nowait)
+        self._controller = Listener(CONTROLLER_DOOR, ToController, self.told.put_nowait)
         self._worker: Listener | None = None
 
     async def start(self) -> Address:
@@ -207,7 +205,7 @@ class ScriptedPool:
                 return message
 
     async def start_worker(self) -> None:
-        self._worker = Listener(ToTokenServer, self._heed_worker)
+        self._worker = Listener(token_door(self.worker), ToTokenServer, self._heed_worker)
         self.say(Peers((Peer(self.worker, await self._worker.start()),)))
 
     async def lose_worker(self) -> None:

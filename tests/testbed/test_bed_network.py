@@ -157,7 +157,7 @@ def test_strangers_are_refused_by_name(testbed: Testbed) -> None:
 
 
 def test_the_command_line_runs_a_command_in_a_host(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "livescale.cli.main", "testbed"]
+    command = [sys.executable, "-P", "-m", "livescale.cli.main", "testbed"]
     inner = f"{' '.join(command)} exec h1 -- cat /proc/net/dev; {' '.join(command)} status; exit 7"
     done = subprocess.run(
         [*command, "run", "--hosts", "2", "--devices-per-host", "2", "--", "sh", "-c", inner],
@@ -174,7 +174,7 @@ def test_the_command_line_runs_a_command_in_a_host(tmp_path: Path) -> None:
 
 
 def test_the_command_line_ends_cleanly_when_it_is_stopped() -> None:
-    words = [sys.executable, "-m", "livescale.cli.main", "testbed", "run"]
+    words = [sys.executable, "-P", "-m", "livescale.cli.main", "testbed", "run"]
     for number in (signal.SIGINT, signal.SIGTERM):
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -170,6 +170,25 @@ def test_a_false_holder_hears_no_proof() -> None:
         assert heard == [b""]
 
 
+def test_idle_strangers_keep_no_holder_out() -> None:
+    """More of them than are listened to at a time; a member that comes then is in at once."""
+    with (
+        World(2, MIB, False, secret=SECRET, handshake_s=2 * WAIT_S) as world,
+        contextlib.ExitStack() as stack,
+    ):
+        strangers = [stack.enter_context(calling(world, is_shm=False)) for _ in range(200)]
+        # Those that came first had to make room.
+        assert is_refused(strangers[0])
+        first, second = world.planes
+        first.introduce(second.worker, second.address)
+        second.introduce(first.worker, first.address)
+        manifest = write_model(world.arenas[0], [300_000])
+        world.planes[0].offer(manifest)
+        recorder = world.receive(1, manifest, 1, [world.feed(0, manifest, CHUNK)], CHUNK)
+        recorder.check_completed(manifest)
+        assert world.holds(1, manifest)
+
+
 def test_pools_of_different_secrets_do_not_mix(tmp_path: Path) -> None:
     secrets = [SECRET, SECRET, "another pool's"]
     with World(3, MIB, secret=secrets, shm_directory=tmp_path, host_name="one") as world:

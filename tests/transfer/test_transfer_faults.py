@@ -707,7 +707,7 @@ def test_what_was_corrupt_is_asked_for_verified_and_given_only_so() -> None:
         want(1, is_verified_only=True)
         want(2, is_verified_only=False)
         assert read_frame(raw) == (
-            Frame(FrameKind.CHUNK, world.refs[0], 2, 0, 0, 0, KIB),
+            Frame(FrameKind.CHUNK, world.refs[0], 2, 0, 0, 0, KIB, is_unproved=True),
             halves[0],
         )
         send(1, halves[1])

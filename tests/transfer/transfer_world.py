@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import threading
@@ -229,6 +230,7 @@ def write_model(
     for layer, size in enumerate(layer_bytes):
         data = rng.randbytes(size)
         arena.view(offset, size)[:] = data
-        layers.append(LayerEntry(layer, offset, size, (), checksum(data), ""))
+        content_hash = hashlib.sha256(data).hexdigest()
+        layers.append(LayerEntry(layer, offset, size, (), checksum(data), content_hash))
         offset = -(-(offset + size) // ALIGN_BYTES) * ALIGN_BYTES
     return Manifest(f"model-{seed}", "{}", "float32", tuple(layers))

@@ -8,7 +8,6 @@ warm. vLLM, where there is one, starts beside them with its compile cache filled
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from livescale.bench.engines import PEERS, isolation, vllm_environment
 from livescale.bench.line_process import LineProcess
 from livescale.bench.made_models import BenchShape, make_bench_model
 from livescale.engine.model_files import model_spec, read_manifest
+from livescale.interpreter import module_words
 
 COLD_PHASES = ("process", "imports", "context", "kernels", "connections", "bytes", "first_token")
 WARM_PHASES = ("bytes", "first_token")
@@ -196,7 +196,7 @@ class _Starts:
         options = self._options
         threads = str(options.threads)
         environ = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
-        words = [sys.executable, "-m", "livescale.bench.peers.start_probe"]
+        words = module_words("livescale.bench.peers.start_probe")
         spawned_ns = time.monotonic_ns()
         worker = LineProcess(name, words, environ)
         worker.send(

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
 from livescale.bench.machine import CpuShares
 from livescale.bench.made_models import BenchShape, make_bench_model
+from livescale.interpreter import SAFE_PATH, module_words
 
 OURS = "livescale"
 PEERS = Path(__file__).parent / "peers"
@@ -240,7 +240,14 @@ def check_vllm_python(python: Path) -> None:
     """BenchError unless the interpreter is there and has vLLM."""
     words = [str(python), "-c", "import importlib.metadata as m; print(m.version('vllm'))"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, **SAFE_PATH},
+        )
     except OSError as error:
         raise BenchError(f"--vllm-python {python}: cannot be run: {error.strerror}") from error
     if done.returncode:
@@ -256,7 +263,7 @@ def _command(name: str, options: EngineBenchOptions) -> tuple[list[str], dict[st
         "TOKENIZERS_PARALLELISM": "false",
     }
     if name != "vllm_cpu":
-        return [sys.executable, "-m", f"livescale.bench.peers.{_MODULES[name]}"], environ
+        return module_words(f"livescale.bench.peers.{_MODULES[name]}"), environ
     words = [*isolation(), str(options.vllm_python), str(PEERS / "vllm_offline.py")]
     return words, {**environ, **vllm_environment()}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
 from livescale.config import PoolConfig, load_config
 from livescale.engine.make import PRESETS, make_model
+from livescale.interpreter import module_words
 from livescale.runtime.supervisor import Pool, PoolFailed
 
 _MODEL = "timed"
@@ -225,7 +225,7 @@ def _load(pool: Pool, options: GatewayBenchOptions) -> dict[str, Any]:
         "ramp_s": options.ramp_s,
         "seed": options.seed,
     }
-    words = [sys.executable, "-m", "livescale.bench.peers.stream_load"]
+    words = module_words("livescale.bench.peers.stream_load")
     with LineProcess("the load generator", words, {}) as process:
         process.ask({}, _WAIT_S)
         return process.ask(job, options.seconds + options.ramp_s + 3 * _WAIT_S)

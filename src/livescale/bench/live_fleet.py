@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,10 +25,12 @@ from livescale.bench.errors import BenchError
 from livescale.bench.live_models import PairSetting
 from livescale.bench.live_worker import WorkItem, read_work
 from livescale.chunks import ChunkGrid, Feed
+from livescale.interpreter import module_words
 from livescale.messages.commands import Release, StartLoad
 from livescale.messages.events import LoadCompleted, LoadFailed, Released
 from livescale.plans import Pairing
 from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
 from livescale.runtime.wire import (
     Address,
     AttemptFailed,
@@ -224,7 +225,8 @@ class PairFleet:
     # -- helpers, in the order used -------------------------------------------------------------
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, _LOCALHOST, 0)
+        door = Door(self._secret, CONTROLLER_DOOR, self._serve)
+        self._server = await asyncio.start_server(door.accept, _LOCALHOST, 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         for ref in (SOURCE, TARGET):
             self._members[ref] = await self._spawned(ref, Address(host, port))
@@ -241,7 +243,7 @@ class PairFleet:
         log = (self._scratch / f"{name}.log").open("w+b")
         cpu = self._cpus[ref.worker % len(self._cpus)] if self._cpus else -1
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "livescale.bench.live_worker", str(work_file), str(cpu)),
+            *module_words("livescale.bench.live_worker", str(work_file), str(cpu)),
             stdin=asyncio.subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=log,
@@ -289,10 +291,10 @@ class PairFleet:
         status = await process.wait()
         self._tell_trouble(f"worker {ref} ended with status {status}: {self._log_tail(ref)}")
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[ToController] = Wire(reader, writer, ToController)
         hello = await wire.receive()
-        if not isinstance(hello, WorkerHello) or hello.secret != self._secret:
+        if not isinstance(hello, WorkerHello):
             wire.close()
             return
         member = self._members[hello.worker]
@@ -315,8 +317,13 @@ class PairFleet:
         assert member.orders is not None
         assert member.hello is not None
         member.orders.send(Holders(tuple(holders)))
-        member.tokens = await open_wire(member.hello.token_address, FromTokenServer)
-        member.tokens.send(GatewayHello(self._secret, _GATEWAY))
+        member.tokens = await open_wire(
+            member.hello.token_address,
+            FromTokenServer,
+            secret=self._secret,
+            door=token_door(member.ref),
+        )
+        member.tokens.send(GatewayHello(_GATEWAY))
         self._readers.append(asyncio.create_task(self._read_tokens(member.ref, member.tokens)))
 
     async def _read_tokens(self, worker: WorkerRef, wire: Wire[FromTokenServer]) -> None:

@@ -22,6 +22,7 @@ from livescale.bench.line_process import LineProcess
 from livescale.bench.made_models import BenchShape, make_bench_model
 from livescale.engine.layout import plan_checkpoint
 from livescale.engine.model_config import parse_config
+from livescale.interpreter import SAFE_PATH, module_words
 
 OURS = "livescale"
 LIBRARIES = {
@@ -188,14 +189,16 @@ def _pythons(peer_python: Path | None) -> dict[str, Path]:
 def _has(python: Path, package: str) -> bool:
     words = [str(python), "-c", f"import importlib.metadata as m; m.version({package!r})"]
     try:
-        done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            words, capture_output=True, timeout=60, check=False, env={**os.environ, **SAFE_PATH}
+        )
     except OSError as error:
         raise BenchError(f"--peer-python {python}: cannot be run: {error.strerror}") from error
     return done.returncode == 0
 
 
 def _our_words() -> list[str]:
-    return [sys.executable, "-m", "livescale.bench.peers.livescale_loader"]
+    return module_words("livescale.bench.peers.livescale_loader")
 
 
 @contextmanager

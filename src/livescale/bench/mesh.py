@@ -7,7 +7,6 @@ is transferred: connections, memory and threads are counted and the set-up is ti
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import Any
 
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
+from livescale.interpreter import module_words
 
 _ARENA_BYTES = 1 << 20
 _START_S = 300.0
@@ -77,7 +77,7 @@ def eager_connections(number: int, workers: int, eager_peers_max: int) -> int:
 
 
 def _row(count: int, eager_peers_max: int) -> MeshRow:
-    words = [sys.executable, "-m", "livescale.bench.multicast_worker"]
+    words = module_words("livescale.bench.multicast_worker")
     with ExitStack() as stack:
         workers = [
             stack.enter_context(LineProcess(f"worker {number}", words, {}))

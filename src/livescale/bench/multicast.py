@@ -7,7 +7,6 @@ process of their own, one per device, in their host's network namespace.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from livescale.bench.multicast_report import MulticastReport, MulticastRow, Mult
 from livescale.chunks import senders as chunk_senders
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
+from livescale.interpreter import module_words
 from livescale.plans import ScalePlan
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
@@ -179,7 +179,7 @@ class _Fleet:
         members += [_HOST_COPY] if _HOST_STRATEGY in options.strategies else []
         for ref in members:
             host = self._testbed.host_of(ref)
-            words = [sys.executable, "-m", "livescale.bench.multicast_worker"]
+            words = module_words("livescale.bench.multicast_worker")
             process = self._stack.enter_context(
                 LineProcess(f"worker {ref}", [*self._testbed.inside(host.name), *words], {})
             )

@@ -5,13 +5,13 @@ A plain TCP stream says what a link gives, torch.distributed's gloo what others 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from statistics import median
 
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
+from livescale.interpreter import module_words
 from livescale.testbed.bed import BedLink, Testbed
 
 _START_S = 120.0
@@ -21,7 +21,7 @@ _ROUND_S = 600.0
 def stream_seconds(testbed: Testbed, size_bytes: int, repetitions: int) -> float:
     """Median time of one TCP stream from the first to the second host, connecting included."""
     source, sink = testbed.hosts[0], testbed.hosts[1]
-    words = [sys.executable, "-m", "livescale.bench.peers.plain_stream"]
+    words = module_words("livescale.bench.peers.plain_stream")
     with ExitStack() as stack:
         sender, receiver = (
             stack.enter_context(
@@ -74,7 +74,7 @@ def gloo_seconds(
 
 
 def _gloo_rank(testbed: Testbed, host: str, link: BedLink, rank: int) -> LineProcess:
-    words = [sys.executable, "-m", "livescale.bench.peers.gloo_broadcast"]
+    words = module_words("livescale.bench.peers.gloo_broadcast")
     environ = {"GLOO_SOCKET_IFNAME": link.name, "OMP_NUM_THREADS": "1"}
     return LineProcess(f"gloo rank {rank}", [*testbed.inside(host), *words], environ)
 

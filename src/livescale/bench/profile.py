@@ -9,7 +9,6 @@ its error is reported.
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +23,7 @@ from livescale.bench.made_models import BenchShape, make_bench_model
 from livescale.bench.profile_points import ProfiledModel, ProfileLimits, TimedRun, operations
 from livescale.engine.model_config import parse_config
 from livescale.engine.model_files import read_manifest
+from livescale.interpreter import module_words
 from livescale.latency.table import TableLatency
 from livescale.profile_files import read_profile, write_profile
 
@@ -174,7 +174,7 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
 
 
 def _engine(threads: int) -> LineProcess:
-    words = [sys.executable, "-m", "livescale.bench.peers.iteration_times"]
+    words = module_words("livescale.bench.peers.iteration_times")
     environ = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return LineProcess("livescale", words, environ)
 

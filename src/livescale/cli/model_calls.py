@@ -21,7 +21,7 @@ from livescale.report.terminal import table
 from livescale.settings import ConfigError, Setting, read_values, shown_default
 
 _URL = f"http://{PoolConfig().host}:{PoolConfig().port}"
-_KEY_VARIABLE = "LIVESCALE_API_KEY"
+_KEY_VARIABLE = "LIVESCALE_ADMIN_KEY"
 _CONNECT_TIMEOUT_S = 10.0
 _Answer = TypeVar("_Answer")
 #: of `models:` in the configuration; `add` takes each as a flag
@@ -59,7 +59,7 @@ def add_arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for action in (add, change, remove, listing):
         action.add_argument("--url", default=_URL, help=f"where the pool is (default: {_URL})")
         action.add_argument(
-            "--api-key-file", type=Path, help=f"its first line is sent; or set {_KEY_VARIABLE}"
+            "--admin-key-file", type=Path, help=f"its first line is sent; or set {_KEY_VARIABLE}"
         )
 
 
@@ -178,11 +178,11 @@ def _call(
 
 def _authorization(arguments: argparse.Namespace) -> dict[str, str]:
     key = os.environ.get(_KEY_VARIABLE)
-    if arguments.api_key_file is not None:
+    if arguments.admin_key_file is not None:
         try:
-            lines = arguments.api_key_file.read_text("utf-8").splitlines()
+            lines = arguments.admin_key_file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{arguments.api_key_file}: {error}") from error
+            raise UserError(f"{arguments.admin_key_file}: {error}") from error
         keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         key = keys[0] if keys else None
     return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -7,7 +7,6 @@ failing seed, and the seed is the bug report.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ import msgspec
 
 from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
+from livescale.interpreter import spawning
 from livescale.sim.swarm import SeedOutcome, draw_world, run_seed
 
 _PROGRESS_LINES = 10
@@ -127,6 +127,6 @@ def _outcomes(seeds: range, jobs: int) -> Iterator[Iterable[SeedOutcome]]:
         return
     # Fresh interpreters: what a parent had imported or set makes no difference to a seed. They
     # leave the interruption to the parent, which tells how far it came.
-    context = multiprocessing.get_context("spawn")
+    context = spawning()
     with context.Pool(jobs, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         yield pool.imap(run_seed, seeds, _CHUNK_SEEDS)

@@ -48,12 +48,15 @@ def read_layers(
     manifest: Manifest,
     destination: memoryview,
     layers: Collection[int] | None = None,
+    *,
+    by_content: bool = False,
 ) -> Iterator[int]:
     """Copy the model's layers to `destination`, which starts at the model's offset 0.
 
     Yields each layer's index, in order, when its bytes (padding zeros included) are complete and
-    verified; a few layers behind it are being read meanwhile. `layers`: only these (None: all).
-    Raises ModelError when a file ends early or a layer's bytes are not those of the manifest.
+    verified by their checksum or, `by_content`, by their SHA-256; a few layers behind it are being
+    read meanwhile. `layers`: only these (None: all). Raises ModelError when a file ends early or a
+    layer's bytes are not those of the manifest.
     """
     assert len(destination) >= manifest.size_bytes, f"{len(destination)} < {manifest.size_bytes}"
     config = parse_config(manifest.config_json, f"config of {manifest.model}")
@@ -64,7 +67,7 @@ def read_layers(
         for entry, plan in zip(manifest.layers, checkpoint.layers, strict=True):
             if layers is not None and entry.layer not in layers:
                 continue
-            under_way.append(_read_layer(directory, entry, plan, destination, reader))
+            under_way.append(_read_layer(directory, entry, plan, destination, reader, by_content))
             if len(under_way) > LAYERS_AHEAD:
                 yield under_way.popleft().result()
         while under_way:
@@ -205,6 +208,7 @@ def _read_layer(
     plan: LayerPlan,
     destination: memoryview,
     reader: TensorReader,
+    by_content: bool,
 ) -> Future[int]:
     """The layer's index, when its bytes are those of the manifest."""
     if plan.entries != entry.tensors:
@@ -216,8 +220,13 @@ def _read_layer(
     content = destination[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
 
     def check() -> int:
-        if _checksum(content) != entry.checksum:
-            raise ModelError(f"{directory} changed: layer {entry.layer} has another checksum")
+        if by_content:
+            is_right = hashlib.sha256(content).hexdigest() == entry.content_hash
+        else:
+            is_right = _checksum(content) == entry.checksum
+        if not is_right:
+            kind = "SHA-256" if by_content else "checksum"
+            raise ModelError(f"{directory} changed: layer {entry.layer} has another {kind}")
         return entry.layer
 
     return _fill(content, plan, reader, check)

@@ -1,7 +1,9 @@
 """The administrators' endpoints: the models of the pool, publishing, changing, withdrawing one.
 
-With API keys a key is needed (`keys.py`); without, only programs of the machine itself are heard,
-and no web page that one of its browsers shows. What becomes of a model is the backend's business.
+With admin keys one of them is needed (`keys.py`). Without any keys only programs of the machine
+itself are let in, and no web page that one of its browsers shows; with API keys alone there is no
+administration: who may generate may not withdraw models, and no program of the machine gets more
+than a client with a key. What becomes of a model is the backend's business.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from livescale.gateway.errors import (
     unavailable,
     wrong_media_type,
 )
+from livescale.gateway.keys import KeyRing
 from livescale.gateway.metrics import Metrics
 from livescale.gateway.schema import decode_as
 from livescale.gateway.served import ServedModels
@@ -108,14 +111,14 @@ class Administration:
         read_body: Callable[[Request], Awaitable[bytes]],
         *,
         is_local: bool,
-        has_keys: bool,
+        keys: KeyRing,
     ) -> None:
         self._backend = backend
         self._served = served
         self._metrics = metrics
         self._read_body = read_body
         self._is_local = is_local
-        self._has_keys = has_keys
+        self._keys = keys
         self._changing = 0
 
     async def list_models(self, request: Request) -> Response:
@@ -171,16 +174,21 @@ class Administration:
 
     def _check_open(self, request: Request) -> None:
         """Raises ApiError (403)."""
-        if self._has_keys:
+        if self._keys.digests.admin:
             return  # and one of them was given
+        if self._keys.digests.api:
+            raise admin_closed(
+                "Where API keys are configured models are administered with keys of another kind,"
+                " of which there are none (admin_key_file)"
+            )
         if not self._is_local:
             raise admin_closed(
                 "Models are administered only where the pool listens on a loopback address, or"
-                " API keys are configured (api_key_file)"
+                " admin keys are configured (admin_key_file)"
             )
         # A web page can make its own name mean this machine, but not this machine's name its own.
         if not _is_this_machine(request.headers.get("host", "")):
-            raise admin_closed("Without API keys the Host header must name this machine: localhost")
+            raise admin_closed("Without keys the Host header must name this machine: localhost")
 
     def _shown(self, state: ModelStatus) -> AdministeredModel:
         counts = self._metrics.models.get(state.name)

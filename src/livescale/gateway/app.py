@@ -33,7 +33,7 @@ from livescale.gateway.errors import (
     request_too_slow,
     unavailable,
 )
-from livescale.gateway.keys import KeyGate
+from livescale.gateway.keys import KeyGate, KeyRing
 from livescale.gateway.limits import Limits
 from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics
 from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
@@ -64,19 +64,20 @@ def create_app(
     *,
     request_prefix: str,
     limits: Limits | None = None,
-    key_digests: Sequence[str] = (),
+    keys: KeyRing | None = None,
     slo: SloAbsolute | None = None,
     has_vllm_metrics: bool = False,
     is_local: bool = False,
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
-    Request ids are `{request_prefix}-{n}`; without `key_digests` (see `keys.py`) everybody is
-    served. `is_local` says that only programs of this machine reach the server: then models can be
-    administered without a key. Reads the tokenizers of all models; raises ValueError naming the
-    file that is missing, broken or recommends what cannot be sampled.
+    Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) everybody is served.
+    `is_local` says that only programs of this machine reach the server: then models can be
+    administered where there are no keys at all. Reads the tokenizers of all models; raises
+    ValueError naming the file that is missing, broken or recommends what cannot be sampled.
     """
     limits = limits or Limits()
+    keys = keys or KeyRing()
     metrics = Metrics((card.name for card in backend.models()), slo)
     page = MetricsPage(metrics, backend, has_vllm_metrics)
     served = ServedModels(backend, metrics)
@@ -84,7 +85,7 @@ def create_app(
     admin = Administration(
         *(backend, served, metrics, lambda request: _read_body(request, limits)),
         is_local=is_local,
-        has_keys=bool(key_digests),
+        keys=keys,
     )
     app = Starlette(
         routes=[
@@ -107,7 +108,7 @@ def create_app(
         ],
         middleware=[
             Middleware(Envelope, request_prefix=request_prefix),
-            Middleware(KeyGate, digests=key_digests),
+            Middleware(KeyGate, keys=keys),
         ],
         exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
     )

@@ -106,11 +106,11 @@ def wrong_media_type() -> ApiError:
     )
 
 
-def unauthorized() -> ApiError:
-    """401: no API key, or one that is not known. Which of both is nobody's business."""
+def unauthorized(kind: str = "an API key") -> ApiError:
+    """401: no key of this kind, or one that is not known. Which of both is not told."""
     return ApiError(
         401,
-        "A valid API key is needed: send the header 'Authorization: Bearer KEY'",
+        f"A valid key is needed, {kind}: send the header 'Authorization: Bearer KEY'",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},
     )

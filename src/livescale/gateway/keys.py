@@ -1,7 +1,8 @@
-"""API keys: where they come from, and the gate that asks for one on `/v1` and `/admin`.
+"""Keys: where they come from, and the gate that asks for an API key on `/v1`, an admin key on
+`/admin`.
 
-A key is read once and kept as its SHA-256 digest: settings, boot messages, run records and logs
-never hold the key itself. Other paths are open to everybody, as monitoring expects.
+A key is kept as its SHA-256 digest only: settings, boot messages, run records and logs never hold
+the key itself. Other paths are open to everybody, as monitoring expects.
 """
 
 from __future__ import annotations
@@ -16,27 +17,58 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from livescale.gateway.errors import unauthorized
 from livescale.settings import ConfigError
+from livescale.types import Value
 
 KEY_VARIABLES = ("LIVESCALE_API_KEY", "VLLM_API_KEY")
-"""Environment variables that hold one key each."""
-GUARDED = ("/v1", "/admin")
-"""A key is needed for these paths, and for all that lie below."""
+"""Environment variables that hold one API key each."""
+ADMIN_KEY_VARIABLES = ("LIVESCALE_ADMIN_KEY",)
+"""Environment variables that hold one admin key each."""
+GUARDED = ("/v1",)
+"""An API key is needed for these paths, and for all that lie below."""
+ADMINISTERED = ("/admin",)
+"""An admin key is needed for these. (Where there is none `admin.py` says who may.)"""
 KEYS_MAX = 1024
-"""Every request is compared with every key."""
+"""Every request is compared with every key of a kind."""
+FILE_BYTES_MAX = 1 << 20
 
 
-def read_key_digests(path: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Digests of the keys in the file (one per line, # comments) and in the environment.
+class KeyDigests(Value, frozen=True):
+    """The digests of all keys, by kind. No keys of a kind: none is asked for."""
 
-    Raises ConfigError, which never repeats a key, for a file that is unreadable or holds none.
+    api: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+
+
+class KeyRing:
+    """The keys that count now. `replace` may be called from any thread."""
+
+    def __init__(self, digests: KeyDigests | None = None) -> None:
+        self.digests = digests or KeyDigests()
+
+    def replace(self, digests: KeyDigests) -> None:
+        """These keys count from now on, and no others; requests that were let in go on."""
+        self.digests = digests
+
+
+def read_key_digests(
+    path: str | None,
+    environ: Mapping[str, str],
+    *,
+    variables: Sequence[str] = KEY_VARIABLES,
+    setting: str = "api_key_file",
+) -> tuple[str, ...]:
+    """Digests of the keys in the file (one per line, # comments) and in these variables.
+
+    `setting` names the file. Raises ConfigError, which never repeats a key, for a file that is
+    unreadable or holds none.
     """
     keys = [
-        _checked(environ[name], f"environment: {name}") for name in KEY_VARIABLES if name in environ
+        _checked(environ[name], f"environment: {name}") for name in variables if name in environ
     ]
     if path is not None:
-        keys += _keys_in(path)
+        keys += _keys_in(path, setting)
     if len(keys) > KEYS_MAX:
-        raise ConfigError(f"{len(keys)} API keys are given, {KEYS_MAX} at most are taken")
+        raise ConfigError(f"{setting}: {len(keys)} keys are given, {KEYS_MAX} at most are taken")
     return tuple(dict.fromkeys(digest_of(key) for key in keys))
 
 
@@ -46,49 +78,59 @@ def digest_of(key: str) -> str:
 
 
 class KeyGate:
-    """Lets a request to GUARDED through only with a known bearer key; any if there are no keys.
+    """Lets a request to GUARDED or ADMINISTERED through only with a bearer key of that kind; any
+    if there are no keys of the kind.
 
     An ASGI middleware; stands inside the Envelope, so that a refusal has its ids, too.
     """
 
-    def __init__(self, app: ASGIApp, digests: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
         self._app = app
-        self._digests = tuple(digests)
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_guarded = (
-            scope["type"] == "http"
-            and bool(self._digests)
-            and any(f"{scope['path']}/".startswith(f"{path}/") for path in GUARDED)
-        )
-        if is_guarded and not self._is_known(Headers(scope=scope).get("authorization")):
-            await unauthorized().response()(scope, receive, send)
+        path = scope["path"] if scope["type"] == "http" else ""
+        digests = self._keys.digests
+        kind, known = "an API key", digests.api if _is_below(path, GUARDED) else ()
+        if _is_below(path, ADMINISTERED):
+            kind, known = "an admin key", digests.admin
+        if known and not _is_among(known, Headers(scope=scope).get("authorization")):
+            await unauthorized(kind).response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _is_known(self, authorization: str | None) -> bool:
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer":
-            return False
-        digest = digest_of(key.strip())
-        # All of them, each in constant time: how long it takes says nothing about the keys.
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+def _is_below(path: str, roots: Sequence[str]) -> bool:
+    return any(f"{path}/".startswith(f"{root}/") for root in roots)
 
 
-def _keys_in(path: str) -> list[str]:
+def _is_among(known: Sequence[str], authorization: str | None) -> bool:
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer":
+        return False
+    digest = digest_of(key.strip())
+    # All of them, each in constant time: how long it takes says nothing about the keys.
+    return sum(hmac.compare_digest(digest, one) for one in known) > 0
+
+
+def _keys_in(path: str, setting: str) -> list[str]:
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        with Path(path).open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+        lines = content.decode("utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"api_key_file {path}: {error.strerror}") from None
+        raise ConfigError(f"{setting} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"api_key_file {path}: is not UTF-8 text") from None
+        raise ConfigError(f"{setting} {path}: is not UTF-8 text") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError(f"{setting} {path}: has more than {FILE_BYTES_MAX} bytes")
     keys = [
-        _checked(line.strip(), f"api_key_file {path}, line {number}")
+        _checked(line.strip(), f"{setting} {path}, line {number}")
         for number, line in enumerate(lines, 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if not keys:
-        raise ConfigError(f"api_key_file {path}: holds no key")
+        raise ConfigError(f"{setting} {path}: holds no key")
     return keys
 
 

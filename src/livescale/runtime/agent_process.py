@@ -38,7 +38,12 @@ class AgentSocket:
         )
         self._heartbeats = Heartbeats(boot.lost_after_ms, lambda: self.store.pulse.is_working())
         self._link = ControllerLink(
-            *(boot.controller, acquaintances, self._hello, self._hand_over, self._end),
+            boot.controller,
+            boot.secret,
+            acquaintances,
+            hello=self._hello,
+            obey=self._hand_over,
+            refused=self._end,
             heartbeats=self._heartbeats,
         )
         self._store: HostStore | None = None
@@ -69,7 +74,6 @@ class AgentSocket:
         self.store.post(self.store.report_again)
         return [
             AgentHello(
-                secret=self._boot.secret,
                 agent=self._boot.agent,
                 host=self._boot.host,
                 data_address=Address(host, port),

@@ -18,7 +18,7 @@ from livescale.chunks import Feed
 from livescale.engine.errors import ModelError
 from livescale.engine.model_files import read_layers
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ReceiveOrder
+from livescale.transfer.orders import ContentChecks, ReceiveOrder
 from livescale.types import FromStorage, FromWorker, Manifest, PlanId, Value, WorkerRef
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ class ArrivalListener(Protocol):
 
 class ArrivalOrder(Value, frozen=True):
     """What shall come where: the model lies at `offset_bytes` of the data plane's memory, where
-    `present_layers` of it are already, verified."""
+    `present_layers` of it are already, verified. With ALL `content_checks` files are checked, too.
+    """
 
     plan: PlanId
     attempt: int
@@ -54,6 +55,7 @@ class ArrivalOrder(Value, frozen=True):
     offset_bytes: int = 0
     storage_bytes_per_s: int | None = None
     present_layers: tuple[int, ...] = ()
+    content_checks: ContentChecks = ContentChecks.NETWORK
 
 
 class ModelArrival:
@@ -178,6 +180,7 @@ class _FromPeers:
                 feeds=self._arrival.feeds,
                 offset_bytes=order.offset_bytes,
                 present_layers=self._arrival.present(),
+                content_checks=order.content_checks,
             ),
             self,
         )
@@ -240,7 +243,13 @@ class _FromFiles:
         missing = {entry.layer for entry in manifest.layers} - set(present)
         try:
             arrival.first_byte()
-            layers = read_layers(self._directory, manifest, arrival.memory, missing)
+            layers = read_layers(
+                self._directory,
+                manifest,
+                arrival.memory,
+                missing,
+                by_content=arrival.order.content_checks is ContentChecks.ALL,
+            )
             # Closed before the thread ends: it reads some layers ahead.
             assert isinstance(layers, Generator)
             with contextlib.closing(layers):

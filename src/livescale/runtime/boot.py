@@ -1,8 +1,9 @@
 """How a child process starts and ends: its boot message, its status lines, its parent's death.
 
 A child gets one JSON line on standard input, answers with status lines on standard output, and
-ends when standard input does: then its parent is gone, and nobody would stop it any more. Further
-lines on standard input ask whether it still works; the answer is a status line.
+ends when standard input does: then its parent is gone, and nobody would stop it any more. After the
+boot message an empty line on standard input asks whether the child still works; the answer is a
+status line. Any other line is one of JSON, for a child that heeds its parent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -26,6 +27,8 @@ from livescale.runtime.news import LoadProgress, News
 from livescale.runtime.wire import Address, CatalogEntry, PublishedModel, UnservedModel
 from livescale.topology import Device, Host
 from livescale.types import Value, WorkerRef
+
+_READ_BYTES = 1 << 16
 
 
 class ControllerBoot(Value, frozen=True, tag=True):
@@ -63,6 +66,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     slo: str
     has_vllm_metrics: bool
     key_digests: tuple[str, ...]
+    admin_key_digests: tuple[str, ...] = ()
     queue_timeout_s: float | None = None
     lost_after_ms: int = 5000
 
@@ -154,8 +158,11 @@ class Status(Value, frozen=True):
 
 def read_boot(kind: type[AnyBoot]) -> AnyBoot:
     """Read the boot line and watch standard input from then on."""
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    lines = _lines_of_parent()
+    boot = msgspec.json.decode(next(lines, b""), type=kind)
+    threading.Thread(
+        target=_end_with_parent, args=(lines,), name="parent-watch", daemon=True
+    ).start()
     return boot
 
 
@@ -177,6 +184,12 @@ def answer_parent_from(
     _askers.append(ask)
 
 
+def heed_parent(heed: Callable[[bytes], None]) -> None:
+    """Get what the parent says after the boot message: what it has said, and all that follows.
+    Called on a thread of its own; must not raise."""
+    _words.heed(heed)
+
+
 def report(status: Status) -> None:
     """Write a status line; a supervisor that is gone needs none."""
     try:
@@ -186,10 +199,50 @@ def report(status: Status) -> None:
         os._exit(0)
 
 
-def _end_with_parent() -> None:
+class _Words:
+    """What the parent said, kept until there is one who heeds it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[bytes] = []
+        self._heed: Callable[[bytes], None] | None = None
+
+    def add(self, line: bytes) -> None:
+        with self._lock:
+            if self._heed is None:
+                self._kept.append(line)
+            else:
+                self._heed(line)
+
+    def heed(self, heed: Callable[[bytes], None]) -> None:
+        with self._lock:
+            self._heed = heed
+            for line in self._kept:
+                heed(line)
+            self._kept.clear()
+
+
+_words = _Words()
+
+
+def _lines_of_parent() -> Iterator[bytes]:
     # The descriptor itself: a reader blocked in a Python file object upsets interpreter shutdown.
-    while os.read(0, 4096):
-        for ask in _askers:
-            ask()
+    begun = bytearray()
+    while part := os.read(0, _READ_BYTES):
+        *ended, rest = part.split(b"\n")
+        for piece in ended:
+            begun += piece
+            yield bytes(begun)
+            begun.clear()
+        begun += rest
+
+
+def _end_with_parent(lines: Iterator[bytes]) -> None:
+    for line in lines:
+        if line:
+            _words.add(line)
+        else:
+            for ask in _askers:
+                ask()
     # Not sys.exit: other threads may hold locks or compute, and there is nothing left to save.
     os._exit(0)

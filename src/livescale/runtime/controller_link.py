@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from livescale.messages.events import LinkMeasured
+from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import (
     Address,
@@ -44,6 +45,7 @@ class ControllerLink:
     def __init__(
         self,
         controller: Address,
+        secret: str,
         acquaintances: Acquaintances,
         hello: Callable[[], Sequence[WorkerHello | AgentHello | WorkerEvent]],
         obey: Callable[[Order | Examine], None],
@@ -57,6 +59,7 @@ class ControllerLink:
         `gone` with members that the controller lost, whatever their connections seem to be. A
         controller that is silent is given up by `heartbeats`."""
         self._address = controller
+        self._secret = secret
         self._acquaintances = acquaintances
         self._hello = hello
         self._obey = obey
@@ -76,7 +79,9 @@ class ControllerLink:
         pause_s = _RECONNECT_S[0]
         while True:
             try:
-                wire: Wire[ToWorker] = await open_wire(self._address, ToWorker)
+                wire: Wire[ToWorker] = await open_wire(
+                    self._address, ToWorker, secret=self._secret, door=CONTROLLER_DOOR
+                )
             except OSError:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RECONNECT_S[1])

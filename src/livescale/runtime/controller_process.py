@@ -7,10 +7,8 @@ keeps open, so that they can come back at once when this process is replaced.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
-import secrets
 import signal
 import socket
 import time
@@ -45,6 +43,7 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
+from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_loads import ModelLoads
 from livescale.runtime.publication import Publication
@@ -293,23 +292,13 @@ class ControllerProcess:
 
     # -- what comes in --------------------------------------------------------------------------
 
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection to its end."""
-        # Cancelled only when the process ends; asyncio would log that as an error.
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._serve(Wire(reader, writer, ToController))
-
-    async def _serve(self, wire: Wire[ToController]) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection, whose other end is a member, to its end."""
+        wire: Wire[ToController] = Wire(reader, writer, ToController)
         try:
             hello = await asyncio.wait_for(wire.receive(), _HELLO_TIMEOUT_S)
         except TimeoutError:
             hello = None
-        if not isinstance(
-            hello, (WorkerHello, AgentHello, GatewayHello)
-        ) or not secrets.compare_digest(hello.secret, self._boot.secret):
-            _log.warning("a connection without a valid hello was closed (%s)", wire.error)
-            wire.close()
-            return
         self.heartbeats.add(wire)
         if isinstance(hello, WorkerHello):
             joined = WorkerJoined(hello.worker, hello.device, hello.report)
@@ -320,8 +309,11 @@ class ControllerProcess:
             agent = AgentJoined(hello.agent, hello.host, hello.copies)
             holder = Holder(hello.agent, hello.data_address, hello.host.name, hello.shm_path)
             await self._serve_member(wire, holder, agent, None)
-        else:
+        elif isinstance(hello, GatewayHello):
             await self._serve_gateway(hello, wire)
+        else:
+            _log.warning("a connection without a hello was closed (%s)", wire.error)
+            wire.close()
 
     async def _serve_member(
         self,
@@ -440,7 +432,8 @@ class ControllerProcess:
 
 async def _main(boot: ControllerBoot) -> None:
     process = ControllerProcess(boot)
-    server = await asyncio.start_server(process.accept, sock=socket.socket(fileno=boot.listen_fd))
+    door = Door(boot.secret, CONTROLLER_DOOR, process.serve)
+    server = await asyncio.start_server(door.accept, sock=socket.socket(fileno=boot.listen_fd))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     # What was imported lives as long as the process: looking through it again and again would stop

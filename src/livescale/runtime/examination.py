@@ -14,6 +14,8 @@ from collections.abc import Collection
 import msgspec
 import xxhash
 
+from livescale.interpreter import module_words
+from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import (
     Address,
@@ -61,9 +63,11 @@ def held_copy(
 
 async def examine(boot: ExamineBoot) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
     """What every member holds. Raises ExaminationError; OSError where no controller listens."""
-    wire: Wire[ToExaminer] = await open_wire(boot.controller, ToExaminer)
+    wire: Wire[ToExaminer] = await open_wire(
+        boot.controller, ToExaminer, secret=boot.secret, door=CONTROLLER_DOOR
+    )
     call = secrets.token_hex(8)
-    wire.send(GatewayHello(boot.secret, f"examiner {call}"))
+    wire.send(GatewayHello(f"examiner {call}"))
     wire.send(Examine(call))
     heartbeats = Heartbeats(boot.lost_after_ms)
     heartbeats.add(wire)
@@ -95,7 +99,7 @@ def examine_inside(
 ) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
     """`examine` from where `prefix` runs commands. Blocks. Raises ExaminationError."""
     done = subprocess.run(
-        [*prefix, sys.executable, "-m", "livescale.runtime.examination"],
+        [*prefix, *module_words("livescale.runtime.examination")],
         input=msgspec.json.encode(boot),
         capture_output=True,
         check=False,

@@ -8,17 +8,28 @@ import resource
 import signal
 import socket
 
+import msgspec
 import uvloop
 
 from livescale.gateway.app import create_app
+from livescale.gateway.keys import KeyDigests, KeyRing
 from livescale.gateway.limits import Limits
 from livescale.gateway.server import serve
-from livescale.runtime.boot import GatewayBoot, Status, answer_parent_from, read_boot, report
+from livescale.runtime.boot import (
+    GatewayBoot,
+    Status,
+    answer_parent_from,
+    heed_parent,
+    read_boot,
+    report,
+)
 from livescale.runtime.pool_backend import PoolBackend
 
 
 async def _main(boot: GatewayBoot) -> None:
     backend = PoolBackend(boot)
+    keys = KeyRing(KeyDigests(boot.key_digests, boot.admin_key_digests))
+    heed_parent(lambda line: keys.replace(msgspec.json.decode(line, type=KeyDigests)))
     listener = socket.socket(fileno=boot.listen_fd)
     limits = Limits(
         receive_timeout_s=boot.receive_timeout_s,
@@ -29,7 +40,7 @@ async def _main(boot: GatewayBoot) -> None:
         backend,
         request_prefix=boot.gateway,
         limits=limits,
-        key_digests=boot.key_digests,
+        keys=keys,
         slo=backend.slo,
         has_vllm_metrics=boot.has_vllm_metrics,
         is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,

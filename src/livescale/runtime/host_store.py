@@ -28,6 +28,7 @@ from livescale.runtime.regions import Regions
 from livescale.runtime.wire import AgentEvent, Examine, Examined, Order
 from livescale.transfer.arena import Arena, ArenaError
 from livescale.transfer.data_plane import DataPlane
+from livescale.transfer.orders import ContentChecks
 from livescale.types import Manifest, PlanId, WorkerRef
 
 
@@ -124,6 +125,8 @@ class HostStore:
             chunk_bytes=command.chunk_bytes,
             offset_bytes=offset_bytes,
             storage_bytes_per_s=self._storage_bytes_per_s,
+            # It is given to many, for long: once, its bytes are held against the manifest's hash.
+            content_checks=ContentChecks.ALL,
         )
         region = self._region(manifest, offset_bytes)
         return ModelArrival(order, region, self._data_plane, _Copying(self, command.plan))

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 
+from livescale.interpreter import module_words
 from livescale.settings import ConfigError
 
 _BACKLOG = 1024
@@ -43,7 +44,7 @@ def listen_inside(prefix: tuple[str, ...], host: str) -> socket.socket:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         done = subprocess.run(
-            [*prefix, sys.executable, "-m", "livescale.runtime.listening", host],
+            [*prefix, *module_words("livescale.runtime.listening", host)],
             stdin=theirs.fileno(),
             stderr=subprocess.PIPE,
             text=True,

@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from livescale.config import PoolConfig
-from livescale.gateway.keys import KEY_VARIABLES
+from livescale.gateway.keys import ADMIN_KEY_VARIABLES, KEY_VARIABLES
+from livescale.interpreter import module_words
 from livescale.runtime.boot import Boot, Status
 from livescale.runtime.restarts import Restarts
+from livescale.types import Value
 
 # A controller tells all its models, with their manifests.
 _STATUS_BYTES_MAX = 256 << 20
@@ -57,11 +58,7 @@ class Child:
         self.answered_ns = None
         self.process = await asyncio.create_subprocess_exec(
             *self._prefix,
-            sys.executable,
-            "-m",
-            "livescale.runtime.child",
-            self.kind,
-            config.log_level,
+            *module_words("livescale.runtime.child", self.kind, config.log_level),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=self._fds,
@@ -106,6 +103,12 @@ class Child:
         if stdin is not None and not stdin.is_closing():
             stdin.write(b"\n")
 
+    def tell(self, message: Value) -> None:
+        """One line more after the boot message, for a process that heeds its parent."""
+        stdin = self.process.stdin if self.process is not None else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(msgspec.json.encode(message) + b"\n")
+
     def signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
@@ -113,7 +116,8 @@ class Child:
 
 def _child_environment(config: PoolConfig) -> dict[str, str]:
     threads = str(config.worker_threads)
-    inherited = {name: text for name, text in os.environ.items() if name not in KEY_VARIABLES}
+    keys = (*KEY_VARIABLES, *ADMIN_KEY_VARIABLES)
+    inherited = {name: text for name, text in os.environ.items() if name not in keys}
     return {
         **inherited,
         "OMP_NUM_THREADS": threads,

@@ -31,6 +31,7 @@ from livescale.gateway.backend import (
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.doors import CONTROLLER_DOOR, token_door
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_shelf import ModelShelf
 from livescale.runtime.open_questions import OpenQuestions, Question
@@ -200,7 +201,12 @@ class PoolBackend:
         pause_s = _RECONNECT_S[0]
         while True:
             try:
-                wire: Wire[ToGateway] = await open_wire(self._boot.controller, ToGateway)
+                wire: Wire[ToGateway] = await open_wire(
+                    self._boot.controller,
+                    ToGateway,
+                    secret=self._boot.secret,
+                    door=CONTROLLER_DOOR,
+                )
             except OSError:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _RECONNECT_S[1])
@@ -210,7 +216,7 @@ class PoolBackend:
             await asyncio.sleep(pause_s)
 
     async def _listen(self, wire: Wire[ToGateway]) -> None:
-        wire.send(GatewayHello(self._boot.secret, self._boot.gateway))
+        wire.send(GatewayHello(self._boot.gateway))
         self._heartbeats.add(wire)
         self._controller = wire
         self._controllers_met += 1
@@ -345,11 +351,16 @@ class PoolBackend:
     async def _read_tokens(self, peer: Peer) -> None:
         worker = peer.worker
         try:
-            wire: Wire[FromTokenServer] = await open_wire(peer.token_address, FromTokenServer)
+            wire: Wire[FromTokenServer] = await open_wire(
+                peer.token_address,
+                FromTokenServer,
+                secret=self._boot.secret,
+                door=token_door(worker),
+            )
         except OSError as error:
             _log.warning("worker %s cannot be reached: %s", worker, error)
         else:
-            wire.send(GatewayHello(self._boot.secret, self._boot.gateway))
+            wire.send(GatewayHello(self._boot.gateway))
             self._heartbeats.add(wire)
             self._workers[worker] = wire
             self._send_unsent(worker, wire)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import msgspec
 
 from livescale.config import ModelConfig, PoolConfig, changed_model, model_of
 from livescale.control.controller import Controller
+from livescale.interpreter import module_words
 from livescale.messages.events import AnyEvent, CopyFailed, ModelAdded, ModelChanged, ModelRemoved
 from livescale.runtime.boot import PrepareBoot, Status
 from livescale.runtime.catalog import model_policy
@@ -217,7 +217,7 @@ class Publication:
     async def _prepare(self, model: ModelConfig) -> CatalogEntry:
         """Let a process of its own read the model's files."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "livescale.runtime.child", "prepare", self._config.log_level),
+            *module_words("livescale.runtime.child", "prepare", self._config.log_level),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=FRAME_BYTES_MAX,

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 from livescale.config import PoolConfig
-from livescale.gateway.keys import read_key_digests
 from livescale.runtime.boot import (
     AgentBoot,
     ControllerBoot,
@@ -34,6 +33,7 @@ from livescale.runtime.catalog import (
 )
 from livescale.runtime.child_watch import watch_children
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
+from livescale.runtime.key_watch import LOOK_S, KeyWatch
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.lives import Child
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
@@ -70,9 +70,9 @@ class Pool:
     ) -> None:
         """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
 
-        API keys are those of `config.api_key_file` and of the variables in `environ`. `site` says
-        where the processes run; without it that follows from the configuration. `tell` is called
-        with news for people, and must not block.
+        Keys are those of the files that `config` names and of the variables in `environ`. `site`
+        says where the processes run; without it that follows from the configuration. `tell` is
+        called with news for people, and must not block.
         """
         site = site if site is not None else configured_site(config)
         if len(site.seats) != config.workers:
@@ -80,7 +80,7 @@ class Pool:
                 f"workers is {config.workers}, but there are {len(site.seats)} devices"
             )
         self.config = config
-        self._key_digests = read_key_digests(config.api_key_file, environ or {})
+        self._keys = KeyWatch(config, environ or {})
         self._latency = latency(config)
         self._secret = secrets.token_hex(16)
         self._start = secrets.token_hex(4)
@@ -91,7 +91,8 @@ class Pool:
         #: as the controller last told them
         self._loads: tuple[LoadProgress, ...] = ()
         self._tasks: list[asyncio.Task[None]] = []
-        self._watching: asyncio.Task[None] | None = None
+        #: over the children and over the files of keys
+        self._watching: list[asyncio.Task[None]] = []
         self._state = StateDirectory(Path(config.state)) if config.state is not None else None
         try:
             self._prepare(site)
@@ -189,9 +190,10 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         self._failure = asyncio.get_running_loop().create_future()
-        self._watching = asyncio.create_task(
-            watch_children(self._children, self.config.lost_after_ms)
-        )
+        watches = [watch_children(self._children, self.config.lost_after_ms)]
+        if self._keys.has_files:
+            watches.append(self._watch_keys())
+        self._watching += [asyncio.create_task(watch) for watch in watches]
         try:
             for child in self._children:
                 await child.start(self.config)
@@ -250,9 +252,19 @@ class Pool:
 
     # -- helpers --------------------------------------------------------------------------------
 
+    async def _watch_keys(self) -> None:
+        """The gateway serves by the keys as they are in their files now."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            # A file may lie on another machine's disk.
+            if await asyncio.to_thread(self._keys.look):
+                for child in self._children:
+                    if child.kind == "gateway":
+                        child.tell(self._keys.digests)
+
     def _stop_watching(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        for watch in self._watching:
+            watch.cancel()
 
     async def _keep_alive(self, child: Child) -> None:
         while True:
@@ -321,8 +333,9 @@ class Pool:
             stalled_client_s=self.config.stalled_client_s,
             slo=self.config.slo,
             has_vllm_metrics=self.config.metrics_compat == "vllm",
-            key_digests=self._key_digests,
             lost_after_ms=self.config.lost_after_ms,
+            key_digests=self._keys.digests.api,
+            admin_key_digests=self._keys.digests.admin,
         )
 
     def _agent_boot(self, number: int) -> Callable[[int], AgentBoot]:

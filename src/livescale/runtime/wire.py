@@ -1,9 +1,10 @@
 """Messages between the processes of a pool, and the channel that carries them.
 
-A frame is a 4-byte big-endian length and a msgpack body. Lengths are bounded before anything is
-allocated, bodies are decoded strictly into the types below, and a channel that breaks a rule is
-closed. A frame of length 0 is a heartbeat: it shows that the sender works, and nothing else.
-Parameters never travel here: they go worker to worker through `transfer`.
+Both ends of a connection have proved that they belong to the pool before the first frame
+(`doors.py`). A frame is a 4-byte big-endian length and a msgpack body. Lengths are bounded before
+anything is allocated, bodies are decoded strictly into the types below, and a channel that breaks
+a rule is closed. A frame of length 0 is a heartbeat: it shows that the sender works, and nothing
+else. Parameters never travel here: they go worker to worker through `transfer`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from livescale.messages.events import (
     RequestEnded,
 )
 from livescale.policies import ModelPolicy
+from livescale.runtime.doors import enter
 from livescale.telemetry.record import RequestLine
 from livescale.topology import Device, Host
 from livescale.transfer.keepalive import notice_loss
@@ -105,7 +107,7 @@ class CatalogEntry(Value, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-# -- hello: the first message of every connection ----------------------------------------------
+# -- hello: the first message of every connection, after the greeting ---------------------------
 
 
 class WorkerHello(Value, frozen=True, tag=True):
@@ -114,7 +116,6 @@ class WorkerHello(Value, frozen=True, tag=True):
     `shm_path` is where processes of its host get its memory from; None if they cannot.
     """
 
-    secret: str
     worker: WorkerRef
     device: Device
     data_address: Address
@@ -126,7 +127,6 @@ class WorkerHello(Value, frozen=True, tag=True):
 class AgentHello(Value, frozen=True, tag=True):
     """A host agent presents itself to the controller."""
 
-    secret: str
     agent: WorkerRef
     host: Host
     data_address: Address
@@ -137,7 +137,6 @@ class AgentHello(Value, frozen=True, tag=True):
 class GatewayHello(Value, frozen=True, tag=True):
     """A gateway presents itself, to the controller or to a worker."""
 
-    secret: str
     gateway: str
 
 
@@ -573,8 +572,12 @@ class Wire(Generic[Incoming]):
         self._writer.close()
 
 
-async def open_wire(address: Address, incoming: object) -> Wire[Incoming]:
-    """Connect to a listener. Raises OSError."""
-    opening = asyncio.open_connection(address.host, address.port)
-    reader, writer = await asyncio.wait_for(opening, _CONNECT_S)
+async def open_wire(
+    address: Address, incoming: object, *, secret: str, door: str
+) -> Wire[Incoming]:
+    """Connect to the door of this name that is there. Raises OSError, also for one that is not."""
+    # Not wait_for: that may lose the cancellation of a task that has just been connected.
+    async with asyncio.timeout(_CONNECT_S):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+    await enter(reader, writer, secret, door)
     return Wire(reader, writer, incoming)

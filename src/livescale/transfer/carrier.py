@@ -43,6 +43,8 @@ class Channel(Protocol):
     All calls raise OSError (ChannelClosedError where the end is orderly) when the channel ends.
     """
 
+    #: ranges may leave the machine
+    is_network: bool
     #: bytes of ranges taken from the channel so far, whole chunks or not
     taken_bytes: int
 

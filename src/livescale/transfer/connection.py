@@ -134,7 +134,13 @@ class Connection:
         match what:
             case WantedChunk():
                 header = chunk_header(
-                    self._worker, what.plan, what.attempt, what.layer, what.chunk, what.size_bytes
+                    self._worker,
+                    what.plan,
+                    what.attempt,
+                    what.layer,
+                    what.chunk,
+                    what.size_bytes,
+                    what.is_unproved,
                 )
                 self.channel.send_range(header, what.offset_bytes, what.size_bytes)
                 self.sent_bytes += what.size_bytes

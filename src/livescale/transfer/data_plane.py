@@ -16,6 +16,7 @@ from livescale.chunks import Feed
 from livescale.transfer.arena import Arena, ArenaError
 from livescale.transfer.carrier import Address, Channel
 from livescale.transfer.connection import Connection
+from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.exchange import Exchange, Introduction
 from livescale.transfer.filling import Filling
 from livescale.transfer.frames import (
@@ -109,6 +110,7 @@ class DataPlane:
         self._downlink = TokenBucket(downlink_bytes_per_s)
         view = memory.view(0, memory.size_bytes)
         self._holdings = Holdings(worker)
+        self._contents = ContentHashes(worker)
         self._lock = threading.Lock()
         self._receptions: dict[PlanId, Reception] = {}
         self._probes: dict[int, Probe] = {}
@@ -182,6 +184,7 @@ class DataPlane:
                 observer=self._observer,
                 reach=self._exchange.reach,
                 tell_over=self._strike,
+                contents=self._contents,
             )
             check_feeds(order.feeds, reception.holding.grid.chunks)
             with self._lock:
@@ -310,6 +313,7 @@ class DataPlane:
         self._uplink.close()
         self._downlink.close()
         self._exchange.close(reason)
+        self._contents.close()
         self._patience.close()
 
     # -- called by connections --------------------------------------------------------------------

@@ -73,6 +73,8 @@ class Exchange:
         self._calling: set[int] = set()
         # Channels on whose other end nobody has said who it is.
         self._strangers: list[Channel] = []
+        # Those of them that were opened there, in the order in which they came.
+        self._callers: list[Channel] = []
         self._threads: list[threading.Thread] = []
         self._ended: list[Connection] = []
         # Forgotten, but their last thread may still be telling of it.
@@ -244,9 +246,11 @@ class Exchange:
                 self._closing.wait(_ACCEPT_PAUSE_S)
                 continue
             with self._lock:
-                is_welcome = len(self._strangers) < _STRANGERS_MAX
-            welcome = functools.partial(self._welcome, channel)
-            if not is_welcome or not self._run(welcome, "greets"):
+                # Who says nothing makes room: members are never kept out by strangers.
+                if len(self._callers) >= _STRANGERS_MAX:
+                    self._callers.pop(0).break_off()
+                self._callers.append(channel)
+            if not self._run(functools.partial(self._welcome, channel), "greets"):
                 channel.close()
 
     def _welcome(self, channel: Channel) -> None:
@@ -256,10 +260,18 @@ class Exchange:
                 peer = self._greeting.answer(channel, self._refuse_unwanted)
                 channel.share_memory(self._handshake_s)
             except (OSError, FrameError):
+                self._greeted(channel)
                 channel.close()
                 return
+        self._greeted(channel)
         if not self._establish(peer, channel, is_own=False):
             channel.close()
+
+    def _greeted(self, channel: Channel) -> None:
+        """It need not make room any more."""
+        with self._lock:
+            if channel in self._callers:
+                self._callers.remove(channel)
 
     def _establish(self, peer: WorkerRef, channel: Channel, is_own: bool) -> bool:
         """The channel is the connection with the peer and runs; False if it may not be."""

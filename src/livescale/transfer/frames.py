@@ -12,20 +12,20 @@ import struct
 import xxhash
 
 from livescale.chunks import CHUNK_RANGES_MAX, ChunkRange
+from livescale.proofs import NONCE_BYTES, PROOF_BYTES
 from livescale.types import Manifest, Value, WorkerRef
 
 MAGIC = b"LScl"
-VERSION = 3
+VERSION = 4
 CHUNK_BYTES_MAX = 16 << 20
 PARCEL_BYTES_MAX = 16 << 20
 PROBE_BYTES_MAX = 64 << 20
 REASON_BYTES_MAX = 512
 COPY_ID_BYTES = 16
-NONCE_BYTES = 32
-PROOF_BYTES = 32
 
-# magic, version, kind, zero, plan, worker, incarnation, attempt, layer, chunk, payload bytes
+# magic, version, kind, flags, plan, worker, incarnation, attempt, layer, chunk, payload bytes
 _HEADER = struct.Struct(">4sBBHQIIIIII")
+_UNPROVED = 1
 _CHECK = struct.Struct(">I")
 HEADER_BYTES = _HEADER.size + _CHECK.size
 # copy, chunk bytes, must the layers be verified, number of ranges
@@ -70,6 +70,8 @@ class Frame(Value, frozen=True):
     """A header. `payload_bytes` follow it on the wire.
 
     `plan` and `attempt` are those of who wants the chunks. `chunk` counts through the model.
+    `is_unproved` says of a CHUNK that its layer came over a network, and that its content hash has
+    not been compared yet.
     """
 
     kind: FrameKind
@@ -79,6 +81,7 @@ class Frame(Value, frozen=True):
     layer: int = 0
     chunk: int = 0
     payload_bytes: int = 0
+    is_unproved: bool = False
 
     def encode(self) -> bytes:
         """The HEADER_BYTES of this frame. Raises FrameError if a field does not fit."""
@@ -91,21 +94,29 @@ class Frame(Value, frozen=True):
                 self.layer,
                 self.chunk,
                 self.payload_bytes,
+                flags=int(self.is_unproved),
             )
         except struct.error as error:
             raise FrameError(f"{self} does not fit a header: {error}") from None
 
 
 def chunk_header(
-    sender: WorkerRef, plan: int, attempt: int, layer: int, chunk: int, size_bytes: int
+    sender: WorkerRef,
+    plan: int,
+    attempt: int,
+    layer: int,
+    chunk: int,
+    size_bytes: int,
+    is_unproved: bool,
 ) -> bytes:
     """The header of a CHUNK frame: there are many, and `plan` and `attempt` came in a frame."""
-    return _header(FrameKind.CHUNK, sender, plan, attempt, layer, chunk, size_bytes)
+    fields = (plan, attempt, layer, chunk, size_bytes)
+    return _header(FrameKind.CHUNK, sender, *fields, flags=int(is_unproved))
 
 
-def _header(kind: FrameKind, sender: WorkerRef, *fields: int) -> bytes:
+def _header(kind: FrameKind, sender: WorkerRef, *fields: int, flags: int) -> bytes:
     header = _HEADER.pack(
-        MAGIC, VERSION, kind, 0, fields[0], sender.worker, sender.incarnation, *fields[1:]
+        MAGIC, VERSION, kind, flags, fields[0], sender.worker, sender.incarnation, *fields[1:]
     )
     return header + _CHECK.pack(xxhash.xxh32_intdigest(header))
 
@@ -134,7 +145,7 @@ def decode_header(header: bytes) -> Frame:
     if len(header) != HEADER_BYTES:
         raise FrameError(f"a header has {HEADER_BYTES} bytes, not {len(header)}")
     fields = _HEADER.unpack_from(header)
-    magic, version, number, zero, plan, worker, incarnation, attempt, layer, chunk, payload = fields
+    magic, version, number, flags, plan, worker, incarnation, attempt, layer, chunk, size = fields
     if magic != MAGIC:
         raise FrameError(f"bad magic {magic!r}")
     if version != VERSION:
@@ -146,12 +157,13 @@ def decode_header(header: bytes) -> Frame:
     kind = _KINDS.get(number)
     if kind is None:
         raise FrameError(f"unknown frame kind {number}")
-    if zero != 0:
+    if flags not in ((0, _UNPROVED) if kind is FrameKind.CHUNK else (0,)):
         raise FrameError(f"reserved bits are set in a {kind.name} frame")
     least, most = _PAYLOAD_BYTES[kind]
-    if not least <= payload <= most:
-        raise FrameError(f"a {kind.name} frame with {payload} bytes of payload, not {least}-{most}")
-    return Frame(kind, WorkerRef(worker, incarnation), plan, attempt, layer, chunk, payload)
+    if not least <= size <= most:
+        raise FrameError(f"a {kind.name} frame with {size} bytes of payload, not {least}-{most}")
+    sender = WorkerRef(worker, incarnation)
+    return Frame(kind, sender, plan, attempt, layer, chunk, size, flags == _UNPROVED)
 
 
 def decode_wanted(payload: bytes) -> WantedChunks:

@@ -26,6 +26,7 @@ class Holding:
         self.readers: list[threading.Condition] = []
         self._present = bytearray(self.grid.chunks)
         self._is_verified = bytearray(len(manifest.layers))
+        self._unproved = bytearray(len(manifest.layers))
 
     @property
     def start_bytes(self) -> int:
@@ -53,12 +54,21 @@ class Holding:
         """This chunk of its own grid is there, verified or not."""
         return self.is_complete or bool(self._present[chunk])
 
+    def is_unproved(self, layer: int) -> bool:
+        """The layer's content hash has to be compared, and has not been."""
+        return bool(self._unproved[layer])
+
+    def doubt(self, layer: int) -> None:
+        """Some of the layer came over a network: its content hash is to be compared."""
+        self._unproved[layer] = 1
+
     def mark(self, chunk: int) -> None:
         self._present[chunk] = 1
 
     def verify(self, layer: int) -> None:
         """The layer is there, and right."""
         self._is_verified[layer] = 1
+        self._unproved[layer] = 0
         for chunk in self.grid.of_layer(layer):
             self._present[chunk] = 1
 

@@ -49,6 +49,7 @@ class NixlChannel:
     """A Channel whose ranges do not travel on its socket."""
 
     def __init__(self, tcp: TcpChannel, carrier: NixlCarrier) -> None:
+        self.is_network = True
         self.taken_bytes = 0
         self._tcp = tcp
         self._carrier = carrier

@@ -5,6 +5,7 @@ Values and interfaces only.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -19,12 +20,21 @@ class TransferError(ConnectionError):
     """A peer cannot be reached or asked. The message names the worker and the address."""
 
 
+class ContentChecks(enum.Enum):
+    """Layers whose content hash is compared before they count as there."""
+
+    NONE = "none"
+    NETWORK = "network"  # those that came over a network, here or on their way to the holder
+    ALL = "all"
+
+
 class ReceiveOrder(Value, frozen=True):
     """Get the manifest's bytes from these holders, which are workers or host agents.
 
     `chunk_bytes` is the grid that the feeds' chunks are numbered in. `offset_bytes` is where the
     manifest's offset 0 lies in the memory. `present_layers` are there already, as the caller
-    vouches; they are not asked for and not told of.
+    vouches; they are not asked for and not told of. Of which layers the SHA-256 must be the
+    manifest's is said by `content_checks`; checksums are compared always.
     """
 
     plan: PlanId
@@ -34,6 +44,7 @@ class ReceiveOrder(Value, frozen=True):
     feeds: tuple[Feed, ...]
     offset_bytes: int = 0
     present_layers: tuple[int, ...] = ()
+    content_checks: ContentChecks = ContentChecks.NONE
 
 
 class ReceiveListener(Protocol):

@@ -51,6 +51,7 @@ class WantedChunk(Value, frozen=True):
     chunk: int
     offset_bytes: int
     size_bytes: int
+    is_unproved: bool
 
 
 class Settle(Value, frozen=True):
@@ -149,7 +150,8 @@ class Want:
         chunk = self.ready.popleft()
         layer, offset, size = self._grid.place(chunk)
         place = self.holding.place(layer, offset)
-        return WantedChunk(self.plan, self.attempt, layer, chunk, place, size)
+        is_unproved = self.holding.is_unproved(layer)
+        return WantedChunk(self.plan, self.attempt, layer, chunk, place, size, is_unproved)
 
     def _is_there(self, chunk: int, is_verified_only: bool) -> bool:
         assert self.holding is not None

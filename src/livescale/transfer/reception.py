@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import collections
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from livescale.chunks import Feed
 from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import WritePermit
 from livescale.transfer.connection import Connection
+from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.frames import Frame, FrameError
 from livescale.transfer.holding import Holding
 from livescale.transfer.holdings import Holdings
@@ -27,6 +29,7 @@ from livescale.transfer.layer_checks import LayerChecks
 from livescale.transfer.orders import (
     ABORTED,
     ChunkObserver,
+    ContentChecks,
     ReceiveListener,
     ReceiveOrder,
     check_feeds,
@@ -53,6 +56,7 @@ class Reception:
         observer: ChunkObserver | None,
         reach: Callable[[WorkerRef], Connection | None],
         tell_over: Callable[[Reception], None],
+        contents: ContentHashes,
     ) -> None:
         self.order = order
         self.holding = Holding(order.manifest, order.chunk_bytes, order.offset_bytes)
@@ -64,6 +68,8 @@ class Reception:
         self._observer = observer
         self._reach = reach
         self._tell_over = tell_over
+        self._arena = arena
+        self._contents = contents
         grid = self.holding.grid
         self._checks = LayerChecks(arena, self.holding, self._is_in_place)
         self._lock = threading.Lock()
@@ -154,6 +160,8 @@ class Reception:
                 self._ask(intake)
                 return None
             self._state[chunk] = _ARRIVING
+            if frame.is_unproved or connection.channel.is_network:
+                self.holding.doubt(layer)
             intake.arriving = chunk
             is_first, self._has_begun = not self._has_begun, True
         if is_first:
@@ -253,18 +261,49 @@ class Reception:
 
     def _layer_is_whole(self, layer: int, checksum: str) -> None:
         right = self.order.manifest.layers[layer].checksum
-        if checksum == right:
-            with self._telling:
-                if self._is_over:
-                    return
-                self._holdings.verify(self.holding, layer)
-                self._missing_layers.discard(layer)
-                self._listener.layer_arrived(layer)
-                self._complete_if_whole()
+        if checksum == right and self._needs_proof(layer):
+            entry = self.order.manifest.layers[layer]
+            place = self.holding.place(layer, 0)
+            content = self._arena.view(place, entry.size_bytes)
+            then = functools.partial(self._content_is_known, layer)
+            self._contents.start(content, lambda: not self._is_over, then)
+        elif checksum == right:
+            self._layer_is_right(layer)
         elif not self.holding.grid.layer_bytes[layer]:
             self.fail(f"plan {self.order.plan}: layer {layer} has no bytes but checksum {right}")
         else:
             self._layer_is_corrupt(layer, f"checksum of layer {layer} is {checksum}, not {right}")
+
+    def _needs_proof(self, layer: int) -> bool:
+        """A checksum that agrees is not enough: somebody may have made it agree."""
+        match self.order.content_checks:
+            case ContentChecks.NONE:
+                return False
+            case ContentChecks.NETWORK:
+                return self.holding.is_unproved(layer)
+            case ContentChecks.ALL:
+                return self.holding.grid.layer_bytes[layer] > 0
+
+    def _content_is_known(self, layer: int, content_hash: str) -> None:
+        manifest = self.order.manifest
+        right = manifest.layers[layer].content_hash
+        if content_hash == right:
+            self._layer_is_right(layer)
+        else:
+            # Not asked for again: an accident would have been found by the checksum.
+            self.fail(
+                f"plan {self.order.plan}: layer {layer} of {manifest.model} has the SHA-256"
+                f" {content_hash}, not {right}, though its checksum agrees: its bytes were changed"
+            )
+
+    def _layer_is_right(self, layer: int) -> None:
+        with self._telling:
+            if self._is_over:
+                return
+            self._holdings.verify(self.holding, layer)
+            self._missing_layers.discard(layer)
+            self._listener.layer_arrived(layer)
+            self._complete_if_whole()
 
     def _complete_if_whole(self) -> None:
         # The listener may have aborted the plan.

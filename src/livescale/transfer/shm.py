@@ -45,6 +45,7 @@ class ShmChannel:
         self, sock: socket.socket, memory: memoryview, memory_fd: int, hello: bytes
     ) -> None:
         """`memory_fd` and `hello` are what the other side is given once it has proved itself."""
+        self.is_network = False
         self.taken_bytes = 0
         self._sock = sock
         self._memory = _array(memory)

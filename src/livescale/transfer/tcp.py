@@ -35,6 +35,7 @@ class TcpChannel:
     def __init__(
         self, sock: socket.socket, memory: memoryview, uplink: TokenBucket, downlink: TokenBucket
     ) -> None:
+        self.is_network = True
         self.taken_bytes = 0
         self._sock = sock
         self._memory = memory

@@ -1,0 +1,117 @@
+"""The keys of a pool, read again when their files change: the supervisor's, who tells the gateway.
+
+A file that is edited or replaced counts within about a second. One that is gone or broken changes
+nothing: the keys of before go on to work, and one line in the log names what is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Mapping
+
+from livescale.config import PoolConfig
+from livescale.gateway.keys import (
+    ADMIN_KEY_VARIABLES,
+    KEY_VARIABLES,
+    KeyDigests,
+    read_key_digests,
+)
+from livescale.settings import ConfigError
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How often to look: reading the times of two files costs nothing."""
+# A change of the same size right after a look might show the same time: files that have just
+# changed are read again.
+_SETTLED_NS = 2_000_000_000
+
+
+class KeyWatch:
+    """The keys that `config` and the variables in `environ` give."""
+
+    def __init__(self, config: PoolConfig, environ: Mapping[str, str]) -> None:
+        """Raises ConfigError, which never repeats a key."""
+        self._api = _KeyFile("api_key_file", config.api_key_file, KEY_VARIABLES, environ)
+        self._admin = _KeyFile(
+            "admin_key_file", config.admin_key_file, ADMIN_KEY_VARIABLES, environ
+        )
+
+    @property
+    def has_files(self) -> bool:
+        """There is anything that can change."""
+        return self._api.is_watched or self._admin.is_watched
+
+    @property
+    def digests(self) -> KeyDigests:
+        """As they were at the last look."""
+        return KeyDigests(self._api.digests, self._admin.digests)
+
+    def look(self) -> bool:
+        """Read what has changed; True if the keys are others now. Never raises."""
+        before = self.digests
+        self._api.look()
+        self._admin.look()
+        return self.digests != before
+
+
+class _KeyFile:
+    """The keys of one kind: those of its variables, and of its file if there is one."""
+
+    def __init__(
+        self, setting: str, path: str | None, variables: tuple[str, ...], environ: Mapping[str, str]
+    ) -> None:
+        self._setting = setting
+        self._path = path
+        self._variables = variables
+        self._environ = {name: environ[name] for name in variables if name in environ}
+        self._mark = _mark(path)
+        # What cannot be read twice, as a pipe, is not watched.
+        self.is_watched = self._mark is not None
+        self._problem: str | None = None
+        self.digests = self._read()
+
+    def look(self) -> None:
+        if not self.is_watched:
+            return
+        mark = _mark(self._path)
+        if mark is not None and mark == self._mark and not self._has_just_changed(mark):
+            return
+        # Taken before the file is read: what changes meanwhile is seen at the next look.
+        self._mark = mark
+        try:
+            digests = self._read()
+        except ConfigError as error:
+            if str(error) != self._problem:
+                _log.warning("%s; the keys of before go on to work", error)
+            self._problem = str(error)
+            return
+        if digests != self.digests or self._problem is not None:
+            _log.info("%s %s was read again: %d keys", self._setting, self._path, len(digests))
+        self._problem = None
+        self.digests = digests
+
+    def _read(self) -> tuple[str, ...]:
+        return read_key_digests(
+            self._path, self._environ, variables=self._variables, setting=self._setting
+        )
+
+    @staticmethod
+    def _has_just_changed(mark: tuple[int, ...]) -> bool:
+        return abs(time.time_ns() - mark[-1]) < _SETTLED_NS
+
+
+def _mark(path: str | None) -> tuple[int, ...] | None:
+    """What tells one content of a regular file from the next; None if there is no such file."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns, found.st_mtime_ns
