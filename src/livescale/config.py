@@ -282,6 +282,10 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None, About("file of the keys that /v1 asks for, one per line; none: open to all")
     ] = None
+    cors_origins: Annotated[
+        str,
+        About("origins of web pages that may use /v1, separated by commas, '*': all; empty: none"),
+    ] = ""
     metrics_compat: Annotated[
         str, About("names under which /metrics shows its figures again", choices=("none", "vllm"))
     ] = "none"

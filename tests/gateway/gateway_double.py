@@ -41,6 +41,7 @@ from livescale.types import FinishReason, TokenLogprobs
 WAIT_S = 20.0
 LIMITS = Limits(body_bytes_max=100_000)
 MODEL_TOKENS_MAX = 200
+JSON = {"content-type": "application/json"}
 NEVER_CHOSEN = 7
 """A token with a probability of 0, by the scripted logprobs."""
 TEXT = "the quick brown fox 🦊 jumps over the lazy dog – naïve café 日本語 👩‍👩‍👧"

@@ -236,6 +236,8 @@ def test_models(http: httpx.Client) -> None:
         "max_model_len": MODEL_TOKENS_MAX,
         "object": "model",
         "owned_by": "livescale",
+        "root": "tiny",
+        "parent": None,
     }
     assert http.get("/v1/models/org/plain").json()["id"] == "org/plain"
     assert http.get("/v1/models/nope").status_code == 404

@@ -12,6 +12,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from livescale.gateway.backend import Backend, ModelRefused, ModelStatus, NewMod
 from livescale.gateway.errors import (
     ApiError,
     admin_closed,
+    cut,
     invalid,
     model_exists,
     model_not_found,
@@ -34,14 +36,13 @@ from livescale.gateway.errors import (
 from livescale.gateway.metrics import Metrics
 from livescale.gateway.schema import decode_as
 from livescale.gateway.served import ServedModels
-from livescale.gateway.text import TextCodec
+from livescale.gateway.text import TextCodec, TextWork
 from livescale.settings import ConfigError, read_values
 
 NAME_CHARS_MAX = 200
 PATH_CHARS_MAX = 4096
 KEY_CHARS_MAX = 64
 """No setting has a longer name; looking for the nearest one takes time."""
-MESSAGE_CHARS_MAX = 1000
 CHANGING_MAX = 8
 """Models that are being published or withdrawn at once."""
 RETRY_AFTER_S = 5.0
@@ -78,6 +79,21 @@ class AdministeredModel(msgspec.Struct):
     problem: str | None = None
 
 
+class AdministeredModels(msgspec.Struct):
+    """Response of GET /admin/models."""
+
+    data: list[AdministeredModel]
+    object: str = "list"
+
+
+class RemovedModel(msgspec.Struct):
+    """Response of DELETE /admin/models/{name}."""
+
+    name: str
+    object: str = "model"
+    removed: bool = True
+
+
 class Administration:
     """The endpoints below /admin. `is_local`: only programs of this machine reach the server."""
 
@@ -103,7 +119,7 @@ class Administration:
         """GET /admin/models"""
         self._check_open(request)
         states = self._backend.model_states()
-        return _json({"object": "list", "data": [self._shown(state) for state in states]})
+        return _json(AdministeredModels([self._shown(state) for state in states]))
 
     async def show_model(self, request: Request) -> Response:
         """GET /admin/models/{name}"""
@@ -119,7 +135,7 @@ class Administration:
             if any(state.name == name for state in self._backend.model_states()):
                 raise model_exists(name)
             # What hashing gigabytes would only show at its end, and what the pool does not look at.
-            await asyncio.to_thread(_check_files, Path(model.directory))
+            await asyncio.to_thread(_check_files, Path(model.directory), self._served.work)
             with _changes_answered(name), refusals_answered():
                 name = await self._backend.add_model(model)
             await self._served.settled()
@@ -127,7 +143,7 @@ class Administration:
             if problem is not None:
                 with contextlib.suppress(ModelRefused, Unavailable):
                     await self._backend.remove_model(name)
-                raise invalid(_cut(problem), "path")
+                raise invalid(cut(problem), "path")
             return _json(self._shown(self._state(name)), 201)
 
     async def remove_model(self, request: Request) -> Response:
@@ -136,7 +152,7 @@ class Administration:
         state = self._state(request.path_params["model"])
         with self._busy(), _changes_answered(state.name), refusals_answered():
             await self._backend.remove_model(state.name)
-        return _json({"name": state.name, "object": "model", "removed": True}, 202)
+        return _json(RemovedModel(state.name), 202)
 
     # -- helpers, in the order used ---------------------------------------------------------
 
@@ -200,6 +216,27 @@ class Administration:
             self._changing -= 1
 
 
+def new_model_schema() -> dict[str, Any]:
+    """The body of POST /admin/models as JSON Schema."""
+    properties = {
+        setting.name: {"type": ["string" if setting.type == "str" else "integer"]}
+        for setting in MODEL_SETTINGS
+    }
+    for setting in MODEL_SETTINGS:
+        shape: dict[str, Any] = properties[setting.name]
+        if setting.type == "int":
+            shape |= {"minimum": setting.about.lower, "maximum": setting.about.upper}
+        if setting.is_optional:
+            shape["type"].append("null")
+        shape["description"] = setting.about.help
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [setting.name for setting in MODEL_SETTINGS if setting.is_required],
+        "additionalProperties": False,
+    }
+
+
 def read_new_model(raw: bytes) -> NewModel:
     """The body of POST /admin/models. Raises ApiError (400) that names the field."""
     fields = decode_as(raw, dict[str, object])
@@ -209,7 +246,7 @@ def read_new_model(raw: bytes) -> NewModel:
         try:
             read_values({name: value}, MODEL_SETTINGS, "")
         except ConfigError as error:
-            raise invalid(_cut(str(error)), name) from None
+            raise invalid(cut(str(error)), name) from None
     if "path" not in fields:
         raise invalid("path is missing: the directory of the model", "path")
     path, name = str(fields.pop("path")), str(fields.pop("name", ""))
@@ -222,17 +259,17 @@ def read_new_model(raw: bytes) -> NewModel:
     try:
         return NewModel(path, name, msgspec.convert(fields, _SettingValues))
     except msgspec.ValidationError as error:
-        raise invalid(_cut(str(error))) from None
+        raise invalid(cut(str(error))) from None
 
 
-def _check_files(directory: Path) -> None:
+def _check_files(directory: Path, work: TextWork) -> None:
     """The directory is one, and its tokenizer can be read. Raises ApiError (400)."""
     try:
         if not directory.is_dir():
             raise invalid(f"{quoted(str(directory))} is not a directory", "path")
-        TextCodec.load(directory)
+        TextCodec.load(directory, work)
     except (ValueError, OSError) as error:
-        raise invalid(_cut(str(error)), "path") from None
+        raise invalid(cut(str(error)), "path") from None
 
 
 @contextmanager
@@ -250,8 +287,8 @@ def _refusal(refused: ModelRefused, name: str) -> ApiError:
     if refused.problem == "unknown":
         return model_not_found(name)
     if refused.problem == "invalid":
-        return invalid(_cut(str(refused)), code="invalid_model")
-    return unavailable(_cut(str(refused)), code="model_failed")
+        return invalid(cut(str(refused)), code="invalid_model")
+    return unavailable(cut(str(refused)), code="model_failed")
 
 
 def _is_this_machine(host: str) -> bool:
@@ -263,10 +300,6 @@ def _is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MESSAGE_CHARS_MAX else text[:MESSAGE_CHARS_MAX] + "…"
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -1,4 +1,4 @@
-"""API keys: where they come from, and the gate that asks for one on `/v1` and `/admin`.
+"""API keys: where they come from, and the gate that asks for one wherever work is done.
 
 A key is read once and kept as its SHA-256 digest: settings, boot messages, run records and logs
 never hold the key itself. Other paths are open to everybody, as monitoring expects.
@@ -19,7 +19,7 @@ from livescale.settings import ConfigError
 
 KEY_VARIABLES = ("LIVESCALE_API_KEY", "VLLM_API_KEY")
 """Environment variables that hold one key each."""
-GUARDED = ("/v1", "/admin")
+GUARDED = ("/v1", "/admin", "/tokenize", "/detokenize")
 """A key is needed for these paths, and for all that lie below."""
 KEYS_MAX = 1024
 """Every request is compared with every key."""
@@ -56,12 +56,8 @@ class KeyGate:
         self._digests = tuple(digests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_guarded = (
-            scope["type"] == "http"
-            and bool(self._digests)
-            and any(f"{scope['path']}/".startswith(f"{path}/") for path in GUARDED)
-        )
-        if is_guarded and not self._is_known(Headers(scope=scope).get("authorization")):
+        needs_key = scope["type"] == "http" and bool(self._digests) and is_guarded(scope["path"])
+        if needs_key and not self._is_known(Headers(scope=scope).get("authorization")):
             await unauthorized().response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -73,6 +69,11 @@ class KeyGate:
         digest = digest_of(key.strip())
         # All of them, each in constant time: how long it takes says nothing about the keys.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def is_guarded(path: str) -> bool:
+    """Where there are keys, this path needs one."""
+    return any(f"{path}/".startswith(f"{guarded}/") for guarded in GUARDED)
 
 
 def _keys_in(path: str) -> list[str]:

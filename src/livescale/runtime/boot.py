@@ -52,6 +52,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     slo: str
     has_vllm_metrics: bool
     key_digests: tuple[str, ...]
+    page_origins: tuple[str, ...] = ()
     queue_timeout_s: float | None = None
 
 

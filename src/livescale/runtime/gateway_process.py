@@ -30,6 +30,7 @@ async def _main(boot: GatewayBoot) -> None:
         request_prefix=boot.gateway,
         limits=limits,
         key_digests=boot.key_digests,
+        page_origins=boot.page_origins,
         slo=backend.slo,
         has_vllm_metrics=boot.has_vllm_metrics,
         is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,

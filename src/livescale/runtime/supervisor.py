@@ -16,6 +16,7 @@ from pathlib import Path
 
 from livescale.config import PoolConfig
 from livescale.gateway.keys import read_key_digests
+from livescale.gateway.pages import page_origins
 from livescale.runtime.boot import (
     AgentBoot,
     ControllerBoot,
@@ -69,6 +70,7 @@ class Pool:
                 f"workers is {config.workers}, but there are {len(site.seats)} devices"
             )
         self.config = config
+        self._page_origins = page_origins(config.cors_origins)
         self._key_digests = read_key_digests(config.api_key_file, environ or {})
         self._latency = latency(config)
         self.models = prepare_models(config)
@@ -116,7 +118,7 @@ class Pool:
     def base_url(self) -> str:
         """Where the OpenAI API is, without /v1."""
         host, port = self._http.getsockname()[:2]
-        return f"http://{host}:{port}"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def pids(self) -> dict[str, int]:
         """Process ids of the living children by name: controller, gateway, agent 0, worker 0, …"""
@@ -245,6 +247,7 @@ class Pool:
             slo=self.config.slo,
             has_vllm_metrics=self.config.metrics_compat == "vllm",
             key_digests=self._key_digests,
+            page_origins=self._page_origins,
         )
 
     def _agent_boot(self, number: int) -> Callable[[int], AgentBoot]:
