@@ -95,6 +95,8 @@ class Script:
     token_ids: list[int]
     then: Exception | asyncio.Event | None = None
     refusal: Exception | None = None
+    #: of the prompt, as the first token tells
+    cached_tokens: int = 0
     #: raised before the prompt is tokenized
     admission: Exception | None = None
 
@@ -143,7 +145,10 @@ class ScriptedStream:
 
     def _chunk(self, index: int, token_id: int, reason: FinishReason | None) -> TokenChunk:
         likely = self.request.sampling.logprobs
-        return TokenChunk(index, token_id, reason, scripted_logprobs(token_id, likely))
+        cached_tokens = 0 if index else self.script.cached_tokens
+        return TokenChunk(
+            index, token_id, reason, scripted_logprobs(token_id, likely), cached_tokens
+        )
 
     def cancel(self) -> None:
         if not self.is_finished:

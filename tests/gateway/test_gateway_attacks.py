@@ -26,9 +26,9 @@ from gateway_double import (
 )
 
 from livescale.bench.attack_bodies import ATTACKS, Attack
-from livescale.gateway.app import create_app
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.heads import HEADERS_MAX
+from livescale.gateway.keys import digest_of
 from livescale.gateway.limits import Limits
 from livescale.gateway.text import TextCodec, TextWork
 
@@ -89,7 +89,7 @@ def test_an_attack_is_refused_without_memory_and_work(attack: Attack, server: Lo
 
 def test_others_are_served_beside_bodies_that_are_hard_to_decode(server: LocalServer) -> None:
     """The slowest of many small requests waits less than one such body would take to decode."""
-    hostile = [attack.request("tiny") for attack in ATTACKS if 413 in attack.statuses]
+    hostile = [attack.request("tiny") for attack in ATTACKS if attack.statuses == (413,)][:3]
     begin_s = time.perf_counter()
     json.loads(hostile[0].partition(b"\r\n\r\n")[2])
     decoding_s = time.perf_counter() - begin_s
@@ -223,15 +223,14 @@ PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
 def test_what_any_page_may_send_is_refused_without_keys(
     path: str, kind: str | None, server: LocalServer, backend: ScriptedBackend
 ) -> None:
+    before = len(backend.streams)
     headers = {} if kind is None else {"content-type": kind}
     answer = httpx.post(f"{server.url}{path}", content=ASKED, headers=headers, timeout=WAIT_S)
     assert answer.status_code == 415
-    assert not backend.streams
+    assert len(backend.streams) == before
 
 
 def test_with_a_key_the_type_does_not_matter(backend: ScriptedBackend) -> None:
-    from livescale.gateway.keys import digest_of
-
     with running(backend, key_digests=[digest_of("key")]) as server:
         for path in PATHS:
             url = f"{server.url}{path}"
@@ -261,8 +260,6 @@ def test_pages_of_configured_origins_may_ask(backend: ScriptedBackend) -> None:
         assert answer.headers["access-control-allow-origin"] == origin
         admin = client.options("/admin/models", headers={"origin": origin, **preflight})
         assert "access-control-allow-origin" not in admin.headers
-    app = create_app(backend, request_prefix="gw")
-    assert app is not None
     with running(backend) as server:
         answer = httpx.options(f"{server.url}{path}", headers={"origin": origin, **preflight})
         assert "access-control-allow-origin" not in answer.headers

@@ -150,7 +150,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-class Status(msgspec.Struct):
+class Healthy(msgspec.Struct):
     """Response of /health, /live and /ping, where nothing is wrong."""
 
     status: str = "ok"

@@ -30,9 +30,9 @@ from livescale.gateway.admission import estimated_prompts, refusals_answered
 from livescale.gateway.answers import (
     ChatCompletion,
     Completion,
+    Healthy,
     ModelEntry,
     ModelList,
-    Status,
     Version,
 )
 from livescale.gateway.backend import Backend, ModelCard
@@ -170,7 +170,7 @@ async def show_version(request: Request) -> Response:
 
 async def is_alive(request: Request) -> Response:
     """GET /live: 200 as long as the process answers at all."""
-    return _json(Status())
+    return _json(Healthy())
 
 
 class _Gateway:
@@ -235,10 +235,10 @@ class _Gateway:
                 errors=reading,
             ),
             Endpoint("GET", "/version", show_version, Version),
-            Endpoint("GET", "/live", is_alive, Status),
-            Endpoint("GET", "/ping", self.health, Status, errors=(503,)),
-            Endpoint("POST", "/ping", self.health, Status, errors=(503,)),
-            Endpoint("GET", "/health", self.health, Status, errors=(503,)),
+            Endpoint("GET", "/live", is_alive, Healthy),
+            Endpoint("GET", "/ping", self.health, Healthy, errors=(503,)),
+            Endpoint("POST", "/ping", self.health, Healthy, errors=(503,)),
+            Endpoint("GET", "/health", self.health, Healthy, errors=(503,)),
             Endpoint("GET", "/metrics", self.show_metrics, None),
         ]
 
@@ -305,7 +305,7 @@ class _Gateway:
         """GET /health: 200 when requests are accepted, else 503."""
         if not self._backend.is_ready():
             raise unavailable("Not ready", code="not_ready")
-        return _json(Status())
+        return _json(Healthy())
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics"""
