@@ -315,6 +315,10 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         str | None,
         About("file of the keys that /admin asks for, one per line; none: see operations.md"),
     ] = None
+    cors_origins: Annotated[
+        str,
+        About("origins of web pages that may use /v1, separated by commas, '*': all; empty: none"),
+    ] = ""
     metrics_compat: Annotated[
         str, About("names under which /metrics shows its figures again", choices=("none", "vllm"))
     ] = "none"

@@ -21,6 +21,8 @@ class Instance:
         #: positions computed, and tokens emitted
         self.computed: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
+        #: as first tokens tell
+        self.cached: dict[str, int] = {}
 
     def add(self, request: str, prompt: Sequence[int], output: int = 1, salt: str = "") -> None:
         spec = SequenceSpec(request, 1, prompt, SamplingParams(output), cache_salt=salt)
@@ -40,6 +42,7 @@ class Instance:
         for e in emissions:
             assert e.index == len(self.tokens[e.request])
             self.tokens[e.request].append(e.token_id)
+            self.cached[e.request] = self.cached.get(e.request, 0) + e.cached_tokens
         return run
 
     def finish(self) -> dict[str, list[int]]:
@@ -54,6 +57,7 @@ def test_an_equal_prompt_is_not_computed_again_but_for_its_end() -> None:
         instance.add(request, range(tokens))
         instance.finish()
     assert instance.computed == {"a": 12, "b": 4, "c": 1}
+    assert instance.cached == {"a": 0, "b": 8, "c": 12}
     assert instance.batcher.reused_tokens == 8 + 12
     assert instance.batcher.prefix_lookup_tokens == 12 + 12 + 13
     assert instance.batcher.pool.cached == 3

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gateway_double import (
+    JSON,
     MODEL_TOKENS_MAX,
     TEXT,
     WAIT_S,
@@ -66,5 +67,6 @@ def backend(shared_backend: ScriptedBackend) -> Iterator[ScriptedBackend]:
 
 @pytest.fixture
 def http(shared_server: LocalServer, backend: ScriptedBackend) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=shared_server.url, timeout=WAIT_S, trust_env=False) as client:
+    options = {"timeout": WAIT_S, "trust_env": False, "headers": JSON}
+    with httpx.Client(base_url=shared_server.url, **options) as client:
         yield client

@@ -43,6 +43,7 @@ from livescale.types import FinishReason, TokenLogprobs
 WAIT_S = 20.0
 LIMITS = Limits(body_bytes_max=100_000)
 MODEL_TOKENS_MAX = 200
+JSON = {"content-type": "application/json"}
 NEVER_CHOSEN = 7
 """A token with a probability of 0, by the scripted logprobs."""
 TEXT = "the quick brown fox 🦊 jumps over the lazy dog – naïve café 日本語 👩‍👩‍👧"
@@ -96,6 +97,8 @@ class Script:
     token_ids: list[int]
     then: Exception | asyncio.Event | None = None
     refusal: Exception | None = None
+    #: of the prompt, as the first token tells
+    cached_tokens: int = 0
     #: raised before the prompt is tokenized
     admission: Exception | None = None
 
@@ -144,7 +147,10 @@ class ScriptedStream:
 
     def _chunk(self, index: int, token_id: int, reason: FinishReason | None) -> TokenChunk:
         likely = self.request.sampling.logprobs
-        return TokenChunk(index, token_id, reason, scripted_logprobs(token_id, likely))
+        cached_tokens = 0 if index else self.script.cached_tokens
+        return TokenChunk(
+            index, token_id, reason, scripted_logprobs(token_id, likely), cached_tokens
+        )
 
     def cancel(self) -> None:
         if not self.is_finished:

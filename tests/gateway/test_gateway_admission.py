@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from gateway_double import Script, ScriptedBackend
+from gateway_double import MODEL_TOKENS_MAX, WAIT_S, ScriptedBackend, running
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -120,33 +120,39 @@ def test_a_line_that_stands_still_grows_slower() -> None:
 
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=5))
 def test_an_estimate_never_needs_a_tokenizer(prompts: list[str]) -> None:
-    assert estimated_prompts(prompts) == [estimated_tokens(prompt) for prompt in prompts]
-    assert all(estimate >= 1 for estimate in estimated_prompts(prompts))
+    assert estimated_prompts(prompts, 1 << 20) == [estimated_tokens(prompt) for prompt in prompts]
+    assert all(estimate == 1 for estimate in estimated_prompts(prompts, 1))
 
 
 def test_estimates_of_ids_are_exact() -> None:
-    assert estimated_prompts([[5, 6], [7]]) == [2, 1]
-    assert estimated_prompts([]) == []
+    assert estimated_prompts([[5, 6], [7]], 9) == [2, 1]
+    assert estimated_prompts([], 9) == []
     assert estimated_tokens("é" * 40) == 20  # bytes, not characters
 
 
 # -- over HTTP ------------------------------------------------------------------------------------
 
-LONG = "the quick brown fox " * 2000
+LONG = "the quick brown fox " * 100
+"""Too long for the model, by its tokens but not by its characters."""
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "body"),
+    ("endpoint", "body", "places"),
     [
-        ("completions", {"prompt": LONG}),
-        ("completions", {"prompt": [5] * 10_000}),
-        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+        ("completions", {"prompt": LONG}, MODEL_TOKENS_MAX),
+        ("completions", {"prompt": [5] * (MODEL_TOKENS_MAX - 1)}, MODEL_TOKENS_MAX - 1),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, MODEL_TOKENS_MAX),
     ],
 )
 def test_a_full_line_refuses_before_anything_is_tokenized(
-    endpoint: str, body: dict[str, object], http: httpx.Client, backend: ScriptedBackend
+    endpoint: str,
+    body: dict[str, object],
+    places: int,
+    http: httpx.Client,
+    backend: ScriptedBackend,
 ) -> None:
-    """Each of these bodies is too long for the model: tokenized, it would be a 400."""
+    """Each of these bodies is too long for the model: tokenized, it would be a 400. None takes
+    more places meanwhile than a prompt that the model could hold."""
     backend.script.admission = QueueFull(0.0123)
     response = http.post(f"/v1/{endpoint}", json={"model": "tiny", **body})
     assert response.status_code == 503, response.text
@@ -154,7 +160,7 @@ def test_a_full_line_refuses_before_anything_is_tokenized(
     assert response.headers["retry-after"] == "1"
     assert response.headers["retry-after-ms"] == "13"
     [(model, requests, prompt_tokens)] = backend.admitted
-    assert (model, requests, prompt_tokens) == ("tiny", 1, 10_000)
+    assert (model, requests, prompt_tokens) == ("tiny", 1, places)
     backend.script.admission = None
     assert http.post(f"/v1/{endpoint}", json={"model": "tiny", **body}).status_code == 400
 
@@ -199,12 +205,15 @@ def test_refusals_are_counted_as_the_pools_fault(
 
 
 def test_tokenizing_a_long_prompt_does_not_stop_other_streams(
-    http: httpx.Client, backend: ScriptedBackend, tokenizer: Tokenizer
+    backend: ScriptedBackend, tokenizer: Tokenizer
 ) -> None:
     """Prompts that take a while are in threads: meanwhile other requests begin and end."""
-    backend.script = Script(backend.script.token_ids[:2], then=asyncio.Event())
-    with ThreadPoolExecutor() as threads:
-        long = threads.submit(http.post, "/tokenize", json={"model": "tiny", "prompt": LONG})
+    text = 20 * LONG
+    card = dataclasses.replace(backend.models()[0], model_tokens_max=1 << 20)
+    with running(ScriptedBackend((card,), [5])) as server, ThreadPoolExecutor() as threads:
+        url = server.url
+        asked = {"model": "tiny", "prompt": text}
+        long = threads.submit(httpx.post, f"{url}/tokenize", json=asked, timeout=WAIT_S)
         for _ in range(3):
-            assert http.get("/live").status_code == 200
-        assert long.result().json()["count"] == len(tokenizer.encode(LONG).ids)
+            assert httpx.get(f"{url}/live", timeout=WAIT_S).status_code == 200
+        assert long.result().json()["count"] == len(tokenizer.encode(text).ids)

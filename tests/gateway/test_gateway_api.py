@@ -8,7 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from gateway_double import MODEL_TOKENS_MAX, TEXT, LocalServer, ScriptedBackend, sse_data
+from gateway_double import (
+    MODEL_TOKENS_MAX,
+    TEXT,
+    LocalServer,
+    Script,
+    ScriptedBackend,
+    sse_data,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -236,9 +243,26 @@ def test_models(http: httpx.Client) -> None:
         "max_model_len": MODEL_TOKENS_MAX,
         "object": "model",
         "owned_by": "livescale",
+        "root": "tiny",
+        "parent": None,
     }
     assert http.get("/v1/models/org/plain").json()["id"] == "org/plain"
     assert http.get("/v1/models/nope").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_has_the_cached_tokens_of_each_prompt_once(
+    stream: bool, http: httpx.Client, backend: ScriptedBackend
+) -> None:
+    """Further choices of a prompt find it there because of the first."""
+    scripts = [Script([5, 6], cached_tokens=cached) for cached in (3, 9, 2, 9)]
+    backend.next_scripts = scripts
+    body = {"model": "tiny", "prompt": [[5] * 10, [6] * 10], "n": 2, "temperature": 1}
+    body |= {"stream": stream, "stream_options": {"include_usage": True} if stream else None}
+    answer = http.post("/v1/completions", json=body)
+    usage = json.loads(sse_data(answer.text)[-2])["usage"] if stream else answer.json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 5}
+    assert usage["prompt_tokens"] == 20
 
 
 def test_health(http: httpx.Client, backend: ScriptedBackend) -> None:

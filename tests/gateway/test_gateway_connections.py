@@ -26,12 +26,19 @@ from livescale.gateway.app import create_app
 from livescale.gateway.server import serve
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 190}
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: 900\r\n"
+)
 
 
 def connect_and_post(server: LocalServer, body: dict[str, object]) -> socket.socket:
     """A connection with a complete request on it and nothing read yet."""
     raw = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(raw)}\r\n\r\n"
+    )
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
     sock.sendall(head.encode() + raw)
     return sock
@@ -99,7 +106,7 @@ def test_leaving_in_mid_body_is_quiet(
     shared_server: LocalServer, http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     sock = socket.create_connection(("127.0.0.1", shared_server.port), timeout=WAIT_S)
-    sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n{")
+    sock.sendall(HEAD + b"\r\n{")
     sock.close()
     assert http.get("/health").status_code == 200
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -185,8 +192,7 @@ def test_serve_cancels_what_does_not_finish(
 def test_serve_answers_a_request_that_was_never_complete(backend: ScriptedBackend) -> None:
     with running(backend, drain_s=0.1) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as sock:
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n"
-            sock.sendall(head + b"expect: 100-continue\r\n\r\n{")
+            sock.sendall(HEAD + b"expect: 100-continue\r\n\r\n{")
             assert sock.recv(1000).startswith(b"HTTP/1.1 100")  # the server reads the body
             server.stop()
             assert sock.recv(1000).startswith(b"HTTP/1.1 503")

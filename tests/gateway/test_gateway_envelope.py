@@ -25,7 +25,7 @@ from gateway_double import (
 from starlette.types import Receive, Scope, Send
 
 from livescale.gateway.backend import QueueFull
-from livescale.gateway.server import HEAD_BYTES_MAX
+from livescale.gateway.heads import HEAD_BYTES_MAX
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 190}
 #: short enough for a test, long enough for a request that is in time
@@ -153,7 +153,10 @@ def answer_to(server: LocalServer, *parts: bytes) -> bytes:
         return received
 
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n"
+HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: 900\r\n"
+)
 
 
 def error_in(answer: bytes, status: int) -> dict[str, object]:

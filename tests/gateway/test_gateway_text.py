@@ -16,7 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.errors import ApiError
 from livescale.gateway.schema import ContentPart, Message
-from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TokenDecoder
+from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TextWork, TokenDecoder
+
+WORK = TextWork()
 
 unicode_text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
 relaxed = settings(
@@ -82,13 +84,17 @@ def test_broken_bytes_do_not_stop_a_byte_fallback_stream(
     decode_stepwise(byte_fallback_tokenizer, ids)
 
 
+async def encode_chat(codec: TextCodec, messages: list[Message]) -> tuple[int, ...]:
+    return await codec.encode(await codec.render_chat(messages), add_special_tokens=False)
+
+
 def test_long_text_gives_the_same_ids_off_the_loop(
     model_directory: Path, tokenizer: Tokenizer
 ) -> None:
-    codec = TextCodec.load(model_directory)
+    codec = TextCodec.load(model_directory, WORK)
     long = "the quick brown fox " * OFF_LOOP_CHARS
     assert list(asyncio.run(codec.encode(long))) == tokenizer.encode(long).ids
-    chat = asyncio.run(codec.encode_chat([Message("user", long)]))
+    chat = asyncio.run(encode_chat(codec, [Message("user", long)]))
     rendered = f"<s><|user|>{long}<|assistant|>"
     assert list(chat) == tokenizer.encode(rendered, add_special_tokens=False).ids
 
@@ -98,7 +104,7 @@ def test_long_text_gives_the_same_ids_off_the_loop(
 def test_several_texts_are_encoded_like_one(
     texts: list[str], special: bool, model_directory: Path, tokenizer: Tokenizer
 ) -> None:
-    codec = TextCodec.load(model_directory)
+    codec = TextCodec.load(model_directory, WORK)
     alone = [tuple(tokenizer.encode(text, add_special_tokens=special).ids) for text in texts]
     assert asyncio.run(codec.encode_all(texts, special)) == alone
 
@@ -106,13 +112,13 @@ def test_several_texts_are_encoded_like_one(
 def test_chat_is_rendered_with_special_tokens_once(
     model_directory: Path, tokenizer: Tokenizer
 ) -> None:
-    codec = TextCodec.load(model_directory)
+    codec = TextCodec.load(model_directory, WORK)
     messages = [
         Message("developer", "be brief"),
         Message("user", [ContentPart("text", "one"), ContentPart("text", "two")]),
         Message("assistant", None),
     ]
-    ids = asyncio.run(codec.encode_chat(messages))
+    ids = asyncio.run(encode_chat(codec, messages))
     text = tokenizer.decode(list(ids), skip_special_tokens=False)
     assert text == "<s><|system|>be brief<|user|>one\ntwo<|assistant|><|assistant|>"
 
@@ -129,17 +135,16 @@ def test_template_dialects(tmp_path: Path, template: object) -> None:
     directory = build_model_directory(tmp_path)
     (directory / "chat_template.jinja").unlink()
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    codec = TextCodec.load(directory)
+    codec = TextCodec.load(directory, WORK)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    assert tokenizer.decode(list(asyncio.run(codec.encode_chat([Message("user", "hi")])))) == "hix"
+    assert tokenizer.decode(list(asyncio.run(encode_chat(codec, [Message("user", "hi")])))) == "hix"
 
 
 def test_a_template_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     directory = build_model_directory(tmp_path)
     (directory / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
-    codec = TextCodec.load(directory)
-    with pytest.raises(ApiError, match="unsafe"):
-        asyncio.run(codec.encode_chat([Message("user", "hi")]))
+    with pytest.raises(ValueError, match="unsafe"):
+        TextCodec.load(directory, WORK)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
@@ -147,19 +152,19 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     directory = build_model_directory(tmp_path)
     (directory / name).write_text("{")
     with pytest.raises(ValueError, match=name):
-        TextCodec.load(directory)
+        TextCodec.load(directory, WORK)
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.json does not exist"):
-        TextCodec.load(tmp_path)
+        TextCodec.load(tmp_path, WORK)
 
 
 def test_the_vocabulary_is_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
     directory = build_model_directory(tmp_path)
-    assert TextCodec.load(directory).vocabulary == tokenizer.get_vocab_size()
+    assert TextCodec.load(directory, WORK).vocabulary == tokenizer.get_vocab_size()
     (directory / "config.json").write_text(json.dumps({"vocab_size": 4096}))
-    assert TextCodec.load(directory).vocabulary == 4096
+    assert TextCodec.load(directory, WORK).vocabulary == 4096
 
 
 @pytest.fixture(scope="module")
@@ -176,11 +181,11 @@ def reference(model_directory: Path) -> PreTrainedTokenizerFast:
 def test_ids_are_those_of_transformers(
     contents: list[tuple[str, str]], model_directory: Path, reference: PreTrainedTokenizerFast
 ) -> None:
-    codec = TextCodec.load(model_directory)
+    codec = TextCodec.load(model_directory, WORK)
     chat = [{"role": role, "content": text} for role, text in contents]
     expected = reference.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
-    messages = [Message(role, text) for role, text in contents]  # type: ignore[arg-type]
-    assert list(asyncio.run(codec.encode_chat(messages))) == expected
+    messages = [Message(role, text) for role, text in contents]
+    assert list(asyncio.run(encode_chat(codec, messages))) == expected
     for _, text in contents:
         expected = reference(text, truncation=False)["input_ids"]
         assert list(asyncio.run(codec.encode(text))) == expected
@@ -201,14 +206,18 @@ def test_a_message_is_continued_as_in_transformers(
     expected = reference.apply_chat_template(
         chat, chat_template=template, continue_final_message=True, tokenize=False
     )
-    messages = [Message(role, text) for role, text in contents]  # type: ignore[arg-type]
-    rendered = ChatTemplate(template, {"bos_token": "<s>"}).render(
-        messages, add_generation_prompt=False, continue_final_message=True
+    messages = [Message(role, text) for role, text in contents]
+    rendering = ChatTemplate(template, {"bos_token": "<s>"}).render(
+        WORK.renderers, messages, add_generation_prompt=False, continue_final_message=True
     )
-    assert rendered == expected
+    assert asyncio.run(rendering) == expected
 
 
 def test_a_template_that_drops_the_message_cannot_continue_it() -> None:
     template = ChatTemplate("{{ messages[0].content }}", {})
     with pytest.raises(ApiError, match="final message"):
-        template.render([Message("user", "a"), Message("user", "b")], False, True)
+        asyncio.run(
+            template.render(
+                WORK.renderers, [Message("user", "a"), Message("user", "b")], False, True
+            )
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import httpx
 import pytest
 from gateway_double import MODEL_TOKENS_MAX, WAIT_S, ScriptedBackend, running
@@ -71,14 +73,27 @@ def test_messages_are_what_a_chat_gets(http: httpx.Client, backend: ScriptedBack
     assert twice == [0, *prompt_ids]
 
 
-def test_long_texts(http: httpx.Client, tokenizer: Tokenizer) -> None:
+def test_long_texts(shared_backend: ScriptedBackend, tokenizer: Tokenizer) -> None:
     text = "the quick brown fox " * (OFF_LOOP_CHARS // 10)
-    tokens = tokenize(http, prompt=text)["tokens"]
-    assert tokens == tokenizer.encode(text).ids
-    assert isinstance(tokens, list)
-    many = tokens[1:] * (OFF_LOOP_TOKENS // len(tokens) + 2)
-    shown = http.post("/detokenize", json={"model": "tiny", "tokens": many}).json()["prompt"]
-    assert shown == tokenizer.decode(many)
+    card = dataclasses.replace(shared_backend.models()[0], model_tokens_max=1 << 20)
+    with running(ScriptedBackend((card,), [])) as server, httpx.Client(base_url=server.url) as http:
+        tokens = tokenize(http, prompt=text)["tokens"]
+        assert tokens == tokenizer.encode(text).ids
+        assert isinstance(tokens, list)
+        many = tokens[1:] * (OFF_LOOP_TOKENS // len(tokens) + 2)
+        shown = http.post("/detokenize", json={"model": "tiny", "tokens": many}).json()["prompt"]
+        assert shown == tokenizer.decode(many)
+
+
+def test_what_the_model_could_never_hold_is_refused(http: httpx.Client) -> None:
+    """By both, with the bound of a generation: before anything is made of it."""
+    texts = {"model": "tiny", "prompt": "word " * (MODEL_TOKENS_MAX * 10)}
+    ids = {"model": "tiny", "tokens": [5] * (MODEL_TOKENS_MAX + 1)}
+    for path, body in (("/tokenize", texts), ("/detokenize", ids)):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert http.post("/detokenize", json={**ids, "tokens": ids["tokens"][1:]}).status_code == 200
 
 
 @pytest.mark.parametrize(

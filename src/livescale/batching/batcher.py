@@ -188,7 +188,9 @@ class Batcher:
         """
         emitted = self.commit_steps(run, [(token_id,) for token_id in token_ids])
         return [
-            Emission(e.request, e.attempt, e.index, e.token_ids[0], e.finish_reason)
+            Emission(
+                e.request, e.attempt, e.index, e.token_ids[0], e.finish_reason, e.cached_tokens
+            )
             for e in emitted
         ]
 
@@ -280,7 +282,9 @@ class Batcher:
         e = self._emit(sequence, (token_id,))
         if e.finish_reason is not None:
             self.held.drop(sequence)
-        return Emission(e.request, e.attempt, e.index, e.token_ids[0], e.finish_reason)
+        return Emission(
+            e.request, e.attempt, e.index, e.token_ids[0], e.finish_reason, e.cached_tokens
+        )
 
     def join(self, sequence: SequenceState) -> None:
         """Every layer of what is computed is written here: from now on it runs as others do."""
@@ -481,6 +485,8 @@ class Batcher:
             growing += self._room.growth(sequence)
             self.prefix_lookup_tokens += sequence.known_tokens
             self.reused_tokens += sequence.computed
+            if not sequence.is_started:  # later it finds what it has written itself
+                sequence.cached_tokens = sequence.computed
             self._start(sequence)
 
     def _start(self, sequence: SequenceState) -> None:
@@ -542,7 +548,9 @@ class Batcher:
             self.pool.hold(found)
             self.pool.release(table[first:stop])
             sequence.block_table = (*table[:first], *found, *table[stop:])
-            self.reused_tokens += stop * self.config.block_tokens - sequence.computed
+            reused_tokens = stop * self.config.block_tokens - sequence.computed
+            self.reused_tokens += reused_tokens
+            sequence.cached_tokens += reused_tokens
             sequence.computed = stop * self.config.block_tokens
 
     def _segment(self, sequence: SequenceState, count: int, *, samples: bool) -> Segment:
@@ -602,4 +610,5 @@ class Batcher:
             reason = FinishReason.STOP
         elif len(sequence.generated) >= spec.sampling.output_tokens_max:
             reason = FinishReason.LENGTH
-        return EmittedTokens(spec.request, spec.attempt, index, token_ids, reason)
+        cached_tokens = min(sequence.cached_tokens, len(spec.prompt_ids)) if index == 0 else 0
+        return EmittedTokens(spec.request, spec.attempt, index, token_ids, reason, cached_tokens)

@@ -159,7 +159,9 @@ class LiveBatcher:
         assert run.steps == 1
         emitted = self._commit_live(run, [tokens[0] for tokens in token_ids])
         return [
-            EmittedTokens(e.request, e.attempt, e.index, (e.token_id,), e.finish_reason)
+            EmittedTokens(
+                e.request, e.attempt, e.index, (e.token_id,), e.finish_reason, e.cached_tokens
+            )
             for e in emitted
         ]
 

@@ -103,13 +103,17 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Emission(msgspec.Struct, frozen=True):
-    """One generated token: the `index`-th of its request (0 is the first generated token)."""
+    """One generated token: the `index`-th of its request (0 is the first generated token).
+
+    The first one says how many of the prompt's tokens were found in the prefix index.
+    """
 
     request: RequestId
     attempt: int
     index: int
     token_id: int
     finish_reason: FinishReason | None
+    cached_tokens: int = 0
 
 
 class EmittedTokens(msgspec.Struct, frozen=True):
@@ -120,3 +124,4 @@ class EmittedTokens(msgspec.Struct, frozen=True):
     index: int
     token_ids: Sequence[int]
     finish_reason: FinishReason | None
+    cached_tokens: int = 0

@@ -32,6 +32,8 @@ class SequenceState:
     block_table: tuple[int, ...] = ()
     computed: int = 0
     is_started: bool = False
+    #: of the prompt, found in the prefix index before its first token
+    cached_tokens: int = 0
     #: it was part of a live batch, so that its place among the others is not that of its arrival
     was_held: bool = False
     #: another instance has taken it over; only its KV is still read here

@@ -14,6 +14,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -33,6 +34,7 @@ from livescale.gateway.backend import (
 from livescale.gateway.errors import (
     ApiError,
     admin_closed,
+    cut,
     invalid,
     model_exists,
     model_not_found,
@@ -46,14 +48,13 @@ from livescale.gateway.keys import KeyRing
 from livescale.gateway.metrics import Metrics
 from livescale.gateway.schema import decode_as
 from livescale.gateway.served import ServedModels
-from livescale.gateway.text import TextCodec
+from livescale.gateway.text import TextCodec, TextWork
 from livescale.settings import ConfigError, Setting, read_values
 
 NAME_CHARS_MAX = 200
 PATH_CHARS_MAX = 4096
 KEY_CHARS_MAX = 64
 """No setting has a longer name; looking for the nearest one takes time."""
-MESSAGE_CHARS_MAX = 1000
 CHANGING_MAX = 8
 """Models that are being published or withdrawn at once."""
 RETRY_AFTER_S = 5.0
@@ -100,6 +101,21 @@ class AdministeredModel(msgspec.Struct):
     warnings: list[str] = msgspec.field(default_factory=list)
 
 
+class AdministeredModels(msgspec.Struct):
+    """Response of GET /admin/models."""
+
+    data: list[AdministeredModel]
+    object: str = "list"
+
+
+class RemovedModel(msgspec.Struct):
+    """Response of DELETE /admin/models/{name}."""
+
+    name: str
+    object: str = "model"
+    removed: bool = True
+
+
 class Administration:
     """The endpoints below /admin. `is_local`: only programs of this machine reach the server."""
 
@@ -125,7 +141,7 @@ class Administration:
         """GET /admin/models"""
         self._check_open(request)
         states = self._backend.model_states()
-        return _json({"object": "list", "data": [self._shown(state) for state in states]})
+        return _json(AdministeredModels([self._shown(state) for state in states]))
 
     async def show_model(self, request: Request) -> Response:
         """GET /admin/models/{name}"""
@@ -142,7 +158,7 @@ class Administration:
             if any(s.name == name and s.phase is not ModelPhase.FAILED for s in states):
                 raise model_exists(name)
             # What hashing gigabytes would only show at its end, and what the pool does not look at.
-            await asyncio.to_thread(_check_files, Path(model.directory))
+            await asyncio.to_thread(_check_files, Path(model.directory), self._served.work)
             with _changes_answered(name), refusals_answered():
                 name = await self._backend.add_model(model)
             await self._served.settled()
@@ -150,7 +166,7 @@ class Administration:
             if problem is not None:
                 with contextlib.suppress(ModelRefused, Unavailable):
                     await self._backend.remove_model(name)
-                raise invalid(_cut(problem), "path")
+                raise invalid(cut(problem), "path")
             return _json(self._shown(self._state(name)), 201)
 
     async def change_model(self, request: Request) -> Response:
@@ -168,7 +184,7 @@ class Administration:
         state = self._state(request.path_params["model"])
         with self._busy(), _changes_answered(state.name), refusals_answered():
             await self._backend.remove_model(state.name)
-        return _json({"name": state.name, "object": "model", "removed": True}, 202)
+        return _json(RemovedModel(state.name), 202)
 
     # -- helpers, in the order used ---------------------------------------------------------
 
@@ -257,7 +273,7 @@ def read_changes(raw: bytes) -> dict[str, SettingValue]:
     try:
         return msgspec.convert(fields, dict[str, SettingValue])
     except msgspec.ValidationError as error:
-        raise invalid(_cut(str(error))) from None
+        raise invalid(cut(str(error))) from None
 
 
 def _check_setting(name: str, value: object, settings: tuple[Setting, ...]) -> None:
@@ -266,7 +282,37 @@ def _check_setting(name: str, value: object, settings: tuple[Setting, ...]) -> N
     try:
         read_values({name: value}, settings, "")
     except ConfigError as error:
-        raise invalid(_cut(str(error)), name) from None
+        raise invalid(cut(str(error)), name) from None
+
+
+def new_model_schema() -> dict[str, Any]:
+    """The body of POST /admin/models as JSON Schema."""
+    return _schema_of(MODEL_SETTINGS)
+
+
+def changes_schema() -> dict[str, Any]:
+    """The body of PATCH /admin/models/{name} as JSON Schema."""
+    return {**_schema_of(CHANGEABLE_SETTINGS), "minProperties": 1}
+
+
+def _schema_of(settings: tuple[Setting, ...]) -> dict[str, Any]:
+    properties = {
+        setting.name: {"type": ["string" if setting.type == "str" else "integer"]}
+        for setting in settings
+    }
+    for setting in settings:
+        shape: dict[str, Any] = properties[setting.name]
+        if setting.type == "int":
+            shape |= {"minimum": setting.about.lower, "maximum": setting.about.upper}
+        if setting.is_optional:
+            shape["type"].append("null")
+        shape["description"] = setting.about.help
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [setting.name for setting in settings if setting.is_required],
+        "additionalProperties": False,
+    }
 
 
 def read_new_model(raw: bytes) -> NewModel:
@@ -286,17 +332,17 @@ def read_new_model(raw: bytes) -> NewModel:
     try:
         return NewModel(path, name, msgspec.convert(fields, dict[str, SettingValue]))
     except msgspec.ValidationError as error:
-        raise invalid(_cut(str(error))) from None
+        raise invalid(cut(str(error))) from None
 
 
-def _check_files(directory: Path) -> None:
+def _check_files(directory: Path, work: TextWork) -> None:
     """The directory is one, and its tokenizer can be read. Raises ApiError (400)."""
     try:
         if not directory.is_dir():
             raise invalid(f"{quoted(str(directory))} is not a directory", "path")
-        TextCodec.load(directory)
+        TextCodec.load(directory, work)
     except (ValueError, OSError) as error:
-        raise invalid(_cut(str(error)), "path") from None
+        raise invalid(cut(str(error)), "path") from None
 
 
 @contextmanager
@@ -314,8 +360,8 @@ def _refusal(refused: ModelRefused, name: str) -> ApiError:
     if refused.problem == "unknown":
         return model_not_found(name)
     if refused.problem == "invalid":
-        return invalid(_cut(str(refused)), code="invalid_model")
-    return unavailable(_cut(str(refused)), code="model_failed")
+        return invalid(cut(str(refused)), code="invalid_model")
+    return unavailable(cut(str(refused)), code="model_failed")
 
 
 def _is_this_machine(host: str) -> bool:
@@ -327,10 +373,6 @@ def _is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MESSAGE_CHARS_MAX else text[:MESSAGE_CHARS_MAX] + "…"
 
 
 def _json(value: object, status: int = 200) -> Response:

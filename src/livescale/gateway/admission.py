@@ -23,10 +23,15 @@ RETRY_RANGE_S = (0.05, 60.0)
 """Clients do not wait longer than a minute, and must not spin."""
 
 
-def estimated_prompts(prompts: Sequence[str | list[int]]) -> list[int]:
-    """About how many tokens each prompt has."""
+def estimated_prompts(prompts: Sequence[str | list[int]], tokens_max: int) -> list[int]:
+    """About how many tokens each prompt has; `tokens_max` if it seems to have more: it would be
+    refused, so it must not fill the line until that is known."""
     return [
-        estimated_tokens(prompt) if isinstance(prompt, str) else len(prompt) for prompt in prompts
+        min(
+            tokens_max,
+            estimated_tokens(prompt) if isinstance(prompt, str) else len(prompt),
+        )
+        for prompt in prompts
     ]
 
 

@@ -6,18 +6,27 @@ Shapes only: what is in them is decided in `replies.py`. Fields beyond OpenAI's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from livescale.types import FinishReason
 
-Ids = list[int] | tuple[int, ...]
+Ids = Sequence[int]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """`cached_tokens` of the prompts were not computed anew."""
+
+    cached_tokens: int
 
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -124,6 +133,8 @@ class ModelEntry(msgspec.Struct):
     id: str
     created: int
     max_model_len: int
+    root: str
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "livescale"
 
@@ -131,3 +142,15 @@ class ModelEntry(msgspec.Struct):
 class ModelList(msgspec.Struct):
     data: list[ModelEntry]
     object: str = "list"
+
+
+class Version(msgspec.Struct):
+    """Response of /version."""
+
+    version: str
+
+
+class Healthy(msgspec.Struct):
+    """Response of /health, /live and /ping, where nothing is wrong."""
+
+    status: str = "ok"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -16,43 +17,70 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from livescale import __version__
-from livescale.gateway.admin import Administration
+from livescale.gateway.admin import (
+    AdministeredModel,
+    AdministeredModels,
+    Administration,
+    RemovedModel,
+    changes_schema,
+    new_model_schema,
+)
 from livescale.gateway.admission import estimated_prompts, refusals_answered
-from livescale.gateway.answers import ModelEntry, ModelList
+from livescale.gateway.answers import (
+    ChatCompletion,
+    Completion,
+    Healthy,
+    ModelEntry,
+    ModelList,
+    Version,
+)
 from livescale.gateway.backend import Backend, ModelCard
+from livescale.gateway.bodies import Bodies
 from livescale.gateway.choices import ChoiceOrder
+from livescale.gateway.endpoints import Endpoint, routes_of
 from livescale.gateway.envelope import Envelope
 from livescale.gateway.errors import (
     ApiError,
     answer_api_error,
     answer_http_exception,
-    body_too_large,
-    request_too_slow,
     unavailable,
 )
 from livescale.gateway.keys import KeyGate, KeyRing
 from livescale.gateway.limits import Limits
-from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics
+from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics, Refused
 from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
+from livescale.gateway.openapi import document
 from livescale.gateway.orders import choice_orders
-from livescale.gateway.prompts import Prompt, check_chat, raw_prompts, read_chat, read_prompts
+from livescale.gateway.pages import PageGate
+from livescale.gateway.prompts import (
+    Prompt,
+    check_chat,
+    check_fits,
+    raw_prompts,
+    read_chat,
+    read_prompts,
+)
 from livescale.gateway.replies import ChatReply, CompletionReply, Reply, ReplyHead
 from livescale.gateway.sampling import Asked, read_asked
 from livescale.gateway.schema import (
-    Body,
     ChatBody,
     CompletionBody,
     GenerationBody,
     StreamOptions,
     decode_body,
 )
-from livescale.gateway.served import ServedModel, ServedModels
+from livescale.gateway.served import ServedModels
 from livescale.gateway.streaming import Generation
 from livescale.gateway.text import estimated_messages
-from livescale.gateway.tokenize import Tokenization
+from livescale.gateway.tokenize import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    Tokenization,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 from livescale.slo import SloAbsolute
 
 COMPLETION_OUTPUT_TOKENS = 16
@@ -68,62 +96,88 @@ def create_app(
     slo: SloAbsolute | None = None,
     has_vllm_metrics: bool = False,
     is_local: bool = False,
+    page_origins: Sequence[str] = (),
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
     Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) everybody is served.
     `is_local` says that only programs of this machine reach the server: then models can be
-    administered where there are no keys at all. Reads the tokenizers of all models; raises
-    ValueError naming the file that is missing, broken or recommends what cannot be sampled.
+    administered where there are no keys at all. Web pages of `page_origins` may use it (see
+    `pages.py`). Reads the tokenizers of all models; raises ValueError naming the file that is
+    missing, broken or recommends what cannot be sampled.
     """
     limits = limits or Limits()
     keys = keys or KeyRing()
     metrics = Metrics((card.name for card in backend.models()), slo)
     page = MetricsPage(metrics, backend, has_vllm_metrics)
     served = ServedModels(backend, metrics)
-    gateway = _Gateway(backend, limits, metrics, page, served)
-    admin = Administration(
-        *(backend, served, metrics, lambda request: _read_body(request, limits)),
-        is_local=is_local,
-        keys=keys,
-    )
+    bodies = Bodies(limits, served.prompt_tokens_max, keys)
+    gateway = _Gateway(backend, limits, metrics, page, served, bodies)
+    admin = Administration(backend, served, metrics, bodies.read, is_local=is_local, keys=keys)
+    endpoints = [*gateway.endpoints(), *_administration(admin)]
     app = Starlette(
-        routes=[
-            Route("/v1/completions", gateway.completions, methods=["POST"]),
-            Route("/v1/chat/completions", gateway.chat_completions, methods=["POST"]),
-            Route("/v1/models", gateway.list_models, methods=["GET"]),
-            Route("/v1/models/{model:path}", gateway.show_model, methods=["GET"]),
-            Route("/tokenize", gateway.tokenization.tokenize, methods=["POST"]),
-            Route("/detokenize", gateway.tokenization.detokenize, methods=["POST"]),
-            Route("/admin/models", admin.list_models, methods=["GET"]),
-            Route("/admin/models", admin.add_model, methods=["POST"]),
-            Route("/admin/models/{model:path}", admin.show_model, methods=["GET"]),
-            Route("/admin/models/{model:path}", admin.change_model, methods=["PATCH"]),
-            Route("/admin/models/{model:path}", admin.remove_model, methods=["DELETE"]),
-            Route("/version", show_version, methods=["GET"]),
-            Route("/live", is_alive, methods=["GET"]),
-            Route("/ping", gateway.health, methods=["GET", "POST"]),
-            Route("/health", gateway.health, methods=["GET"]),
-            Route("/metrics", gateway.show_metrics, methods=["GET"]),
-        ],
+        routes=routes_of(endpoints, partial(document, keys=keys)),
         middleware=[
             Middleware(Envelope, request_prefix=request_prefix),
+            Middleware(PageGate, origins=page_origins),
             Middleware(KeyGate, keys=keys),
         ],
         exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
+        lifespan=lambda _app: _working(served),
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, in OpenAI's shape
     return app
 
 
+@asynccontextmanager
+async def _working(served: ServedModels) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(served.work.renderers.close)
+
+
+def _administration(admin: Administration) -> list[Endpoint]:
+    all_models, one = "/admin/models", "/admin/models/{model:path}"
+    return [
+        Endpoint("GET", all_models, admin.list_models, AdministeredModels),
+        Endpoint(
+            method="POST",
+            path=all_models,
+            handler=admin.add_model,
+            answer=AdministeredModel,
+            status=201,
+            body=new_model_schema(),
+            errors=(400, 409, 503),
+        ),
+        Endpoint("GET", one, admin.show_model, AdministeredModel, errors=(404,)),
+        Endpoint(
+            method="PATCH",
+            path=one,
+            handler=admin.change_model,
+            answer=AdministeredModel,
+            body=changes_schema(),
+            errors=(400, 404, 409, 503),
+        ),
+        Endpoint(
+            method="DELETE",
+            path=one,
+            handler=admin.remove_model,
+            answer=RemovedModel,
+            status=202,
+            errors=(404, 415, 503),
+        ),
+    ]
+
+
 async def show_version(request: Request) -> Response:
     """GET /version"""
-    return _json({"version": __version__})
+    return _json(Version(__version__))
 
 
 async def is_alive(request: Request) -> Response:
     """GET /live: 200 as long as the process answers at all."""
-    return _json({"status": "ok"})
+    return _json(Healthy())
 
 
 class _Gateway:
@@ -136,22 +190,78 @@ class _Gateway:
         metrics: Metrics,
         page: MetricsPage,
         served: ServedModels,
+        bodies: Bodies,
     ) -> None:
         self._backend = backend
         self._limits = limits
         self._metrics = metrics
         self._page = page
         self._served = served
-        self.tokenization = Tokenization(served, lambda request: _read_body(request, limits))
+        self._bodies = bodies
+        self._tokenization = Tokenization(served, bodies.reading)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Everything but the administration."""
+        generating, reading = (400, 404, 503, 504), (400, 404, 503)
+        texts = self._tokenization
+        return [
+            Endpoint(
+                method="POST",
+                path="/v1/completions",
+                handler=self.completions,
+                answer=Completion,
+                body=CompletionBody,
+                errors=generating,
+                is_streamed=True,
+            ),
+            Endpoint(
+                method="POST",
+                path="/v1/chat/completions",
+                handler=self.chat_completions,
+                answer=ChatCompletion,
+                body=ChatBody,
+                errors=generating,
+                is_streamed=True,
+            ),
+            Endpoint("GET", "/v1/models", self.list_models, ModelList),
+            Endpoint("GET", "/v1/models/{model:path}", self.show_model, ModelEntry, errors=(404,)),
+            Endpoint(
+                method="POST",
+                path="/tokenize",
+                handler=texts.tokenize,
+                answer=TokenizeAnswer,
+                body=TokenizeBody,
+                errors=reading,
+            ),
+            Endpoint(
+                method="POST",
+                path="/detokenize",
+                handler=texts.detokenize,
+                answer=DetokenizeAnswer,
+                body=DetokenizeBody,
+                errors=reading,
+            ),
+            Endpoint("GET", "/version", show_version, Version),
+            Endpoint("GET", "/live", is_alive, Healthy),
+            Endpoint("GET", "/ping", self.health, Healthy, errors=(503,)),
+            Endpoint("POST", "/ping", self.health, Healthy, errors=(503,)),
+            Endpoint("GET", "/health", self.health, Healthy, errors=(503,)),
+            Endpoint("GET", "/metrics", self.show_metrics, None),
+        ]
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
-        body, model = await self._body(request, CompletionBody)
-        card, codec = model.card, model.codec
-        with self._metrics.counting_rejections(card.name):
+        async with self._reading(request) as (raw_body, refused):
+            body = decode_body(raw_body, CompletionBody)
+            model = self._served.get(body.model)
+            card, codec = model.card, model.codec
+            refused.model = card.name
             raw = raw_prompts(body.prompt)
             asked = read_asked(card, codec.vocabulary, body, len(raw))
-            with self._admitted(card.name, estimated_prompts(raw) * asked.choices):
+            for prompt in raw:
+                check_fits(card, codec, prompt, "prompt")
+            estimates = estimated_prompts(raw, card.model_tokens_max) * asked.choices
+            with self._admitted(card.name, estimates):
                 prompts = await read_prompts(
                     codec, raw, body.add_special_tokens is not False, bool(body.echo)
                 )
@@ -168,13 +278,16 @@ class _Gateway:
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
-        body, model = await self._body(request, ChatBody)
-        card, codec = model.card, model.codec
-        with self._metrics.counting_rejections(card.name):
+        async with self._reading(request) as (raw_body, refused):
+            body = decode_body(raw_body, ChatBody)
+            model = self._served.get(body.model)
+            card, codec = model.card, model.codec
+            refused.model = card.name
             asked = read_asked(card, codec.vocabulary, body, 1)
             check_chat(body)
-            with self._admitted(card.name, [estimated_messages(body.messages)] * asked.choices):
-                prompts = [await read_chat(codec, body)]
+            estimate = min(estimated_messages(body.messages), card.model_tokens_max)
+            with self._admitted(card.name, [estimate] * asked.choices):
+                prompts = [await read_chat(card, codec, body)]
             orders = choice_orders(
                 *(asked, prompts, card, codec),
                 request=request.state.request,
@@ -199,7 +312,7 @@ class _Gateway:
         """GET /health: 200 when requests are accepted, else 503."""
         if not self._backend.is_ready():
             raise unavailable("Not ready", code="not_ready")
-        return _json({"status": "ok"})
+        return _json(Healthy())
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -207,10 +320,13 @@ class _Gateway:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    async def _body(self, request: Request, body_type: type[Body]) -> tuple[Body, ServedModel]:
-        with self._metrics.counting_rejections(UNKNOWN_MODEL):
-            body = decode_body(await _read_body(request, self._limits), body_type)
-            return body, self._served.get(body.model)
+    @asynccontextmanager
+    async def _reading(self, request: Request) -> AsyncIterator[tuple[bytes, Refused]]:
+        """The body, until what is made of it is no larger than the request's prompts; and whose
+        request is counted if it is refused meanwhile."""
+        with self._metrics.counting_rejections(UNKNOWN_MODEL) as refused:
+            async with self._bodies.reading(request) as raw:
+                yield raw, refused
 
     @contextmanager
     def _admitted(self, model: str, prompts: list[int]) -> Iterator[None]:
@@ -238,23 +354,6 @@ class _Gateway:
         )
 
 
-async def _read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body. Raises ApiError: 413 before more than the bound is kept in memory, 408."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limits.body_bytes_max:
-        raise body_too_large(limits.body_bytes_max)
-    received = bytearray()
-    try:
-        async with asyncio.timeout(limits.receive_timeout_s):
-            async for part in request.stream():
-                received += part
-                if len(received) > limits.body_bytes_max:
-                    raise body_too_large(limits.body_bytes_max)
-    except TimeoutError:
-        raise request_too_slow(limits.receive_timeout_s) from None
-    return bytes(received)
-
-
 def _reply_head(
     id: str, model: str, asked: Asked, prompts: Sequence[Prompt], body: GenerationBody
 ) -> ReplyHead:
@@ -272,7 +371,7 @@ def _reply_head(
 
 
 def _entry(card: ModelCard) -> ModelEntry:
-    return ModelEntry(card.name, card.created_s, card.model_tokens_max)
+    return ModelEntry(card.name, card.created_s, card.model_tokens_max, root=card.name)
 
 
 def _json(value: object) -> Response:

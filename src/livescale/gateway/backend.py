@@ -59,12 +59,16 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """The `index`-th generated token (0 is the first); the last one carries `finish_reason`."""
+    """The `index`-th generated token (0 is the first); the last one carries `finish_reason`.
+
+    The first one has `cached_tokens`: those of the prompt that were not computed for it.
+    """
 
     index: int
     token_id: int
     finish_reason: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,31 @@
 """Chat templates: messages in, the prompt text the model was trained on out.
 
-A template is foreign code from the model's directory, so it runs in Jinja's immutable sandbox.
-No tokenization here.
+What a template runs in is decided in `rendering.py`. No tokenization here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from livescale.gateway.errors import invalid
+from livescale.gateway.errors import cut, invalid
+from livescale.gateway.rendering import Renderers, RenderFailed, Rendering, RenderTimeout
 from livescale.gateway.schema import Message
+from livescale.gateway.templates import compiled
 
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Put behind a message that is to be continued, to find its end in the rendered text."""
+
+
+_TRIALS: tuple[tuple[str, ...], ...] = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+)
+"""Roles of chats that a template is tried with. One that it accepts is enough."""
 
 
 class ChatTemplate:
@@ -29,7 +33,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError when the source is not a template."""
-        self._template = _environment().from_string(source)
+        compiled(source)
+        self._source = source
         self._special_tokens = special_tokens
 
     @classmethod
@@ -48,13 +53,29 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"the chat template of {directory} is not valid: {error}") from error
 
-    def render(
+    def try_out(self, renderers: Renderers) -> None:
+        """Render short chats until the template accepts one. Raises ValueError saying why none."""
+        problems = []
+        for roles in _TRIALS:
+            messages = [{"role": role, "content": "Hello"} for role in roles]
+            try:
+                renderers.render(self._rendering(messages, add_generation_prompt=True))
+                return
+            except RenderTimeout as error:
+                raise ValueError(str(error)) from error
+            except RenderFailed as error:
+                problems.append(str(error))
+        raise ValueError(problems[0])
+
+    async def render(
         self,
+        renderers: Renderers,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        """The prompt text. Raises ApiError (400) if the template refuses the messages.
+        """The prompt text. Raises ApiError (400) if the template refuses the messages, or takes
+        too long.
 
         With `continue_final_message` it ends where the last message does, as if its author went on.
         """
@@ -62,22 +83,20 @@ class ChatTemplate:
         final = plain[-1]["content"] if continue_final_message else None
         if final is not None:
             plain[-1]["content"] += _END_TAG
-        text = self._render(plain, add_generation_prompt)
-        return text if final is None else _up_to_tag(text, final)
-
-    def _render(self, plain: list[dict[str, str]], add_generation_prompt: bool) -> str:
         try:
-            return self._template.render(
-                messages=plain,
-                tools=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
-        except Exception as error:
+            text = await renderers.render_beside(self._rendering(plain, add_generation_prompt))
+        except RenderTimeout as error:
+            message = f"The model's chat template cannot render these messages: {error}"
+            raise invalid(message, "messages", code="chat_template_error") from error
+        except RenderFailed as error:
             # Foreign code: whatever it raises (its own refusal, a TypeError over a role it does
             # not know) is about these messages.
-            message = f"The model's chat template does not accept these messages: {error}"
+            message = f"The model's chat template does not accept these messages: {cut(str(error))}"
             raise invalid(message, "messages", code="chat_template_error") from error
+        return text if final is None else _up_to_tag(text, final)
+
+    def _rendering(self, plain: list[dict[str, str]], add_generation_prompt: bool) -> Rendering:
+        return Rendering(self._source, self._special_tokens, plain, add_generation_prompt)
 
 
 def _plain(message: Message, place: int) -> dict[str, str]:
@@ -151,45 +170,3 @@ def _special_tokens(config: dict[str, object]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(content, str):
             tokens[key] = content
     return tokens
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks the assistant's text for training; here it is only its content."""
-
-    tags = {"generation"}  # noqa: RUF012 (declared so by jinja2)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The environment that published templates are written for (transformers' conventions)."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML, which would end up in the prompt.
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)

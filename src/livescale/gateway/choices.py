@@ -85,7 +85,7 @@ class Piece:
     """Text with the tokens that it comes from; the last one carries `finish_reason`.
 
     `stop_reason` is the stop string or the named stop token that ended the text. `scored` has one
-    entry per token, if the client wants log probabilities.
+    entry per token, if the client wants log probabilities. The first one has `cached_tokens`.
     """
 
     choice: int
@@ -95,6 +95,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     scored: list[ScoredToken] | None = None
+    cached_tokens: int = 0
 
 
 class Gathering:
@@ -143,6 +144,7 @@ class Choice:
             StopScanner(rules.stop_strings, rules.is_stop_shown) if rules.stop_strings else None
         )
         self._is_first = True
+        self._cached_tokens = 0
         #: tokens that no piece has carried yet: their text may be the start of a stop string
         self._token_ids: list[int] = []
         self._scored: list[ScoredToken] | None = (
@@ -206,6 +208,7 @@ class Choice:
     def _piece(self, chunk: TokenChunk) -> Piece | None:
         """What can be said with this token; None if its text is held."""
         self._token_ids.append(chunk.token_id)
+        self._cached_tokens += chunk.cached_tokens
         if self._scored is not None:
             self._scored.append(self._score(chunk))
         finish_reason = chunk.finish_reason
@@ -263,7 +266,14 @@ class Choice:
         if is_first:
             text = self._order.echo + text
         return Piece(
-            self._order.index, text, token_ids, is_first, finish_reason, stop_reason, scored
+            choice=self._order.index,
+            text=text,
+            token_ids=token_ids,
+            is_first=is_first,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            scored=scored,
+            cached_tokens=self._cached_tokens if is_first else 0,
         )
 
 

@@ -14,15 +14,19 @@ QUOTED_CHARS_MAX = 200
 """Longest piece of a client's input that an error message repeats."""
 
 
-class _Detail(msgspec.Struct):
+class ErrorDetail(msgspec.Struct):
+    """What is wrong: a sentence, the kind, the field and a word for programs."""
+
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class _Body(msgspec.Struct):
-    error: _Detail
+class ErrorBody(msgspec.Struct):
+    """Every error's body."""
+
+    error: ErrorDetail
 
 
 class ApiError(Exception):
@@ -40,12 +44,12 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.detail = _Detail(message, type, param, code)
+        self.detail = ErrorDetail(message, type, param, code)
         self.headers = dict(headers or {})
 
     def body(self) -> bytes:
         """The JSON body `{"error": {...}}`."""
-        return msgspec.json.encode(_Body(self.detail))
+        return msgspec.json.encode(ErrorBody(self.detail))
 
     def response(self) -> Response:
         return Response(self.body(), self.status, self.headers, media_type="application/json")
@@ -56,8 +60,12 @@ class ApiError(Exception):
 
 def quoted(text: str) -> str:
     """The text in quotes, cut to a length that fits a message."""
-    cut = text if len(text) <= QUOTED_CHARS_MAX else text[:QUOTED_CHARS_MAX] + "…"
-    return f"'{cut}'"
+    return f"'{cut(text)}'"
+
+
+def cut(text: str) -> str:
+    """At most the text's beginning, where it may repeat what a client sent."""
+    return text if len(text) <= QUOTED_CHARS_MAX else text[:QUOTED_CHARS_MAX] + "…"
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -123,16 +131,20 @@ def request_too_slow(receive_timeout_s: float) -> ApiError:
     return ApiError(408, message, code="request_incomplete", headers={"Connection": "close"})
 
 
-def head_too_large(head_bytes_max: int) -> ApiError:
-    """431: no end of the headers in sight."""
-    return ApiError(
-        431, f"The request's headers exceed {head_bytes_max} bytes", code="headers_too_large"
-    )
+def head_too_large(problem: str) -> ApiError:
+    """431: more headers or trailers than anybody needs."""
+    return ApiError(431, f"The request's head {problem}", code="headers_too_large")
 
 
 def body_too_large(body_bytes_max: int) -> ApiError:
     """413: the request body is larger than the bound."""
     message = f"The request body exceeds {body_bytes_max} bytes"
+    return ApiError(413, message, code="request_too_large")
+
+
+def body_too_complex(things: str, bound: int) -> ApiError:
+    """413: the request body has more parts than any request needs."""
+    message = f"The request body has more than {bound} {things}"
     return ApiError(413, message, code="request_too_large")
 
 

@@ -1,5 +1,5 @@
-"""Keys: where they come from, and the gate that asks for an API key on `/v1`, an admin key on
-`/admin`.
+"""Keys: where they come from, and the gate that asks for an API key wherever work is done
+for clients, and for an admin key on `/admin`.
 
 A key is kept as its SHA-256 digest only: settings, boot messages, run records and logs never hold
 the key itself. Other paths are open to everybody, as monitoring expects.
@@ -23,7 +23,7 @@ KEY_VARIABLES = ("LIVESCALE_API_KEY", "VLLM_API_KEY")
 """Environment variables that hold one API key each."""
 ADMIN_KEY_VARIABLES = ("LIVESCALE_ADMIN_KEY",)
 """Environment variables that hold one admin key each."""
-GUARDED = ("/v1",)
+GUARDED = ("/v1", "/tokenize", "/detokenize")
 """An API key is needed for these paths, and for all that lie below."""
 ADMINISTERED = ("/admin",)
 """An admin key is needed for these. (Where there is none `admin.py` says who may.)"""
@@ -44,6 +44,17 @@ class KeyRing:
 
     def __init__(self, digests: KeyDigests | None = None) -> None:
         self.digests = digests or KeyDigests()
+
+    def asked_at(self, path: str) -> tuple[str, tuple[str, ...]]:
+        """The kind of key that the path asks for, and the digests of those that do; none: any
+        request is let through."""
+        if _is_below(path, ADMINISTERED):
+            return "an admin key", self.digests.admin
+        return "an API key", self.digests.api if _is_below(path, GUARDED) else ()
+
+    def needs_key(self, path: str) -> bool:
+        """Requests to this path need a key now."""
+        return bool(self.asked_at(path)[1])
 
     def replace(self, digests: KeyDigests) -> None:
         """These keys count from now on, and no others; requests that were let in go on."""
@@ -90,10 +101,7 @@ class KeyGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
-        digests = self._keys.digests
-        kind, known = "an API key", digests.api if _is_below(path, GUARDED) else ()
-        if _is_below(path, ADMINISTERED):
-            kind, known = "an admin key", digests.admin
+        kind, known = self._keys.asked_at(path)
         if known and not _is_among(known, Headers(scope=scope).get("authorization")):
             await unauthorized(kind).response()(scope, receive, send)
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from livescale.gateway.errors import ApiError
 from livescale.slo import SloAbsolute
@@ -85,6 +86,13 @@ class ModelCounts:
         self.slo["all", is_ttft_met and is_tbt_met] += 1
 
 
+@dataclass(slots=True)
+class Refused:
+    """Whose a request is that may be refused."""
+
+    model: str
+
+
 class Metrics:
     """The counts of one application. `slo` None: nothing is judged."""
 
@@ -106,12 +114,15 @@ class Metrics:
             counts.judged(False, False)
 
     @contextmanager
-    def counting_rejections(self, model: str) -> Iterator[None]:
-        """An ApiError raised inside is counted as a refused request."""
+    def counting_rejections(self, model: str) -> Iterator[Refused]:
+        """An ApiError raised inside is counted as a refused request, of the model that is named
+        by then."""
+        refused = Refused(model)
         try:
-            yield
+            yield refused
         except ApiError as error:
-            self.request_refused(model, "unavailable" if error.status == 503 else "rejected")
+            outcome = "unavailable" if error.status == 503 else "rejected"
+            self.request_refused(refused.model, outcome)
             raise
 
     def meter(self, model: str, prompt_tokens: int, arrived_s: float) -> TokenMeter:

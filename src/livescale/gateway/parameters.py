@@ -7,7 +7,7 @@ that silently ignores `tools` or `response_format` is wrong. Parameters that a b
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 import msgspec
 
@@ -47,16 +47,42 @@ HARMLESS: dict[str, tuple[object, ...]] = {
 """Values that change nothing, by parameter; null always does nothing."""
 
 
-def refuse_unsupported(body: Mapping[str, object], honoured: Container[str]) -> None:
-    """Nothing in the body asks for what is not available. Raises ApiError (400, with param)."""
-    for param, value in body.items():
-        harmless = HARMLESS.get(param)
-        if harmless is None or value is None or param in honoured:
+ABSENT = msgspec.Raw()
+"""Stands for the JSON of a parameter that a body does not have."""
+LOOKED_AT_BYTES = 4096
+"""Values that are longer are refused unseen: none of the harmless ones is."""
+
+
+def refuse_unsupported(body: object, honoured: Container[str]) -> None:
+    """Nothing in the body asks for what is not available. Raises ApiError (400, with param).
+
+    The body has an attribute for each parameter of HARMLESS: the JSON of its value, or ABSENT.
+    """
+    for param, harmless in HARMLESS.items():
+        if param in honoured:
             continue
-        if param == "tools" and body.get("tool_choice") == "none":
-            continue  # none of them may be called
-        if not any(_is_same(value, allowed) for allowed in harmless):
-            raise _refusal(param, value, harmless)
+        raw = getattr(body, param)
+        if not raw or (param == "tools" and _are_tools_off(body)):
+            continue
+        if not _is_harmless(raw, harmless):
+            raise _refusal(param, raw, harmless)
+
+
+def _are_tools_off(body: object) -> bool:
+    """None of the tools may be called."""
+    choice = getattr(body, "tool_choice")  # noqa: B009 (a field that only some types have)
+    return bool(choice) and _is_harmless(choice, ("none",), is_null_too=False)
+
+
+def _is_harmless(
+    raw: msgspec.Raw, harmless: tuple[object, ...], *, is_null_too: bool = True
+) -> bool:
+    if len(raw) > LOOKED_AT_BYTES:
+        return False
+    value: object = msgspec.json.decode(raw)
+    if value is None:
+        return is_null_too
+    return any(_is_same(value, allowed) for allowed in harmless)
 
 
 def _is_same(value: object, allowed: object) -> bool:
@@ -64,8 +90,8 @@ def _is_same(value: object, allowed: object) -> bool:
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
-def _refusal(param: str, value: object, harmless: tuple[object, ...]) -> ApiError:
-    shown = quoted(msgspec.json.encode(value).decode())
+def _refusal(param: str, raw: msgspec.Raw, harmless: tuple[object, ...]) -> ApiError:
+    shown = quoted(bytes(memoryview(raw)[:LOOKED_AT_BYTES]).decode("utf-8", "replace"))
     accepted = " or ".join(["null", *(msgspec.json.encode(v).decode() for v in harmless)])
     return invalid(
         f"{param}={shown} is not supported; leave it out (or send {accepted})",

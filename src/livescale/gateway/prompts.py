@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from livescale.gateway.errors import invalid
-from livescale.gateway.schema import ChatBody
+from livescale.gateway.backend import ModelCard
+from livescale.gateway.errors import context_length_exceeded, invalid, quoted
+from livescale.gateway.schema import ROLES, ChatBody
 from livescale.gateway.text import TextCodec
 
 RawPrompt = str | list[int]
@@ -35,6 +36,25 @@ def raw_prompts(prompt: str | list[int | str | list[int]]) -> list[RawPrompt]:
     return list(texts)
 
 
+def check_fits(card: ModelCard, codec: TextCodec, prompt: RawPrompt, param: str) -> None:
+    """The prompt is not longer than the model can hold, as far as its length alone tells.
+
+    Raises ApiError (400). What passes may still have too many tokens, but no more than as many
+    characters have that the model could hold.
+    """
+    limit = card.model_tokens_max
+    if isinstance(prompt, str):
+        tokens, least = codec.least_tokens(prompt, limit), "at least "
+    else:
+        tokens, least = len(prompt), ""
+    if tokens >= limit:
+        raise context_length_exceeded(
+            f"The prompt has {least}{tokens} tokens; {quoted(card.name)} takes at most {limit},"
+            " the generated ones included",
+            param,
+        )
+
+
 async def read_prompts(
     codec: TextCodec, raw: list[RawPrompt], add_special_tokens: bool, is_echoed: bool
 ) -> list[Prompt]:
@@ -58,6 +78,13 @@ def check_chat(body: ChatBody) -> None:
     """There is something to render, in one way. Raises ApiError (400)."""
     if not body.messages:
         raise invalid("messages is empty", "messages")
+    for place, message in enumerate(body.messages):
+        if message.role not in ROLES:
+            raise invalid(
+                f"{quoted(message.role)} is no role: it is one of {', '.join(ROLES)}",
+                f"messages[{place}].role",
+                "invalid_value",
+            )
     if body.continue_final_message and body.add_generation_prompt:
         raise invalid(
             "continue_final_message and add_generation_prompt exclude each other",
@@ -66,16 +93,17 @@ def check_chat(body: ChatBody) -> None:
         )
 
 
-async def read_chat(codec: TextCodec, body: ChatBody) -> Prompt:
+async def read_chat(card: ModelCard, codec: TextCodec, body: ChatBody) -> Prompt:
     """The messages as the model reads them. Raises ApiError (400) if its template refuses them."""
     is_continued = bool(body.continue_final_message)
-    ids = await codec.encode_chat(
+    text = await codec.render_chat(
         body.messages,
         add_generation_prompt=body.add_generation_prompt is not False and not is_continued,
-        add_special_tokens=bool(body.add_special_tokens),
         continue_final_message=is_continued,
     )
-    return Prompt(ids)
+    # Templates leave parts out, so that only the rendered text says how long the prompt is.
+    check_fits(card, codec, text, "messages")
+    return Prompt(await codec.encode(text, bool(body.add_special_tokens)))
 
 
 def check_ids(ids: list[int], vocabulary: int, param: str) -> None:

@@ -6,7 +6,7 @@ Pure: what is generated and when it is sent is decided elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from livescale.gateway.answers import (
     CompletionChoice,
     CompletionLogprobs,
     Delta,
+    PromptTokensDetails,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -50,10 +51,23 @@ class ReplyHead:
     wants_usage: bool = False
     wants_usage_always: bool = False
     wants_token_ids: bool = False
+    #: cached tokens by prompt, as they become known
+    _cached: dict[int, int] = field(default_factory=dict, compare=False)
+
+    def count_cached(self, piece: Piece) -> None:
+        """A prompt's cached tokens are those of its first choice: the others find the prompt
+        there because of the first."""
+        if piece.is_first and piece.choice % self.choices == 0:
+            self._cached[piece.choice // self.choices] = piece.cached_tokens
 
     def usage(self, completion_tokens: int) -> Usage:
         prompt_tokens = sum(map(len, self.prompts))
-        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+        return Usage(
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens + completion_tokens,
+            PromptTokensDetails(sum(self._cached.values())),
+        )
 
     def if_ids(self, value: T) -> T | UnsetType:
         """The value if the client wants token ids."""

@@ -15,15 +15,11 @@ from livescale.gateway.backend import ModelCard
 from livescale.gateway.choices import TextRules
 from livescale.gateway.errors import ApiError, context_length_exceeded, invalid, quoted
 from livescale.gateway.prompts import check_ids
-from livescale.gateway.schema import ChatBody, CompletionBody, GenerationBody
+from livescale.gateway.schema import PROMPTS_MAX, ChatBody, CompletionBody, GenerationBody
 from livescale.types import SamplingDefaults, SamplingParams
 
-GENERATIONS_MAX = 128
+GENERATIONS_MAX = PROMPTS_MAX
 """Texts that one request may ask for: prompts times choices of each."""
-STOP_STRINGS_MAX = 16
-STOP_CHARS_MAX = 256
-STOP_TOKEN_IDS_MAX = 256
-LOGIT_BIAS_MAX = 1024
 LOGPROBS_MAX = 20
 """Likely tokens reported beside each chosen one."""
 TEMPERATURE_LEAST = 0.01
@@ -178,19 +174,12 @@ def _whole(param: str, value: int | None, low: int, high: int, neutral: int) -> 
 
 def _stop_token_ids(body: GenerationBody, vocabulary: int) -> list[int]:
     ids = body.stop_token_ids or []
-    if len(ids) > STOP_TOKEN_IDS_MAX:
-        raise _wrong("stop_token_ids", f"at most {STOP_TOKEN_IDS_MAX} ids", len(ids))
     check_ids(ids, vocabulary, "stop_token_ids")
     return ids
 
 
 def _stop_strings(body: GenerationBody) -> tuple[str, ...]:
     strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(strings) > STOP_STRINGS_MAX:
-        raise _wrong("stop", f"at most {STOP_STRINGS_MAX} strings", len(strings))
-    for string in strings:
-        if not 1 <= len(string) <= STOP_CHARS_MAX:
-            raise _wrong("stop", f"strings of 1 to {STOP_CHARS_MAX} characters", string)
     return tuple(dict.fromkeys(strings))
 
 
@@ -223,8 +212,6 @@ def _seed(body: GenerationBody) -> int:
 
 def _logit_bias(body: GenerationBody, vocabulary: int) -> tuple[tuple[int, float], ...]:
     given = body.logit_bias or {}
-    if len(given) > LOGIT_BIAS_MAX:
-        raise _wrong("logit_bias", f"of at most {LOGIT_BIAS_MAX} tokens", len(given))
     biases = {}
     for key, bias in given.items():
         # Longer ones are no ids of any model, and int() of an endless one takes its time.

@@ -6,19 +6,32 @@ are in `answers.py`. Fields beyond OpenAI's have vLLM's names.
 
 from __future__ import annotations
 
+import functools
+import json
 import re
-from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from livescale.gateway.errors import ApiError, invalid
-from livescale.gateway.parameters import refuse_unsupported
+from livescale.gateway.parameters import ABSENT, HARMLESS, refuse_unsupported
 
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+MESSAGES_MAX = 2048
+"""Messages of a chat, and parts of a message."""
+STOP_STRINGS_MAX = 16
+STOP_CHARS_MAX = 256
+STOP_TOKEN_IDS_MAX = 256
+LOGIT_BIAS_MAX = 1024
+PROMPTS_MAX = 128
+"""Prompts of a completion, where they are texts or lists of ids."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, gc=False):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -40,9 +53,9 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=LOGIT_BIAS_MAX)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=STOP_STRINGS_MAX)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=STOP_TOKEN_IDS_MAX)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -65,22 +78,26 @@ class CompletionBody(GenerationBody, kw_only=True):
     echo: bool | None = None
 
 
-class ContentPart(msgspec.Struct):
+class ContentPart(msgspec.Struct, gc=False):
     type: str
     text: str | None = None
 
 
-class Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
+class Message(msgspec.Struct, gc=False):
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+    content: str | Annotated[list[ContentPart], Meta(max_length=MESSAGES_MAX)] | None = None
     name: str | None = None
-    tool_calls: list[object] | None = None
+    #: not available, but a client may send none of them
+    tool_calls: Annotated[list[msgspec.Raw], Meta(max_length=MESSAGES_MAX)] | None = None
+
+
+MessageList = Annotated[list[Message], Meta(max_length=MESSAGES_MAX)]
 
 
 class ChatBody(GenerationBody, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: MessageList
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
@@ -92,30 +109,84 @@ AnyBody = TypeVar("AnyBody")
 
 _PLACE = re.compile(r"`\$\.?([^`]*)`$")
 _MISSING_FIELD = re.compile(r"required field `(\w+)`")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_PLACE_CHARS_MAX = 200
+_SEARCHED_BYTES_MAX = 256 * 1024
+"""Where a lone surrogate stands is told of bodies up to this size."""
 
 
 def decode_body(raw: bytes, body_type: type[Body]) -> Body:
     """The body of a generation request, which asks for nothing that is not available."""
-    honoured = body_type.__struct_fields__
-    return decode_as(raw, body_type, lambda fields: refuse_unsupported(fields, honoured))
+    body: Body = decode_as(raw, _with_refusals(body_type))
+    refuse_unsupported(body, body_type.__struct_fields__)
+    return body
 
 
-def decode_as(
-    raw: bytes,
-    body_type: type[AnyBody],
-    check: Callable[[dict[str, object]], None] = lambda fields: None,
-) -> AnyBody:
-    """The body with checked types. Raises ApiError (400) that names the field where it can."""
+def decode_as(raw: bytes, body_type: type[AnyBody]) -> AnyBody:
+    """The body with checked types. Raises ApiError (400) that names the field where it can.
+
+    What no field of the type wants is passed over: nothing is made of it.
+    """
+    wanted: Any = body_type
     try:
-        fields = msgspec.json.decode(raw)
-        if isinstance(fields, dict):
-            check(fields)
-        return msgspec.convert(fields, body_type)
+        body: AnyBody = _decoder(wanted).decode(raw)
     except msgspec.ValidationError as error:
         raise _validation_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"The request body is not valid JSON: {error}"
-        raise invalid(message, code="invalid_json") from None
+        raise _lone_surrogate(raw) or _not_json(error) from None
+    return body
+
+
+@functools.cache
+def _decoder(body_type: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(body_type)
+
+
+@functools.cache
+def _with_refusals(body_type: type[msgspec.Struct]) -> Any:
+    """The type with a field for each parameter that it does not declare and that may have to be
+    refused: undecoded, because most values are refused whatever is in them."""
+    fields = [
+        (name, msgspec.Raw, ABSENT) for name in HARMLESS if name not in body_type.__struct_fields__
+    ]
+    return msgspec.defstruct(body_type.__name__, fields, bases=(body_type,), kw_only=True)
+
+
+def _not_json(error: Exception) -> ApiError:
+    return invalid(f"The request body is not valid JSON: {error}", code="invalid_json")
+
+
+def _lone_surrogate(raw: bytes) -> ApiError | None:
+    """Half a character, escaped as \\ud800 to \\udfff: the one thing that is JSON and no text."""
+    if _SURROGATE.search(raw) is None or len(raw) > _SEARCHED_BYTES_MAX:
+        return None
+    try:
+        place = _surrogate_place(json.loads(raw), "")
+    except (ValueError, RecursionError):
+        return None
+    if place is None:
+        return None
+    field = place.lstrip(".")[:_PLACE_CHARS_MAX]
+    message = f"{field or 'The body'} holds half of a surrogate pair, which is no character"
+    return invalid(message, field or None, code="invalid_value")
+
+
+def _surrogate_place(value: object, place: str) -> str | None:
+    """Where the first text is that cannot be encoded, as OpenAI writes it: `messages[0].role`."""
+    if isinstance(value, str):
+        is_text = value.isascii() or value.encode("utf-8", "ignore").decode() == value
+        return None if is_text else place
+    entries: list[tuple[str, object]] = []
+    if isinstance(value, list):
+        entries = [(f"{place}[{number}]", entry) for number, entry in enumerate(value)]
+    elif isinstance(value, dict):
+        if any(_surrogate_place(name, place) is not None for name in value):
+            return place
+        entries = [(f"{place}.{name}", entry) for name, entry in value.items()]
+    return next(
+        (found for at, entry in entries if (found := _surrogate_place(entry, at)) is not None),
+        None,
+    )
 
 
 def _validation_error(error: msgspec.ValidationError) -> ApiError:

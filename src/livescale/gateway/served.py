@@ -14,7 +14,7 @@ from livescale.gateway.backend import Backend, ModelCard, ModelPhase
 from livescale.gateway.errors import model_not_found
 from livescale.gateway.metrics import Metrics
 from livescale.gateway.sampling import check_defaults
-from livescale.gateway.text import TextCodec
+from livescale.gateway.text import TextCodec, TextWork
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +27,11 @@ class ServedModel:
     codec: TextCodec
 
     @classmethod
-    def load(cls, card: ModelCard) -> ServedModel:
+    def load(cls, card: ModelCard, work: TextWork) -> ServedModel:
         """Read the tokenizer's files. Raises ValueError naming what is missing or broken."""
         check_defaults(card)
         try:
-            return cls(card, TextCodec.load(card.directory))
+            return cls(card, TextCodec.load(card.directory, work))
         except OSError as error:
             raise ValueError(f"{card.directory} cannot be read: {error}") from error
 
@@ -46,7 +46,8 @@ class ServedModels:
         """Reads all that is on offer. Raises ValueError naming the file that is wrong."""
         self._backend = backend
         self._metrics = metrics
-        self._served = {card.name: ServedModel.load(card) for card in backend.models()}
+        self.work = TextWork()
+        self._served = {card.name: ServedModel.load(card, self.work) for card in backend.models()}
         #: offered models whose files cannot be read, and why
         self._problems: dict[ModelCard, str] = {}
         self._reading: asyncio.Task[None] | None = None
@@ -61,6 +62,10 @@ class ServedModels:
 
     def cards(self) -> list[ModelCard]:
         return [served.card for served in self._served.values()]
+
+    def prompt_tokens_max(self) -> int:
+        """No model takes a prompt of more tokens."""
+        return max((card.model_tokens_max for card in self.cards()), default=0)
 
     async def settled(self) -> None:
         """Return when everything that is on offer has been read, or cannot be."""
@@ -94,7 +99,7 @@ class ServedModels:
     async def _read_new(self) -> None:
         while (card := self._unread()) is not None:
             try:
-                served = await asyncio.to_thread(ServedModel.load, card)
+                served = await asyncio.to_thread(ServedModel.load, card, self.work)
             except ValueError as error:
                 log.error("model %s cannot be served: %s", card.name, error)
                 self._problems[card] = str(error)

@@ -20,7 +20,8 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from livescale.gateway.errors import ApiError, head_too_large, invalid, request_too_slow
+from livescale.gateway.errors import ApiError, invalid, request_too_slow
+from livescale.gateway.heads import HeadBounds, check_host
 from livescale.gateway.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,6 @@ KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that they do not meet one being closed."""
 CANCEL_S = 5.0
 """Time for cancelled responses to tell their clients, after the drain time is over."""
-HEAD_BYTES_MAX = 64 * 1024
-"""Bytes of request line and headers: nobody means well with more."""
 LINGER_S = 1.0
 """After the time for a request is over the application may still say so."""
 
@@ -54,7 +53,7 @@ async def serve(
         loop="none",
         http=protocol,
         ws="none",
-        lifespan="off",
+        lifespan="auto",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -87,8 +86,9 @@ class _Connection(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
         self._is_in_head = True
-        self._heads = 0
-        self._head_bytes = 0
+        self._bounds = HeadBounds()
+        #: what is wrong with the request under way, found while the parser was in it
+        self._problem: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,15 +103,13 @@ class _Connection(HttpToolsProtocol):
     # -- a request that does not arrive ---------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        was_in_head, heads = self._is_in_head, self._heads
         super().data_received(data)
         if self.transport.is_closing():
             return
-        # The parser itself would keep any amount of headers. Only what is head alone counts.
-        if was_in_head and self._heads == heads:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self._refuse(head_too_large(HEAD_BYTES_MAX))
+        try:
+            self._bounds.feed(len(data))
+        except ApiError as error:
+            self._refuse(error)
         # Bytes have ended the wait for the next request, and may have begun none (empty lines).
         if self._receiving is None and not self._is_answering():
             self._expect(self._limits.receive_timeout_s)
@@ -119,24 +117,54 @@ class _Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = True
-        self._head_bytes = 0
+        self._bounds.begin()
         self._expect(self._limits.receive_timeout_s)
 
+    def on_url(self, url: bytes) -> None:
+        with self._stopping_parser():
+            self._bounds.take_target(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        with self._stopping_parser():
+            self._bounds.take_header(name, value)
+        if self._is_in_head:  # trailers say nothing to any endpoint
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        with self._stopping_parser():
+            check_host(self.parser.get_http_version(), self.headers)
         self._is_in_head = False
-        self._heads += 1
+        self._bounds.yielded()
         # The application has the same time for the body, and answers when it is over.
         self._expect(self._limits.receive_timeout_s + LINGER_S)
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        self._bounds.yielded()
+
+    def on_body(self, body: bytes) -> None:
+        self._bounds.yielded()
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._bounds.yielded()
         super().on_message_complete()
         if self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(invalid(msg, code="invalid_http"))
+        self._refuse(self._problem or invalid(msg, code="invalid_http"))
+
+    @contextlib.contextmanager
+    def _stopping_parser(self) -> Iterator[None]:
+        """An ApiError raised inside is the answer, whatever the parser makes of it."""
+        try:
+            yield
+        except ApiError as error:
+            self._problem = error
+            raise
 
     def _expect(self, timeout_s: float) -> None:
         if self._receiving is not None:

@@ -118,6 +118,7 @@ class Generation(Response):
         try:
             async with aclosing(interleaved(self._choices)) as arriving:
                 async for piece in arriving:
+                    self._reply.head.count_cached(piece)
                     gathered[piece.choice].add(piece)
         except Exception:
             self._give_up("failed")
@@ -132,6 +133,7 @@ class Generation(Response):
         try:
             async with aclosing(interleaved(self._choices)) as arriving:
                 async for piece in arriving:
+                    reply.head.count_cached(piece)
                     # The status line waits for the first token: until then a failure is an HTTP
                     # error.
                     if not self._has_started:

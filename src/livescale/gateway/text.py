@@ -1,6 +1,7 @@
 """Text to token ids and back, as a stream. Knows tokenizers; must not know HTTP bodies.
 
-Long texts are tokenized off the event loop: other streams' tokens must not wait for them.
+Long texts are tokenized off the event loop: other streams' tokens must not wait for them. How much
+text is worked on at once is bounded (`TextWork`): tokenizing takes a hundred times its bytes.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from livescale.gateway.admission import estimated_tokens
+from livescale.gateway.budgets import ByteBudget
 from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.errors import invalid
+from livescale.gateway.rendering import Renderers
 from livescale.gateway.schema import Message
 from livescale.gateway.spelling import TokenSpelling
+from livescale.gateway.text_bounds import TextBounds
 
 OFF_LOOP_CHARS = 4096
 """Texts above this length are tokenized in a thread (about 1 ms of work at 3 MB/s)."""
@@ -25,7 +30,29 @@ OFF_LOOP_CHARS = 4096
 OFF_LOOP_TOKENS = 4096
 """Lists of ids above this length are decoded in a thread."""
 
+LONG_CHARS = 64 * 1024
+"""Texts above this length wait for one another, not with shorter ones."""
+
+WORK_CHARS_MAX = 512 * 1024
+"""Characters of texts that are tokenized at once, of long ones and of shorter ones each."""
+
 REPLACEMENT = "\ufffd"
+
+
+class TextWork:
+    """What one gateway works on texts with: who renders, and how much is tokenized at once.
+
+    Lives on its event loop.
+    """
+
+    def __init__(self) -> None:
+        self.renderers = Renderers()
+        self._shorter = ByteBudget(WORK_CHARS_MAX)
+        self._long = ByteBudget(WORK_CHARS_MAX)
+
+    def holding(self, chars: int) -> AbstractAsyncContextManager[None]:
+        """Wait until so many characters may be worked on, and hold them meanwhile."""
+        return (self._long if chars > LONG_CHARS else self._shorter).holding(chars)
 
 
 class TextCodec:
@@ -35,19 +62,31 @@ class TextCodec:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, vocabulary: int
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        vocabulary: int,
+        work: TextWork,
     ) -> None:
         # A saved tokenizer may carry training settings that would cut or lengthen prompts.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._template = template
+        self._work = work
+        #: a template that takes long holds up its own model's chats only
+        self._rendering = ByteBudget(1)
+        self._bounds = TextBounds(tokenizer)
         self.vocabulary = vocabulary
         self.spelling = TokenSpelling(tokenizer)
 
     @classmethod
-    def load(cls, directory: Path) -> TextCodec:
-        """Read tokenizer.json and what lies beside it. Raises ValueError naming the file."""
+    def load(cls, directory: Path, work: TextWork | None = None) -> TextCodec:
+        """Read tokenizer.json and what lies beside it, and try the chat template.
+
+        Raises ValueError naming the file, or what is wrong with the template.
+        """
+        work = work or TextWork()
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ValueError(f"{path} does not exist: a model needs a fast tokenizer")
@@ -58,7 +97,17 @@ class TextCodec:
         vocabulary = _configured_vocabulary(directory / "config.json")
         if vocabulary is None:
             vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
-        return cls(tokenizer, ChatTemplate.load(directory), vocabulary)
+        template = ChatTemplate.load(directory)
+        if template is not None:
+            try:
+                template.try_out(work.renderers)
+            except ValueError as error:
+                raise ValueError(f"the chat template of {directory} fails: {error}") from error
+        return cls(tokenizer, template, vocabulary, work)
+
+    def least_tokens(self, text: str, enough: int) -> int:
+        """A number that the text's tokens do not fall below, found without tokenizing."""
+        return self._bounds.least_tokens(text, enough)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a plain prompt, with the special tokens the tokenizer puts around one."""
@@ -69,41 +118,38 @@ class TextCodec:
         self, texts: list[str], add_special_tokens: bool = True
     ) -> list[tuple[int, ...]]:
         """Ids of several prompts, in their order."""
-        if sum(map(len, texts)) <= OFF_LOOP_CHARS:
+        chars = sum(map(len, texts))
+        if chars <= OFF_LOOP_CHARS:
             return self._encode(texts, add_special_tokens)
-        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+        async with self._work.holding(chars):
+            return await asyncio.to_thread(self._encode, texts, add_special_tokens)
 
-    async def encode_chat(
+    async def render_chat(
         self,
         messages: list[Message],
         add_generation_prompt: bool = True,
-        add_special_tokens: bool = False,
         continue_final_message: bool = False,
-    ) -> tuple[int, ...]:
-        """Ids of the rendered messages. Raises ApiError (400) without or by the template.
+    ) -> str:
+        """The text of the messages. Raises ApiError (400) without or by the template.
 
-        The template's text has its special tokens; `add_special_tokens` puts more around it.
+        It has its special tokens.
         """
-        template = self._template
+        template, renderers = self._template, self._work.renderers
         if template is None:
             raise invalid(
                 "This model has no chat template: use /v1/completions", "model", "no_chat_template"
             )
-
-        def encode() -> tuple[int, ...]:
-            text = template.render(messages, add_generation_prompt, continue_final_message)
-            [ids] = self._encode([text], add_special_tokens)
-            return ids
-
-        if sum(_chars(message) for message in messages) <= OFF_LOOP_CHARS:
-            return encode()
-        return await asyncio.to_thread(encode)
+        async with self._rendering.holding(1):
+            return await template.render(
+                renderers, messages, add_generation_prompt, continue_final_message
+            )
 
     async def decode(self, ids: list[int]) -> str:
         """The text of the ids, special tokens included."""
         if len(ids) <= OFF_LOOP_TOKENS:
             return self._decode(ids)
-        return await asyncio.to_thread(self._decode, ids)
+        async with self._work.holding(len(ids)):
+            return await asyncio.to_thread(self._decode, ids)
 
     def token_strings(self, ids: Sequence[int]) -> list[str | None]:
         """The vocabulary's entry of each id (None: the model has the id, the tokenizer not)."""
@@ -180,10 +226,6 @@ def _texts(message: Message) -> list[str]:
     if isinstance(message.content, list):
         return [part.text or "" for part in message.content]
     return [message.content or ""]
-
-
-def _chars(message: Message) -> int:
-    return sum(map(len, _texts(message)))
 
 
 def _configured_vocabulary(path: Path) -> int | None:

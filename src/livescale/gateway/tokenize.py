@@ -6,8 +6,8 @@ No generation, no instance: these answer while nothing is served.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 import msgspec
 from starlette.requests import Request
@@ -15,14 +15,16 @@ from starlette.responses import Response
 
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.errors import invalid, queue_full
-from livescale.gateway.prompts import check_chat, check_ids, read_chat
-from livescale.gateway.schema import ChatBody, Message, decode_as
+from livescale.gateway.prompts import check_chat, check_fits, check_ids, read_chat
+from livescale.gateway.schema import ChatBody, MessageList, decode_as
 from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.text import TextCodec
 
 TOKENIZING_MAX = 64
 """Requests that are tokenized at once; more wait for nothing but processor time."""
 RETRY_AFTER_S = 1.0
+_NOTHING = (b"null", b"[]", b'""')
+"""Values of what is not available that ask for nothing of it."""
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -30,14 +32,14 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: MessageList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
     # Known to vLLM, and not available here.
-    chat_template: str | None = None
-    tools: list[object] | None = None
+    chat_template: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    tools: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class TokenizeAnswer(msgspec.Struct):
@@ -62,30 +64,36 @@ class Tokenization:
     """The two endpoints over the models' tokenizers."""
 
     def __init__(
-        self, served: ServedModels, read_body: Callable[[Request], Awaitable[bytes]]
+        self,
+        served: ServedModels,
+        reading: Callable[[Request], AbstractAsyncContextManager[bytes]],
     ) -> None:
         self._served = served
-        self._read_body = read_body
+        self._reading = reading
         self._under_way = 0
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
-        body = decode_as(await self._read_body(request), TokenizeBody)
-        model = self._model(body.model)
-        with self._busy():
-            ids = await _ids(model.codec, model.card, body)
-            answer = TokenizeAnswer(len(ids), model.card.model_tokens_max, ids)
-            if body.return_token_strs:
-                answer.token_strs = await asyncio.to_thread(model.codec.token_strings, ids)
+        async with self._reading(request) as raw:
+            body = decode_as(raw, TokenizeBody)
+            model = self._model(body.model)
+            with self._busy():
+                ids = await _ids(model.codec, model.card, body)
+                answer = TokenizeAnswer(len(ids), model.card.model_tokens_max, ids)
+                if body.return_token_strs:
+                    answer.token_strs = await asyncio.to_thread(model.codec.token_strings, ids)
         return _json(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
-        body = decode_as(await self._read_body(request), DetokenizeBody)
-        codec = self._model(body.model).codec
-        check_ids(body.tokens, codec.vocabulary, "tokens")
-        with self._busy():
-            return _json(DetokenizeAnswer(await codec.decode(body.tokens)))
+        async with self._reading(request) as raw:
+            body = decode_as(raw, DetokenizeBody)
+            model = self._model(body.model)
+            if len(body.tokens) > model.card.model_tokens_max:
+                check_fits(model.card, model.codec, body.tokens, "tokens")
+            check_ids(body.tokens, model.codec.vocabulary, "tokens")
+            with self._busy():
+                return _json(DetokenizeAnswer(await model.codec.decode(body.tokens)))
 
     def _model(self, name: str | None) -> ServedModel:
         """The named model; the only one if none is named. Raises ApiError (400, 404)."""
@@ -108,11 +116,13 @@ class Tokenization:
 async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[int, ...]:
     """The ids of the prompt or the messages. Raises ApiError (400)."""
     for param in ("chat_template", "tools"):
-        if getattr(body, param):
+        raw = getattr(body, param)
+        if raw and bytes(memoryview(raw)[:8]) not in _NOTHING:
             raise invalid(f"{param} is not supported", param, code="unsupported_parameter")
     if (body.prompt is None) == (body.messages is None):
         raise invalid("Exactly one of prompt and messages is needed", "prompt")
     if body.prompt is not None:
+        check_fits(card, codec, body.prompt, "prompt")
         return await codec.encode(body.prompt, body.add_special_tokens is not False)
     assert body.messages is not None
     chat = ChatBody(
@@ -123,7 +133,7 @@ async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[i
         add_special_tokens=body.add_special_tokens,
     )
     check_chat(chat)
-    return (await read_chat(codec, chat)).ids
+    return (await read_chat(card, codec, chat)).ids
 
 
 def _json(value: object) -> Response:

@@ -41,6 +41,7 @@ async def _main(boot: GatewayBoot) -> None:
         request_prefix=boot.gateway,
         limits=limits,
         keys=keys,
+        page_origins=boot.page_origins,
         slo=backend.slo,
         has_vllm_metrics=boot.has_vllm_metrics,
         is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,

@@ -166,8 +166,13 @@ class HostedAttempts:
         for e in emissions:
             gateway = self._gateway_of[e.request]
             token = Token(
-                *(e.request, e.attempt, e.index, e.token_id, e.finish_reason),
-                logprobs.get(e.request),
+                request=e.request,
+                attempt=e.attempt,
+                index=e.index,
+                token_id=e.token_id,
+                finish_reason=e.finish_reason,
+                logprobs=logprobs.get(e.request),
+                cached_tokens=e.cached_tokens,
             )
             by_gateway.setdefault(gateway, []).append(token)
         for gateway, tokens in by_gateway.items():

@@ -19,7 +19,8 @@ _BACKLOG = 1024
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. ConfigError when the address cannot be had."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -420,7 +420,13 @@ class PoolBackend:
         transcript.generated.append(token.token_id)
         transcript.token_ns.append(time.monotonic_ns())
         transcript.chunks.put_nowait(
-            TokenChunk(token.index, token.token_id, token.finish_reason, token.logprobs)
+            TokenChunk(
+                token.index,
+                token.token_id,
+                token.finish_reason,
+                token.logprobs,
+                token.cached_tokens,
+            )
         )
         if token.finish_reason is not None:
             self._finish(transcript, Outcome.FINISHED)

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from livescale.config import PoolConfig
+from livescale.gateway.pages import page_origins
 from livescale.runtime.boot import (
     AgentBoot,
     ControllerBoot,
@@ -81,6 +82,7 @@ class Pool:
             )
         self.config = config
         self._keys = KeyWatch(config, environ or {})
+        self._page_origins = page_origins(config.cors_origins)
         self._latency = latency(config)
         self._secret = secrets.token_hex(16)
         self._start = secrets.token_hex(4)
@@ -171,7 +173,7 @@ class Pool:
     def base_url(self) -> str:
         """Where the OpenAI API is, without /v1."""
         host, port = self._http.getsockname()[:2]
-        return f"http://{host}:{port}"
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def pids(self) -> dict[str, int]:
         """Process ids of the living children by name: controller, gateway, agent 0, worker 0, …"""
@@ -336,6 +338,7 @@ class Pool:
             lost_after_ms=self.config.lost_after_ms,
             key_digests=self._keys.digests.api,
             admin_key_digests=self._keys.digests.admin,
+            page_origins=self._page_origins,
         )
 
     def _agent_boot(self, number: int) -> Callable[[int], AgentBoot]:

@@ -350,7 +350,7 @@ class Cancel(Value, frozen=True, tag=True):
 
 
 class Token(Value, frozen=True, array_like=True):
-    """One generated token of one attempt."""
+    """One generated token of one attempt; the first one tells of the prompt's cached tokens."""
 
     request: RequestId
     attempt: int
@@ -358,6 +358,7 @@ class Token(Value, frozen=True, array_like=True):
     token_id: int
     finish_reason: FinishReason | None
     logprobs: TokenLogprobs | None = None
+    cached_tokens: int = 0
 
 
 class Tokens(Value, frozen=True, tag=True):

@@ -1,0 +1,109 @@
+"""From a request to the bytes of its body: how much may come, of what kind, and all at once.
+
+No meaning: what the bytes say is decided in `schema.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+
+from livescale.gateway.budgets import ByteBudget
+from livescale.gateway.errors import (
+    body_too_complex,
+    body_too_large,
+    request_too_slow,
+    wrong_media_type,
+)
+from livescale.gateway.keys import KeyRing
+from livescale.gateway.limits import Limits
+from livescale.gateway.sampling import GENERATIONS_MAX
+from livescale.gateway.structure import StructureCount
+
+SMALL_BODY_BYTES = 64 * 1024
+"""Bodies up to this size are read at once, whatever others send; they hold little."""
+BODIES_BYTES_MAX = 32 * 1024 * 1024
+"""Larger bodies that are in the gateway at once, until they have become token ids."""
+OPENINGS_MAX = 8192
+"""Lists and objects of a body."""
+KEYS_MAX = 16_384
+"""Members of all its objects."""
+VALUES_MAX = 32_768
+"""Entries of its lists and objects that are no token ids of a prompt."""
+
+
+class Bodies:
+    """Reads the bodies of one gateway's requests. Lives on its event loop."""
+
+    def __init__(self, limits: Limits, prompt_tokens_max: Callable[[], int], keys: KeyRing) -> None:
+        """`prompt_tokens_max` is the longest prompt of ids that any model could take now."""
+        self._limits = limits
+        self._prompt_tokens_max = prompt_tokens_max
+        self._keys = keys
+        self._budget = ByteBudget(max(BODIES_BYTES_MAX, limits.body_bytes_max))
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body, where what is made of it is no larger. Raises as `reading` does."""
+        async with self.reading(request) as body:
+            return body
+
+    @asynccontextmanager
+    async def reading(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body, which counts as being in the gateway until the end of the block.
+
+        Raises ApiError: 408, 413 (before more than a bound is kept in memory), 415.
+        """
+        limits = self._limits
+        self._check_media_type(request)
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limits.body_bytes_max:
+            raise body_too_large(limits.body_bytes_max)
+        wanted_bytes = int(declared) if declared.isdigit() else limits.body_bytes_max
+        if wanted_bytes <= SMALL_BODY_BYTES:
+            yield await self._received(request)
+            return
+        # One that waits here is not read: its client's bytes stay where they are.
+        async with self._budget.holding(wanted_bytes):
+            yield await self._received(request)
+
+    # -- helpers, in the order used ---------------------------------------------------------
+
+    def _check_media_type(self, request: Request) -> None:
+        """Without a key any web page that the user visits could ask, but only with the types that
+        browsers let pages send anywhere, or with none. Raises ApiError (415)."""
+        kind = request.headers.get("content-type", "").partition(";")[0]
+        if kind.strip().lower() == "application/json" or self._keys.needs_key(request.url.path):
+            return
+        raise wrong_media_type()
+
+    async def _received(self, request: Request) -> bytes:
+        limits, received, count = self._limits, bytearray(), StructureCount()
+        counted_bytes = 0
+        try:
+            async with asyncio.timeout(limits.receive_timeout_s):
+                async for part in request.stream():
+                    received += part
+                    if len(received) > limits.body_bytes_max:
+                        raise body_too_large(limits.body_bytes_max)
+                    if len(received) > SMALL_BODY_BYTES:
+                        count.feed(bytes(memoryview(received)[counted_bytes:]))
+                        counted_bytes = len(received)
+                        self._check_structure(count)
+        except TimeoutError:
+            raise request_too_slow(limits.receive_timeout_s) from None
+        return bytes(received)
+
+    def _check_structure(self, count: StructureCount) -> None:
+        """Raises ApiError (413)."""
+        prompts = min(count.openings, GENERATIONS_MAX)
+        values_max = VALUES_MAX + prompts * self._prompt_tokens_max()
+        for number, bound, things in (
+            (count.openings, OPENINGS_MAX, "lists and objects"),
+            (count.keys, KEYS_MAX, "members of objects"),
+            (count.commas, values_max, "values"),
+        ):
+            if number > bound:
+                raise body_too_complex(things, bound)
