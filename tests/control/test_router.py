@@ -6,12 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from livescale.control.client_queues import REMEMBERED_NS
 from livescale.control.router import LiveDoor, RequestRecord, Router
 from livescale.types import WorkerRef
 
 W = [WorkerRef(number) for number in range(4)]
 AHEAD = 2
 AVOID_NS = 5
+CLIENTS = ["a", "b", "c"]
 
 
 def assigned(router: Router, now_ns: int = 0, count: int = 3) -> list[tuple[str, int]]:
@@ -108,6 +110,39 @@ def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
     assert assigned(router, 5, count=1) == [("r0", 10)]
 
 
+def test_a_client_with_many_requests_does_not_take_the_turns_of_others() -> None:
+    router = Router(1)
+    for number in range(100):
+        router.arrive(f"many{number}", "m", 1, 1, client="many")
+    router.arrive("few", "m", 1, 1, client="few")
+    assert assigned(router, count=2) == [("many0", 10), ("few", 11)]
+
+
+def test_a_turn_is_worth_the_weight_of_the_client() -> None:
+    router = Router(100)
+    for number in range(4):
+        router.arrive(f"a{number}", "m", 1, 1, client="a", weight=3)
+        router.arrive(f"b{number}", "m", 1, 1, client="b")
+    order = [request for request, _ in assigned(router, count=1)]
+    assert order == ["a0", "a1", "a2", "b0", "a3", "b1", "b2", "b3"]
+
+
+def test_one_client_does_not_get_all_places_beside_others() -> None:
+    router = Router(16, places=8)
+    for number in range(20):
+        router.arrive(f"many{number}", "m", 1, 1, client="many", now_ns=1)
+    assert len(assigned(router, 2, count=1)) == 16, "alone it may have all, and some ahead"
+    for number in range(12):
+        router.end(router.requests[f"many{number}"])
+    router.arrive("few0", "m", 1, 1, client="few", now_ns=3)
+    got = [request for request, _ in assigned(router, 4, count=1)]
+    assert got == ["many16", "few0", "many17", "many18"], "seven of eight places, and no more"
+    router.end(router.requests["few0"])
+    assert assigned(router, 5, count=1) == []
+    later_ns = 4 + REMEMBERED_NS
+    assert assigned(router, later_ns, count=1) == [("many19", 10)], "the other one is forgotten"
+
+
 class RouterMachine(RuleBasedStateMachine):
     """Requests come, go, fail; what is waiting or dispatched is never lost or doubled."""
 
@@ -118,11 +153,13 @@ class RouterMachine(RuleBasedStateMachine):
         self.records: dict[str, RequestRecord] = {}
         self.arrivals = 0
 
-    @rule(tokens=st.integers(1, 50))
-    def arrive(self, tokens: int) -> None:
+    @rule(tokens=st.integers(1, 50), client=st.sampled_from(CLIENTS))
+    def arrive(self, tokens: int, client: str) -> None:
         self.arrivals += 1
         request = f"r{self.arrivals}"
-        self.records[request] = self.router.arrive(request, "m", tokens, 1)
+        self.records[request] = self.router.arrive(
+            request, "m", tokens, 1, now_ns=self.now_ns, client=client
+        )
 
     @rule(chosen=st.lists(st.sampled_from([0, 1, 2, 3]), unique=True))
     def assign(self, chosen: list[int]) -> None:
@@ -130,8 +167,10 @@ class RouterMachine(RuleBasedStateMachine):
         attempts = {r.id: r.attempt for r in before}
         instances = [(number, W[number]) for number in sorted(chosen)]
         got = self.router.assign(self.now_ns, "m", instances)
-        orders = [a.request.order for a in got]
-        assert orders == sorted(orders), "first come, first served"
+        for client in CLIENTS:
+            orders = [a.request.order for a in got if a.request.client == client]
+            assert orders == sorted(orders), "of one client, first come, first served"
+        self.check_turns([a.request for a in got])
         for a in got:
             assert a.request.attempt == attempts[a.request.id] + 1
             assert a.request.worker == a.worker == W[a.instance]
@@ -143,6 +182,14 @@ class RouterMachine(RuleBasedStateMachine):
             # Nobody waits while an instance has room, except who avoids it.
             assert not has_room or all(r.avoided == W[number] for r in waiting)
         assert self.router.assign(self.now_ns, "m", instances) == []
+
+    def check_turns(self, served: list[RequestRecord]) -> None:
+        """Of two clients that wait, neither is more than a turn ahead."""
+        waiting = [r for r in self.records.values() if r.worker is None and not r.avoided]
+        for client in dict.fromkeys(record.client for record in waiting):
+            own = sum(record.client == client for record in served)
+            for other in CLIENTS:
+                assert sum(record.client == other for record in served) <= own + 1
 
     @precondition(lambda self: any(r.worker for r in self.records.values()))
     @rule(data=st.data(), how=st.sampled_from(["start", "move", "retry", "avoid", "end"]))

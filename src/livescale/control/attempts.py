@@ -40,7 +40,13 @@ class Attempts:
         if state is None:
             return False
         record = self._router.arrive(
-            event.request, event.model, event.prompt_tokens, event.output_tokens_max
+            request=event.request,
+            model=event.model,
+            prompt_tokens=event.prompt_tokens,
+            output_tokens_max=event.output_tokens_max,
+            now_ns=now_ns,
+            client=event.client,
+            weight=event.weight,
         )
         record.attempt = event.attempt
         # Which of the earlier ones were given back is not known: they count as failed.

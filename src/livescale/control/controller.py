@@ -67,7 +67,9 @@ class Controller:
         self.config = config
         self.fleet = Fleet()
         self.pool = ParameterPool(isinstance(config.placement, SpreadCopies | AllCopies))
-        self.router = Router(config.dispatched_ahead_max, config.live_ahead_max)
+        self.router = Router(
+            config.dispatched_ahead_max, config.live_ahead_max, config.sequences_max
+        )
         self.models = {
             p.spec.name: ModelState(p, config, 0, number) for number, p in enumerate(config.models)
         }

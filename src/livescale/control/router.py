@@ -1,17 +1,24 @@
 """The router: holds the queue of every model and hands requests to instances.
 
-Requests wait here (ids and sizes only), first come, first served. An instance holds at most
-`dispatched_ahead_max` requests that it has not started, so that what waits can still go elsewhere;
-a loading one, which takes them for its pair, at most `live_ahead_max`.
+Requests wait here (ids and sizes only). Clients take turns, and of one client the first to come is
+the first to go (`client_queues.py`). An instance holds at most `dispatched_ahead_max` requests that
+it has not started, so that what waits can still go elsewhere; a loading one, which takes them for
+its pair, at most `live_ahead_max`. While a model has several clients, none of them gets all places
+of an instance: what the others send finds one that is free.
 `assign` is synchronous, has no side effects outside, and may be called again after any change.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from livescale.types import InstanceId, RequestId, WorkerRef
+from livescale.control.client_queues import ClientQueues, RecentClients
+from livescale.types import SEQUENCES_MAX, InstanceId, RequestId, WorkerRef
+
+_SPARED_SHARE = 8
+"""Of the places of an instance every so many-th stays free of one client while there are others."""
 
 
 @dataclass(slots=True)
@@ -24,6 +31,9 @@ class RequestRecord:
     output_tokens_max: int
     #: order of arrival: a retried request goes back to its place
     order: int
+    #: who sent it, and how many requests a turn of that client is worth
+    client: str = ""
+    weight: int = 1
     attempt: int = 0
     worker: WorkerRef | None = None
     is_started: bool = False
@@ -56,10 +66,11 @@ class LiveDoor:
 @dataclass(slots=True)
 class _Row:
     """Who may take requests: `tokens` of prompts are outstanding there, and it can take `room` more
-    requests. `amount` is what it is chosen by among its like (thousandths of a token)."""
+    requests. `members` are the worker and the partner that shares its work. `amount` is what it is
+    chosen by among its like (thousandths of a token)."""
 
     instance: InstanceId
-    worker: WorkerRef
+    members: tuple[WorkerRef, ...]
     tokens: int
     room: int
     cost_permille: int = 1000
@@ -68,6 +79,10 @@ class _Row:
 
     def __post_init__(self) -> None:
         self.add(0)
+
+    @property
+    def worker(self) -> WorkerRef:
+        return self.members[0]
 
     def add(self, tokens: int) -> None:
         self.tokens += tokens
@@ -92,18 +107,26 @@ class Assignment:
 class Router:
     """Queue and whereabouts of all unfinished requests."""
 
-    def __init__(self, dispatched_ahead_max: int, live_ahead_max: int = 8) -> None:
+    def __init__(
+        self, dispatched_ahead_max: int, live_ahead_max: int = 8, places: int = SEQUENCES_MAX
+    ) -> None:
+        """An instance computes `places` requests at once."""
         self._ahead_max = dispatched_ahead_max
         self._live_ahead_max = live_ahead_max
+        self._places = places
         self.requests: dict[RequestId, RequestRecord] = {}
-        #: per model, waiting requests in order of arrival
-        self._waiting: dict[str, dict[RequestId, RequestRecord]] = {}
+        #: per model, waiting requests
+        self._waiting: dict[str, ClientQueues[RequestRecord]] = {}
         #: prompt tokens in `_waiting`, per model
         self._waiting_tokens: dict[str, int] = {}
         #: per worker: dispatched and not ended
         self._dispatched: dict[WorkerRef, dict[RequestId, RequestRecord]] = {}
         #: per worker: of these, requests that it has not started, and the prompt tokens of all
         self._outstanding: dict[WorkerRef, list[int]] = {}
+        #: per worker and client: how many of these
+        self._held: dict[WorkerRef, dict[str, int]] = {}
+        #: per model, the clients that sent something lately
+        self._recent: dict[str, RecentClients] = {}
         #: per model, requests that nobody had room for when they were last dealt out
         self._left_over: dict[str, int] = {}
         #: per model, requests that are not over
@@ -115,25 +138,44 @@ class Router:
     # -- what happened ----------------------------------------------------------------------
 
     def arrive(
-        self, request: RequestId, model: str, prompt_tokens: int, output_tokens_max: int
+        self,
+        request: RequestId,
+        model: str,
+        prompt_tokens: int,
+        output_tokens_max: int,
+        *,
+        now_ns: int = 0,
+        client: str = "",
+        weight: int = 1,
     ) -> RequestRecord:
-        """A new request waits at the end of its model's queue."""
+        """A new request waits behind those of its client."""
         assert request not in self.requests, f"{request} arrived twice"
         self._arrivals += 1
-        record = RequestRecord(request, model, prompt_tokens, output_tokens_max, self._arrivals)
+        record = RequestRecord(
+            id=request,
+            model=model,
+            prompt_tokens=prompt_tokens,
+            output_tokens_max=output_tokens_max,
+            order=self._arrivals,
+            client=client,
+            weight=weight,
+        )
         self.requests[request] = record
         self._unfinished[model] = self.unfinished(model) + 1
+        self._recent.setdefault(model, RecentClients()).saw(client, now_ns)
         self._enqueue(record)
         return record
 
     def place(self, record: RequestRecord, worker: WorkerRef) -> None:
         """The request's attempt is under way on the worker."""
-        self._dequeue(record)
+        self._dequeue(record, is_served=True)
         record.worker = worker
         self._dispatched.setdefault(worker, {})[record.id] = record
         outstanding = self._outstanding.setdefault(worker, [0, 0])
         outstanding[0] += not record.is_started
         outstanding[1] += record.prompt_tokens
+        held = self._held.setdefault(worker, {})
+        held[record.client] = held.get(record.client, 0) + 1
 
     def start(self, request: RequestId, attempt: int) -> None:
         """The instance admitted the request to its running batch."""
@@ -154,8 +196,6 @@ class Router:
         """The attempt under way is over: the request waits again, at its old place."""
         self._unplace(record)
         self._enqueue(record)
-        queue = self._waiting[record.model]
-        self._waiting[record.model] = dict(sorted(queue.items(), key=lambda item: item[1].order))
 
     def end(self, record: RequestRecord) -> None:
         """The request is over, wherever it was."""
@@ -193,7 +233,7 @@ class Router:
     # -- what can be asked ------------------------------------------------------------------
 
     def waiting(self, model: str) -> int:
-        return len(self._waiting.get(model, {}))
+        return len(self._waiting.get(model, ()))
 
     def waiting_of(self, model: str) -> list[RequestRecord]:
         """The model's waiting requests, in order of arrival."""
@@ -227,42 +267,48 @@ class Router:
         """Every request waits or is dispatched, and the counts agree. Raises AssertionError."""
         seen: dict[RequestId, str] = {}
         for model, queue in self._waiting.items():
-            orders = [record.order for record in queue.values()]
-            assert orders == sorted(orders), f"queue of {model} is out of order"
-            assert self._waiting_tokens[model] == sum(r.prompt_tokens for r in queue.values())
-            seen.update(dict.fromkeys(queue, "waiting"))
-        for worker, records in self._dispatched.items():
-            for request, record in records.items():
+            records = list(queue.in_turn())
+            for client in dict.fromkeys(record.client for record in records):
+                orders = [record.order for record in records if record.client == client]
+                assert orders == sorted(orders), f"queue of {client} to {model} is out of order"
+            assert len(records) == len(queue)
+            assert self._waiting_tokens[model] == sum(r.prompt_tokens for r in records)
+            seen.update(dict.fromkeys((record.id for record in records), "waiting"))
+        for worker, dispatched in self._dispatched.items():
+            for request, record in dispatched.items():
                 assert record.worker == worker, request
                 assert request not in seen, request
                 seen[request] = "dispatched"
-            ahead = sum(1 for record in records.values() if not record.is_started)
-            tokens = sum(record.prompt_tokens for record in records.values())
+            ahead = sum(1 for record in dispatched.values() if not record.is_started)
+            tokens = sum(record.prompt_tokens for record in dispatched.values())
             assert self._outstanding[worker] == [ahead, tokens], worker
+            assert self._held[worker] == Counter(r.client for r in dispatched.values()), worker
         assert sorted(seen) == sorted(self.requests)
         assert sum(self._unfinished.values()) == len(self.requests)
 
     # -- helpers ----------------------------------------------------------------------------
 
     def _deal(
-        self, now_ns: int, queue: dict[RequestId, RequestRecord], rows: list[_Row]
+        self, now_ns: int, queue: ClientQueues[RequestRecord], rows: list[_Row]
     ) -> list[Assignment]:
         assignments: list[Assignment] = []
         if not any(row.room > 0 for row in rows):
             return assignments
-        ready = [row for row in rows if not row.lag_tokens]
-        lagging = [row for row in rows if row.lag_tokens]
-        for record in list(queue.values()):
+        recent = self._recent[next(queue.in_turn()).model]
+        #: clients that hold as many places as they may
+        sated: dict[str, None] = {}
+        for record in queue.in_turn():
+            if record.client in sated:
+                continue
             shunned = record.avoided if now_ns < record.avoided_until_ns else None
-            row = _least(ready, shunned, 1)
-            if lagging:
-                row = row or _least(ready, shunned, None)
-                later = _least(lagging, shunned, 1)
-                if later is not None and (row is None or later.until < row.until):
-                    row = later
+            is_bounded = recent.has_others(record.client, now_ns)
+            fitting = [r for r in rows if self._may_hold(r, record.client)] if is_bounded else rows
+            row = _choose(fitting, shunned)
             if row is None:
-                if shunned is None:
+                if shunned is None and not is_bounded:
                     break
+                if shunned is None:
+                    sated[record.client] = None
                 continue
             row.add(record.prompt_tokens)
             if row.room <= 0:
@@ -275,17 +321,22 @@ class Router:
             assignments.append(Assignment(record, row.instance, row.worker))
         return assignments
 
+    def _may_hold(self, row: _Row, client: str) -> bool:
+        """The client does not have all places yet that it may have beside other clients."""
+        most = max(1, self._places - max(1, self._places // _SPARED_SHARE)) * len(row.members)
+        return sum(self._held.get(member, {}).get(client, 0) for member in row.members) < most
+
     def _row(self, instance: InstanceId, worker: WorkerRef) -> _Row:
         ahead, tokens = self._outstanding.get(worker, (0, 0))
-        return _Row(instance, worker, tokens, self._ahead_max - ahead)
+        return _Row(instance, (worker,), tokens, self._ahead_max - ahead)
 
     def _live_row(self, taker: LiveDoor) -> _Row:
         """A pair is one row: what is outstanding, and what was not started, are both members'."""
-        members = [taker.worker] if taker.source is None else [taker.worker, taker.source]
+        members = (taker.worker,) if taker.source is None else (taker.worker, taker.source)
         both = [self._outstanding.get(worker, (0, 0)) for worker in members]
         return _Row(
             taker.instance,
-            taker.worker,
+            members,
             sum(tokens for _, tokens in both),
             self._live_ahead_max - sum(ahead for ahead, _ in both),
             taker.cost_permille,
@@ -294,18 +345,23 @@ class Router:
 
     def _enqueue(self, record: RequestRecord) -> None:
         self.touched[record.model] = None
-        self._waiting.setdefault(record.model, {})[record.id] = record
+        self._waiting.setdefault(record.model, ClientQueues()).add(record)
         tokens = self._waiting_tokens.get(record.model, 0)
         self._waiting_tokens[record.model] = tokens + record.prompt_tokens
 
-    def _dequeue(self, record: RequestRecord) -> None:
-        queue = self._waiting.get(record.model, {})
-        if queue.pop(record.id, None) is not None:
-            self.touched[record.model] = None
-            self._waiting_tokens[record.model] -= record.prompt_tokens
-            if not queue:
-                del self._waiting[record.model]
-                self._left_over.pop(record.model, None)
+    def _dequeue(self, record: RequestRecord, *, is_served: bool = False) -> None:
+        queue = self._waiting.get(record.model)
+        if queue is None or record not in queue:
+            return
+        if is_served:
+            queue.serve(record)
+        else:
+            queue.remove(record)
+        self.touched[record.model] = None
+        self._waiting_tokens[record.model] -= record.prompt_tokens
+        if not queue:
+            del self._waiting[record.model]
+            self._left_over.pop(record.model, None)
 
     def _unplace(self, record: RequestRecord) -> None:
         assert record.worker is not None
@@ -313,9 +369,27 @@ class Router:
         outstanding = self._outstanding[record.worker]
         outstanding[0] -= not record.is_started
         outstanding[1] -= record.prompt_tokens
-        if not self._dispatched[record.worker]:
+        held = self._held[record.worker]
+        held[record.client] -= 1
+        if not held[record.client]:
+            del held[record.client]
+        if not held:
             del self._dispatched[record.worker], self._outstanding[record.worker]
+            del self._held[record.worker]
         record.worker = None
+
+
+def _choose(rows: list[_Row], shunned: WorkerRef | None) -> _Row | None:
+    """The row for the next request; it may have no room: the request waits for it then."""
+    ready = [row for row in rows if not row.lag_tokens]
+    lagging = [row for row in rows if row.lag_tokens]
+    row = _least(ready, shunned, 1)
+    if lagging:
+        row = row or _least(ready, shunned, None)
+        later = _least(lagging, shunned, 1)
+        if later is not None and (row is None or later.until < row.until):
+            row = later
+    return row
 
 
 def _least(rows: Iterable[_Row], shunned: WorkerRef | None, room: int | None) -> _Row | None:

@@ -83,7 +83,8 @@ class RequestArrived(Event, frozen=True):
     """A request was accepted by a gateway.
 
     After a controller restart the gateway announces its unfinished requests again, with the
-    `attempt` that is under way and the worker that runs it (None: still waiting).
+    `attempt` that is under way and the worker that runs it (None: still waiting). Requests of one
+    `client` stand in one queue; a turn of the client is worth `weight` of them.
     """
 
     request: RequestId
@@ -92,6 +93,8 @@ class RequestArrived(Event, frozen=True):
     output_tokens_max: int
     attempt: int = 0
     worker: WorkerRef | None = None
+    client: str = ""
+    weight: int = 1
 
 
 class RequestCancelled(Event, frozen=True):
