@@ -237,7 +237,9 @@ class Router:
 
     def waiting_of(self, model: str) -> list[RequestRecord]:
         """The model's waiting requests, in order of arrival."""
-        return list(self._waiting.get(model, {}).values())
+        queue = self._waiting.get(model)
+        records = [] if queue is None else list(queue.in_turn())
+        return sorted(records, key=lambda record: record.order)
 
     def left_over(self, model: str) -> int:
         """Waiting requests that no instance had room for when they were last dealt out."""
