@@ -19,6 +19,7 @@ from livescale.cli import (
     live_bench,
     profile_bench,
     sim_bench,
+    soak_bench,
     transfer_benches,
 )
 from livescale.cli.errors import UserError
@@ -50,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fidelity_bench.add_arguments(benches.add_parser("fidelity", help=words, description=words))
     words = "what an instance is worth while it loads, by live order, beside the simulator"
     live_bench.add_arguments(benches.add_parser("live", help=words, description=words))
+    words = "a real pool under load and faults: nothing lost, nothing hangs, no wrong token"
+    soak_bench.add_arguments(benches.add_parser("soak", help=words, description=words))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -291,6 +294,13 @@ def _live(arguments: argparse.Namespace) -> int:
     return 0 if figures["token_mismatches"] == 0 else 1
 
 
+def _soak(arguments: argparse.Namespace) -> int:
+    """0 when nothing was lost, hung or wrong and every fault healed in time."""
+    figures, is_good = soak_bench.run(arguments)
+    _write(arguments.json, figures)
+    return 0 if is_good else 1
+
+
 _BENCHES = {
     "engine": _engine,
     "gateway": _gateway,
@@ -301,4 +311,5 @@ _BENCHES = {
     "sim": _sim,
     "fidelity": _fidelity,
     "live": _live,
+    "soak": _soak,
 }

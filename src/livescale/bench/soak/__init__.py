@@ -1,0 +1,1 @@
+"""`bench soak`: a real pool serves a counted number of requests while faults are struck."""

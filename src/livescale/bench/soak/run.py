@@ -1,0 +1,251 @@
+"""One soak: a pool, its load, its faults, and at the end every token checked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from livescale.bench.errors import BenchError
+from livescale.bench.soak.faults import (
+    FAULT_KINDS,
+    FaultScene,
+    StruckFault,
+    gauge_sum,
+    strike,
+)
+from livescale.bench.soak.load import LoadShape, SoakLoad
+from livescale.bench.soak.report import SoakReport, fault_line
+from livescale.bench.soak.watch import HeldWatch
+from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
+from livescale.config import PoolConfig, load_config
+from livescale.engine.make import make_model
+from livescale.runtime.site import site_of
+from livescale.runtime.supervisor import Pool, PoolFailed
+from livescale.testbed.bed import Testbed
+from livescale.testbed.errors import TestbedError
+from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
+
+_PRESET = "tiny"
+_MODELS = ("soaked", "quiet")
+_HOSTS = 3
+# About a second for the model: long enough that faults fall into loads.
+_LINK_BITS_PER_S = 25_000_000
+_RECORD_DISK_BYTES = 256 << 20
+_LOOK_S = 2.0
+_REST_S = 60.0
+_POLL_S = 0.1
+_UNFINISHED = ("livescale_num_requests_running", "livescale_num_requests_waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class SoakOptions:
+    """What is run. `rate` is in requests per second; `faults` are kinds, `fault_every_s` the mean
+    time between the end of one and the next."""
+
+    requests: int = 7200
+    seed: int = 0
+    rate: float = 6.0
+    device: str = "cpu"
+    faults: tuple[str, ...] = tuple(FAULT_KINDS)
+    fault_every_s: float = 8.0
+    lost_after_ms: int | None = None
+
+
+def run_soak(options: SoakOptions, say: Callable[[str], None]) -> SoakReport:
+    """Soak a pool. Raises BenchError when it cannot start or does not live to the end."""
+    with tempfile.TemporaryDirectory(prefix="livescale-soak-") as name, _network() as bed:
+        scratch = Path(name)
+        make_model(scratch / _MODELS[0], _PRESET)
+        with _record_disk(scratch / "record") as disk:
+            try:
+                return asyncio.run(_soak(options, scratch, bed, disk, say))
+            except PoolFailed as error:
+                raise BenchError(f"the pool did not live to the end: {error}") from error
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+@contextmanager
+def _network() -> Iterator[Testbed | None]:
+    """Hosts as network namespaces; None where they cannot be made (root, iproute2)."""
+    try:
+        bed = Testbed(NetworkSpec(hosts=_HOSTS, link_bits_per_s=_LINK_BITS_PER_S))
+        bed.__enter__()
+    except TestbedError:
+        yield None
+        return
+    try:
+        yield bed
+    finally:
+        bed.close()
+
+
+@contextmanager
+def _record_disk(directory: Path) -> Iterator[Path | None]:
+    """A small file system for the record; None where none can be mounted (root)."""
+    directory.mkdir()
+    size = f"size={_RECORD_DISK_BYTES}"
+    words = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(directory)]
+    try:
+        is_there = subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        is_there = False
+    try:
+        yield directory if is_there else None
+    finally:
+        if is_there:
+            subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+async def _soak(
+    options: SoakOptions,
+    scratch: Path,
+    bed: Testbed | None,
+    disk: Path | None,
+    say: Callable[[str], None],
+) -> SoakReport:
+    config = _config(options, scratch, has_links=bed is not None)
+    site = None if bed is None else site_of(bed.topology(), config, bed)
+    pool = Pool(config, site=site)
+    manifest = pool.models[0].manifest
+    vocabulary = msgspec.json.decode(manifest.config_json)["vocab_size"]
+    shape = LoadShape(options.requests, options.seed, options.rate, _MODELS, vocabulary)
+    say(f"starting {pool.site} …")
+    async with pool, httpx.AsyncClient(base_url=pool.base_url, trust_env=False) as client:
+        await pool.ready()
+        scene = FaultScene(
+            pool=pool,
+            load=SoakLoad(pool.base_url, shape),
+            client=client,
+            model=scratch / _MODELS[0],
+            scratch=scratch,
+            rng=random.Random(f"faults:{options.seed}"),
+            bed=bed,
+            record_disk=disk,
+        )
+        soak = _Soak(options, scene, say)
+        await pool.or_failure(soak.play())
+        await scene.load.close()
+    outputs = [(scene.load.prompt_ids(prompt), ids) for prompt, ids in scene.load.outputs]
+    if options.device == "timed":
+        wrong = wrong_timed_tokens(manifest, outputs)
+    else:
+        wrong = wrong_greedy_tokens(scratch / _MODELS[0], outputs)
+    return soak.report(wrong)
+
+
+def _config(options: SoakOptions, scratch: Path, *, has_links: bool) -> PoolConfig:
+    """Small enough that bursts need all workers and a load takes a second."""
+    rate = goodput_bytes_per_s(_LINK_BITS_PER_S)
+    path = str(scratch / _MODELS[0])
+    limits = {"path": path, "prefill_tokens_per_s": 1000}
+    models = [limits, {**limits, "name": _MODELS[1], "min_replicas": 0, "idle_s": 5}]
+    file = scratch / "pool.yaml"
+    file.write_text(json.dumps({"models": models}))  # JSON is YAML
+    settings: dict[str, object] = {
+        "port": 0,
+        "device": options.device,
+        "workers": _HOSTS,
+        "arena_bytes": 8 << 20,
+        "kv_bytes": 8 << 20,
+        "sequences_max": 16,
+        "stall_ms": 500,
+        # Faults come so often that a request may meet several.
+        "request_attempts_max": 10,
+        "record": str(scratch / "record" / "soak.jsonl"),
+    }
+    if options.device == "timed":
+        settings |= {"timed_run_us": 5000, "timed_token_us": 20}
+    if not has_links:
+        settings |= {"uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate}
+    if options.lost_after_ms is not None:
+        settings["lost_after_ms"] = options.lost_after_ms
+    return load_config(file, [], {}, settings)
+
+
+class _Soak:
+    """The load, the faults and the looks at memory, side by side."""
+
+    def __init__(self, options: SoakOptions, scene: FaultScene, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._scene = scene
+        self._say = say
+        self._kinds = tuple(kind for kind in options.faults if kind in scene.kinds())
+        self._watch = HeldWatch()
+        self._faults: list[StruckFault] = []
+        self._elapsed_s = 0.0
+        self._left_over = 0
+
+    async def play(self) -> None:
+        """Until all requests have ended and nothing runs any more."""
+        began = time.monotonic()
+        load = asyncio.create_task(self._scene.load.run())
+        others = [asyncio.create_task(work) for work in (self._strike_on(load), self._look_on())]
+        try:
+            await load
+            await others[0]
+            self._elapsed_s = time.monotonic() - began
+            self._left_over = await self._unfinished()
+        finally:
+            for task in (load, *others):
+                task.cancel()
+
+    async def _strike_on(self, load: asyncio.Task[None]) -> None:
+        """One fault after the other for as long as there is load. First each kind once."""
+        rng = self._scene.rng
+        waiting = list(self._kinds)
+        rng.shuffle(waiting)
+        while self._kinds:
+            pause_s = rng.uniform(0.5, 1.5) * self._options.fault_every_s
+            await asyncio.wait({load}, timeout=pause_s)
+            if load.done():
+                return
+            kind = waiting.pop() if waiting else rng.choice(self._kinds)
+            fault = await strike(self._scene, kind)
+            self._faults.append(fault)
+            self._say(fault_line(len(self._scene.load.requests), fault))
+
+    async def _look_on(self) -> None:
+        while True:
+            load = self._scene.load
+            self._watch.look(self._scene.pool.pids(), load.ended)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _unfinished(self) -> int:
+        """Requests that the pool still counts when all clients have gone."""
+        for _ in range(int(_REST_S / _POLL_S)):
+            text = (await self._scene.client.get("/metrics")).text
+            left = sum(gauge_sum(text, name) for name in _UNFINISHED)
+            if not left:
+                break
+            await asyncio.sleep(_POLL_S)
+        return int(left)
+
+    def report(self, wrong: Sequence[int]) -> SoakReport:
+        """`wrong`: tokens of each distinct output that are wrong."""
+        load = self._scene.load
+        times = load.outputs.values()
+        return SoakReport(
+            requests=tuple(load.requests),
+            broken=load.broken,
+            faults=tuple(self._faults),
+            left_out=tuple(k for k in self._options.faults if k not in self._kinds),
+            tokens=sum(len(ids) * n for (_, ids), n in load.outputs.items()),
+            token_mismatches=sum(count * n for count, n in zip(wrong, times, strict=True)),
+            rss_growth=self._watch.rss_growth(),
+            descriptor_growth=self._watch.descriptor_growth(),
+            left_over=self._left_over,
+            elapsed_s=self._elapsed_s,
+        )
