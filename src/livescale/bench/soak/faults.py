@@ -145,7 +145,7 @@ async def _cut(scene: FaultScene) -> Strike:
     bed, host = scene.bed, scene.rng.choice(scene.bed.hosts)
     is_silent = scene.rng.random() < 0.5
     seconds = scene.rng.uniform(0.2, 2 * scene.lost_after_s)
-    links = (bed.cut_host, bed.restore_host) if is_silent else (bed.cut, bed.restore)
+    links = (bed.isolate, bed.rejoin) if is_silent else (bed.cut, bed.restore)
     await asyncio.to_thread(links[0], host.name)
 
     async def restore() -> None:
