@@ -187,6 +187,7 @@ def test_only_the_right_proof_is_let_in(name: str) -> None:
                 writer.write(FORGERIES[name](answer))
                 assert await is_ended(reader)
                 assert not served
+                writer.close()
             else:
                 writer.write(proof(SECRET, b"caller", NONCE + answer[:32]))
                 wire: Wire[ToExaminer] = Wire(reader, writer, ToExaminer)

@@ -7,11 +7,13 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 
+from livescale.runtime.doors import Door
 from livescale.runtime.heartbeat import Heartbeats, WorkPulse
 from livescale.runtime.wire import Address, Cancel, Disown, Wire, open_wire
 from livescale.types import RequestId
 
 WAIT_S = 60.0
+DOOR = "wires of a test"
 LOST_AFTER_MS = 300
 LONG = 5
 """Periods after which a silent peer has been cut off."""
@@ -28,9 +30,9 @@ def play(story: Story) -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             ends.put_nowait(Wire(reader, writer, Cancel | Disown))
 
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        server = await asyncio.start_server(Door("", DOOR, accept).accept, "127.0.0.1", 0)
         address = Address(*server.sockets[0].getsockname()[:2])
-        one: Wire[Cancel] = await open_wire(address, Cancel | Disown)
+        one: Wire[Cancel] = await open_wire(address, Cancel | Disown, secret="", door=DOOR)
         other = await ends.get()
         try:
             await story(one, other)
