@@ -57,6 +57,7 @@ def test_completion(http: httpx.Client, backend: ScriptedBackend, tokenizer: Tok
         "prompt_tokens": len(prompt_ids),
         "completion_tokens": generated,
         "total_tokens": len(prompt_ids) + generated,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert not stream.cancelled.is_set()
 

@@ -21,7 +21,7 @@ from livescale.types import agent_ref
 PARENT = """
 import subprocess, sys
 child = subprocess.Popen(
-    [sys.executable, "-m", "livescale.runtime.child", "agent", "error"],
+    [sys.executable, "-P", "-m", "livescale.runtime.child", "agent", "error"],
     stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
 )
 child.stdin.write(sys.stdin.buffer.readline())
@@ -37,6 +37,7 @@ def test_a_stopped_child_ends_with_its_parent(tmp_path: Path) -> None:
         secret="s",
         agent=agent_ref(0),
         host=Host("h", "leaf", 1 << 20),
+        touched_bytes=1 << 20,
         controller=Address("127.0.0.1", 1),
         data_host="127.0.0.1",
         shm_directory=str(tmp_path),

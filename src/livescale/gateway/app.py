@@ -49,7 +49,7 @@ from livescale.gateway.errors import (
 )
 from livescale.gateway.keys import KeyGate, KeyRing
 from livescale.gateway.limits import Limits
-from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics, Refused
+from livescale.gateway.metrics import UNKNOWN_MODEL, CountedRefusal, Metrics
 from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
 from livescale.gateway.openapi import document
 from livescale.gateway.orders import choice_orders
@@ -321,7 +321,7 @@ class _Gateway:
     # -- helpers, in the order used ---------------------------------------------------------
 
     @asynccontextmanager
-    async def _reading(self, request: Request) -> AsyncIterator[tuple[bytes, Refused]]:
+    async def _reading(self, request: Request) -> AsyncIterator[tuple[bytes, CountedRefusal]]:
         """The body, until what is made of it is no larger than the request's prompts; and whose
         request is counted if it is refused meanwhile."""
         with self._metrics.counting_rejections(UNKNOWN_MODEL) as refused:

@@ -87,7 +87,7 @@ class ModelCounts:
 
 
 @dataclass(slots=True)
-class Refused:
+class CountedRefusal:
     """Whose a request is that may be refused."""
 
     model: str
@@ -114,10 +114,10 @@ class Metrics:
             counts.judged(False, False)
 
     @contextmanager
-    def counting_rejections(self, model: str) -> Iterator[Refused]:
+    def counting_rejections(self, model: str) -> Iterator[CountedRefusal]:
         """An ApiError raised inside is counted as a refused request, of the model that is named
         by then."""
-        refused = Refused(model)
+        refused = CountedRefusal(model)
         try:
             yield refused
         except ApiError as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 import msgspec
+
+from livescale.interpreter import module_words
 
 RENDERERS_MAX = 4
 """Processes that render at once. They start when they are needed, and then stay."""
@@ -59,7 +60,7 @@ class _Renderer:
 
     def __init__(self) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "livescale.gateway.render_process"],
+            module_words("livescale.gateway.render_process"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
