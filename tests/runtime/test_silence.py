@@ -160,6 +160,22 @@ def test_a_stopped_gateway_is_replaced(
     wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
 
 
+def test_requests_that_come_before_the_next_gateway_wait_for_it(pool: LocalPool) -> None:
+    """It answers none of them before it knows the pool."""
+    process = psutil.Process(pool.pool.pids()["gateway"])
+    process.kill()
+    wait_until(lambda: not process.is_running(), "it has ended")
+    body = {"model": "tiny", "prompt": prompt(1, 20), "max_tokens": 2}
+
+    async def ask() -> list[int]:
+        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
+            posts = [client.post(f"{pool.url}/v1/completions", json=body) for _ in range(8)]
+            return [answer.status_code for answer in await asyncio.gather(*posts)]
+
+    assert asyncio.run(ask()) == [200] * 8
+    wait_until(lambda: is_whole(pool), "the pool is whole again")
+
+
 def test_a_worker_that_goes_on_in_time_is_nobodys_loss(
     pool: LocalPool,
     stopped: Callable[[str], psutil.Process],

@@ -50,7 +50,8 @@ class ControllerBoot(Value, frozen=True, tag=True):
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
-    """What the gateway process is told. `listen_fd` is the HTTP socket it inherits."""
+    """What the gateway process is told. `listen_fd` is the HTTP socket it inherits, from an earlier
+    life of the gateway where it `is_successor`."""
 
     secret: str
     gateway: str
@@ -70,6 +71,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     page_origins: tuple[str, ...] = ()
     queue_timeout_s: float | None = None
     lost_after_ms: int = 5000
+    is_successor: bool = False
 
 
 class WorkerBoot(Value, frozen=True, tag=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import resource
 import signal
@@ -56,9 +57,19 @@ async def _main(boot: GatewayBoot) -> None:
         report(Status(is_ready=True))
 
     tasks = [asyncio.create_task(backend.run()), asyncio.create_task(tell_when_settled())]
+    if boot.is_successor:
+        await _until_known(backend, boot.lost_after_ms / 1000)
     await serve(app, listener, stop, boot.drain_timeout_s, limits)
     for task in tasks:
         task.cancel()
+
+
+async def _until_known(backend: PoolBackend, patience_s: float) -> None:
+    """The controller has told about the pool, or is away. Connections wait in the listening socket
+    meanwhile: a pool that serves refuses nothing because its gateway was replaced."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await backend.is_known.wait()
 
 
 def _allow_open_files() -> None:

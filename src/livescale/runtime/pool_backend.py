@@ -124,6 +124,8 @@ class PoolBackend:
         self._stop_words = StopWords()
         self._questions = OpenQuestions(boot.gateway)
         self.is_settled = asyncio.Event()
+        #: the controller has said how the pool is
+        self.is_known = asyncio.Event()
 
     # -- Backend --------------------------------------------------------------------------------
 
@@ -231,6 +233,7 @@ class PoolBackend:
                 self._meet(message)
             elif isinstance(message, PoolStatus):
                 self._shelf.status = message
+                self.is_known.set()
                 if self.is_ready():
                     self.is_settled.set()
             elif isinstance(message, Catalog):

@@ -323,6 +323,7 @@ class Pool:
         return GatewayBoot(
             secret=self._secret,
             gateway=f"g{life}",
+            is_successor=life > 0,
             listen_fd=self._http.fileno(),
             controller=self._controller_address(),
             models=tuple(m.entry for m in self._restored.models if not m.is_leaving),

@@ -17,10 +17,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 
+from livescale.bench.attack_bodies import ATTACKS
 from livescale.bench.soak.load import SoakLoad
 from livescale.runtime.supervisor import Pool
 from livescale.testbed.bed import Testbed
@@ -36,6 +38,7 @@ _LEAVING_CLIENTS = 20
 _FULL_DISK_S = 3.0
 _BAD_MODEL = "damaged"
 _ANSWER_S = 60.0
+_ATTACKS = 4
 
 HEAL_S = 5.0
 """A fault is to be healed within `lost_after_ms` and this."""
@@ -231,16 +234,41 @@ async def _leave(scene: FaultScene) -> Strike:
 
 
 async def _send_hostile_bodies(scene: FaultScene) -> Strike:
-    """Bodies that are made to do harm, each once: none of them may end in a 5xx."""
-    struck = Strike("sent hostile bodies")
-    for body in HOSTILE_BODIES:
-        answer = await scene.client.post("/v1/completions", content=body, headers=_JSON)
-        if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            struck.problem = f"{body[:40]!r} was answered with {answer.status_code}"
+    """Requests that are made to do harm: each is refused as it should be, or cut off."""
+    struck = Strike("sent")
+    attacks = scene.rng.sample(ATTACKS, _ATTACKS)
+    for attack in attacks:
+        request = await asyncio.to_thread(attack.request, scene.models[0])
+        status = await _status_of(scene.pool.base_url, request)
+        if status is not None and status not in attack.statuses:
+            struck.problem = f"{attack.name}: answered with {status}"
+    struck.what = f"sent {', '.join(attack.name for attack in attacks)}"
     return struck
 
 
-HOSTILE_BODIES: tuple[bytes, ...] = ()
+async def _status_of(base_url: str, request: bytes) -> int | None:
+    """The status of the answer; None where the connection ended without one."""
+    address = urlsplit(base_url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            # The answer may come, and the connection end, before all is sent.
+            sending = asyncio.create_task(_send(writer, request))
+            line = await reader.readline()
+            sending.cancel()
+    except (OSError, TimeoutError):
+        return None
+    finally:
+        writer.close()
+    words = line.split(b" ")
+    return int(words[1]) if len(words) > 1 else None
+
+
+async def _send(writer: asyncio.StreamWriter, request: bytes) -> None:
+    with contextlib.suppress(OSError):
+        writer.write(request)
+        await writer.drain()
+
 
 FAULT_KINDS: dict[str, Callable[[FaultScene], Awaitable[Strike]]] = {
     "kill": _kill,
