@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from livescale.config import ModelConfig
 from livescale.gateway.backend import (
+    Client,
     GenerateRequest,
     GenerationFailed,
     ModelPhase,
@@ -391,7 +392,7 @@ def submit(
 
 def hold(backend: PoolBackend, oracle: Oracle, model: str, count: int, tokens: int) -> None:
     """Places that are held while somebody tokenizes count like the others, and come back."""
-    admission = backend.admit(model, count, tokens)
+    admission = backend.admit(model, count, tokens, Client())
     if model not in oracle.offered:
         with pytest.raises(ModelWithdrawn):
             admission.__enter__()
@@ -472,7 +473,7 @@ def test_nothing_is_accepted_before_a_controller_was_there() -> None:
     backend = PoolBackend(boot(Address("127.0.0.1", 0)))
     with pytest.raises(Unavailable):
         backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(1))])
-    with pytest.raises(Unavailable), backend.admit("a", 1, 1):
+    with pytest.raises(Unavailable), backend.admit("a", 1, 1, Client()):
         pass
 
 
