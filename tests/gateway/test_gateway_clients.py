@@ -32,10 +32,14 @@ def guarded(backend: ScriptedBackend, keys: KeyRing) -> Iterator[LocalServer]:
 
 
 def client_of(
-    server: LocalServer, backend: ScriptedBackend, address: str, key: str | None = None
+    server: LocalServer,
+    backend: ScriptedBackend,
+    address: str,
+    key: str | None = None,
+    **headers: str,
 ) -> Client:
     """Who sends a request, by what the backend gets."""
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    headers |= {} if key is None else {"authorization": f"Bearer {key}"}
     transport = httpx.HTTPTransport(local_address=address)
     before = len(backend.streams)
     with httpx.Client(transport=transport, timeout=WAIT_S, headers=headers) as client:
@@ -53,6 +57,14 @@ def test_without_keys_a_client_is_an_address(backend: ScriptedBackend) -> None:
         for address in ("127.0.0.1", "127.0.0.2"):
             for key in (None, "anything"):
                 assert client_of(server, backend, address, key) == Client(address)
+
+
+def test_a_proxy_of_this_machine_tells_who_the_client_is(backend: ScriptedBackend) -> None:
+    """No other sender of that header is believed."""
+    forwarded = {"x-forwarded-for": "10.9.9.9, 192.0.2.7"}
+    with running(backend) as server:
+        assert client_of(server, backend, "127.0.0.1", **forwarded) == Client("192.0.2.7")
+        assert client_of(server, backend, "127.0.0.2", **forwarded) == Client("127.0.0.2")
 
 
 def test_with_keys_a_client_is_a_key(
