@@ -886,3 +886,35 @@ def test_the_instances_loads_are_shown() -> None:
             assert reading(backend, "prefix_cache_hits_total", "a") == 60
 
     asyncio.run(story())
+
+
+def test_the_controller_is_told_whose_a_request_is_also_the_next_one() -> None:
+    heavy, light = Client("10.0.0.1", 3), Client("key-0123456789ab")
+
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            asked = [
+                [
+                    GenerateRequest(
+                        f"{client.name}.{n}", "a", (5,), SamplingParams(10), client=client
+                    )
+                    for n in range(count)
+                ]
+                for client, count in ((heavy, REQUESTS_MAX), (light, 1))
+            ]
+            streams = list(backend.submit(asked[0]))
+            # The line is full, of the heavy one's.
+            with pytest.raises(QueueFull):
+                backend.submit(asked[0])
+            streams += backend.submit(asked[1])
+            expected = sorted(
+                (r.request, r.client.name, r.client.weight) for r in asked[0] + asked[1]
+            )
+            for life in range(2):
+                if life:
+                    pool.lose_controller()
+                events = [await pool.heard(RequestArrived) for _ in streams]
+                told = [(e.request, e.client, e.weight) for e in events]  # type: ignore[attr-defined]
+                assert sorted(told) == expected
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
