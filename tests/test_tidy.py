@@ -17,6 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 GROUND = {
     "types",
     "chunks",
+    "fair_line",
     "interpreter",
     "plans",
     "proofs",

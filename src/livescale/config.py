@@ -309,7 +309,11 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         int, About("time without reading after which a client is cut off", "s", 1, 86_400)
     ] = 60
     api_key_file: Annotated[
-        str | None, About("file of the keys that /v1 asks for, one per line; none: open to all")
+        str | None,
+        About(
+            "file of the keys that /v1 asks for, one per line, perhaps with weight=N behind;"
+            " none: open to all"
+        ),
     ] = None
     admin_key_file: Annotated[
         str | None,

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from livescale.gateway.app import create_app
 from livescale.gateway.backend import (
+    Client,
     GenerateRequest,
     ModelCard,
     ModelPhase,
@@ -192,6 +193,8 @@ class ScriptedBackend:
         self.added_directory: Path | None = None
         #: (model, requests, about so many prompt tokens) of each admission that was asked for
         self.admitted: list[tuple[str, int, int]] = []
+        #: and whose it was
+        self.admitted_clients: list[Client] = []
 
     def models(self) -> tuple[ModelCard, ...]:
         return self._cards
@@ -259,9 +262,12 @@ class ScriptedBackend:
             raise ModelWithdrawn(model)
 
     @contextlib.contextmanager
-    def admit(self, model: str, requests: int, prompt_tokens: int) -> Iterator[None]:
+    def admit(
+        self, model: str, requests: int, prompt_tokens: int, client: Client
+    ) -> Iterator[None]:
         self._check_offered(model)
         self.admitted.append((model, requests, prompt_tokens))
+        self.admitted_clients.append(client)
         if self.script.admission is not None:
             raise self.script.admission
         yield

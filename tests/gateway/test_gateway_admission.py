@@ -26,48 +26,50 @@ REQUESTS_MAX, TOKENS_MAX = 5, 100
 tokens = st.integers(0, 2 * TOKENS_MAX)
 
 
+CLIENTS = ("light", "heavy", "other")
+clients = st.sampled_from(CLIENTS)
+Waiting = list[tuple[str, int]]
+"""Who waits, with how many prompt tokens."""
+
+
 class LineMachine(RuleBasedStateMachine):
     """Whatever joins and leaves, the line counts what a list would, and refuses by its sums."""
 
     def __init__(self) -> None:
         super().__init__()
         self.line = WaitingLine(REQUESTS_MAX, TOKENS_MAX)
-        self.waiting: list[int] = []
+        self.waiting: Waiting = []
         self.now_s = 0.0
 
-    @rule(prompt_tokens=tokens, requests=st.integers(1, REQUESTS_MAX + 1))
-    def check(self, prompt_tokens: int, requests: int) -> None:
-        fits = (
-            len(self.waiting) + requests <= REQUESTS_MAX
-            and sum(self.waiting) + prompt_tokens <= TOKENS_MAX
-        )
-        if fits or not self.waiting:
-            self.line.check(requests, prompt_tokens, self.now_s)
+    @rule(client=clients, prompt_tokens=tokens, requests=st.integers(1, REQUESTS_MAX + 1))
+    def check(self, client: str, prompt_tokens: int, requests: int) -> None:
+        if is_taken(self.waiting, client, requests, prompt_tokens):
+            self.line.check(client, requests, prompt_tokens, self.now_s)
         else:
             with pytest.raises(QueueFull) as full:
-                self.line.check(requests, prompt_tokens, self.now_s)
+                self.line.check(client, requests, prompt_tokens, self.now_s)
             assert RETRY_RANGE_S[0] <= full.value.retry_after_s <= RETRY_RANGE_S[1]
 
-    @rule(prompt_tokens=tokens)
-    def join(self, prompt_tokens: int) -> None:
-        self.line.join(prompt_tokens, self.now_s)
-        self.waiting.append(prompt_tokens)
+    @rule(client=clients, prompt_tokens=tokens)
+    def join(self, client: str, prompt_tokens: int) -> None:
+        self.line.join(client, prompt_tokens, self.now_s)
+        self.waiting.append((client, prompt_tokens))
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), is_served=st.booleans())
     def leave(self, data: st.DataObject, is_served: bool) -> None:
         gone = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
         if is_served:
-            self.line.move_on(gone, self.now_s)
+            self.line.move_on(*gone, self.now_s)
         else:
-            self.line.leave(gone)
+            self.line.leave(*gone)
 
-    @rule(requests=st.integers(1, 3), prompt_tokens=tokens)
-    def hold(self, requests: int, prompt_tokens: int) -> None:
+    @rule(client=clients, requests=st.integers(1, 3), prompt_tokens=tokens)
+    def hold(self, client: str, requests: int, prompt_tokens: int) -> None:
         try:
-            with self.line.holding(requests, prompt_tokens, self.now_s):
+            with self.line.holding(client, requests, prompt_tokens, self.now_s):
                 assert self.line.requests == len(self.waiting) + requests
-                assert self.line.prompt_tokens == sum(self.waiting) + prompt_tokens
+                assert self.line.prompt_tokens == tokens_of(self.waiting) + prompt_tokens
                 raise KeyError("an error inside gives the places back, too")
         except (KeyError, QueueFull):
             pass
@@ -79,7 +81,28 @@ class LineMachine(RuleBasedStateMachine):
     @invariant()
     def counts_agree(self) -> None:
         assert self.line.requests == len(self.waiting)
-        assert self.line.prompt_tokens == sum(self.waiting)
+        assert self.line.prompt_tokens == tokens_of(self.waiting)
+
+
+def tokens_of(waiting: Waiting, client: str | None = None) -> int:
+    return sum(tokens for name, tokens in waiting if client in (None, name))
+
+
+def is_taken(waiting: Waiting, client: str, requests: int, prompt_tokens: int) -> bool:
+    """The rule, of a list: within the bound, or within the client's share of it and twice the
+    bound."""
+    own = [name for name, _ in waiting].count(client)
+    sharing = len({client, *(name for name, _ in waiting)})
+    own_tokens = tokens_of(waiting, client)
+    amounts = [
+        (own, len(waiting), requests, REQUESTS_MAX),
+        (own_tokens, tokens_of(waiting), prompt_tokens, TOKENS_MAX),
+    ]
+    return not waiting or all(
+        total + more <= most
+        or (total + more <= 2 * most and (held == 0 or held + more <= most / sharing))
+        for held, total, more, most in amounts
+    )
 
 
 TestLine = LineMachine.TestCase
@@ -96,23 +119,63 @@ def test_the_wait_is_the_line_at_its_measured_pace(
 ) -> None:
     """However long nobody came before: an idle pool is not a slow one."""
     line = WaitingLine(1 << 20, None)
-    assert line.wait_s(0.0) == RETRY_UNKNOWN_S
+    assert line.wait_s("a", 0.0) == RETRY_UNKNOWN_S
     now_s = 100.0
     for _ in range(served):  # one at a time, with long pauses between
-        line.join(1, now_s)
+        line.join("a", 1, now_s)
         now_s += interval_s
-        line.move_on(1, now_s)
+        line.move_on("a", 1, now_s)
         now_s += idle_s
-    line.join(waiting, now_s, waiting)
+    line.join("a", waiting, now_s, waiting)
     expected_s = min(max(waiting * interval_s, RETRY_RANGE_S[0]), RETRY_RANGE_S[1])
-    assert line.wait_s(now_s) == pytest.approx(expected_s, rel=1e-3)
+    assert line.wait_s("a", now_s) == pytest.approx(expected_s, rel=1e-3)
+
+
+@given(others=st.lists(st.integers(1, 200), min_size=1, max_size=5), own=st.integers(0, 20))
+def test_a_client_waits_for_its_turns_and_not_for_all_that_others_sent(
+    others: list[int], own: int
+) -> None:
+    line = WaitingLine(1 << 20, None)
+    line.join("own", 1, 0.0)
+    line.move_on("own", 1, 0.1)  # ten a second
+    for number, count in enumerate(others):
+        line.join(f"other {number}", count, 0.1, count)
+    if own:
+        line.join("own", own, 0.1, own)
+    most = sum(others) + own
+    turns = min(own * (len(others) + 1), most) if own else most
+    assert line.wait_s("own", 0.1) == pytest.approx(min(turns * 0.1, RETRY_RANGE_S[1]))
+
+
+@given(heavy=st.integers(1, 300), lights=st.integers(1, 20))
+def test_a_client_that_fills_the_line_fills_it_for_itself(heavy: int, lights: int) -> None:
+    """However much one asks for, others find a place; what they find is bounded, too."""
+    line = WaitingLine(100, None)
+    for _ in range(heavy):
+        try:
+            line.check("heavy", 1, 1, 0.0)
+        except QueueFull:
+            break
+        else:
+            line.join("heavy", 1, 0.0)
+    assert line.requests == min(heavy, 100)
+    for number in range(lights):
+        line.check(f"light {number}", 1, 1, 0.0)
+        line.join(f"light {number}", 1, 0.0)
+    if line.requests >= 100:
+        with pytest.raises(QueueFull):
+            line.check("heavy", 1, 1, 0.0)
+    while line.requests < 200:
+        line.join("heavy", 1, 0.0)
+    with pytest.raises(QueueFull):
+        line.check("new", 1, 1, 0.0)
 
 
 def test_a_line_that_stands_still_grows_slower() -> None:
     line = WaitingLine(1 << 20, None)
-    line.join(3, 0.0, 3)
-    line.move_on(1, 0.1)
-    waits = [line.wait_s(0.1 + still_s) for still_s in (0.0, 1.0, 10.0, 1000.0)]
+    line.join("a", 3, 0.0, 3)
+    line.move_on("a", 1, 0.1)
+    waits = [line.wait_s("a", 0.1 + still_s) for still_s in (0.0, 1.0, 10.0, 1000.0)]
     assert waits == sorted(waits)
     assert waits[0] == pytest.approx(0.2)
     assert waits[-1] == RETRY_RANGE_S[1]

@@ -12,7 +12,7 @@ from gateway_double import WAIT_S, LocalServer, ScriptedBackend, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from livescale.gateway.keys import digest_of, read_key_digests
+from livescale.gateway.keys import digest_of, read_key_weights
 from livescale.settings import ConfigError
 
 KEYS = ("sk-first", "sk-second-1234567890")
@@ -96,17 +96,33 @@ def test_the_official_client(guarded: LocalServer, backend: ScriptedBackend) -> 
 def test_keys_of_a_file(tmp_path_factory: pytest.TempPathFactory, keys: list[str]) -> None:
     path = tmp_path_factory.getbasetemp() / "keys"
     path.write_text("# ours\n\n" + "".join(f"  {key}\n" for key in keys))
-    digests = read_key_digests(str(path), {})
-    assert digests == tuple(dict.fromkeys(digest_of(key) for key in keys))
+    digests = read_key_weights(str(path), {})
+    assert digests == {digest_of(key): 1 for key in keys}
     assert not any(key in digest for key in keys if len(key) > 3 for digest in digests)
+
+
+@given(weights=st.dictionaries(sendable, st.none() | st.integers(1, 100), min_size=1, max_size=5))
+def test_weights_of_a_file(
+    tmp_path_factory: pytest.TempPathFactory, weights: dict[str, int | None]
+) -> None:
+    keys = {key: weight for key, weight in weights.items() if not key.startswith("#")}
+    path = tmp_path_factory.getbasetemp() / "weights"
+    lines = [key if n is None else f"{key} \t weight={n} " for key, n in keys.items()]
+    path.write_text("\n".join([*lines, "last"]))
+    expected = {digest_of(key): n or 1 for key, n in {"last": None, **keys}.items()}
+    assert read_key_weights(str(path), {}) == expected
+    # Administrators take no turns.
+    if any(keys.values()):
+        with pytest.raises(ConfigError, match="without spaces"):
+            read_key_weights(str(path), {}, has_weights=False)
 
 
 def test_keys_of_the_environment_join_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("a\nb\n")
     environ = {"LIVESCALE_API_KEY": "c", "VLLM_API_KEY": "a", "OTHER_KEY": "d"}
-    known = set(read_key_digests(str(tmp_path / "keys"), environ))
+    known = set(read_key_weights(str(tmp_path / "keys"), environ))
     assert known == {digest_of(key) for key in "abc"}
-    assert read_key_digests(None, {}) == ()
+    assert read_key_weights(None, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -116,6 +132,12 @@ def test_keys_of_the_environment_join_those_of_the_file(tmp_path: Path) -> None:
         (b"", "holds no key"),
         (b"# only words\n", "holds no key"),
         (b"secret-1\nsecret 2\n", "line 2"),
+        (b"secret-1 weight=3 secret\n", "line 1"),
+        *(
+            (b"secret-1 weight=%b\n" % weight, "line 1.* from 1 to 100")
+            for weight in (b"", b"0", b"101", b"-1", b"1.5", b"9" * 5000, "\u00b2".encode())
+        ),
+        (b"secret-1 weight=2\nsecret-1 weight=3\n", "weights 2 and 3"),
         (b"secret-\xc3\xa9\n", "line 1"),
         (b"secret-\xff\n", "UTF-8"),
     ],
@@ -127,11 +149,11 @@ def test_what_is_wrong_with_a_file_is_said_without_its_keys(
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(ConfigError, match=says) as raised:
-        read_key_digests(str(path), {})
+        read_key_weights(str(path), {})
     assert str(path) in str(raised.value)
     assert "secret" not in str(raised.value)
 
 
 def test_an_empty_variable_is_no_open_door() -> None:
     with pytest.raises(ConfigError, match="LIVESCALE_API_KEY"):
-        read_key_digests(None, {"LIVESCALE_API_KEY": ""})
+        read_key_weights(None, {"LIVESCALE_API_KEY": ""})

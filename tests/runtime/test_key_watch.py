@@ -94,6 +94,16 @@ def test_the_last_whole_file_counts(
     assert watched.digests.admin == ()
 
 
+def test_another_weight_of_a_key_is_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key-a weight=2\nkey-b weight=1\n")
+    watched = watch(path)
+    assert watched.digests.weights == {digest_of("key-a"): 2}
+    edit(path, "key-a weight=3\nkey-b\n")
+    assert watched.look()
+    assert watched.digests.weights == {digest_of("key-a"): 3}
+
+
 def test_what_is_broken_is_told_once_and_so_is_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from livescale.config import ModelConfig
 from livescale.gateway.backend import (
+    Client,
     GenerateRequest,
     GenerationFailed,
     ModelPhase,
@@ -391,7 +392,7 @@ def submit(
 
 def hold(backend: PoolBackend, oracle: Oracle, model: str, count: int, tokens: int) -> None:
     """Places that are held while somebody tokenizes count like the others, and come back."""
-    admission = backend.admit(model, count, tokens)
+    admission = backend.admit(model, count, tokens, Client())
     if model not in oracle.offered:
         with pytest.raises(ModelWithdrawn):
             admission.__enter__()
@@ -472,7 +473,7 @@ def test_nothing_is_accepted_before_a_controller_was_there() -> None:
     backend = PoolBackend(boot(Address("127.0.0.1", 0)))
     with pytest.raises(Unavailable):
         backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(1))])
-    with pytest.raises(Unavailable), backend.admit("a", 1, 1):
+    with pytest.raises(Unavailable), backend.admit("a", 1, 1, Client()):
         pass
 
 
@@ -885,3 +886,35 @@ def test_the_instances_loads_are_shown() -> None:
             assert reading(backend, "prefix_cache_hits_total", "a") == 60
 
     asyncio.run(story())
+
+
+def test_the_controller_is_told_whose_a_request_is_also_the_next_one() -> None:
+    heavy, light = Client("10.0.0.1", 3), Client("key-0123456789ab")
+
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            asked = [
+                [
+                    GenerateRequest(
+                        f"{client.name}.{n}", "a", (5,), SamplingParams(10), client=client
+                    )
+                    for n in range(count)
+                ]
+                for client, count in ((heavy, REQUESTS_MAX), (light, 1))
+            ]
+            streams = list(backend.submit(asked[0]))
+            # The line is full, of the heavy one's.
+            with pytest.raises(QueueFull):
+                backend.submit(asked[0])
+            streams += backend.submit(asked[1])
+            expected = sorted(
+                (r.request, r.client.name, r.client.weight) for r in asked[0] + asked[1]
+            )
+            for life in range(2):
+                if life:
+                    pool.lose_controller()
+                events = [await pool.heard(RequestArrived) for _ in streams]
+                told = [(e.request, e.client, e.weight) for e in events]  # type: ignore[attr-defined]
+                assert sorted(told) == expected
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from livescale.batching.blocks import BlockPool
 from livescale.cli.main import main
 from livescale.control import controller as controller_module
 from livescale.control.attempts import Attempts
+from livescale.control.client_queues import ClientQueues
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.fleet import TRANSITIONS, Fleet, Instance, WorkerRecord
@@ -242,7 +243,29 @@ def the_first_failed_load_is_the_last(patch: pytest.MonkeyPatch) -> None:
 
 
 #: the mutation, and the rule that catches it
+def requests_are_served_by_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
+    """Whoever sends much is served much."""
+    in_turn = ClientQueues.in_turn
+
+    def broken(self: ClientQueues[RequestRecord]) -> Iterator[RequestRecord]:
+        return iter(sorted(in_turn(self), key=lambda record: record.order))
+
+    patch.setattr(ClientQueues, "in_turn", broken)
+
+
+def weights_are_not_heeded(patch: pytest.MonkeyPatch) -> None:
+    """A turn is worth as many requests as anybody's."""
+    arrive = Router.arrive
+
+    def broken(self: Router, *args: object, weight: int = 1, **named: object) -> RequestRecord:
+        return arrive(self, *args, weight=weight + 1, **named)
+
+    patch.setattr(Router, "arrive", broken)
+
+
 MUTATIONS: list[tuple[Break, str]] = [
+    (requests_are_served_by_order_of_arrival, "another one gets one turn at most"),
+    (weights_are_not_heeded, "another one gets one turn at most"),
     (attempts_are_not_checked, "a request fails after its last attempt"),
     (attempts_are_not_counted, "attempts grow"),
     (draining_instances_are_released_early, "an instance with requests is not released"),

@@ -62,6 +62,8 @@ def test_worlds_are_of_many_kinds() -> None:
     assert orders == {"zigzag", "best-effort", "overlap", "stop-the-world"}
     for kind in ("worker", "agent", "host"):
         assert any(getattr(fault, f"{kind}_losses") for fault in faults), kind
+    assert {len(config.client_weights) for config in configs} == {1, 2, 3, 4, 5}
+    assert any(len(set(config.client_weights)) > 1 for config in configs)
     assert any(fault.pair_loss_permille for fault in faults)
     for kind in (
         "slow_links",

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from livescale.fair_line import FairLine
 from livescale.gateway.backend import ModelWithdrawn, QueueFull, Unavailable
 from livescale.gateway.errors import model_not_found, queue_full, unavailable
 
@@ -56,69 +57,66 @@ def refusals_answered() -> Iterator[None]:
 
 
 class WaitingLine:
-    """The requests of one model that no instance has taken yet: how many, how many prompt tokens.
+    """The requests of one model that no instance has taken yet: how many, how many prompt tokens,
+    and of which clients, who share the line (see `fair_line.py`).
 
-    All calls take O(1). The wait of a refused client is what those who wait now will take at the
-    pace of the last ones: their number times the mean interval between two that moved on, counted
-    only while somebody waited, so that an idle hour is no slow pace.
+    All calls take O(1). The wait of a refused client is what those before it will take at the pace
+    of the last ones: their number times the mean interval between two that moved on, counted only
+    while somebody waited, so that an idle hour is no slow pace.
     """
 
     def __init__(self, requests_max: int, prompt_tokens_max: int | None) -> None:
-        self.requests = 0
-        self.prompt_tokens = 0
-        self._requests_max = requests_max
-        self._prompt_tokens_max = prompt_tokens_max
+        self._line = FairLine(requests_max, prompt_tokens_max)
         self._intervals_s: deque[float] = deque(maxlen=PACE_INTERVALS)
         #: when the present interval began: the last one moved on, or somebody began to wait
         self._since_s = 0.0
 
-    def check(self, requests: int, prompt_tokens: int, now_s: float) -> None:
-        """There is room for so many more. Raises QueueFull.
+    @property
+    def requests(self) -> int:
+        return self._line.requests
 
-        Into an empty line anything may go: a prompt above the bound would never be served.
-        """
-        if self.requests + requests > self._requests_max and self.requests:
-            raise QueueFull(self.wait_s(now_s))
-        tokens_max = self._prompt_tokens_max
-        if (
-            tokens_max is not None
-            and self.prompt_tokens + prompt_tokens > tokens_max
-            and self.requests
-        ):
-            raise QueueFull(self.wait_s(now_s), "too many prompt tokens are waiting")
+    @property
+    def prompt_tokens(self) -> int:
+        return self._line.prompt_tokens
 
-    def join(self, prompt_tokens: int, now_s: float, requests: int = 1) -> None:
+    def check(self, client: str, requests: int, prompt_tokens: int, now_s: float) -> None:
+        """There is room for so many more of the client's. Raises QueueFull."""
+        if not self._line.takes_requests(client, requests):
+            raise QueueFull(self.wait_s(client, now_s))
+        if not self._line.takes_prompt_tokens(client, prompt_tokens):
+            raise QueueFull(self.wait_s(client, now_s), "too many prompt tokens are waiting")
+
+    def join(self, client: str, prompt_tokens: int, now_s: float, requests: int = 1) -> None:
         """They wait from now on, checked or not (a request whose worker is lost waits again)."""
         if not self.requests:
             self._since_s = now_s
-        self.requests += requests
-        self.prompt_tokens += prompt_tokens
+        self._line.add(client, requests, prompt_tokens)
 
-    def leave(self, prompt_tokens: int, requests: int = 1) -> None:
+    def leave(self, client: str, prompt_tokens: int, requests: int = 1) -> None:
         """They wait no longer, for whatever reason."""
-        self.requests -= requests
-        self.prompt_tokens -= prompt_tokens
-        assert self.requests >= 0, f"{self!r}"
-        assert self.prompt_tokens >= 0, f"{self!r}"
+        self._line.remove(client, requests, prompt_tokens)
 
-    def move_on(self, prompt_tokens: int, now_s: float) -> None:
+    def move_on(self, client: str, prompt_tokens: int, now_s: float) -> None:
         """An instance takes one of them."""
-        self.leave(prompt_tokens)
+        self.leave(client, prompt_tokens)
         self._intervals_s.append(now_s - self._since_s)
         self._since_s = now_s
 
     @contextmanager
-    def holding(self, requests: int, prompt_tokens: int, now_s: float) -> Iterator[None]:
+    def holding(
+        self, client: str, requests: int, prompt_tokens: int, now_s: float
+    ) -> Iterator[None]:
         """Places are taken for a request that is still being read. Raises QueueFull."""
-        self.check(requests, prompt_tokens, now_s)
-        self.join(prompt_tokens, now_s, requests)
+        self.check(client, requests, prompt_tokens, now_s)
+        self.join(client, prompt_tokens, now_s, requests)
         try:
             yield
         finally:
-            self.leave(prompt_tokens, requests)
+            self.leave(client, prompt_tokens, requests)
 
-    def wait_s(self, now_s: float) -> float:
-        """How long those who wait now will take, by what was measured."""
+    def wait_s(self, client: str, now_s: float) -> float:
+        """How long the client's waiting requests will take, by what was measured: with each of them
+        one of every other client moves on. Of a client that has none: how long all will."""
         intervals_s = self._intervals_s
         if not intervals_s:
             return RETRY_UNKNOWN_S
@@ -126,8 +124,9 @@ class WaitingLine:
         open_s = now_s - self._since_s
         if open_s > mean_s:  # it has become slower than it was
             mean_s = (mean_s * len(intervals_s) + open_s) / (len(intervals_s) + 1)
+        turns = self._line.requests_of(client) * self._line.clients or self.requests
         least_s, most_s = RETRY_RANGE_S
-        return min(max(self.requests * mean_s, least_s), most_s)
+        return min(max(min(turns, self.requests) * mean_s, least_s), most_s)
 
     def __repr__(self) -> str:
-        return f"<WaitingLine {self.requests} requests, {self.prompt_tokens} prompt tokens>"
+        return f"<WaitingLine {self._line!r}>"

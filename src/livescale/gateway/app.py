@@ -261,13 +261,14 @@ class _Gateway:
             for prompt in raw:
                 check_fits(card, codec, prompt, "prompt")
             estimates = estimated_prompts(raw, card.model_tokens_max) * asked.choices
-            with self._admitted(card.name, estimates):
+            with self._admitted(request, card.name, estimates):
                 prompts = await read_prompts(
                     codec, raw, body.add_special_tokens is not False, bool(body.echo)
                 )
             orders = choice_orders(
                 *(asked, prompts, card, codec),
                 request=request.state.request,
+                client=request.state.client,
                 client_request_id=request.state.client_request_id,
                 arrived_s=request.state.arrived_s,
                 tokens_default=COMPLETION_OUTPUT_TOKENS,
@@ -286,11 +287,12 @@ class _Gateway:
             asked = read_asked(card, codec.vocabulary, body, 1)
             check_chat(body)
             estimate = min(estimated_messages(body.messages), card.model_tokens_max)
-            with self._admitted(card.name, [estimate] * asked.choices):
+            with self._admitted(request, card.name, [estimate] * asked.choices):
                 prompts = [await read_chat(card, codec, body)]
             orders = choice_orders(
                 *(asked, prompts, card, codec),
                 request=request.state.request,
+                client=request.state.client,
                 client_request_id=request.state.client_request_id,
                 arrived_s=request.state.arrived_s,
                 # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
@@ -329,14 +331,14 @@ class _Gateway:
                 yield raw, refused
 
     @contextmanager
-    def _admitted(self, model: str, prompts: list[int]) -> Iterator[None]:
+    def _admitted(self, request: Request, model: str, prompts: list[int]) -> Iterator[None]:
         """Places are held for prompts of about so many tokens while they are tokenized.
 
         Raises ApiError instead: 503 when there is no room, 404 when the model has just gone.
         """
         with (
             refusals_answered(),
-            self._backend.admit(model, len(prompts), sum(prompts)),
+            self._backend.admit(model, len(prompts), sum(prompts), request.state.client),
         ):
             yield
 

@@ -41,6 +41,15 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """Who sends requests, as far as the gateway can tell: clients share the pool, whatever each of
+    them sends. `name` never holds a key; a turn of the client is worth `weight` requests."""
+
+    name: str = ""
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A checked request: the prompt is not empty and fits the model with all its output.
 
@@ -55,6 +64,7 @@ class GenerateRequest:
     sampling: SamplingParams
     client_request_id: str | None = None
     arrived_ns: int | None = field(default=None, compare=False)
+    client: Client = Client()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +237,11 @@ class Backend(Protocol):
     def is_ready(self) -> bool:
         """True when requests are accepted (the answer of /health)."""
 
-    def admit(self, model: str, requests: int, prompt_tokens: int) -> AbstractContextManager[None]:
-        """Hold places for requests that are being tokenized: together about so many tokens.
+    def admit(
+        self, model: str, requests: int, prompt_tokens: int, client: Client
+    ) -> AbstractContextManager[None]:
+        """Hold places for the client's requests that are being tokenized: together about so many
+        tokens.
 
         Entering raises QueueFull, Unavailable or ModelWithdrawn. The places are given back on
         leaving; `submit` takes them anew, then with the exact number.

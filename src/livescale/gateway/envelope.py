@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from livescale.gateway.clients import client_at
 from livescale.gateway.errors import internal_error, stopping
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class Envelope:
     probes, which come all the time, are not.
 
     Sets in `scope["state"]`: `request` (unique: prefix and number), `client_request_id` (str or
-    None) and `arrived_s` (time.monotonic).
+    None), `arrived_s` (time.monotonic) and `client`, by its address (see `clients.py`).
     """
 
     def __init__(self, app: ASGIApp, request_prefix: str) -> None:
@@ -52,6 +53,7 @@ class Envelope:
         state["request"] = request
         state["client_request_id"] = client_request_id
         state["arrived_s"] = time.monotonic()
+        state["client"] = client_at(scope.get("client"))
         has_started = False
 
         async def send_with_id(message: Message) -> None:

@@ -12,9 +12,11 @@ import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from livescale.gateway.clients import client_with
 from livescale.gateway.errors import unauthorized
 from livescale.settings import ConfigError
 from livescale.types import Value
@@ -29,14 +31,18 @@ ADMINISTERED = ("/admin",)
 """An admin key is needed for these. (Where there is none `admin.py` says who may.)"""
 KEYS_MAX = 1024
 """Every request is compared with every key of a kind."""
+WEIGHT_MAX = 100
+"""A turn of one client is worth at most so many requests."""
 FILE_BYTES_MAX = 1 << 20
 
 
 class KeyDigests(Value, frozen=True):
-    """The digests of all keys, by kind. No keys of a kind: none is asked for."""
+    """The digests of all keys, by kind. No keys of a kind: none is asked for. `weights` are the
+    requests that a turn of the client with an API key is worth, where they are more than one."""
 
     api: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
+    weights: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class KeyRing:
@@ -61,26 +67,37 @@ class KeyRing:
         self.digests = digests
 
 
-def read_key_digests(
+def read_key_weights(
     path: str | None,
     environ: Mapping[str, str],
     *,
     variables: Sequence[str] = KEY_VARIABLES,
     setting: str = "api_key_file",
-) -> tuple[str, ...]:
-    """Digests of the keys in the file (one per line, # comments) and in these variables.
+    has_weights: bool = True,
+) -> dict[str, int]:
+    """Digests of the keys in the file (one per line, # comments) and in these variables, with the
+    weights of their clients (where it `has_weights`, `KEY weight=N` in the file; else 1).
 
     `setting` names the file. Raises ConfigError, which never repeats a key, for a file that is
-    unreadable or holds none.
+    unreadable or holds none, for a wrong weight, and for a key that is given two.
     """
-    keys = [
-        _checked(environ[name], f"environment: {name}") for name in variables if name in environ
+    keys: list[tuple[str, int | None]] = [
+        (_checked(environ[name], f"environment: {name}"), None)
+        for name in variables
+        if name in environ
     ]
     if path is not None:
-        keys += _keys_in(path, setting)
+        keys += _keys_in(path, setting, has_weights)
     if len(keys) > KEYS_MAX:
         raise ConfigError(f"{setting}: {len(keys)} keys are given, {KEYS_MAX} at most are taken")
-    return tuple(dict.fromkeys(digest_of(key) for key in keys))
+    weights: dict[str, int | None] = {}
+    for key, weight in keys:
+        digest = digest_of(key)
+        known = weights.setdefault(digest, weight)
+        if None not in (known, weight) and known != weight:
+            raise ConfigError(f"{setting} {path}: one key has the weights {known} and {weight}")
+        weights[digest] = weight if known is None else known
+    return {digest: weight or 1 for digest, weight in weights.items()}
 
 
 def digest_of(key: str) -> str:
@@ -92,7 +109,8 @@ class KeyGate:
     """Lets a request to GUARDED or ADMINISTERED through only with a bearer key of that kind; any
     if there are no keys of the kind.
 
-    An ASGI middleware; stands inside the Envelope, so that a refusal has its ids, too.
+    Whoever has an API key is the client of that key (`scope["state"]["client"]`), wherever it
+    comes from. An ASGI middleware; stands inside the Envelope, so that a refusal has its ids, too.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
@@ -102,9 +120,13 @@ class KeyGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
         kind, known = self._keys.asked_at(path)
-        if known and not _is_among(known, Headers(scope=scope).get("authorization")):
-            await unauthorized(kind).response()(scope, receive, send)
-            return
+        if known:
+            digest = _known_digest(known, Headers(scope=scope).get("authorization"))
+            if digest is None:
+                await unauthorized(kind).response()(scope, receive, send)
+                return
+            weight = self._keys.digests.weights.get(digest, 1)
+            scope["state"]["client"] = client_with(digest, weight)
         await self._app(scope, receive, send)
 
 
@@ -112,16 +134,18 @@ def _is_below(path: str, roots: Sequence[str]) -> bool:
     return any(f"{path}/".startswith(f"{root}/") for root in roots)
 
 
-def _is_among(known: Sequence[str], authorization: str | None) -> bool:
+def _known_digest(known: Sequence[str], authorization: str | None) -> str | None:
+    """The digest of the key that was sent, if it is one of these."""
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() != "bearer":
-        return False
+        return None
     digest = digest_of(key.strip())
     # All of them, each in constant time: how long it takes says nothing about the keys.
-    return sum(hmac.compare_digest(digest, one) for one in known) > 0
+    is_known = sum(hmac.compare_digest(digest, one) for one in known) > 0
+    return digest if is_known else None
 
 
-def _keys_in(path: str, setting: str) -> list[str]:
+def _keys_in(path: str, setting: str, has_weights: bool) -> list[tuple[str, int | None]]:
     try:
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -133,13 +157,28 @@ def _keys_in(path: str, setting: str) -> list[str]:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{setting} {path}: has more than {FILE_BYTES_MAX} bytes")
     keys = [
-        _checked(line.strip(), f"{setting} {path}, line {number}")
+        _key_and_weight(line.split(), f"{setting} {path}, line {number}", has_weights)
         for number, line in enumerate(lines, 1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if not keys:
         raise ConfigError(f"{setting} {path}: holds no key")
     return keys
+
+
+def _key_and_weight(words: Sequence[str], where: str, has_weights: bool) -> tuple[str, int | None]:
+    """Of one line: a key, and behind it perhaps its client's weight."""
+    key, *others = words
+    if not others or not has_weights:
+        return _checked(" ".join(words), where), None
+    _checked(key, where)
+    name, _, number = others[0].partition("=")
+    if len(others) > 1 or name != "weight":
+        raise ConfigError(f"{where}: behind a key, which has no spaces, only weight=N may stand")
+    weight = int(number) if number.isascii() and number.isdecimal() and len(number) < 4 else 0
+    if not 1 <= weight <= WEIGHT_MAX:
+        raise ConfigError(f"{where}: a weight is a whole number from 1 to {WEIGHT_MAX}")
+    return key, weight
 
 
 def _checked(key: str, where: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.gateway.backend import GenerateRequest, ModelCard
+from livescale.gateway.backend import Client, GenerateRequest, ModelCard
 from livescale.gateway.choices import ChoiceOrder
 from livescale.gateway.prompts import Prompt
 from livescale.gateway.sampling import Asked
@@ -19,6 +19,7 @@ def choice_orders(
     codec: TextCodec,
     *,
     request: RequestId,
+    client: Client,
     client_request_id: str | None,
     arrived_s: float,
     tokens_default: int,
@@ -42,6 +43,7 @@ def choice_orders(
             sampling,
             client_request_id,
             round(arrived_s * 1e9),
+            client,
         )
         orders.append(ChoiceOrder(index, generate, asked.rules, codec, prompt.echo))
     return orders

@@ -68,6 +68,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     has_vllm_metrics: bool
     key_digests: tuple[str, ...]
     admin_key_digests: tuple[str, ...] = ()
+    key_weights: dict[str, int] = msgspec.field(default_factory=dict)
     page_origins: tuple[str, ...] = ()
     queue_timeout_s: float | None = None
     lost_after_ms: int = 5000

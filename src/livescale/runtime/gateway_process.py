@@ -29,7 +29,7 @@ from livescale.runtime.pool_backend import PoolBackend
 
 async def _main(boot: GatewayBoot) -> None:
     backend = PoolBackend(boot)
-    keys = KeyRing(KeyDigests(boot.key_digests, boot.admin_key_digests))
+    keys = KeyRing(KeyDigests(boot.key_digests, boot.admin_key_digests, boot.key_weights))
     heed_parent(lambda line: keys.replace(msgspec.json.decode(line, type=KeyDigests)))
     listener = socket.socket(fileno=boot.listen_fd)
     limits = Limits(

@@ -17,7 +17,7 @@ from livescale.gateway.keys import (
     ADMIN_KEY_VARIABLES,
     KEY_VARIABLES,
     KeyDigests,
-    read_key_digests,
+    read_key_weights,
 )
 from livescale.settings import ConfigError
 
@@ -48,7 +48,8 @@ class KeyWatch:
     @property
     def digests(self) -> KeyDigests:
         """As they were at the last look."""
-        return KeyDigests(self._api.digests, self._admin.digests)
+        weights = {digest: n for digest, n in self._api.weights.items() if n > 1}
+        return KeyDigests(self._api.digests, self._admin.digests, weights)
 
     def look(self) -> bool:
         """Read what has changed; True if the keys are others now. Never raises."""
@@ -65,6 +66,7 @@ class _KeyFile:
         self, setting: str, path: str | None, variables: tuple[str, ...], environ: Mapping[str, str]
     ) -> None:
         self._setting = setting
+        self._has_weights = variables == KEY_VARIABLES
         self._path = path
         self._variables = variables
         self._environ = {name: environ[name] for name in variables if name in environ}
@@ -72,7 +74,12 @@ class _KeyFile:
         # What cannot be read twice, as a pipe, is not watched.
         self.is_watched = self._mark is not None
         self._problem: str | None = None
-        self.digests = self._read()
+        #: the digest of each key, and its client's weight
+        self.weights = self._read()
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        return tuple(self.weights)
 
     def look(self) -> None:
         if not self.is_watched:
@@ -83,20 +90,24 @@ class _KeyFile:
         # Taken before the file is read: what changes meanwhile is seen at the next look.
         self._mark = mark
         try:
-            digests = self._read()
+            weights = self._read()
         except ConfigError as error:
             if str(error) != self._problem:
                 _log.warning("%s; the keys of before go on to work", error)
             self._problem = str(error)
             return
-        if digests != self.digests or self._problem is not None:
-            _log.info("%s %s was read again: %d keys", self._setting, self._path, len(digests))
+        if weights != self.weights or self._problem is not None:
+            _log.info("%s %s was read again: %d keys", self._setting, self._path, len(weights))
         self._problem = None
-        self.digests = digests
+        self.weights = weights
 
-    def _read(self) -> tuple[str, ...]:
-        return read_key_digests(
-            self._path, self._environ, variables=self._variables, setting=self._setting
+    def _read(self) -> dict[str, int]:
+        return read_key_weights(
+            self._path,
+            self._environ,
+            variables=self._variables,
+            setting=self._setting,
+            has_weights=self._has_weights,
         )
 
     @staticmethod

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from livescale.gateway.backend import (
     CannotLoad,
+    Client,
     GenerateRequest,
     GenerationFailed,
     ModelCard,
@@ -159,9 +160,11 @@ class PoolBackend:
         return self._shelf.is_ready and not is_away
 
     @contextmanager
-    def admit(self, model: str, requests: int, prompt_tokens: int) -> Iterator[None]:
+    def admit(
+        self, model: str, requests: int, prompt_tokens: int, client: Client
+    ) -> Iterator[None]:
         self._check_started()
-        with self._transcripts.holding(model, requests, prompt_tokens):
+        with self._transcripts.holding(model, requests, prompt_tokens, client.name):
             yield
 
     def submit(self, requests: Sequence[GenerateRequest]) -> list[_Stream]:
@@ -257,6 +260,8 @@ class PoolBackend:
                 asked.sampling.output_tokens_max,
                 transcript.attempt,
                 transcript.worker,
+                client=asked.client.name,
+                weight=asked.client.weight,
             )
         )
 
@@ -334,7 +339,7 @@ class PoolBackend:
         asked = transcript.asked
         self._tell_controller(RequestCancelled(asked.request))
         waited = f"no instance of '{asked.model}' took it in {self._boot.queue_timeout_s:g} s"
-        retry_after_s = self._transcripts.wait_s(asked.model)
+        retry_after_s = self._transcripts.wait_s(asked.model, asked.client.name)
         self._finish(transcript, Outcome.FAILED, WaitedTooLong(waited, retry_after_s))
 
     # -- the workers ----------------------------------------------------------------------------

@@ -339,6 +339,7 @@ class Pool:
             lost_after_ms=self.config.lost_after_ms,
             key_digests=self._keys.digests.api,
             admin_key_digests=self._keys.digests.admin,
+            key_weights=self._keys.digests.weights,
             page_origins=self._page_origins,
         )
 

@@ -145,20 +145,21 @@ class Transcripts:
         return self._open.get(request)
 
     def holding(
-        self, model: str, requests: int, prompt_tokens: int
+        self, model: str, requests: int, prompt_tokens: int, client: str
     ) -> AbstractContextManager[None]:
         """Places for requests that are not there yet. Raises ModelWithdrawn; entering QueueFull."""
-        return self._line(model).holding(requests, prompt_tokens, time.monotonic())
+        return self._line(model).holding(client, requests, prompt_tokens, time.monotonic())
 
     def open(self, requests: Sequence[GenerateRequest]) -> list[Transcript]:
-        """Begin with requests of one model; all of them wait.
+        """Begin with requests of one client to one model; all of them wait.
 
         Raises QueueFull or ModelWithdrawn for all.
         """
         line, now_ns = self._line(requests[0].model), time.monotonic_ns()
         prompt_tokens = sum(len(request.prompt_ids) for request in requests)
-        line.check(len(requests), prompt_tokens, now_ns / 1e9)
-        line.join(prompt_tokens, now_ns / 1e9, len(requests))
+        client = requests[0].client.name
+        line.check(client, len(requests), prompt_tokens, now_ns / 1e9)
+        line.join(client, prompt_tokens, now_ns / 1e9, len(requests))
         opened = [Transcript(request, now_ns) for request in requests]
         self._open |= {transcript.asked.request: transcript for transcript in opened}
         for transcript in opened:
@@ -173,7 +174,8 @@ class Transcripts:
         asked, now_ns = transcript.asked, time.monotonic_ns()
         self._stop_deadline(transcript)
         if transcript.worker is None:
-            self._lines[asked.model].move_on(len(asked.prompt_ids), now_ns / 1e9)
+            line = self._lines[asked.model]
+            line.move_on(asked.client.name, len(asked.prompt_ids), now_ns / 1e9)
             self._running[asked.model] += 1
         transcript.worker = transcript.last_worker = worker
         if transcript.first_dispatched_ns is None:
@@ -187,7 +189,8 @@ class Transcripts:
             transcript.worker = None
             asked = transcript.asked
             self._running[asked.model] -= 1
-            self._lines[asked.model].join(len(asked.prompt_ids), time.monotonic())
+            line = self._lines[asked.model]
+            line.join(asked.client.name, len(asked.prompt_ids), time.monotonic())
             self._start_deadline(transcript)
 
     def close(self, transcript: Transcript) -> None:
@@ -196,14 +199,15 @@ class Transcripts:
         self._stop_deadline(transcript)
         del self._open[asked.request]
         if transcript.worker is None:
-            self._lines[asked.model].leave(len(asked.prompt_ids))
+            self._lines[asked.model].leave(asked.client.name, len(asked.prompt_ids))
         else:
             self._running[asked.model] -= 1
         self._forget_if_gone(asked.model)
 
-    def wait_s(self, model: str) -> float:
-        """How long those who wait for the model now will take, by what was measured."""
-        return self._lines[model].wait_s(time.monotonic())
+    def wait_s(self, model: str, client: str) -> float:
+        """How long the client's requests that wait for the model will take, by what was
+        measured."""
+        return self._lines[model].wait_s(client, time.monotonic())
 
     def readings(self) -> list[Reading]:
         """How many wait and run, by model."""

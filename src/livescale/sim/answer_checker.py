@@ -116,6 +116,19 @@ class AnswerChecker:
         require(not self._open, "every order is answered", self._open)
         require(not self._running, "every attempt ends", self._running)
 
+    # -- what can be asked ----------------------------------------------------------------------
+
+    def is_over(self, request: RequestId) -> bool:
+        return request in self._over
+
+    def is_running(self, request: RequestId) -> bool:
+        """An attempt of it is under way."""
+        return request in self._running
+
+    def running_on(self, worker: WorkerRef) -> list[RequestId]:
+        """Requests whose attempt is under way there."""
+        return [request for request, runs in self._running.items() if runs == worker]
+
     # -- helpers --------------------------------------------------------------------------------
 
     def _is_given_back(self, event: RequestArrived) -> bool:

@@ -26,20 +26,26 @@ from livescale.sim.failure_checker import FailureChecker
 from livescale.sim.knowledge import Knowledge
 from livescale.sim.last_copy_checker import LastCopyChecker
 from livescale.sim.memory_checker import MemoryChecker
-from livescale.types import WorkerRef
+from livescale.sim.turn_checker import TurnChecker
+from livescale.types import SEQUENCES_MAX, WorkerRef
 
 
 class CommandChecker:
     """Rules about one life of a controller, which begins with these models."""
 
     def __init__(
-        self, models: Sequence[ModelPolicy], keeps_last: bool = True, load_failures_max: int = 1
+        self,
+        models: Sequence[ModelPolicy],
+        keeps_last: bool = True,
+        load_failures_max: int = 1,
+        places: int = SEQUENCES_MAX,
     ) -> None:
         self._knowledge = Knowledge(models)
         self._answers = AnswerChecker(self._knowledge)
         self._copies = LastCopyChecker(self._knowledge, models, keeps_last)
         self._memory = MemoryChecker(self._knowledge)
         self._failures = FailureChecker(self._knowledge, load_failures_max)
+        self._turns = TurnChecker(self._knowledge, self._answers, places)
 
     def observe(self, events: Sequence[AnyEvent], commands: Sequence[AnyCommand]) -> None:
         """Check one step."""
@@ -49,9 +55,11 @@ class CommandChecker:
             self._memory.absorb(event)
             self._failures.absorb(event)
             self._knowledge.absorb(event)
+            self._turns.absorb(event)
         for command in commands:
             self._check(command)
             self._answers.check(command)
+            self._turns.check(command)
             self._copies.check(command)
             self._failures.check(command)
             self._knowledge.ordered(command)

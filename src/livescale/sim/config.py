@@ -84,10 +84,12 @@ class SimConfig(Value, frozen=True):
     from another member waits `group_setup_ns` before it asks for the first byte, as systems do
     that form a communication group for every transfer.
 
-    `live` bounds live work on every instance. Workers keep first layers of models that they gave
-    up in the last `resident_bytes` of their arenas. `holder_wait_ns` is how long a receiver waits
-    for a holder to have what it was said to have, `stall_ns` how long for its bytes. The run is
-    given up as stuck when it is not over `grace_ns` after the last arrival and the last fault.
+    There are as many clients as `client_weights`: the first sends every other request, the others
+    take turns with the rest. `live` bounds live work on every instance. Workers keep first layers
+    of models that they gave up in the last `resident_bytes` of their arenas. `holder_wait_ns` is
+    how long a receiver waits for a holder to have what it was said to have, `stall_ns` how long for
+    its bytes. The run is given up as stuck when it is not over `grace_ns` after the last arrival
+    and the last fault.
     """
 
     controller: ControllerConfig
@@ -100,6 +102,7 @@ class SimConfig(Value, frozen=True):
     oldest_prompt_percent: int = 50
     growth_tokens: int = 64
     queue_requests_max: int = 10_000
+    client_weights: tuple[int, ...] = (1,)
     step_gap_ns: int = 1_000_000
     message_delay_ns: int = 200_000
     report_gap_ns: int = REPORT_GAP_NS

@@ -1,4 +1,4 @@
-"""The simulated gateway: transcripts, the queue's bound, and who runs what.
+"""The simulated gateway: transcripts, the line that clients share, and who runs what.
 
 The rules are those of a real gateway: each token index is accepted once, and only from the worker
 that runs the current attempt; a transcript outlives workers and controllers.
@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from livescale.batching.run import EmittedTokens, SequenceSpec
+from livescale.fair_line import FairLine
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.sim.channel import SimChannel
@@ -57,6 +58,8 @@ class _Transcript:
     prompt_tokens: int
     output_tokens: int
     queued_ns: int
+    client: str = ""
+    weight: int = 1
     generated: int = 0
     token_ns: list[int] = field(default_factory=list)
     attempt: int = 0
@@ -78,12 +81,16 @@ class SimGateway:
         self,
         clock: Clock,
         queue_requests_max: int,
+        client_weights: tuple[int, ...],
         checkers: Checkers,
         say: Callable[[GatewayEvent], None],
         write: Callable[[RequestLine], None],
     ) -> None:
+        """There are as many clients as there are weights."""
         self._clock = clock
         self._queue_requests_max = queue_requests_max
+        self._client_weights = client_weights
+        self._arrivals = 0
         self._checkers = checkers
         self._say = say
         self._write = write
@@ -91,8 +98,8 @@ class SimGateway:
         self._served: dict[str, None] = {}
         self._transcripts: dict[RequestId, _Transcript] = {}
         self._workers: dict[WorkerRef, SimChannel[ToWorkerMessage]] = {}
-        #: requests per model that no worker has
-        self._waiting: dict[str, int] = {}
+        #: per model, requests that no worker has
+        self._waiting: dict[str, FairLine] = {}
         #: how requests ended, for dispatches that cross their end
         self._ended: dict[RequestId, Outcome] = {}
 
@@ -110,18 +117,34 @@ class SimGateway:
 
     def arrive(self, request: RequestId, model: str, row: Row) -> None:
         """Accept the request and tell the controller; reject it when the queue is full."""
+        client = self._next_client()
         transcript = _Transcript(
-            request, model, row.input_tokens, row.output_tokens, self._clock.now_ns
+            request,
+            model,
+            row.input_tokens,
+            row.output_tokens,
+            self._clock.now_ns,
+            # One that is alone has no name, as in worlds without clients.
+            f"client-{client}" if len(self._client_weights) > 1 else "",
+            self._client_weights[client],
         )
         self._checkers.arrived(request)
         self._transcripts[request] = transcript
-        waiting = self._waiting[model] = self._waiting.get(model, 0) + 1
+        line = self._waiting.setdefault(model, FairLine(self._queue_requests_max))
+        is_taken = line.takes_requests(transcript.client, 1)
+        line.add(transcript.client, 1, row.input_tokens)
         if model not in self._served:
             self._finish(transcript, Outcome.FAILED, f"{model} is not served")
-        elif waiting > self._queue_requests_max:
-            self._finish(transcript, Outcome.FAILED, f"{waiting - 1} requests wait already")
+        elif not is_taken:
+            self._finish(transcript, Outcome.FAILED, f"{line.requests - 1} requests wait already")
         else:
             self._announce(transcript)
+
+    def _next_client(self) -> int:
+        """The first client sends every other request, the others take turns with the rest."""
+        number, others = self._arrivals, len(self._client_weights) - 1
+        self._arrivals += 1
+        return 0 if not others or number % 2 == 0 else 1 + number // 2 % others
 
     def cancel(self, request: RequestId) -> None:
         """The client goes away, if it is still there."""
@@ -156,7 +179,14 @@ class SimGateway:
     def _announce(self, t: _Transcript) -> None:
         self._say(
             RequestArrived(
-                t.request, t.model, t.prompt_tokens, t.output_tokens, t.attempt, t.worker
+                t.request,
+                t.model,
+                t.prompt_tokens,
+                t.output_tokens,
+                t.attempt,
+                t.worker,
+                client=t.client,
+                weight=t.weight,
             )
         )
 
@@ -210,7 +240,11 @@ class SimGateway:
 
     def _hand(self, t: _Transcript, worker: WorkerRef | None) -> None:
         """The request is this worker's from now on, or waits in the router."""
-        self._waiting[t.model] += (worker is None) - (t.worker is None)
+        line = self._waiting[t.model]
+        if t.worker is None:
+            line.remove(t.client, 1, t.prompt_tokens)
+        if worker is None:
+            line.add(t.client, 1, t.prompt_tokens)
         t.worker = worker
         t.last_worker = worker or t.last_worker
 
@@ -276,7 +310,8 @@ class SimGateway:
 
     def _finish(self, t: _Transcript, outcome: Outcome, error: str | None = None) -> None:
         del self._transcripts[t.request]
-        self._waiting[t.model] -= t.worker is None
+        if t.worker is None:
+            self._waiting[t.model].remove(t.client, 1, t.prompt_tokens)
         self._ended[t.request] = outcome
         self._checkers.ended(t.request, outcome, t.generated, t.output_tokens)
         if t.is_announced_again and t.worker is not None:

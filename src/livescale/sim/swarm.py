@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.swarm_clients import with_clients
 from livescale.sim.swarm_fabrics import with_fabric
 from livescale.sim.swarm_files import with_bad_files
 from livescale.sim.swarm_limits import with_changed_limits
@@ -34,7 +35,7 @@ class SeedOutcome:
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
     drawn = with_bad_files(with_live(with_fabric(draw_flat_world(seed))))
-    return with_changed_limits(with_silence(drawn))
+    return with_clients(with_changed_limits(with_silence(drawn)))
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:

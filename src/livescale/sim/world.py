@@ -127,6 +127,7 @@ class SimWorld:
         self._gateway = SimGateway(
             self.clock,
             config.queue_requests_max,
+            config.client_weights,
             self._checkers,
             self._gateway_says,
             self.book.request,
@@ -201,6 +202,7 @@ class SimWorld:
                 config.models,
                 isinstance(config.placement, SpreadCopies | AllCopies),
                 config.load_failures_max,
+                config.sequences_max,
             ),
             TableChecker(),
             ScaleTracker(),
