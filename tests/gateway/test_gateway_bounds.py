@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -57,6 +58,28 @@ def test_structure_is_counted_however_the_text_is_cut(
     for start, stop in itertools.pairwise(places):
         count.feed(text[start:stop])
     assert (count.openings, count.keys, count.commas) == counted(value)
+    assert count.string_chars <= max(map(len, strings_of(value)), default=0)
+
+
+def strings_of(value: object) -> Iterator[str]:
+    """All strings of a value, names of members included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+    if isinstance(value, list | dict):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from strings_of(entry)
+
+
+@given(text=st.text(st.sampled_from("aé\u65e5\U0001f600"), min_size=9), parts=st.integers(2, 9))
+def test_a_string_in_several_parts_is_measured(text: str, parts: int) -> None:
+    whole = f'{{"x":[1,"{text}'.encode()
+    bound = 7 + len(text.encode()) // parts
+    count = StructureCount()
+    for start in (0, bound):
+        count.feed(whole[start : bound if start == 0 else None])
+    assert count.string_chars == len(text)
 
 
 # -- a budget of bytes ----------------------------------------------------------------------------

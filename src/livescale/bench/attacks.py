@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
-from livescale.bench.attack_bodies import ATTACKS
+from livescale.bench.attack_bodies import BENCH_ATTACKS
 from livescale.bench.attacks_report import AttackFigures, AttacksReport
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
@@ -78,12 +78,12 @@ def run_attacks(options: AttacksBenchOptions, say: Callable[[str], None]) -> Att
 def _chosen(names: tuple[str, ...]) -> list[int]:
     """Numbers of attacks. Raises BenchError for a name that fits none."""
     for name in names:
-        if not any(name in attack.name for attack in ATTACKS):
-            known = ", ".join(attack.name for attack in ATTACKS)
+        if not any(name in attack.name for attack in BENCH_ATTACKS):
+            known = ", ".join(attack.name for attack in BENCH_ATTACKS)
             raise BenchError(f"no attack {name!r}, there are: {known}")
     return [
         number
-        for number, attack in enumerate(ATTACKS)
+        for number, attack in enumerate(BENCH_ATTACKS)
         if not names or any(name in attack.name for name in names)
     ]
 
@@ -164,7 +164,7 @@ class _Windows:
 
     def attack(self, number: int) -> AttackFigures:
         request_bytes = self._attacker.ask({"attack": number}, _WAIT_S)["request_bytes"]
-        figures = AttackFigures(ATTACKS[number].name, request_bytes)
+        figures = AttackFigures(BENCH_ATTACKS[number].name, request_bytes)
         for _ in range(self._options.rounds):
             figures.alone_ns += self._light_window(figures)
             with _growth(self._gateway, figures):

@@ -69,7 +69,7 @@ class AttackFigures:
             "light_failed": self.failed,
             "request_bytes": self.request_bytes,
             "offered_per_s": self.offered / attacked_s,
-            "ended_per_s": sum(self.statuses.values()) / attacked_s,
+            "answered_per_s": sum(self.statuses.values()) / attacked_s,
             "statuses": self.statuses,
             "is_within": self.is_within,
             **({"errors": self.errors} if self.errors else {}),
@@ -93,7 +93,7 @@ class AttacksReport:
     def text(self) -> str:
         lines = [
             f"{'attack':<28} {'alone':>9} {'beside':>9} {'ratio':>6} {'memory':>8} {'cpu':>5}"
-            f" {'5xx':>4} {'offered/s':>9} {'ended/s':>8}  answers"
+            f" {'5xx':>4} {'offered/s':>9} {'answered/s':>10}  answers"
         ]
         for attack in self.attacks:
             figures = attack.as_json()
@@ -102,7 +102,7 @@ class AttacksReport:
                 f" {_p99(attack.beside_ns) / 1e6:>6.1f} ms {attack.p99_ratio:>6.2f}"
                 f" {attack.gateway_bytes / 1e6:>+5.0f} MB {figures['gateway_cpu_share']:>5.0%}"
                 f" {attack.http_5xx:>4} {figures['offered_per_s']:>9.1f}"
-                f" {figures['ended_per_s']:>8.1f}  {_answers(attack)}"
+                f" {figures['answered_per_s']:>10.1f}  {_answers(attack)}"
                 + ("" if attack.is_within else "  <- out of bounds")
             )
         lines += [f"{attack.name}: {error}" for attack in self.attacks for error in attack.errors]

@@ -10,11 +10,12 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvloop
 
-from livescale.bench.attack_bodies import ATTACKS
+from livescale.bench.attack_bodies import BENCH_ATTACKS
 from livescale.bench.peers.line_server import Job, serve_lines
 
 _NICENESS = 10
@@ -31,28 +32,34 @@ class _Sent(asyncio.Protocol):
         self._statuses = statuses
         self._transport: Any = None  # uvloop's are no asyncio.Transport
         self._answer = b""
-        self.is_over = asyncio.Event()
+        self._is_counted = False
+        self.is_over = False
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        if len(self._answer) < _HEAD_BYTES:
+        if not self._is_counted:
             self._answer += data
-            self._transport.close()  # when all is sent
+            if len(self._answer) >= _HEAD_BYTES:
+                self._count(self._answer[_STATUS_AT:_HEAD_BYTES].decode("latin-1"))
+                self._transport.close()  # when all is sent
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self.is_over.is_set():
-            answer = self._answer[_STATUS_AT:_HEAD_BYTES].decode("latin-1")
-            self._statuses[answer if answer.isdigit() else "closed"] += 1
-            self.is_over.set()
+        self._count("closed")
+        self.is_over = True
 
     def leave(self) -> None:
         """Go away, whatever has come of it."""
-        self.is_over.set()
+        self._is_counted = True
         if self._transport is not None:
             self._transport.abort()
+
+    def _count(self, status: str) -> None:
+        if not self._is_counted:
+            self._statuses[status] += 1
+            self._is_counted = True
 
 
 async def _attack(job: Job, request: bytes) -> Job:
@@ -66,12 +73,12 @@ async def _attack(job: Job, request: bytes) -> Job:
         await asyncio.sleep(max(0.0, begin_s + number / job["rate"] - loop.time()))
         if loop.time() > begin_s + job["seconds"]:
             break
-        open_ones = {sent for sent in open_ones if not sent.is_over.is_set()}
+        open_ones = {sent for sent in open_ones if not sent.is_over}
         if len(open_ones) < job["connections"]:
             sent = _Sent(request, statuses)
             open_ones.add(sent)
             offered += 1
-            await loop.create_connection(lambda sent=sent: sent, job["host"], job["port"])
+            await loop.create_connection(partial(_same, sent), job["host"], job["port"])
     await asyncio.sleep(max(0.0, begin_s + job["seconds"] - loop.time()))
     elapsed_s = loop.time() - begin_s
     ended = dict(statuses)
@@ -79,6 +86,10 @@ async def _attack(job: Job, request: bytes) -> Job:
         sent.leave()
     await asyncio.sleep(0)  # connections are closed in the loop's next turn
     return {"offered": offered, "statuses": ended, "elapsed_s": elapsed_s}
+
+
+def _same(sent: _Sent) -> _Sent:
+    return sent
 
 
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
@@ -91,7 +102,7 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
         number = window["attack"]
         if number not in requests:
             requests.clear()
-            requests[number] = ATTACKS[number].request(job["model"])
+            requests[number] = BENCH_ATTACKS[number].request(job["model"])
         if "seconds" not in window:
             return {"request_bytes": len(requests[number])}
         return uvloop.run(_attack({**job, **window}, requests[number]))
