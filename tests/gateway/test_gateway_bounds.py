@@ -24,6 +24,7 @@ from tokenizers import (
 )
 
 from livescale.gateway.budgets import ByteBudget
+from livescale.gateway.pacing import ReadPacer
 from livescale.gateway.structure import StructureCount
 from livescale.gateway.text_bounds import TextBounds
 
@@ -114,6 +115,41 @@ def test_a_budget_is_never_exceeded_and_everybody_gets_a_turn(sizes: list[int], 
         assert [n for n in order if n in stayed] == stayed
 
     asyncio.run(main())
+
+
+# -- turns at reading -----------------------------------------------------------------------------
+
+
+@given(readers=st.integers(1, 5), refused=st.integers(0, 5), turns=st.integers(1, 3))
+@settings(max_examples=10)
+def test_all_who_read_share_a_rate_and_the_refused_come_last(
+    readers: int, refused: int, turns: int
+) -> None:
+    part_bytes, bytes_per_s = 1000, 1_000_000
+    order: list[tuple[int, int]] = []
+
+    def read(pacer: ReadPacer, number: int, turn: int, is_over: asyncio.Event) -> None:
+        def resume() -> None:
+            order.append((turn, number))
+            if turn + 1 < turns:
+                read(pacer, number, turn + 1, is_over)
+            elif len(order) == turns * (readers + refused):
+                is_over.set()
+
+        pacer.wait(part_bytes, resume, is_refused=number >= readers)
+
+    async def main() -> float:
+        pacer, is_over = ReadPacer(bytes_per_s), asyncio.Event()
+        begin_s = asyncio.get_running_loop().time()
+        for number in range(readers + refused):
+            read(pacer, number, 0, is_over)
+        await is_over.wait()
+        return asyncio.get_running_loop().time() - begin_s
+
+    took_s = asyncio.run(main())
+    everybody = list(itertools.product(range(turns), range(readers)))
+    assert order[: len(everybody)] == everybody
+    assert took_s >= 0.99 * (readers + refused) * turns * part_bytes / bytes_per_s
 
 
 # -- text -----------------------------------------------------------------------------------------
