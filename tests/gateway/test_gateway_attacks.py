@@ -25,11 +25,18 @@ from gateway_double import (
     running,
 )
 
-from livescale.bench.attack_bodies import ATTACKS, Attack
+from livescale.bench.attack_bodies import (
+    ATTACKS,
+    BODY_BYTES,
+    Attack,
+    http_request,
+    long_text,
+)
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.heads import HEADERS_MAX
 from livescale.gateway.keys import digest_of
 from livescale.gateway.limits import Limits
+from livescale.gateway.pacing import PACED_BYTES_PER_S
 from livescale.gateway.text import TextCodec, TextWork
 
 GROWTH_BYTES_MAX = 200 << 20
@@ -103,6 +110,42 @@ def test_others_are_served_beside_bodies_that_are_hard_to_decode(server: LocalSe
             client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, timeout=WAIT_S)
             waits_s.append(time.perf_counter() - begin_s)
     assert sorted(waits_s)[int(0.9 * len(waits_s))] < decoding_s
+
+
+# -- large bodies ---------------------------------------------------------------------------------
+
+
+def begun(port: int, request: bytes, size_bytes: int) -> tuple[int | None, bool]:
+    """The answer to the first bytes of a request, and whether the connection is ended then."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as sock:
+        sock.sendall(request[:size_bytes])
+        answer = sock.recv(65536)
+        try:
+            while sock.recv(65536):
+                pass
+        except TimeoutError:
+            return status_of(answer), False
+        except ConnectionResetError:
+            pass
+        return status_of(answer), True
+
+
+def test_a_text_that_no_model_could_hold_is_refused_while_it_arrives(server: LocalServer) -> None:
+    """And what has been refused need not come whole: the connection is ended."""
+    request = http_request("/v1/completions", long_text("tiny"))
+    assert begun(server.port, request, 1 << 20) == (400, True)
+
+
+def test_large_bodies_are_read_at_a_rate_that_they_share(server: LocalServer) -> None:
+    body = b'{"model":"tiny","prompt":"x","max_tokens":1' + b" " * (BODY_BYTES - 100) + b"}"
+    bodies, request = 4, http_request("/v1/completions", body)
+    begin_s = time.perf_counter()
+    with ThreadPoolExecutor(bodies) as threads:
+        answers = list(threads.map(lambda _: sent(server.port, request), range(bodies)))
+    took_s = time.perf_counter() - begin_s
+    assert {status_of(answer) for answer in answers} == {200}
+    # The first part of each is read at once, and the last one has not to be waited for.
+    assert took_s > 0.75 * bodies * len(body) / PACED_BYTES_PER_S
 
 
 # -- heads ----------------------------------------------------------------------------------------

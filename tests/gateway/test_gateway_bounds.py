@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from tokenizers import (
 )
 
 from livescale.gateway.budgets import ByteBudget
+from livescale.gateway.pacing import ReadPacer
 from livescale.gateway.structure import StructureCount
 from livescale.gateway.text_bounds import TextBounds
 
@@ -57,6 +59,28 @@ def test_structure_is_counted_however_the_text_is_cut(
     for start, stop in itertools.pairwise(places):
         count.feed(text[start:stop])
     assert (count.openings, count.keys, count.commas) == counted(value)
+    assert count.string_chars <= max(map(len, strings_of(value)), default=0)
+
+
+def strings_of(value: object) -> Iterator[str]:
+    """All strings of a value, names of members included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+    if isinstance(value, list | dict):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from strings_of(entry)
+
+
+@given(text=st.text(st.sampled_from("aé\u65e5\U0001f600"), min_size=9), parts=st.integers(2, 9))
+def test_a_string_in_several_parts_is_measured(text: str, parts: int) -> None:
+    whole = f'{{"x":[1,"{text}'.encode()
+    bound = 7 + len(text.encode()) // parts
+    count = StructureCount()
+    for start in (0, bound):
+        count.feed(whole[start : bound if start == 0 else None])
+    assert count.string_chars == len(text)
 
 
 # -- a budget of bytes ----------------------------------------------------------------------------
@@ -91,6 +115,41 @@ def test_a_budget_is_never_exceeded_and_everybody_gets_a_turn(sizes: list[int], 
         assert [n for n in order if n in stayed] == stayed
 
     asyncio.run(main())
+
+
+# -- turns at reading -----------------------------------------------------------------------------
+
+
+@given(readers=st.integers(1, 5), refused=st.integers(0, 5), turns=st.integers(1, 3))
+@settings(max_examples=10)
+def test_all_who_read_share_a_rate_and_the_refused_come_last(
+    readers: int, refused: int, turns: int
+) -> None:
+    part_bytes, bytes_per_s = 1000, 1_000_000
+    order: list[tuple[int, int]] = []
+
+    def read(pacer: ReadPacer, number: int, turn: int, is_over: asyncio.Event) -> None:
+        def resume() -> None:
+            order.append((turn, number))
+            if turn + 1 < turns:
+                read(pacer, number, turn + 1, is_over)
+            elif len(order) == turns * (readers + refused):
+                is_over.set()
+
+        pacer.wait(part_bytes, resume, is_refused=number >= readers)
+
+    async def main() -> float:
+        pacer, is_over = ReadPacer(bytes_per_s), asyncio.Event()
+        begin_s = asyncio.get_running_loop().time()
+        for number in range(readers + refused):
+            read(pacer, number, 0, is_over)
+        await is_over.wait()
+        return asyncio.get_running_loop().time() - begin_s
+
+    took_s = asyncio.run(main())
+    everybody = list(itertools.product(range(turns), range(readers)))
+    assert order[: len(everybody)] == everybody
+    assert took_s >= 0.99 * (readers + refused) * turns * part_bytes / bytes_per_s
 
 
 # -- text -----------------------------------------------------------------------------------------

@@ -119,6 +119,16 @@ def two_hosts(model: str) -> bytes:
     return b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: example.org\r\n\r\n"
 
 
+def unfinished_head(model: str) -> bytes:
+    return b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: "
+
+
+def unfinished_body(model: str) -> bytes:
+    """The first few KiB, and then nothing."""
+    whole = http_request("/v1/completions", list_prompts(model))
+    return whole[: BODY_BYTES // 1000]
+
+
 def _posted(path: str, body: Callable[[str], bytes]) -> Callable[[str], bytes]:
     return lambda model: http_request(path, body(model))
 
@@ -140,3 +150,10 @@ ATTACKS = (
     Attack("two Hosts", two_hosts, (400,)),
 )
 """All of them, by what they send."""
+
+BENCH_ATTACKS = (
+    *ATTACKS,
+    Attack("heads that do not end", unfinished_head, (408,)),
+    Attack("bodies that do not end", unfinished_body, (408,)),
+)
+"""With those that are answered when the time for a request is over."""

@@ -15,6 +15,7 @@ from livescale.bench.machine import describe_run
 from livescale.bench.made_models import DTYPES, parse_shape
 from livescale.bench.plan_bench import SIZES, run_plan
 from livescale.cli import (
+    attacks_bench,
     fidelity_bench,
     live_bench,
     profile_bench,
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     live_bench.add_arguments(benches.add_parser("live", help=words, description=words))
     words = "a real pool under load and faults: nothing lost, nothing hangs, no wrong token"
     soak_bench.add_arguments(benches.add_parser("soak", help=words, description=words))
+    words = "a light client alone and beside each attack: what the attack costs others"
+    attacks_bench.add_arguments(benches.add_parser("attacks", help=words, description=words))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -301,6 +304,13 @@ def _soak(arguments: argparse.Namespace) -> int:
     return 0 if is_good else 1
 
 
+def _attacks(arguments: argparse.Namespace) -> int:
+    """0 when every attack stayed within its bounds."""
+    figures, is_good = attacks_bench.run(arguments)
+    _write(arguments.json, figures)
+    return 0 if is_good else 1
+
+
 _BENCHES = {
     "engine": _engine,
     "gateway": _gateway,
@@ -312,4 +322,5 @@ _BENCHES = {
     "fidelity": _fidelity,
     "live": _live,
     "soak": _soak,
+    "attacks": _attacks,
 }

@@ -111,7 +111,7 @@ def create_app(
     metrics = Metrics((card.name for card in backend.models()), slo)
     page = MetricsPage(metrics, backend, has_vllm_metrics)
     served = ServedModels(backend, metrics)
-    bodies = Bodies(limits, served.prompt_tokens_max, keys)
+    bodies = Bodies(limits, served.prompt_tokens_max, served.text_chars_max, keys)
     gateway = _Gateway(backend, limits, metrics, page, served, bodies)
     admin = Administration(backend, served, metrics, bodies.read, is_local=is_local, keys=keys)
     endpoints = [*gateway.endpoints(), *_administration(admin)]

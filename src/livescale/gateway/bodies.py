@@ -15,6 +15,7 @@ from livescale.gateway.budgets import ByteBudget
 from livescale.gateway.errors import (
     body_too_complex,
     body_too_large,
+    context_length_exceeded,
     request_too_slow,
     wrong_media_type,
 )
@@ -33,15 +34,25 @@ KEYS_MAX = 16_384
 """Members of all its objects."""
 VALUES_MAX = 32_768
 """Entries of its lists and objects that are no token ids of a prompt."""
+_COUNTED_BYTES = 32 * 1024
+"""So much is counted at once; then the event loop goes on with other requests."""
 
 
 class Bodies:
     """Reads the bodies of one gateway's requests. Lives on its event loop."""
 
-    def __init__(self, limits: Limits, prompt_tokens_max: Callable[[], int], keys: KeyRing) -> None:
-        """`prompt_tokens_max` is the longest prompt of ids that any model could take now."""
+    def __init__(
+        self,
+        limits: Limits,
+        prompt_tokens_max: Callable[[], int],
+        text_chars_max: Callable[[], int | None],
+        keys: KeyRing,
+    ) -> None:
+        """`prompt_tokens_max` is the longest prompt of ids that any model could take now, and
+        `text_chars_max` the longest text (None: not known)."""
         self._limits = limits
         self._prompt_tokens_max = prompt_tokens_max
+        self._text_chars_max = text_chars_max
         self._keys = keys
         self._budget = ByteBudget(max(BODIES_BYTES_MAX, limits.body_bytes_max))
 
@@ -54,7 +65,8 @@ class Bodies:
     async def reading(self, request: Request) -> AsyncIterator[bytes]:
         """The whole body, which counts as being in the gateway until the end of the block.
 
-        Raises ApiError: 408, 413 (before more than a bound is kept in memory), 415.
+        Raises ApiError: 400 (a text that no model could hold), 408, 413, 415; for what is too
+        much before more than a bound is kept in memory.
         """
         limits = self._limits
         self._check_media_type(request)
@@ -80,24 +92,38 @@ class Bodies:
         raise wrong_media_type()
 
     async def _received(self, request: Request) -> bytes:
-        limits, received, count = self._limits, bytearray(), StructureCount()
-        counted_bytes = 0
+        limits, count = self._limits, StructureCount()
+        parts: list[bytes] = []
+        received_bytes = counted_parts = 0
         try:
             async with asyncio.timeout(limits.receive_timeout_s):
                 async for part in request.stream():
-                    received += part
-                    if len(received) > limits.body_bytes_max:
+                    parts.append(part)
+                    received_bytes += len(part)
+                    if received_bytes > limits.body_bytes_max:
                         raise body_too_large(limits.body_bytes_max)
-                    if len(received) > SMALL_BODY_BYTES:
-                        count.feed(bytes(memoryview(received)[counted_bytes:]))
-                        counted_bytes = len(received)
-                        self._check_structure(count)
+                    if received_bytes > SMALL_BODY_BYTES:
+                        for uncounted in parts[counted_parts:]:
+                            await self._count(count, uncounted)
+                        counted_parts = len(parts)
         except TimeoutError:
             raise request_too_slow(limits.receive_timeout_s) from None
-        return bytes(received)
+        return b"".join(parts)
+
+    async def _count(self, count: StructureCount, part: bytes) -> None:
+        """Raises ApiError (400, 413) at the first slice that is too much."""
+        for start in range(0, len(part), _COUNTED_BYTES):
+            count.feed(part[start : start + _COUNTED_BYTES])
+            self._check_structure(count)
+            await asyncio.sleep(0)
 
     def _check_structure(self, count: StructureCount) -> None:
-        """Raises ApiError (413)."""
+        """Raises ApiError (400, 413)."""
+        chars_max = self._text_chars_max()
+        if chars_max is not None and count.string_chars > chars_max:
+            raise context_length_exceeded(
+                f"A text has more than {chars_max} characters, which no model here could hold"
+            )
         prompts = min(count.openings, GENERATIONS_MAX)
         values_max = VALUES_MAX + prompts * self._prompt_tokens_max()
         for number, bound, things in (

@@ -73,7 +73,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def context_length_exceeded(message: str, param: str) -> ApiError:
+def context_length_exceeded(message: str, param: str | None = None) -> ApiError:
     """400: the model's limit is smaller than what is asked; the message has both numbers."""
     return invalid(message, param, code="context_length_exceeded")
 

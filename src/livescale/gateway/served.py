@@ -67,6 +67,16 @@ class ServedModels:
         """No model takes a prompt of more tokens."""
         return max((card.model_tokens_max for card in self.cards()), default=0)
 
+    def text_chars_max(self) -> int | None:
+        """No model takes a prompt of more characters (None: not known of all of them)."""
+        longest = 0
+        for served in self._served.values():
+            chars = served.codec.text_chars_max(served.card.model_tokens_max)
+            if chars is None:
+                return None
+            longest = max(longest, chars)
+        return longest or None
+
     async def settled(self) -> None:
         """Return when everything that is on offer has been read, or cannot be."""
         if self._reading is not None:

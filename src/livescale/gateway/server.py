@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from livescale.gateway.errors import ApiError, invalid, request_too_slow
 from livescale.gateway.heads import HeadBounds, check_host
 from livescale.gateway.limits import Limits
+from livescale.gateway.pacing import PACED_BYTES_PER_S, PACED_FROM_BYTES, PacedFlow, ReadPacer
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ CANCEL_S = 5.0
 """Time for cancelled responses to tell their clients, after the drain time is over."""
 LINGER_S = 1.0
 """After the time for a request is over the application may still say so."""
+REFUSED_S = 2.0
+"""For which more of a request is read that has been answered: its client may only then read."""
 
 
 async def serve(
@@ -47,7 +50,9 @@ async def serve(
     what still runs then is cancelled. No signal handler is installed.
     """
     # uvicorn takes any callable that makes a protocol.
-    protocol: Any = functools.partial(_Connection, limits=limits or Limits())
+    protocol: Any = functools.partial(
+        _Connection, limits=limits or Limits(), pacer=ReadPacer(PACED_BYTES_PER_S)
+    )
     config = uvicorn.Config(
         app,
         loop="none",
@@ -76,12 +81,18 @@ class _Connection(HttpToolsProtocol):
 
     `_receiving` runs while a request is not here completely: one that trickles in is ended.
     `_reading` runs while the client should read: one that reads nothing is cut off, and the
-    application sees it leave. Neither costs anything per token.
+    application sees it leave. Neither costs anything per token. What comes of a large body is read
+    in turns with other large bodies, also when it is refused and only has to go.
     """
 
-    def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
+    flow: PacedFlow
+
+    def __init__(self, *args: Any, limits: Limits, pacer: ReadPacer, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._pacer = pacer
+        #: of the body that is coming in (None: no body is)
+        self._body_bytes: int | None = None
         self._receiving: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
@@ -92,6 +103,7 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = PacedFlow(transport)
         self._expect(self._limits.receive_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -113,6 +125,10 @@ class _Connection(HttpToolsProtocol):
         # Bytes have ended the wait for the next request, and may have begun none (empty lines).
         if self._receiving is None and not self._is_answering():
             self._expect(self._limits.receive_timeout_s)
+        if self._body_bytes is not None and self._body_bytes > PACED_FROM_BYTES:
+            self.flow.hold()
+            is_refused = self.cycle.response_complete
+            self._pacer.wait(len(data), self.flow.release, is_refused=is_refused)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -135,6 +151,7 @@ class _Connection(HttpToolsProtocol):
         with self._stopping_parser():
             check_host(self.parser.get_http_version(), self.headers)
         self._is_in_head = False
+        self._body_bytes = 0
         self._bounds.yielded()
         # The application has the same time for the body, and answers when it is over.
         self._expect(self._limits.receive_timeout_s + LINGER_S)
@@ -145,10 +162,12 @@ class _Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._bounds.yielded()
+        self._body_bytes = (self._body_bytes or 0) + len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._bounds.yielded()
+        self._body_bytes = None
         super().on_message_complete()
         if self._receiving is not None:
             self._receiving.cancel()
@@ -216,6 +235,8 @@ class _Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._watch_reading()
+        elif self._body_bytes is not None:
+            self._expect(REFUSED_S)
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()

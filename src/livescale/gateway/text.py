@@ -109,6 +109,10 @@ class TextCodec:
         """A number that the text's tokens do not fall below, found without tokenizing."""
         return self._bounds.least_tokens(text, enough)
 
+    def text_chars_max(self, tokens: int) -> int | None:
+        """Every text of fewer tokens has at most so many characters (None: not known)."""
+        return self._bounds.chars_max(tokens)
+
     async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a plain prompt, with the special tokens the tokenizer puts around one."""
         [ids] = await self.encode_all([text], add_special_tokens)

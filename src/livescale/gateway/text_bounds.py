@@ -53,6 +53,12 @@ class TextBounds:
             least = _chars_without_whitespace(text) // self._token_chars
         return least
 
+    def chars_max(self, tokens: int) -> int | None:
+        """Every text of fewer tokens has at most so many characters (None: any number)."""
+        if not self.is_known or self._drops_whitespace:
+            return None
+        return tokens * self._token_chars - 1
+
     def __repr__(self) -> str:
         known = f"{self._token_chars} characters a token" if self.is_known else "any length"
         return f"<TextBounds {known}>"

@@ -1,0 +1,228 @@
+"""`bench attacks`: a light client alone and beside each attack, on a real pool.
+
+The pool is real (controller, gateway, worker processes, sockets), only its executors are timed.
+The same light client is measured alone and beside an attack in turns, so that what else the machine
+does meets both. The attacker has the least claim to the processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+
+from livescale.bench.attack_bodies import BENCH_ATTACKS
+from livescale.bench.attacks_report import AttackFigures, AttacksReport
+from livescale.bench.errors import BenchError
+from livescale.bench.line_process import LineProcess
+from livescale.config import PoolConfig, load_config
+from livescale.engine.make import PRESETS, make_model
+from livescale.interpreter import module_words
+from livescale.runtime.supervisor import Pool, PoolFailed
+
+_MODEL = "timed"
+_MODEL_TOKENS_MAX = 4096
+_WORKERS = 2
+_WAIT_S = 120.0
+_SAMPLE_S = 0.02
+# What is left of an attack is over before the light client is measured alone.
+_SETTLE_S = 0.5
+_WARM_UP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttacksBenchOptions:
+    """What is run. `attacks` are names, or parts of them (none: all)."""
+
+    attacks: tuple[str, ...] = ()
+    rounds: int = 4
+    seconds: float = 4.0
+    attack_rate: float = 20.0
+    connections: int = 64
+    light_rate: float = 10.0
+    prompt_tokens: int = 256
+    output_tokens: int = 8
+    seed: int = 0
+
+
+def run_attacks(options: AttacksBenchOptions, say: Callable[[str], None]) -> AttacksReport:
+    """Start a pool, measure, stop it. Raises BenchError."""
+    numbers = _chosen(options.attacks)
+    with tempfile.TemporaryDirectory(prefix="livescale-bench-") as scratch:
+        preset = dataclasses.replace(PRESETS["tiny"], model_tokens_max=_MODEL_TOKENS_MAX)
+        make_model(Path(scratch) / _MODEL, preset)
+        config = _config(Path(scratch))
+        say(f"pool: {_WORKERS} timed workers; starting …")
+        try:
+            figures = asyncio.run(_play(config, options, numbers, say))
+        except PoolFailed as error:
+            raise BenchError(str(error)) from error
+    shape = {key: value for key, value in dataclasses.asdict(options).items() if key != "attacks"}
+    return AttacksReport(shape, tuple(figures))
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _chosen(names: tuple[str, ...]) -> list[int]:
+    """Numbers of attacks. Raises BenchError for a name that fits none."""
+    for name in names:
+        if not any(name in attack.name for attack in BENCH_ATTACKS):
+            known = ", ".join(attack.name for attack in BENCH_ATTACKS)
+            raise BenchError(f"no attack {name!r}, there are: {known}")
+    return [
+        number
+        for number, attack in enumerate(BENCH_ATTACKS)
+        if not names or any(name in attack.name for name in names)
+    ]
+
+
+def _config(scratch: Path) -> PoolConfig:
+    """The timed worker's times are those of the settings' defaults."""
+    file = scratch / "pool.yaml"
+    model = {"path": str(scratch / _MODEL), "min_replicas": _WORKERS, "max_replicas": _WORKERS}
+    file.write_text(json.dumps({"models": [model]}))  # JSON is YAML
+    settings = {"port": 0, "device": "timed", "workers": _WORKERS, "arena_bytes": 8 << 20}
+    return load_config(file, [], {}, settings)
+
+
+async def _play(
+    config: PoolConfig,
+    options: AttacksBenchOptions,
+    numbers: list[int],
+    say: Callable[[str], None],
+) -> list[AttackFigures]:
+    pool = Pool(config)
+    figures: list[AttackFigures] = []
+
+    async def play() -> None:
+        figures.extend(await asyncio.to_thread(_measure, pool, options, numbers, say))
+
+    async with pool:
+        await pool.ready()
+        await pool.or_failure(play())
+    return figures
+
+
+def _measure(
+    pool: Pool, options: AttacksBenchOptions, numbers: list[int], say: Callable[[str], None]
+) -> list[AttackFigures]:
+    address = urlsplit(pool.base_url)
+    target = {"host": address.hostname, "port": address.port, "model": _MODEL}
+    light_job = {
+        **target,
+        "vocabulary": msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"],
+        "rate": options.light_rate,
+        "prompt_tokens": options.prompt_tokens,
+        "output_tokens": options.output_tokens,
+        "seed": options.seed,
+    }
+    attack_job = {**target, "rate": options.attack_rate, "connections": options.connections}
+    light_words = module_words("livescale.bench.peers.light_client")
+    attack_words = module_words("livescale.bench.peers.attacker")
+    with (
+        LineProcess("the light client", light_words, {}) as light,
+        LineProcess("the attacker", attack_words, {}) as attacker,
+    ):
+        light.ask(light_job, _WAIT_S)
+        attacker.ask(attack_job, _WAIT_S)
+        light.ask({"seconds": _WARM_UP_S}, _WAIT_S)
+        gateway = psutil.Process(pool.pids()["gateway"])
+        bench = _Windows(light, attacker, gateway, options)
+        figures = []
+        for number in numbers:
+            figures.append(bench.attack(number))
+            say(f"{figures[-1].name}: {figures[-1].p99_ratio:.2f} x")
+    return figures
+
+
+class _Windows:
+    """Measures attacks, one after the other: windows alone and beside, in turns."""
+
+    def __init__(
+        self,
+        light: LineProcess,
+        attacker: LineProcess,
+        gateway: psutil.Process,
+        options: AttacksBenchOptions,
+    ) -> None:
+        self._light = light
+        self._attacker = attacker
+        self._gateway = gateway
+        self._options = options
+
+    def attack(self, number: int) -> AttackFigures:
+        request_bytes = self._attacker.ask({"attack": number}, _WAIT_S)["request_bytes"]
+        figures = AttackFigures(BENCH_ATTACKS[number].name, request_bytes)
+        for _ in range(self._options.rounds):
+            figures.alone_ns += self._light_window(figures)
+            with _growth(self._gateway, figures):
+                self._beside(number, figures)
+            time.sleep(_SETTLE_S)
+        return figures
+
+    def _beside(self, number: int, figures: AttackFigures) -> None:
+        begin_cpu_s = _cpu_s(self._gateway)
+        window = {"attack": number, "seconds": self._options.seconds}
+        self._attacker.send(window)
+        figures.beside_ns += self._light_window(figures)
+        attack = self._attacker.receive(self._options.seconds + _WAIT_S)
+        figures.gateway_cpu_s += _cpu_s(self._gateway) - begin_cpu_s
+        figures.offered += attack["offered"]
+        figures.attacked_s += attack["elapsed_s"]
+        for status, count in attack["statuses"].items():
+            figures.statuses[status] = figures.statuses.get(status, 0) + count
+
+    def _light_window(self, figures: AttackFigures) -> list[int]:
+        """Its TTFTs; what failed is in the figures."""
+        window = {"seconds": self._options.seconds}
+        seen = self._light.ask(window, self._options.seconds + _WAIT_S)
+        figures.failed += seen["failed"]
+        figures.light_5xx += seen["http_5xx"]
+        figures.errors += seen["errors"]
+        ttft_ns: list[int] = seen["ttft_ns"]
+        return ttft_ns
+
+
+@contextlib.contextmanager
+def _growth(gateway: psutil.Process, figures: AttackFigures) -> Iterator[None]:
+    """The most that the gateway and its children had more of memory than at the beginning."""
+    begin_bytes = _rss_bytes(gateway)
+    is_over = threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(_SAMPLE_S):
+            grown_bytes = _rss_bytes(gateway) - begin_bytes
+            figures.gateway_bytes = max(figures.gateway_bytes, grown_bytes)
+
+    sampling = threading.Thread(target=sample)
+    sampling.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        sampling.join()
+
+
+def _rss_bytes(gateway: psutil.Process) -> int:
+    total_bytes = 0
+    for process in (gateway, *gateway.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child that has just ended
+            total_bytes += process.memory_info().rss
+    return total_bytes
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,87 @@
+"""Large bodies are read in turns, so many bytes per second: small requests come in between.
+
+What is read costs time of the event loop, whether the request is refused or not. So the bytes of
+all large bodies together are bounded, not those of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from uvicorn.protocols.http.flow_control import FlowControl
+
+PACED_FROM_BYTES = 64 * 1024
+"""What a body has beyond this is read in turns."""
+PACED_BYTES_PER_S = 64 * 1024 * 1024
+"""Of all large bodies together: a body of 8 MiB alone takes an eighth of a second."""
+# Within this time a connection whose turn it is has read what was there.
+_TURN_S = 0.001
+
+
+class ReadPacer:
+    """Turns at reading, in order of asking; those whose request is refused come last.
+
+    Lives on one event loop.
+    """
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+        self._wanted: deque[Callable[[], None]] = deque()
+        self._refused: deque[Callable[[], None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wait(self, read_bytes: int, resume: Callable[[], None], *, is_refused: bool) -> None:
+        """So many bytes have just been read; `resume` is called when more may be."""
+        now_s = asyncio.get_running_loop().time()
+        self._free_s = max(now_s, self._free_s) + read_bytes / self._bytes_per_s
+        (self._refused if is_refused else self._wanted).append(resume)
+        if self._timer is None:
+            self._arm(self._free_s)
+
+    def _arm(self, at_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_at(at_s, self._turn)
+
+    def _turn(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._timer = None
+        if now_s >= self._free_s:
+            (self._wanted or self._refused).popleft()()
+        if self._wanted or self._refused:
+            self._arm(max(self._free_s, now_s + _TURN_S))
+
+    def __repr__(self) -> str:
+        return f"<ReadPacer {len(self._wanted)} wait, and {len(self._refused)} refused ones>"
+
+
+class PacedFlow(FlowControl):
+    """A connection's flow control that can be held: nothing is read until it is released, and then
+    only if the application wants more."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_held = False
+
+    def hold(self) -> None:
+        if not (self._is_held or self.read_paused or self._transport.is_closing()):
+            self._transport.pause_reading()
+        self._is_held = True
+
+    def release(self) -> None:
+        self._is_held = False
+        if not self.read_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        if self._is_held:
+            self.read_paused = True
+        else:
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_held:
+            self.read_paused = False
+        else:
+            super().resume_reading()
