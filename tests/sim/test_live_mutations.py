@@ -22,7 +22,7 @@ from livescale.sim.worker_messages import SimAttemptTaken
 from livescale.types import WorkerRef
 
 #: worlds in which loading instances help, with faults and without, and with several ranks
-SEEDS = (4, 5, 32, 39, 83, 87, 91, 364)
+SEEDS = (4, 5, 32, 39, 83, 87, 91, 364, 367)
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
