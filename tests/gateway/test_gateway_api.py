@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
-from livescale.gateway.backend import GenerateRequest
+from livescale.gateway.backend import Client, GenerateRequest
 from livescale.types import SamplingParams
 
 USER = [{"role": "user", "content": "say it"}]
@@ -39,7 +39,8 @@ def test_completion(http: httpx.Client, backend: ScriptedBackend, tokenizer: Tok
     prompt_ids = tuple(tokenizer.encode("the quick").ids)
     seed = stream.request.sampling.seed
     sampling = SamplingParams(100, (1,), temperature=1.0, seed=seed)
-    expected = GenerateRequest(stream.request.request, "tiny", prompt_ids, sampling)
+    client = Client("127.0.0.1")
+    expected = GenerateRequest(stream.request.request, "tiny", prompt_ids, sampling, client=client)
     assert stream.request == expected
     assert answer["object"] == "text_completion"
     assert answer["id"] == f"cmpl-{stream.request.request}"
