@@ -77,6 +77,28 @@ def test_worlds_are_of_many_kinds() -> None:
     assert any(fault.late_permille and fault.lost_permille for fault in faults)
 
 
+def test_every_model_can_come_to_an_instance_beside_the_least_numbers_of_the_others() -> None:
+    """The least numbers of a world are never given up: beside them a request of any other model
+    would wait for ever. Limits that change are drawn with that in mind."""
+    raised = 0
+    for seed in range(600, 800):
+        config = draw_world(seed).config
+        changed = [change.changed for change in config.changes if change.changed is not None]
+        policies = [*config.policies, *changed]
+        names = {policy.spec.name: policy.spec.tp_size for policy in policies}
+        least = {
+            name: max(p.instances_min for p in policies if p.spec.name == name) for name in names
+        }
+        for wanted in names:
+            needed = sum(
+                tp_size * max(least[name], int(name == wanted)) for name, tp_size in names.items()
+            )
+            assert needed <= config.workers, f"seed {seed}: {wanted} in {config.workers} workers"
+        began = {policy.spec.name: policy.instances_min for policy in config.policies}
+        raised += any(policy.instances_min > began[policy.spec.name] for policy in changed)
+    assert raised, "some world raises a least number"
+
+
 def test_without_faults_and_with_room_every_request_finishes() -> None:
     checked = 0
     for seed in range(4 * SEEDS):
