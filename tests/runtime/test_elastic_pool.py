@@ -61,6 +61,7 @@ def test_a_model_at_zero_is_ready_starts_from_host_memory_and_goes_back_to_zero(
     assert pool.gauge("instances") == 0
     assert pool.gauge("host_copies") == 1
     assert complete(pool).status_code == 200
+    wait_until(lambda: commands(pool, StartLoad) != [], "the load is on record")
     [load] = commands(pool, StartLoad)
     assert [upstream.worker.is_agent for upstream in senders(load.feeds)] == [True]
     wait_until(lambda: pool.gauge("instances") == 0, "it is at zero again")

@@ -134,7 +134,12 @@ def ids_of(event: dict) -> list[int]:
 
 
 def worker_with(pool: LocalPool, model: str) -> int:
-    """Who was given the model last."""
-    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
-    loads = [c for line in steps for c in line.commands if isinstance(c, StartLoad)]
-    return [load.worker.worker for load in loads if load.model == model][-1]
+    """Who was given the model last, once that is on record."""
+
+    def given() -> list[int]:
+        steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+        loads = [c for line in steps for c in line.commands if isinstance(c, StartLoad)]
+        return [load.worker.worker for load in loads if load.model == model]
+
+    wait_until(lambda: given() != [], f"a load of {model} is on record")
+    return given()[-1]
