@@ -267,6 +267,25 @@ def test_a_batch_that_was_taken_over_is_the_sources() -> None:
     assert controller.stale_events == 1
 
 
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_of_two_takers_the_later_owns_the_attempt_whichever_word_comes_first(
+    is_announced: bool,
+) -> None:
+    """From the target to the source and back: the source's word was late."""
+    controller = live_pair()
+    if is_announced:
+        announced = {"attempt": 1, "worker": W[1], "moves": 2}
+        step(controller, 3, msgspec.structs.replace(arrived("a"), **announced))
+    else:
+        step(controller, 3, arrived("a"))
+        back = msgspec.structs.replace(taken((("a", 1),), W[1], 2), moves=(2,))
+        step(controller, 4, back)
+    step(controller, 5, msgspec.structs.replace(taken((("a", 1),)), moves=(1,)))
+    assert [record.id for record in controller.router.on_worker(W[1])] == ["a"]
+    step(controller, 6, RequestEnded("a", 1, Outcome.FINISHED, worker=W[1]))
+    assert "a" not in controller.router.requests
+
+
 @pytest.mark.parametrize("lost_first", [False, True])
 def test_a_batch_may_be_taken_over_from_a_target_that_is_lost_by_now(lost_first: bool) -> None:
     controller = live_pair(request_attempts_max=1)

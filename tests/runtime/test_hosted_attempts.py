@@ -58,6 +58,17 @@ def test_what_a_lost_partner_took_is_given_back_once(story: list[tuple[int, bool
             given[partner].append((request, step))
 
 
+def test_what_came_back_is_not_returned_with_the_partner_that_had_it() -> None:
+    words, peer = HeardWords(), WorkerRef(1)
+    hosted = HostedAttempts(OWN, words, LONG_NS)
+    hosted.taken("r", 1, "g0")
+    hosted.given(peer, [("r", 1)])
+    hosted.taken("r", 1, "g0", moves=2)
+    hosted.partner_lost(peer)
+    assert words.controller == []
+    assert hosted.gateway_of("r") == "g0"
+
+
 def test_what_was_given_is_remembered_for_a_time_only() -> None:
     words, peer = HeardWords(), WorkerRef(1)
     hosted = HostedAttempts(OWN, words, telling_ns=0)

@@ -647,6 +647,24 @@ def test_tokens_are_accepted_from_whoever_owns_the_attempt() -> None:
     asyncio.run(asyncio.wait_for(story(), WAIT_S))
 
 
+def test_of_two_takers_the_later_owns_the_attempt_whichever_word_comes_first() -> None:
+    """To another worker and back: the other one's word was late."""
+
+    async def story() -> None:
+        async with one_request_on_the_first_of_two() as (pool, _, other, stream):
+            pool.worker_says(AttemptTaken("r", 1, 2))
+            pool.emit(Token("r", 1, 0, 7, None))
+            chunks = aiter(stream)
+            assert (await anext(chunks)).token_id == 7
+            other.say(AttemptTaken("r", 1, 1))
+            other.say(Tokens((Token("r", 1, 1, 66, None),)))
+            assert await other.told() == Disown("r", 1)
+            pool.emit(Token("r", 1, 1, 8, FinishReason.STOP))
+            assert [chunk.token_id async for chunk in chunks] == [8]
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
 def test_a_new_owner_may_repeat_what_the_last_one_had_sent() -> None:
     async def story() -> None:
         async with one_request_on_the_first_of_two() as (pool, _, other, stream):

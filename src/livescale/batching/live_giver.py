@@ -276,4 +276,5 @@ def _spec(sequence: SequenceState) -> SequenceSpec:
         tuple(sequence.generated),
         spec.cache_salt,
         spec.content,
+        spec.moves + 1,
     )

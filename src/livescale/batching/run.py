@@ -19,7 +19,8 @@ class SequenceSpec:
     tokens that an earlier attempt already emitted: they are computed again as prompt, and the
     index of the next token goes on from them. Only requests with equal `cache_salt` share KV
     blocks of equal beginnings. Where tokens are not real, `content` names them: requests with the
-    same name have the same tokens at the same positions, others nothing in common.
+    same name have the same tokens at the same positions, others nothing in common. `moves` is how
+    often the attempt went from one instance to another, with the way to here.
     """
 
     request: RequestId
@@ -29,6 +30,7 @@ class SequenceSpec:
     generated_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     content: str = ""
+    moves: int = 0
 
 
 class Segment(msgspec.Struct, frozen=True):

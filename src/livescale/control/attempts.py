@@ -48,7 +48,7 @@ class Attempts:
             client=event.client,
             weight=event.weight,
         )
-        record.attempt = event.attempt
+        record.attempt, record.moves = event.attempt, event.moves
         # Which of the earlier ones were given back is not known: they count as failed.
         record.failures = event.attempt - (event.worker is not None)
         if event.worker is None:
@@ -68,11 +68,13 @@ class Attempts:
         return True
 
     def taken(self, event: BatchTaken) -> bool:
-        """A worker has taken attempts over: those that are current are its own now."""
+        """A worker has taken attempts over: those that are current are its own now, unless another
+        one has taken them over since, whose word came first."""
         is_news = False
-        for request, attempt in event.requests:
+        for request, attempt, moves in event.takings:
             record = self._router.requests.get(request)
-            if record is not None and record.attempt == attempt:
+            if record is not None and record.attempt == attempt and record.moves <= moves:
+                record.moves = moves
                 if record.failure:
                     # Whom it was taken from is gone, but it is not.
                     record.failures -= 1

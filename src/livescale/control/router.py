@@ -35,6 +35,8 @@ class RequestRecord:
     client: str = ""
     weight: int = 1
     attempt: int = 0
+    #: how often the current attempt was taken over
+    moves: int = 0
     worker: WorkerRef | None = None
     is_started: bool = False
     is_cancelled: bool = False
@@ -317,6 +319,7 @@ class Router:
                 continue  # it waits for this one, and so do those behind it
             row.room -= 1
             record.attempt += 1
+            record.moves = 0
             record.is_started = False
             record.failure = ""
             self.place(record, row.worker)

@@ -84,7 +84,8 @@ class RequestArrived(Event, frozen=True):
 
     After a controller restart the gateway announces its unfinished requests again, with the
     `attempt` that is under way and the worker that runs it (None: still waiting). Requests of one
-    `client` stand in one queue; a turn of the client is worth `weight` of them.
+    `client` stand in one queue; a turn of the client is worth `weight` of them. `moves` is how
+    often the attempt was taken over, as far as the gateway knows (see BatchTaken).
     """
 
     request: RequestId
@@ -95,6 +96,7 @@ class RequestArrived(Event, frozen=True):
     worker: WorkerRef | None = None
     client: str = ""
     weight: int = 1
+    moves: int = 0
 
 
 class RequestCancelled(Event, frozen=True):
@@ -122,7 +124,9 @@ class BatchTaken(Event, frozen=True):
     attempt), are this worker's, which ends them (progress).
 
     Layers below `next_layer` were done; `row_bytes` of hidden rows came along, `pull_ns` after they
-    were asked for.
+    were asked for. `moves` has, per request, how often its attempt was taken over, with this time
+    (empty: this is the first time of each). An attempt may go from worker to worker and back, and
+    their words come on different wires: the owner is the one with the most moves.
     """
 
     instance: InstanceId
@@ -134,6 +138,17 @@ class BatchTaken(Event, frozen=True):
     tokens: int
     row_bytes: int
     pull_ns: int
+    moves: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.moves and len(self.moves) != len(self.requests):
+            raise ValueError(f"{len(self.moves)} moves of {len(self.requests)} requests")
+
+    @property
+    def takings(self) -> list[tuple[RequestId, int, int]]:
+        """Per request: its id, the attempt, and how often that was taken over."""
+        moves = self.moves or (1,) * len(self.requests)
+        return [(*pair, count) for pair, count in zip(self.requests, moves, strict=True)]
 
 
 class InstanceReported(Event, frozen=True):

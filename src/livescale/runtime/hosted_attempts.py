@@ -131,12 +131,23 @@ class HostedAttempts:
     # -- what comes of attempts -----------------------------------------------------------------
 
     def taken(
-        self, request: RequestId, attempt: int, gateway: str, repeated_ids: Sequence[int] = ()
+        self,
+        request: RequestId,
+        attempt: int,
+        gateway: str,
+        repeated_ids: Sequence[int] = (),
+        moves: int = 1,
     ) -> None:
         """The attempt is this worker's; its gateway hears of it before any token. The first tokens
         are told again, because they may be on their way from another worker still."""
+        if moves > 1:
+            # Maybe it was given away here and has come back: who had it meanwhile may die.
+            known = request, attempt
+            back = [given for given in self._given if (given.request, given.attempt) == known]
+            for given in back:
+                self._given.remove(given)
         self._gateway_of[request] = gateway
-        self._reporter.to_gateway(gateway, AttemptTaken(request, attempt))
+        self._reporter.to_gateway(gateway, AttemptTaken(request, attempt, moves))
         if repeated_ids:
             tokens = (Token(request, attempt, n, t, None) for n, t in enumerate(repeated_ids))
             self._reporter.to_gateway(gateway, Tokens(tuple(tokens)))

@@ -373,9 +373,11 @@ class InstanceHost:
         wanted = []
         for spec, gateway in zip(taken.requests, news.gateways, strict=True):
             if gateway:
-                wanted.append((spec.request, spec.attempt))
+                wanted.append(spec)
                 repeated_ids = spec.generated_ids if taken.decoding else ()
-                self.attempts.taken(spec.request, spec.attempt, gateway, repeated_ids)
+                self.attempts.taken(
+                    spec.request, spec.attempt, gateway, repeated_ids, moves=spec.moves
+                )
             else:
                 assigned.live.cancel(spec.request, spec.attempt)
         self._reporter.to_controller(
@@ -384,11 +386,12 @@ class InstanceHost:
                 attempt=assigned.attempt,
                 worker=self._boot.worker,
                 target=taken.key.target,
-                requests=tuple(wanted),
+                requests=tuple((spec.request, spec.attempt) for spec in wanted),
                 next_layer=news.next_layer,
                 tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in taken.requests),
                 row_bytes=news.row_bytes,
                 pull_ns=taken.pull_ns,
+                moves=tuple(spec.moves for spec in wanted),
             )
         )
 

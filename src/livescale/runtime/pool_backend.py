@@ -262,6 +262,7 @@ class PoolBackend:
                 transcript.worker,
                 client=asked.client.name,
                 weight=asked.client.weight,
+                moves=transcript.moves,
             )
         )
 
@@ -303,7 +304,7 @@ class PoolBackend:
         if transcript.worker not in (None, command.worker):
             # It took the last attempt over when the controller had given that up.
             self._stop(transcript.worker, Disown(command.request, transcript.attempt))
-        transcript.attempt = command.attempt
+        transcript.attempt, transcript.moves = command.attempt, 0
         if command.worker not in self._readers:
             # The controller knows too: it told us of this worker's end before the dispatch.
             self._transcripts.wait_again(transcript)
@@ -440,7 +441,8 @@ class PoolBackend:
             self._finish(transcript, Outcome.FINISHED)
 
     def _attempt_taken(self, worker: WorkerRef, message: AttemptTaken) -> None:
-        """The worker owns the attempt from now on, if that is the current one."""
+        """The worker owns the attempt from now on, if that is the current one; but not if another
+        one has taken it over since, whose word came first."""
         request, attempt = message.request, message.attempt
         # It may have been told to stop before it took over.
         self._stop_words.forget(worker, request, attempt)
@@ -449,7 +451,8 @@ class PoolBackend:
             self._stop(worker, Cancel(request, attempt))
         elif attempt != transcript.attempt:
             self._stop(worker, Disown(request, attempt))
-        else:
+        elif message.moves >= transcript.moves:
+            transcript.moves = message.moves
             self._transcripts.place(transcript, worker, is_dispatched=False)
 
     def _attempt_returned(self, worker: WorkerRef, message: AttemptReturned) -> None:

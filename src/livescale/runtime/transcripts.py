@@ -38,6 +38,8 @@ class Transcript:
     generated: list[int] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
     attempt: int = 0
+    #: how often the current attempt was taken over
+    moves: int = 0
     #: who runs the current attempt (None: it waits in the router)
     worker: WorkerRef | None = None
     last_worker: WorkerRef | None = None

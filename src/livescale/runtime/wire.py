@@ -370,11 +370,13 @@ class Tokens(Value, frozen=True, tag=True):
 class AttemptTaken(Value, frozen=True, tag=True):
     """This worker runs the attempt from now on: it took it over from another one.
 
-    A gateway that knows a newer attempt, or none, answers with Disown or Cancel.
+    A gateway that knows a newer attempt, or none, answers with Disown or Cancel. `moves` is how
+    often the attempt was taken over, with this time (BatchTaken).
     """
 
     request: RequestId
     attempt: int
+    moves: int = 1
 
 
 class AttemptReturned(Value, frozen=True, tag=True):

@@ -46,6 +46,8 @@ class AnswerChecker:
         self._answered: dict[OrderKey, None] = {}
         #: the newest attempt of each request, and who runs it if it is under way
         self._attempts: dict[RequestId, int] = {}
+        #: how often the current attempt was taken over
+        self._moves: dict[RequestId, int] = {}
         self._running: dict[RequestId, WorkerRef] = {}
         #: requests that nobody waits for any more, and those that are over
         self._cancelled: dict[RequestId, None] = {}
@@ -66,6 +68,7 @@ class AnswerChecker:
             was_over = self._over.pop(event.request, 0) is None
             if was_over or event.attempt > self._attempts.get(event.request, -1):
                 self._attempts[event.request] = event.attempt
+                self._moves[event.request] = event.moves
                 if event.worker is not None:
                     self._running[event.request] = event.worker
             elif self._is_given_back(event):
@@ -106,6 +109,7 @@ class AnswerChecker:
             require(is_alone, "one attempt at a time", command)
             self._require_alive(command, command.worker)
             self._attempts[command.request] = command.attempt
+            self._moves[command.request] = 0
             self._running[command.request] = command.worker
         elif isinstance(command, FailRequest):
             is_over = command.request not in self._running
@@ -150,10 +154,14 @@ class AnswerChecker:
             self._over[event.request] = None
 
     def _taken(self, event: BatchTaken) -> None:
-        """Current attempts are this worker's now, wherever they were, and it ends them."""
-        for request, attempt in event.requests:
+        """Current attempts are this worker's now, wherever they were, and it ends them; but not
+        those that another one has taken over since."""
+        for request, attempt, moves in event.takings:
             is_current = attempt == self._attempts.get(request) and request not in self._over
-            if is_current and self._knowledge.is_alive(event.worker):
+            if not is_current or moves < self._moves[request]:
+                continue
+            self._moves[request] = moves
+            if self._knowledge.is_alive(event.worker):
                 self._running[request] = event.worker
 
     def _stops(self, request: RequestId) -> None:

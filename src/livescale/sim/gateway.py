@@ -69,6 +69,8 @@ class _Transcript:
     last_worker: WorkerRef | None = None
     #: tokens that the one before may have sent, too: the attempt was taken over
     repeated_max: int = 0
+    #: how often the current attempt was taken over
+    moves: int = 0
     dispatched_ns: int | None = None
     #: announced to a restarted controller, which may have missed how its attempt ended
     is_announced_again: bool = False
@@ -187,6 +189,7 @@ class SimGateway:
                 t.worker,
                 client=t.client,
                 weight=t.weight,
+                moves=t.moves,
             )
         )
 
@@ -199,7 +202,7 @@ class SimGateway:
         if t.worker is not None and t.worker != order.worker:
             # The controller did not know that it was taken over.
             self._workers[t.worker].send(SimDisown(t.request, t.attempt))
-        t.attempt, t.repeated_max = order.attempt, 0
+        t.attempt, t.repeated_max, t.moves = order.attempt, 0, 0
         channel = self._workers.get(order.worker)
         if channel is None:
             self._hand(t, None)
@@ -276,14 +279,15 @@ class SimGateway:
                 self._wait_again(t, Outcome.RETURNED)
 
     def _taken(self, worker: WorkerRef, message: SimAttemptTaken) -> None:
-        """The worker runs the attempt from now on, if it is the current one, whoever ran it."""
+        """The worker runs the attempt from now on, if it is the current one, whoever ran it; but
+        not if another one has taken it over since, whose word came first."""
         t = self._transcripts.get(message.request)
         if t is None:
             self._workers[worker].send(SimCancel(message.request, message.attempt))
         elif t.attempt != message.attempt:
             self._workers[worker].send(SimDisown(message.request, message.attempt))
-        else:
-            t.repeated_max = t.generated
+        elif message.moves >= t.moves:
+            t.repeated_max, t.moves = t.generated, message.moves
             self._hand(t, worker)
 
     def _take(self, worker: WorkerRef, emitted: EmittedTokens, came_ns: list[int]) -> None:

@@ -253,7 +253,9 @@ class SimServing:
         for spec in taken.requests:
             tokens += len(spec.prompt_ids) + len(spec.generated_ids)
             self._taken[spec.request, spec.attempt] = None
-            self._around.emit(SimAttemptTaken(spec.request, spec.attempt))
+            for given in self._around.given.values():
+                given.pop((spec.request, spec.attempt), None)  # it has come back
+            self._around.emit(SimAttemptTaken(spec.request, spec.attempt, spec.moves))
             if taken.decoding:
                 ids, now_ns = spec.generated_ids, self._around.clock.now_ns
                 repeated = EmittedTokens(spec.request, spec.attempt, 0, ids, None)
@@ -270,6 +272,7 @@ class SimServing:
                 tokens=tokens,
                 row_bytes=row_bytes,
                 pull_ns=taken.pull_ns,
+                moves=tuple(spec.moves for spec in taken.requests),
             )
         )
 

@@ -42,10 +42,12 @@ class SimAttemptFailed(Value, frozen=True):
 
 
 class SimAttemptTaken(Value, frozen=True):
-    """Worker to gateway: the attempt is run here from now on."""
+    """Worker to gateway: the attempt is run here from now on. `moves`: it was taken over so often,
+    with this time."""
 
     request: RequestId
     attempt: int
+    moves: int
 
 
 class SimAttemptReturned(Value, frozen=True):
