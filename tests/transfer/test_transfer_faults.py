@@ -515,7 +515,8 @@ def test_a_newer_life_of_a_peer_replaces_an_older() -> None:
         # The older life is not answered any more.
         with pytest.raises(ConnectionError):
             open_as(world, 0, world.refs[1])
-        reborn.post(world.refs[0], b"")
+        # From the side that is asked: there the connection is open when this returns.
+        world.planes[0].post(reborn.worker, b"")
         assert world.planes[0].connected() == (reborn.worker,)
         reborn.close()
 
