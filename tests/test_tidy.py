@@ -6,11 +6,13 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "livescale"
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "livescale"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 #: what each floor may import of livescale, besides itself
@@ -229,10 +231,15 @@ def test_every_file_says_what_it_is_for() -> None:
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 
+def test_test_files_have_different_names() -> None:
+    """pytest imports them without their folders: of two with one name only one is found."""
+    names = Counter(path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, files in names.items() if files > 1] == []
+
+
 def test_what_starts_a_pool_is_marked() -> None:
     """Files with the mark run one at a time; two pools at once would starve one another."""
-    tests = Path(__file__).parent
-    for path in sorted(tests.rglob("test_*.py")):
+    for path in sorted(TESTS.rglob("test_*.py")):
         names = {name.split(".")[-1] for name, _ in imported(path)}
         if names & {"LocalPool", "ChaosPool"}:
             assert "mark.pool" in path.read_text(), f"{path} starts a pool and is not marked"

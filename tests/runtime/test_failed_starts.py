@@ -22,10 +22,18 @@ def test_a_worker_that_cannot_start_again_does_not_end_a_pool_that_serves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The directory of the sockets is not there for a while: no new process can start."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    with LocalPool(tiny_model, tmp_path, device="timed", workers=2) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="ls-") as scratch,  # a socket's path is a short one
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(tempfile, "tempdir", scratch)
+        _lose_the_sockets_for_a_while(Path(scratch), tiny_model, tmp_path, caplog)
+
+
+def _lose_the_sockets_for_a_while(
+    scratch: Path, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalPool(model, tmp_path, device="timed", workers=2) as pool:
         (sockets,) = scratch.glob("livescale-*")
         sockets.rename(tmp_path / "elsewhere")
         pool.kill("worker 0")

@@ -1,7 +1,7 @@
 """What `livescale serve` shows of its pool: news as log lines, and on a terminal a line below them
 that says how far everything is.
 
-Lines are written by a thread of their own: a terminal or pipe that nobody reads must not stop the
+Lines are written by a thread of their own: a terminal or pipe that is not read must not stop the
 supervisor.
 """
 
@@ -55,7 +55,7 @@ class ServeDisplay(logging.Handler):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What waits is written, if somebody reads."""
+        """What waits is written, if the other end reads."""
         self._put(None)
         self._writer.join(_CLOSE_S)
 

@@ -65,7 +65,7 @@ class SilenceWatch(Generic[Peer]):
         """
         last_ns, self._last_look_ns = self._last_look_ns, now_ns
         if last_ns is not None and now_ns - last_ns > self.lost_after_ns // 2:
-            # What was sent meanwhile may lie unread: nobody is judged by the time of absence.
+            # What was sent meanwhile may lie unread: no peer is judged by the time of absence.
             for record in self._records.values():
                 record.silent_since_ns = max(record.silent_since_ns, now_ns)
             return ()

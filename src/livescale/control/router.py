@@ -129,7 +129,7 @@ class Router:
         self._held: dict[WorkerRef, dict[str, int]] = {}
         #: per model, the clients that sent something lately
         self._recent: dict[str, RecentClients] = {}
-        #: per model, requests that nobody had room for when they were last dealt out
+        #: per model, requests that no instance had room for when they were last dealt out
         self._left_over: dict[str, int] = {}
         #: per model, requests that are not over
         self._unfinished: dict[str, int] = {}

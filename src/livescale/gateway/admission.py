@@ -62,7 +62,7 @@ class WaitingLine:
 
     All calls take O(1). The wait of a refused client is what those before it will take at the pace
     of the last ones: their number times the mean interval between two that moved on, counted only
-    while somebody waited, so that an idle hour is no slow pace.
+    while requests waited, so that an idle hour is no slow pace.
     """
 
     def __init__(self, requests_max: int, prompt_tokens_max: int | None) -> None:

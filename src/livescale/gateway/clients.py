@@ -1,4 +1,4 @@
-"""Who a client is: whoever holds a key, else whoever comes from an address."""
+"""What a client is: a key, else an address."""
 
 from __future__ import annotations
 

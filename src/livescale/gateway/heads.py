@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from livescale.gateway.errors import ApiError, head_too_large, invalid
 
 HEAD_BYTES_MAX = 64 * 1024
-"""Bytes of the target and of names and values, trailers included: nobody means well with more."""
+"""Bytes of the target and of names and values, trailers included: no honest client needs more."""
 HEADERS_MAX = 128
 """Headers and trailers of one request."""
 

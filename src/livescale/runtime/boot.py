@@ -1,9 +1,9 @@
 """How a child process starts and ends: its boot message, its status lines, its parent's death.
 
 A child gets one JSON line on standard input, answers with status lines on standard output, and
-ends when standard input does: then its parent is gone, and nobody would stop it any more. After the
-boot message an empty line on standard input asks whether the child still works; the answer is a
-status line. Any other line is one of JSON, for a child that heeds its parent.
+ends when standard input does: then its parent is gone, and nothing would stop it any more. After
+the boot message an empty line on standard input asks whether the child still works; the answer is
+a status line. Any other line is one of JSON, for a child that heeds its parent.
 """
 
 from __future__ import annotations

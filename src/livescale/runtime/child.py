@@ -51,7 +51,7 @@ def main() -> None:
 
 def _end_with_parent() -> None:
     """A process that is stopped does not see the end of its standard input: the system kills it
-    when its parent has died. (Elsewhere than on Linux nobody does.)"""
+    when its parent has died. (Not elsewhere than on Linux.)"""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 

@@ -1,7 +1,7 @@
 """The supervisor's eye on its children: one that does not answer is killed, to be replaced.
 
-A process that was stopped, or whose work is stuck, does not end by itself, and nobody else can end
-it. When a child counts as lost is decided in `control/liveness.py`.
+A process that was stopped, or whose work is stuck, does not end by itself.
+When a child counts as lost is decided in `control/liveness.py`.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ async def enter(
         if isinstance(error, TimeoutError):
             raise TimeoutError(f"the {name} did not answer within {GREETING_S:g} s") from None
         if isinstance(error, (EOFError, ProofError)):
-            raise ConnectionError(f"whoever listens there is not the {name}: {error}") from None
+            raise ConnectionError(f"what listens there is not the {name}: {error}") from None
         raise
 
 

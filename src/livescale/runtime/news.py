@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class News(Value, frozen=True):
-    """One event in words. `is_problem`: somebody should look."""
+    """One event in words. `is_problem`: a person should look."""
 
     text: str
     is_problem: bool = False

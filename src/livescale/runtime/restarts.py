@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Before the pool was ready: what dies so often before it is ready needs somebody to look.
+# Before the pool was ready: what dies so often before it is ready needs a person to look.
 _TRIALS_MAX = 3
 # Afterwards a pool is not given up for a short time without memory, or a device being reset.
 _LATER_TRIALS_MAX = 8

@@ -100,8 +100,8 @@ class StateDirectory:
 
 
 def write_state(directory: Path, state: PoolState) -> None:
-    """Replace what is kept: afterwards it is on the disk, all of it, or as it was. For whoever
-    works for the pool that holds the lock. Raises OSError."""
+    """Replace what is kept: afterwards it is on the disk, all of it, or as it was. For processes
+    of the pool that holds the lock. Raises OSError."""
     raw = msgspec.json.encode(_Document(_KIND, _VERSION, state))
     new = directory / _NEW_FILE
     # What a process left that died while it wrote is of no use to anybody.

@@ -1,6 +1,6 @@
 """Members that fall silent: nothing comes from them and nothing reaches them, for a while.
 
-They were stopped, or their link was cut without a word; what they do meanwhile nobody sees. Their
+They were stopped, or their link was cut without a word; what they do meanwhile is not seen. Their
 watchers (controller, gateway and supervisor) judge them by the rules of a real pool
 (`control/liveness.py`), each at times of its own. What a verdict means is the world's.
 """

@@ -249,7 +249,7 @@ class Transfers:
             reception.listener.load_completed(reception.plan)
 
     def _fail_load(self, reception: SimReception, layer: int) -> None:
-        """Nothing of it is kept: there is nobody else to ask."""
+        """Nothing of it is kept: there is no other holder to ask."""
         if self._receptions.get(reception.place) is reception:
             self.drop(reception.key)
             reason = f"layer {layer} has another checksum"

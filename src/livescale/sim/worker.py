@@ -325,7 +325,7 @@ class SimWorker:
                 self._around.tell(peer, answer, 0)
 
     def gateway_gone(self) -> None:
-        """The gateway has given up the connection: nobody reads what it asked for."""
+        """The gateway has given up the connection: what it asked for is not read."""
         a = self._assigned
         for request, attempt in a.serving.live.requests() if a is not None else ():
             self.gateway_unknown(request, attempt)

@@ -562,7 +562,7 @@ class SimWorld:
 
     def _controller_gives_up(self, ref: WorkerRef) -> None:
         life = self._life
-        assert life is not None, f"nobody gives {ref} up"
+        assert life is not None, f"no watcher gives {ref} up"
         life.lost[ref] = None
         life.uplinks[ref].cut(-1)
         (life.agent_orders if ref.is_agent else life.orders)[ref].cut(-1)

@@ -46,7 +46,7 @@ class RecordClaim:
 
     def __init__(self, path: Path) -> None:
         """Make the file, if it is not there. RecordError when it cannot be written, is no record,
-        or is being written by somebody else; nothing of it is changed."""
+        or is being written by another program; nothing of it is changed."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = _open(path)
@@ -225,7 +225,7 @@ class RecordFile:
 @contextmanager
 def create_record(path: Path) -> Iterator[IO[bytes]]:
     """A new record in place of what was there, as one part. Raises OSError when it cannot be
-    written, RecordError when it is being written by somebody else, or is not a record."""
+    written, RecordError when it is being written by another program, or is not a record."""
     with ExitStack() as stack:
         claim = RecordClaim(path)
         stack.callback(claim.close)

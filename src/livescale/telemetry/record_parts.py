@@ -26,7 +26,7 @@ class RecordError(Exception):
 
 
 def is_compressed(path: Path) -> bool:
-    """The record is compressed: its name says so."""
+    """The record is compressed, by its name."""
     return path.suffix == COMPRESSED
 
 

@@ -1,4 +1,4 @@
-"""The end of a record that somebody else wrote: what was not finished is cut off.
+"""The end of a record that another program wrote: what was not finished is cut off.
 
 Only the end of the file is read, however long the file is. Nothing here knows what a line means,
 but for how each of them begins.

@@ -19,7 +19,7 @@ from livescale.types import Manifest
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap
 _MADV_REMOVE = 9
-# Memory that touching late leaves alone: whoever takes the last byte ends other programs.
+# Memory that touching late leaves alone: a program that takes the last byte ends others.
 _RESERVE_PERCENT = 5
 
 

@@ -33,7 +33,7 @@ class ContentHashes:
         once it is not wanted, or after `close`. The bytes must stay readable until `close`."""
         try:
             self._threads.submit(self._hash, content, is_wanted, then)
-        except RuntimeError:  # closed, and nobody waits for it
+        except RuntimeError:  # closed, and nothing waits for it
             content.release()
 
     def close(self) -> None:

@@ -275,7 +275,7 @@ class Reception:
             self._layer_is_corrupt(layer, f"checksum of layer {layer} is {checksum}, not {right}")
 
     def _needs_proof(self, layer: int) -> bool:
-        """A checksum that agrees is not enough: somebody may have made it agree."""
+        """A checksum that agrees is not enough: an attacker may have made it agree."""
         match self.order.content_checks:
             case ContentChecks.NONE:
                 return False
