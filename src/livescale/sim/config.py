@@ -25,12 +25,12 @@ class FaultConfig(Value, frozen=True):
     (`silences`); a member that is silent for `lost_after_ns` is given up. A feed fails with both
     of its ends alive (`feed_failures`), or brings a layer whose bytes are wrong (`corruptions`).
     Nothing comes from a member for `stall_ns` (`stalls`). The files of a model are wrong for
-    `bad_files_ns` (`bad_files`). For `link_ns` a member's NIC carries `slow_permille` of its rate (`slow_links`)
-    or nothing at all (`cut_links`). A controller restart takes `downtime_ns`, and its peers need up
-    to `reconnect_ns_max` to find it. Of 1000 messages of workers `late_permille` are late by up to
-    `late_ns_max` (never out of order), of 1000 progress messages `lost_permille` never come, and of
-    1000 requests `cancelled_permille` are cancelled at some time. Of 1000 messages that hand a live
-    batch over `pair_loss_permille` lose one of the two workers soon.
+    `bad_files_ns` (`bad_files`). For `link_ns` a member's NIC carries `slow_permille` of its rate
+    (`slow_links`) or nothing at all (`cut_links`). A controller restart takes `downtime_ns`, and
+    its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of workers `late_permille`
+    are late by up to `late_ns_max` (never out of order), of 1000 progress messages `lost_permille`
+    never come, and of 1000 requests `cancelled_permille` are cancelled at some time. Of 1000
+    messages that hand a live batch over `pair_loss_permille` lose one of the two workers soon.
     """
 
     silences: int = 0
