@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,9 @@ from livescale.engine.make import make_model
 from livescale.testbed.bed import Testbed
 from livescale.testbed.errors import TestbedError
 from livescale.testbed.spec import NetworkSpec
+
+# A job in a shell's background ignores SIGINT, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline would be an absolute time: examples may wait for compilers and for other processes.
 settings.register_profile("any machine", deadline=None)

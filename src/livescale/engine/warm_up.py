@@ -12,14 +12,18 @@ from livescale.engine.families import FAMILIES
 from livescale.engine.kv_cache import as_array
 
 
+def import_modelling() -> None:
+    """Import the modules of all families, each a hundredth of a second."""
+    for architecture in FAMILIES:
+        getattr(transformers, architecture)  # the package imports what is asked for
+
+
 def warm_up() -> None:
     """Import the modelling code and touch the kernels that a first request would wait for.
 
-    Building a model imports its family's module (each a hundredth of a second), and a library's
-    first matrix product sets up its threads and workspaces.
+    A library's first matrix product sets up its threads and workspaces.
     """
-    for architecture in FAMILIES:
-        getattr(transformers, architecture)  # the package imports what is asked for
+    import_modelling()
     config = LlamaConfig(
         vocab_size=8,
         hidden_size=8,

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from typing import NoReturn
 
 import msgspec
 
@@ -20,6 +21,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _KINDS = {
     "agent": "livescale.runtime.agent_process",
     "controller": "livescale.runtime.controller_process",
+    "fork-server": "livescale.runtime.fork_server",
     "gateway": "livescale.runtime.gateway_process",
     "prepare": "livescale.runtime.prepare_process",
     "worker": "livescale.runtime.worker_process",
@@ -28,9 +30,16 @@ _KINDS = {
 
 def main() -> None:
     kind, level = sys.argv[1:]
-    _end_with_parent()
+    end_with_parent()
+    run(kind, level)
+
+
+def run(kind: str, level: str) -> NoReturn:
+    """Be a process of this kind until its end."""
     logging.basicConfig(
-        level=level.upper(), format=f"%(asctime)s {kind}[{os.getpid()}] %(levelname)s %(message)s"
+        level=level.upper(),
+        format=f"%(asctime)s {kind}[{os.getpid()}] %(levelname)s %(message)s",
+        force=True,
     )
     try:
         importlib.import_module(_KINDS[kind]).main()
@@ -49,7 +58,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A process that is stopped does not see the end of its standard input: the system kills it
     when its parent has died. (Not elsewhere than on Linux.)"""
     if sys.platform == "linux":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -17,11 +18,13 @@ from livescale.config import PoolConfig
 from livescale.gateway.keys import ADMIN_KEY_VARIABLES, KEY_VARIABLES
 from livescale.interpreter import module_words
 from livescale.runtime.boot import Boot, Status
+from livescale.runtime.forking import ForkedProcess, ForkServer, ForkServerError
 from livescale.runtime.restarts import Restarts
 from livescale.types import Value
 
+_log = logging.getLogger(__name__)
 # A controller tells all its models, with their manifests.
-_STATUS_BYTES_MAX = 256 << 20
+STATUS_BYTES_MAX = 256 << 20
 
 
 class Child:
@@ -35,17 +38,20 @@ class Child:
         fds: tuple[int, ...] = (),
         prefix: tuple[str, ...] = (),
         heed: Callable[[Status], None] = lambda _: None,
+        forks: ForkServer | None = None,
     ):
+        """With `forks` every life is a fork of that server, which has no descriptors to pass."""
         self.name = name
         self.kind = kind
         self.life = -1
         self.is_ready = asyncio.Event()
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | ForkedProcess | None = None
         #: when this life last answered `ask` (None: it has not yet)
         self.answered_ns: int | None = None
         self._boot = boot
         self._fds = fds
         self._prefix = prefix
+        self._forks = forks
         self.heed = heed
         self.restarts = Restarts(name)
         #: when this life began (monotonic)
@@ -56,7 +62,17 @@ class Child:
         self.restarts.begins()
         self.started_s = time.monotonic()
         self.answered_ns = None
-        self.process = await asyncio.create_subprocess_exec(
+        self.process = await self._begin(config)
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(self._boot(self.life)) + b"\n")
+
+    async def _begin(self, config: PoolConfig) -> asyncio.subprocess.Process | ForkedProcess:
+        if self._forks is not None:
+            try:
+                return await self._forks.start(self.kind)
+            except ForkServerError as error:
+                _log.warning("%s is started without a fork: %s", self.name, error)
+        return await asyncio.create_subprocess_exec(
             *self._prefix,
             *module_words("livescale.runtime.child", self.kind, config.log_level),
             stdin=asyncio.subprocess.PIPE,
@@ -64,11 +80,9 @@ class Child:
             pass_fds=self._fds,
             # Ctrl-C is the supervisor's alone: it stops its children in order.
             start_new_session=True,
-            env=_child_environment(config),
-            limit=_STATUS_BYTES_MAX,
+            env=child_environment(config),
+            limit=STATUS_BYTES_MAX,
         )
-        assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(self._boot(self.life)) + b"\n")
 
     async def watch(self) -> None:
         """Read status lines until the process is gone."""
@@ -114,7 +128,8 @@ class Child:
             self.process.send_signal(number)
 
 
-def _child_environment(config: PoolConfig) -> dict[str, str]:
+def child_environment(config: PoolConfig) -> dict[str, str]:
+    """The environment of every process of the pool."""
     threads = str(config.worker_threads)
     keys = (*KEY_VARIABLES, *ADMIN_KEY_VARIABLES)
     inherited = {name: text for name, text in os.environ.items() if name not in keys}

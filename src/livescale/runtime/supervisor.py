@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,9 +35,10 @@ from livescale.runtime.catalog import (
 )
 from livescale.runtime.child_watch import watch_children
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
+from livescale.runtime.forking import ForkServer
 from livescale.runtime.key_watch import LOOK_S, KeyWatch
 from livescale.runtime.listening import listen, listen_inside
-from livescale.runtime.lives import Child
+from livescale.runtime.lives import STATUS_BYTES_MAX, Child, child_environment
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.restarts import Restarts, give_up_reason
@@ -102,6 +104,8 @@ class Pool:
             self._close_state()
             raise
         self._directory = PoolDirectory()
+        #: per prefix of a host
+        self._fork_servers: dict[tuple[str, ...], ForkServer] = {}
         self._children = self._all_children()
 
     def _prepare(self, site: Site) -> None:
@@ -142,12 +146,29 @@ class Pool:
             for n, seat in self.site.agents
         ]
         children += [
-            Child(f"worker {n}", "worker", self._worker_boot(n), (), host.prefix)
+            Child(
+                f"worker {n}",
+                "worker",
+                self._worker_boot(n),
+                prefix=host.prefix,
+                forks=self._fork_server(host.prefix),
+            )
             for n, (host, _) in enumerate(self.site.seats)
         ]
         for child in children:
             child.heed = partial(self._heed, child)
         return children
+
+    def _fork_server(self, prefix: tuple[str, ...]) -> ForkServer | None:
+        """What the workers of a host are forks of, where that is of use and safe: workers of a GPU
+        must not share what a driver has begun, and those that are timed import little."""
+        if self.config.device != "cpu" or sys.platform != "linux":
+            return None
+        if prefix not in self._fork_servers:
+            self._fork_servers[prefix] = ForkServer(
+                prefix, child_environment(self.config), self.config.log_level, STATUS_BYTES_MAX
+            )
+        return self._fork_servers[prefix]
 
     def _heed(self, child: Child, status: Status) -> None:
         if status.models is not None:
@@ -235,6 +256,9 @@ class Pool:
         controllers = [child for child in others if child.kind == "controller"]
         await self._end(controllers, _STOP_TIMEOUT_S)
         await self._end(others, _STOP_TIMEOUT_S)
+        for server in self._fork_servers.values():
+            server.end()
+            await server.wait()
         self._stop_watching()
         self._control.close()
         self._directory.remove()
@@ -251,6 +275,8 @@ class Pool:
         self._stop_watching()
         for child in self._children:
             child.signal(signal.SIGKILL)
+        for server in self._fork_servers.values():
+            server.end()
 
     # -- helpers --------------------------------------------------------------------------------
 
