@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.livescale-ready
 
-.PHONY: help setup demo test chaos swarm check format clean
+.PHONY: help setup demo test long chaos swarm check format clean
 
 help:  ## what there is to do
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -24,8 +24,11 @@ demo: $(STAMP)  ## watch a pool scale 1 -> 3 -> 1 under a bursty trace
 	$(BIN)/livescale demo
 
 JOBS ?= 2
-test: $(STAMP)  ## all tests, in two processes (about 8 minutes on 2 cores): JOBS=2
+test: $(STAMP)  ## the tests, in two processes (8 minutes on 2 cores): JOBS=2
 	$(BIN)/python -m pytest --numprocesses $(JOBS)
+
+long: $(STAMP)  ## more of the same: other families and seeds, more examples of properties: JOBS=2
+	$(BIN)/python -m pytest --long --numprocesses $(JOBS)
 
 ROUNDS ?= 50
 SEED   ?= 0

@@ -20,6 +20,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+import effort
 from livescale.engine.make import make_model
 from livescale.testbed.bed import Testbed
 from livescale.testbed.errors import TestbedError
@@ -27,10 +28,6 @@ from livescale.testbed.spec import NetworkSpec
 
 # A job in a shell's background ignores SIGINT, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# A deadline would be an absolute time: examples may wait for compilers and for other processes.
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
 
 
 class PoolsTogether(LoadScopeScheduling):
@@ -90,7 +87,30 @@ def network_namespaces() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="what make test leaves out, and only that")
     parser.addoption("--rounds", type=int, default=3, help="rounds of chaos")
     parser.addoption("--seed", type=int, default=0, help="seed of the first round of chaos")
     parser.addoption("--faults", help="of chaos, in turn: comma-separated (default: all)")
     parser.addoption("--pool", help="of all rounds of chaos: timed, real, pair, ...")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    effort.set_long(config.getoption("long"))
+    # A deadline would be an absolute time: examples may wait for compilers and other processes.
+    settings.register_profile("any machine", deadline=None, max_examples=effort.examples(100))
+    settings.load_profile("any machine")
+
+
+@pytest.hookimpl(trylast=True)  # Hypothesis marks its tests in a hook of the same name
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --long what has no mark "long"; with it what has the mark, and all properties."""
+    wanted = [item for item in items if _is_wanted(item, is_long=config.getoption("long"))]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+        items[:] = wanted
+
+
+def _is_wanted(item: pytest.Item, *, is_long: bool) -> bool:
+    if not is_long:
+        return item.get_closest_marker("long") is None
+    return any(item.get_closest_marker(name) for name in ("long", "hypothesis"))

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 from kv_double import KVDouble
 
+from effort import examples
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.run import Emission, Run, SequenceSpec
 from livescale.types import FinishReason, LayerSpan, SamplingParams
@@ -250,5 +251,5 @@ class BatcherMachine(RuleBasedStateMachine):
 
 TestBatcherMachine = BatcherMachine.TestCase
 TestBatcherMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=examples(150), stateful_step_count=40, derandomize=True
 )

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from kv_double import KVDouble, reference
 
+from effort import examples
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.run import Run, SequenceSpec
 from livescale.types import LayerSpan, SamplingParams
 
-SEQUENCES = int(os.environ.get("LIVESCALE_BATCHER_SEQUENCES", "2500"))
+SEQUENCES = examples(int(os.environ.get("LIVESCALE_BATCHER_SEQUENCES", "2500")))
 
 
 @dataclass(slots=True)

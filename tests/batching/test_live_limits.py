@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from live_parts import Target
 from live_worlds import SOURCE, LiveWorld
 
+from effort import examples
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
@@ -41,7 +42,7 @@ def _batches(live: LiveBatcher) -> list[list[int]]:
     return [[s.known_tokens for s in batch.sequences] for batch in live.giver.line]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), derandomize=True)
 @given(tokens=st.lists(st.integers(1, 20), min_size=1, max_size=6), most=st.integers(1, 30))
 def test_batches_keep_to_their_tokens(tokens: list[int], most: int) -> None:
     """As many prompts as fit, in order; a longer one is a batch alone."""
@@ -83,7 +84,7 @@ def test_decodes_do_not_say_what_a_prompt_takes() -> None:
     assert live.prefill_tokens_per_s() is None
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), derandomize=True)
 @given(span=st.integers(1, 2000), gap=st.integers(1, 2000), tokens=st.integers(16, 60))
 def test_pulled_batches_leave_time_for_decodes(span: int, gap: int, tokens: int) -> None:
     """No live Run at the source is longer than `span_ns`, nor all of them between two decodes

@@ -10,6 +10,7 @@ from live_parts import Target
 from live_worlds import SOURCE, LiveWorld
 from msgspec import structs
 
+from effort import examples
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_order import LIVE_ORDERS
@@ -157,8 +158,7 @@ def world_of(story: Story) -> LiveWorld:
 
 
 @settings(
-    max_examples=200,
-    deadline=None,
+    max_examples=examples(200),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -204,8 +204,7 @@ def crowded_stories(draw: st.DrawFn) -> Story:
 
 
 @settings(
-    max_examples=60,
-    deadline=None,
+    max_examples=examples(60),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -216,7 +215,7 @@ def test_requests_that_move_end_right(story: Story) -> None:
     world.check_end()
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), derandomize=True)
 @given(stories(is_calm=True))
 def test_a_free_source_takes_what_it_can_have(story: Story) -> None:
     world = world_of(story)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from live_parts import Target
 from live_worlds import LiveWorld
 
+from effort import examples
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_order import LIVE_ORDERS, LiveOrder, Progress
@@ -125,7 +126,7 @@ def test_the_rate_is_reached(loaded: int) -> None:
     assert steady <= per_batch + 1 / 3
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 @given(
     layers=st.integers(1, 8),
     gaps=st.lists(st.integers(0, 12), min_size=8, max_size=8),

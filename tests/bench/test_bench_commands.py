@@ -34,6 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return error
 
 
+@pytest.mark.long
 def test_engine_compares_ours_with_both_ways_of_transformers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +85,7 @@ def test_gateway_holds_streams_beside_some_that_never_read(tmp_path: Path) -> No
     assert figures["gateway_rss_after_bytes"] > 0
 
 
+@pytest.mark.long
 def test_coldstart_tells_phases_and_ratios(tmp_path: Path) -> None:
     figures = bench(tmp_path, "coldstart", *TINY, "--prompt-tokens", "12")
     cold, warm = figures["cold_ms"], figures["warm_ms"]

@@ -250,6 +250,7 @@ def test_a_failing_request_fails_the_run(
 # -- a real pool ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.pool
 def test_a_real_pool_behaves_as_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -100,6 +100,7 @@ def test_timed_workers_give_every_figure(
     assert "0 wrong of" in printed
 
 
+@pytest.mark.long
 @pytest.mark.pool
 def test_workers_that_compute_give_right_tokens(tmp_path: Path) -> None:
     figures = quick(tmp_path, "cpu")

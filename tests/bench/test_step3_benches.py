@@ -85,6 +85,7 @@ def test_shards_use_the_links_of_all_devices(tmp_path: Path) -> None:
     assert sharded["seconds"] < 0.8 * chain["seconds"]
 
 
+@pytest.mark.long
 @pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_gloo_broadcasts_on_the_same_links() -> None:
@@ -95,6 +96,7 @@ def test_gloo_broadcasts_on_the_same_links() -> None:
     assert seconds[1] > 0.5 * size / (100_000_000 / 8)
 
 
+@pytest.mark.long
 def test_load_compares_with_what_is_installed(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "load", "--size", "20MiB", "--repetitions", "1")
     rows = {(row["loader"], row["cache"]): row for row in figures["rows"]}

@@ -82,6 +82,7 @@ def test_the_demo_checks_every_token_and_joins_the_clients_times(
     assert replay(read_record(record)).steps > 0
 
 
+@pytest.mark.long
 @pytest.mark.pool
 def test_the_demo_shows_a_burst_with_and_without_live_scaling(
     tiny_model: Path, tmp_path: Path

@@ -8,6 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from effort import examples
 from livescale.control.config import ControllerConfig
 from livescale.messages.events import RequestArrived
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
@@ -390,9 +391,8 @@ def test_the_announcement_of_a_running_request_names_its_worker() -> None:
 
 TestControllerMachine = ControllerMachine.TestCase
 TestControllerMachine.settings = settings(
-    max_examples=150,
+    max_examples=examples(150),
     stateful_step_count=40,
-    deadline=None,
     derandomize=True,
     # Explaining a failure takes minutes here and says little.
     phases=[Phase.explicit, Phase.generate, Phase.shrink],

@@ -24,6 +24,7 @@ from clusters import (
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.bound import lower_bound
 from livescale.control.multicast.cost import CostModel, shape_of
@@ -103,7 +104,7 @@ def test_what_cannot_be_planned_is_named() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_every_strategy_brings_everything_to_all(strategy: str, data: st.DataObject) -> None:
     topology = rails(3, 4, spine=data.draw(st.sampled_from([None, RATE])))
     workers = data.draw(st.permutations(W[:12]))
@@ -137,6 +138,7 @@ def test_shards_divide_the_time_by_the_width_of_groups(groups: int) -> None:
     assert make_plan(asked, topology).predicted_ns == pytest.approx(ONE_COPY_NS / 4, rel=0.05)
 
 
+@pytest.mark.long
 @given(senders=st.integers(1, 8), width=st.integers(1, 8), more=st.integers(0, 8))
 def test_groups_of_different_sizes_use_as_many_links_as_the_smaller_has(
     senders: int, width: int, more: int
@@ -258,7 +260,7 @@ def test_the_papers_arithmetic() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=examples(60), derandomize=True)
 def test_auto_against_every_choice_and_every_forest(data: st.DataObject) -> None:
     """Small random clusters: two leaves, slow spines, groups, links of different speed. Brute
     force tries all devices and all ways to feed each from one upstream.
@@ -299,7 +301,7 @@ def test_large_clusters_are_near_the_lower_bound() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_strategy_beats_the_lower_bound(data: st.DataObject) -> None:
     spine = data.draw(st.sampled_from([None, RATE // 3, 4 * RATE]))
     shape = data.draw(st.sampled_from(["rails", "leaves"]))
@@ -315,7 +317,7 @@ def test_no_strategy_beats_the_lower_bound(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_auto_is_no_worse_than_any_strategy(data: st.DataObject) -> None:
     topology = rails(3, 4, spine=data.draw(st.sampled_from([None, RATE // 2])))
     workers = data.draw(st.permutations(W[:12]))

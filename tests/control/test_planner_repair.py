@@ -6,6 +6,7 @@ from clusters import H, W, copies, rails, request, singles
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.chunks import ChunkRange, Feed
 from livescale.control.multicast.planner import STRATEGIES, make_plan
 from livescale.control.multicast.repair import nearest, repair
@@ -84,7 +85,7 @@ def test_only_the_shards_of_the_lost_one_are_replaced() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_plans_survive_the_loss_of_member_after_member(data: st.DataObject) -> None:
     topology = rails(4, 4)
     strategy = data.draw(st.sampled_from(STRATEGIES[1:6]))

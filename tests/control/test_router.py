@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from effort import examples
 from livescale.control.client_queues import REMEMBERED_NS
 from livescale.control.router import LiveDoor, RequestRecord, Router
 from livescale.types import WorkerRef
@@ -229,5 +230,5 @@ class RouterMachine(RuleBasedStateMachine):
 
 TestRouterMachine = RouterMachine.TestCase
 TestRouterMachine.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=examples(80), stateful_step_count=40, derandomize=True
 )

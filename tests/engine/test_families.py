@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from effort import examples, mostly_long
 from livescale.batching.run import Run, Segment, SequenceSpec
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.families import FAMILIES, Family
@@ -65,7 +66,7 @@ def test_alone(family_model: Models, tally: list[GreedyCheck], name: str) -> Non
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("run_tokens_max", [7, 25, 512])
+@pytest.mark.parametrize("run_tokens_max", mostly_long([7, 25, 512], [25]))
 def test_mixed_and_chunked(
     family_model: Models, tally: list[GreedyCheck], name: str, run_tokens_max: int
 ) -> None:
@@ -77,7 +78,7 @@ def test_mixed_and_chunked(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("cut", [1, 3, 5])
+@pytest.mark.parametrize("cut", mostly_long([1, 3, 5], [3]))
 def test_two_spans(family_model: Models, tally: list[GreedyCheck], name: str, cut: int) -> None:
     model = family_model(name)
     is_tied = model.executor._model.layers.config.is_tied
@@ -120,6 +121,7 @@ def test_prefixes_reused(family_model: Models, tally: list[GreedyCheck], name: s
     assert instance.batcher.reused_tokens >= 48 + 32 + 20 + 52
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_unwritten_kv_bytes_have_no_influence(family_model: Models, name: str) -> None:
     model = family_model(name)
@@ -139,7 +141,8 @@ def test_unwritten_kv_bytes_have_no_influence(family_model: Models, name: str) -
     shared_tokens=st.integers(0, 40),
 )
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_mix_of_requests_in_little_memory(
     family_model: Models,

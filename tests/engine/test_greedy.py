@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from effort import examples, mostly_long
 from livescale.batching.run import Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.oracle import GreedyOracle
@@ -38,7 +39,7 @@ def test_alone(executors: Executors, oracles: Oracles, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("run_tokens_max", [8, 11, 30, 512])
+@pytest.mark.parametrize("run_tokens_max", mostly_long([8, 11, 30, 512], [11]))
 def test_mixed_and_chunked(
     executors: Executors, oracles: Oracles, model: str, run_tokens_max: int
 ) -> None:
@@ -141,7 +142,8 @@ def loads(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, SequenceSpec, int 
 
 @given(load=loads(), model=st.sampled_from(MODELS))
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(80),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_mix_of_requests(
     executors: Executors,

@@ -4,7 +4,6 @@ the batches, judged by stock transformers."""
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,16 +15,17 @@ from hypothesis import strategies as st
 from live_pair import LivePair, LiveRequest, LiveScenario, Transcript
 from msgspec.structs import replace
 
+from effort import examples, mostly_long
 from livescale.batching.live_batch import LiveLimits
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.make import FAMILY_NAMES
 from livescale.engine.oracle import GreedyCheck
 from livescale.types import LayerSpan, Manifest, SamplingParams
 
-EXAMPLES = int(os.environ.get("LIVE_EXAMPLES", "2"))  # per family, tied or not
 LAYERS = 6  # of the made models
 ALL = LayerSpan(0, LAYERS)
 MODELS = [name + other for name in FAMILY_NAMES for other in ("", " other")]
+SOME = ["llama", "gemma2 other", "qwen3_moe", "phi3"]
 KV_BYTES = 1 << 20
 
 Models = Callable[[str], FamilyModel]
@@ -138,7 +138,7 @@ def scenarios(draw: st.DrawFn) -> LiveScenario:
 # -- tokens ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, SOME))
 @pytest.mark.parametrize("order", ["zigzag", "best-effort"])
 def test_a_burst_is_shared(
     family_model: Models,
@@ -165,7 +165,7 @@ def test_a_burst_is_shared(
     tally += counts
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, SOME))
 def test_running_requests_move(
     family_model: Models, targets: Callable[[str], Empty], tally: Counter[str], name: str
 ) -> None:
@@ -187,11 +187,10 @@ def test_running_requests_move(
     tally += counts
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, SOME))
 @given(scenario=scenarios())
 @settings(
-    max_examples=EXAMPLES,
-    deadline=None,
+    max_examples=examples(8),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_every_token_is_right(

@@ -10,6 +10,7 @@ import torch
 from msgspec.structs import replace
 from sampling_reference import reference_uniforms, segment
 
+from effort import mostly_long
 from livescale.engine.noise import noise_bits, noise_key, race
 from livescale.engine.sampling import choose_tokens
 from livescale.types import SamplingParams
@@ -94,7 +95,7 @@ SHARES = {
 
 
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
-@pytest.mark.parametrize("varied", ["seed", "position"])
+@pytest.mark.parametrize("varied", mostly_long(["seed", "position"], ["seed"]))
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_choices_are_as_frequent_as_they_are_likely(
     shares: torch.Tensor, varied: str, is_listed: bool

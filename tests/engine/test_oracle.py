@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from effort import examples
 from livescale.engine.oracle import GreedyCheck, GreedyOracle, check_greedy
 
 
@@ -46,7 +47,7 @@ def test_stock_generation_is_right(
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_changed_token_is_found_where_it_is(
     oracles: dict[str, GreedyOracle],
     generated: list[tuple[tuple[int, ...], list[int]]],

@@ -17,6 +17,7 @@ from sampling_reference import (
     segment,
 )
 
+from effort import examples
 from livescale.batching.run import Segment
 from livescale.engine.cuts import Candidates
 from livescale.engine.sampling import TILE_LOGITS, choose_tokens, final_candidates
@@ -90,7 +91,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[Segment]]:
 
 
 @given(batch=batches())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250))
 def test_every_choice_is_the_references(batch: tuple[np.ndarray, list[Segment]]) -> None:
     logits, segments = batch
     given_logits = torch.tensor(logits)
@@ -102,7 +103,7 @@ def test_every_choice_is_the_references(batch: tuple[np.ndarray, list[Segment]])
 
 
 @given(batch=batches())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_final_candidates_are_the_references(batch: tuple[np.ndarray, list[Segment]]) -> None:
     logits, segments = batch
     drawn = [row for row, s in enumerate(segments) if s.sampling.temperature > 0]
@@ -153,7 +154,7 @@ def test_a_batch_of_many_tiles_chooses_what_each_row_chooses_alone() -> None:
 
 
 @given(row=rows_of_logits(60), seed=st.integers(0, 2**63 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_what_leaves_only_the_highest_logits_chooses_as_greedy(row: np.ndarray, seed: int) -> None:
     logits = torch.tensor(row).unsqueeze(0)
     highest = set(np.flatnonzero(row == row.max()).tolist())
@@ -172,7 +173,7 @@ def test_what_leaves_only_the_highest_logits_chooses_as_greedy(row: np.ndarray, 
 
 
 @given(row=rows_of_logits(60), forced=st.integers(0, 59), temperature=st.sampled_from([0.0, 1.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_bias_forces_and_bans(row: np.ndarray, forced: int, temperature: float) -> None:
     row[row == -math.inf] = -50
     logits = torch.tensor(row.clip(-60, 60)).unsqueeze(0)
@@ -203,7 +204,7 @@ def test_history_outside_the_vocabulary_is_our_bug() -> None:
     temperature=st.sampled_from([0.0, 1.0, 30.0]),
     generated=st.lists(st.integers(0, 11), max_size=4),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_no_stop_token_before_the_minimum(
     row: np.ndarray, stops: set[int], temperature: float, generated: list[int]
 ) -> None:
@@ -278,7 +279,7 @@ def test_a_logit_of_plus_infinity_wins() -> None:
 
 
 @given(batch=batches(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_logprobs_are_the_raw_ones(
     batch: tuple[np.ndarray, list[Segment]], dtype: torch.dtype
 ) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.long
 def test_the_modules_of_every_family_are_imported() -> None:
     program = (
         "import sys; from livescale.engine.warm_up import warm_up; warm_up();"

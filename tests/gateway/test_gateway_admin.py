@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_values import json_values
 
+from effort import examples
 from livescale.config import MODEL_SETTINGS
 from livescale.gateway.admin import CHANGING_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX
 from livescale.gateway.backend import (
@@ -479,7 +480,8 @@ paths = st.sampled_from(["/", "/nowhere", "/etc", "/etc/passwd", "relative", "/p
     | json_values
 )
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_model_gives_a_5xx(body: object, admin: httpx.Client) -> None:
     content = json.dumps(body).encode()
@@ -488,7 +490,8 @@ def test_no_model_gives_a_5xx(body: object, admin: httpx.Client) -> None:
 
 @given(raw=st.binary(max_size=200))
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_bytes_give_a_5xx(raw: bytes, admin: httpx.Client) -> None:
     error_of(admin.post("/admin/models", content=raw, headers=JSON), 400)
@@ -496,7 +499,8 @@ def test_no_bytes_give_a_5xx(raw: bytes, admin: httpx.Client) -> None:
 
 @given(body=st.dictionaries(keys, json_values, max_size=3) | json_values)
 @settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_change_gives_a_5xx(body: object, admin: httpx.Client) -> None:
     response = admin.patch("/admin/models/tiny", content=json.dumps(body).encode(), headers=JSON)
@@ -505,7 +509,8 @@ def test_no_change_gives_a_5xx(body: object, admin: httpx.Client) -> None:
 
 @given(path=st.text(max_size=30), method=st.sampled_from(["GET", "DELETE", "PUT", "POST"]))
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_path_gives_a_5xx(path: str, method: str, admin: httpx.Client) -> None:
     quoted = "".join(f"%{byte:02x}" for byte in path.encode("utf-8", "surrogatepass"))
@@ -535,7 +540,7 @@ def directories(
         max_size=8,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_what_is_served_is_what_is_offered_and_can_be_read(
     story: list[tuple[frozenset[str], bool, int]], directories: tuple[Path, Path]
 ) -> None:

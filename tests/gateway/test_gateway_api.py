@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import Tokenizer
 
+from effort import examples
 from livescale.gateway.backend import Client, GenerateRequest
 from livescale.types import SamplingParams
 
@@ -74,7 +75,8 @@ def test_length_ends_with_length(http: httpx.Client, tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
 @given(tokens=st.integers(1, 110))
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_streamed_text_is_the_whole_text(
     endpoint: str, tokens: int, http: httpx.Client, tokenizer: Tokenizer

@@ -94,6 +94,14 @@ def test_an_attack_is_refused_without_memory_and_work(attack: Attack, server: Lo
     assert httpx.get(f"{server.url}/live", timeout=WAIT_S).status_code == 200
 
 
+def test_requests_that_are_none_do_not_fill_the_log(
+    server: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        assert status_of(sent(server.port, b"no request\r\n\r\n")) == 400
+    assert len(caplog.records) <= 1
+
+
 def test_others_are_served_beside_bodies_that_are_hard_to_decode(server: LocalServer) -> None:
     """The slowest of many small requests waits less than one such body would take to decode."""
     hostile = [attack.request("tiny") for attack in ATTACKS if attack.statuses == (413,)][:3]

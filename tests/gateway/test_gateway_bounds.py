@@ -23,6 +23,7 @@ from tokenizers import (
     trainers,
 )
 
+from effort import examples
 from livescale.gateway.budgets import ByteBudget
 from livescale.gateway.pacing import ReadPacer
 from livescale.gateway.structure import StructureCount
@@ -235,7 +236,7 @@ repeated = st.builds(
 
 @pytest.mark.parametrize("kind", KNOWN)
 @given(text=repeated)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_text_has_fewer_tokens_than_its_length_tells(kind: str, text: str) -> None:
     """So that a text that would fit is never refused for its length."""
     tokenizer = KNOWN[kind]

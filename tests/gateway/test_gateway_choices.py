@@ -15,11 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from effort import examples
 from livescale.gateway.backend import GenerationFailed, QueueFull
 from livescale.gateway.sampling import GENERATIONS_MAX
 
 served = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 USER = [{"role": "user", "content": "x"}]
 

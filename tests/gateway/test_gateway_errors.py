@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from json_values import json_values
 
+from effort import examples
 from livescale.gateway.backend import (
     CannotLoad,
     GenerationFailed,
@@ -340,7 +341,8 @@ def test_every_field_is_tried() -> None:
     body=bodies | json_values,
 )
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_body_gives_a_5xx(
     endpoint: str, body: object, http: httpx.Client, shared_server: LocalServer
@@ -376,7 +378,8 @@ shared = {name: right[name] for name in GenerationBody.__struct_fields__ if name
 @pytest.mark.parametrize("endpoint", ["completions", "chat/completions"])
 @given(data=st.data())
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_everything_honoured_goes_together(
     endpoint: str, http: httpx.Client, data: st.DataObject
@@ -404,7 +407,8 @@ def test_everything_honoured_goes_together(
 
 @given(raw=st.binary(max_size=200))
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_bytes_give_a_5xx(raw: bytes, http: httpx.Client) -> None:
     error_of(http.post("/v1/completions", content=raw), 400)

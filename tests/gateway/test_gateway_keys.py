@@ -12,6 +12,7 @@ from gateway_double import WAIT_S, LocalServer, ScriptedBackend, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.gateway.keys import digest_of, read_key_weights
 from livescale.settings import ConfigError
 
@@ -66,7 +67,8 @@ def test_others_do_not(
 
 @given(key=sendable)
 @settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(50),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_only_the_keys_themselves_are_keys(key: str, client: httpx.Client) -> None:
     answer = client.get("/v1/models", headers={"Authorization": f"Bearer {key}"})

@@ -20,12 +20,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from effort import examples
 from livescale.gateway.spelling import TokenSpelling
 
 relaxed = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-served = settings(relaxed, max_examples=40)
+served = settings(relaxed, max_examples=examples(40))
 unicode_text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
 
 

@@ -21,7 +21,6 @@ METHODS = {"get", "post", "patch", "delete"}
 bounded = settings(
     max_examples=12,
     derandomize=True,
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
 )

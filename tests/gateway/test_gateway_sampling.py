@@ -12,6 +12,7 @@ from gateway_double import MODEL_TOKENS_MAX, ScriptedBackend, running
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.gateway.app import create_app
 from livescale.gateway.backend import ModelCard
 from livescale.gateway.parameters import HARMLESS
@@ -34,7 +35,8 @@ from livescale.types import SamplingDefaults, SamplingParams
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 5}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
 served = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 numbers = st.fixed_dictionaries(
     {},

@@ -12,13 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from effort import examples
 from livescale.gateway.stops import StopScanner
 from livescale.types import FinishReason
 
 relaxed = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(300),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-served = settings(relaxed, max_examples=60)
+served = settings(relaxed, max_examples=examples(60))
 few_letters = st.text(alphabet="ab🦊", max_size=30)
 stop_strings = st.lists(st.text(alphabet="ab🦊", min_size=1, max_size=5), min_size=1, max_size=4)
 

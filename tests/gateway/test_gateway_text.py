@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from effort import examples
 from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.errors import ApiError
 from livescale.gateway.schema import ContentPart, Message
@@ -22,7 +23,8 @@ WORK = TextWork()
 
 unicode_text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
 relaxed = settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from effort import examples
 from livescale import __version__
 from livescale.gateway.text import OFF_LOOP_CHARS, OFF_LOOP_TOKENS
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 over_http = settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(50),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

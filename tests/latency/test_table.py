@@ -140,6 +140,7 @@ def test_steps_take_as_long_as_their_runs(
     assert are_steps_of_single_runs(table, decodes, context, steps)
 
 
+@pytest.mark.long
 @given(
     table=tables,
     work=works(),
@@ -155,6 +156,7 @@ def test_more_work_is_never_faster(
         assert table.run_ns(more) >= run_ns * (1 - 1e-9) - 1, more
 
 
+@pytest.mark.long
 @given(table=tables, work=works())
 def test_a_table_that_was_written_down_says_the_same(table: TableLatency, work: RunWork) -> None:
     written = msgspec.json.encode(table)

@@ -205,6 +205,7 @@ def test_names_are_text_wherever_they_stand() -> None:
     assert page.text.count(HOSTILE) > 15
 
 
+@pytest.mark.long
 def test_a_page_does_not_grow_with_the_requests(tmp_path: Path) -> None:
     sizes = []
     for count in (2000, 20_000):

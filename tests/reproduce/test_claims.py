@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import mostly_long
 from livescale.reproduce.claim import AbsentError, Conditions, Verdict
 from livescale.reproduce.run import reproduce
 from livescale.reproduce.table import CLAIMS
@@ -22,6 +23,8 @@ REQUIRED = {
 NEED_TRACES = ("B13", "B14", "B15", "B28", "B30", "B33", "B36", "B39", "B40")
 DO_NOT_COME_OUT = {"B29", "B35", "L17"}
 QUICK = [name for name in CLAIMS if name not in NEED_TRACES]
+# They take seconds.
+SLOW = ("B29", "B34", "L6", "L10")
 DATA = os.environ.get("LIVESCALE_DATA")
 
 
@@ -35,7 +38,7 @@ def test_every_claim_that_was_asked_for_is_there() -> None:
     assert set(CLAIMS) >= REQUIRED
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", mostly_long(QUICK, [n for n in QUICK if n not in SLOW]))
 def test_what_comes_out(name: str) -> None:
     """Agreement is not hoped for: what does not come out is known, and why stands in a note."""
     found = verdict(name)

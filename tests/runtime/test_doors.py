@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.config import PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.runtime.boot import ControllerBoot, GatewayBoot
@@ -210,7 +211,7 @@ def test_a_caller_leaves_a_door_that_is_not_the_one_it_looks_for(secret: str, do
     run(story())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(first=st.binary(max_size=100), greets=st.booleans(), second=st.binary(max_size=100))
 def test_whatever_a_stranger_sends_it_receives_one_answer_at_most(
     first: bytes, greets: bool, second: bytes

@@ -56,7 +56,7 @@ def test_a_start_without_the_device_ends_at_the_first_death_and_says_why(
 ) -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there may be a GPU")
-    pool = LocalPool(tiny_model, tmp_path, device="cuda", workers=2)
+    pool = LocalPool(tiny_model, tmp_path, device="cuda", workers=1)
     with pytest.raises(PoolFailed, match="no GPU"), pool:
         raise AssertionError("it is ready")
     assert not [r for r in caplog.records if "started again" in r.message]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.config import PoolConfig
 from livescale.gateway.keys import KeyDigests, digest_of
 from livescale.runtime.boot import GatewayBoot
@@ -73,7 +74,8 @@ BROKEN = (remove, spoil, empty)
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(story=st.lists(st.tuples(st.sampled_from(CHANGES), keys), max_size=8))
 def test_the_last_whole_file_counts(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.batching.live_messages import (
     BatchKey,
     Declined,
@@ -102,7 +103,7 @@ def test_large_bytes_come_in_parts_and_those_nobody_wants_are_not_kept(size_byte
             broken.take(parcels[2])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.randoms(use_true_random=False), st.integers(0, 400))
 def test_what_is_damaged_is_refused_or_taken_for_another_message(
     rng: random.Random, size_bytes: int

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.config import ModelConfig
 from livescale.gateway.backend import (
     Client,
@@ -330,7 +331,7 @@ ops = st.lists(
 
 
 @given(ops)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_what_waits_and_what_runs_is_counted(story: list[tuple]) -> None:
     asyncio.run(asyncio.wait_for(tell(story), WAIT_S))
 

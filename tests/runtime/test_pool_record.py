@@ -11,6 +11,7 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
+from effort import mostly_long
 from livescale.cli.main import main
 from livescale.config import load_config
 from livescale.report.failovers import failovers
@@ -54,7 +55,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_pool_serves_on_when_its_disk_is_full(
     tiny_model: Path, tmp_path: Path, full_disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with LocalPool(tiny_model, tmp_path, workers=1, record=str(full_disk)) as pool:
+    with LocalPool(tiny_model, tmp_path, device="timed", workers=1, record=str(full_disk)) as pool:
         controller = pool.pool.pids()["controller"]
         assert pool.gauge("record_open") == 1
         asked = 0
@@ -72,7 +73,7 @@ def test_a_pool_serves_on_when_its_disk_is_full(
 
 
 def test_a_record_on_a_full_device_is_closed_at_once(tiny_model: Path, tmp_path: Path) -> None:
-    with LocalPool(tiny_model, tmp_path, workers=1, record="/dev/full") as pool:
+    with LocalPool(tiny_model, tmp_path, device="timed", workers=1, record="/dev/full") as pool:
         wait_until(lambda: pool.gauge("record_open") == 0, "the record is closed")
         ask(pool, 3)
 
@@ -80,7 +81,7 @@ def test_a_record_on_a_full_device_is_closed_at_once(tiny_model: Path, tmp_path:
 def test_starts_follow_one_another_in_one_record_and_nothing_empties_it(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = LocalPool(tiny_model, tmp_path, workers=1)
+    first = LocalPool(tiny_model, tmp_path, device="timed", workers=1)
     record = first.record
     assert record.stat().st_mode & 0o777 == 0o600
     with first as pool:
@@ -88,15 +89,15 @@ def test_starts_follow_one_another_in_one_record_and_nothing_empties_it(
         wait_until(lambda: answered(record) == 5, "the requests are recorded")
         before = record.stat().st_size
         with pytest.raises(ConfigError, match=f"record {record}: is being written by another pool"):
-            LocalPool(tiny_model, tmp_path, workers=1)
+            LocalPool(tiny_model, tmp_path, device="timed", workers=1)
         assert record.stat().st_size >= before
     before = record.stat().st_size
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        settings = {"port": taken.getsockname()[1], "record": str(record), "workers": 1}
+        settings = {"port": taken.getsockname()[1], "record": str(record), "device": "timed"}
         with pytest.raises(ConfigError, match="is in use"):
             Pool(load_config(None, [str(tiny_model)], {}, settings))
     assert record.stat().st_size == before
-    with LocalPool(tiny_model, tmp_path, workers=1) as pool:
+    with LocalPool(tiny_model, tmp_path, device="timed", workers=1) as pool:
         ask(pool, 3)
     starts = starts_of(read_record(record))
     counts = [sum(isinstance(line, RequestLine) for line in start) for start in starts]
@@ -108,12 +109,17 @@ def test_starts_follow_one_another_in_one_record_and_nothing_empties_it(
     assert "record, start 2" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["parts.jsonl", "parts.jsonl.zst"])
+@pytest.mark.parametrize("name", mostly_long(["parts.jsonl", "parts.jsonl.zst"], ["parts.jsonl"]))
 def test_a_record_in_parts_replays_and_each_part_is_reported(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     record = tmp_path / name
-    settings = {"workers": 1, "record": str(record), "record_bytes_max": 1 << 16}
+    settings = {
+        "device": "timed",
+        "workers": 1,
+        "record": str(record),
+        "record_bytes_max": 1 << 16,
+    }
     asked = 0
     with LocalPool(tiny_model, tmp_path, **settings) as pool:
         while len(parts_of(record)) < 3 and asked < 4000:

@@ -109,7 +109,7 @@ def test_a_broken_or_foreign_file_is_named_and_left_alone(
 
 
 @given(cut=st.integers(0, 2000), raw=st.binary(max_size=20))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_file_is_taken_for_another(cut: int, raw: bytes, tmp_path: Path) -> None:
     """Whatever a file lost or has too much: it is the state as it was written, or refused."""
     write_state(tmp_path, STATE)

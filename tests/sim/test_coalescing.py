@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from worlds import MS, Row, make_config, make_model
 
+from effort import mostly_long
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import SimResult, simulate
@@ -31,7 +32,7 @@ def load(rng: random.Random, until_ms: int) -> list[Row]:
     return [Row(at * MS, rng.randint(1, 300), rng.randint(1, 200)) for at in times]
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", mostly_long(range(25), range(6)))
 def test_all_times_are_those_of_single_steps(seed: int) -> None:
     rng = random.Random(f"coalescing {seed}")
     policy = ModelPolicy(MODEL, rng.choice([0, 1]), 4, rng.choice([None, 10_000]), 256)

@@ -103,6 +103,7 @@ def test_one_host_copy_per_model_at_every_moment_and_a_cache_has_more(tmp_path: 
     assert max(use.copies_max for use in host_copy_use(lines).values()) > 1
 
 
+@pytest.mark.long
 def test_the_strategies_do_what_their_names_say(tmp_path: Path) -> None:
     policies = tuple(lazy(f"m{n}") for n in range(3))
     config = make_config(policies, workers=4)

@@ -11,6 +11,7 @@ from chunk_worlds import ChunkWorld, Load, Play, draw_chunk_world, oracle_arriva
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.chunks import ChunkGrid, Feed
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import make_plan
@@ -58,7 +59,7 @@ def slowest_chunk_ns(world: ChunkWorld) -> float:
 # -- the oracle -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(seed=st.integers(0, 4999))
 def test_layers_arrive_when_single_chunks_would_bring_them(seed: int) -> None:
     """Feeds that are asked for in order. At each hop a flow and single chunks may differ by a
@@ -74,7 +75,7 @@ def test_layers_arrive_when_single_chunks_would_bring_them(seed: int) -> None:
             assert abs(hearer.layers[layer] - play.start_ns - expected_ns) <= tolerance_ns
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 4999))
 def test_stripes_of_unequal_pace_take_as_long_as_single_chunks(seed: int) -> None:
     """Without a window a holder sends what it has: layers overtake each other, which flows of
@@ -90,7 +91,7 @@ def test_stripes_of_unequal_pace_take_as_long_as_single_chunks(seed: int) -> Non
     assert abs(took_ns - play.start_ns - expected_ns) <= tolerance_ns
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=st.integers(0, 4999))
 def test_under_faults_no_link_carries_too_much_and_all_arrive_in_the_end(seed: int) -> None:
     rng = random.Random(seed)

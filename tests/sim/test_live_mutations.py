@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from effort import mostly_long
 from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.live_giver import LiveGiver
 from livescale.batching.live_messages import LiveMessage
@@ -129,7 +130,9 @@ MUTATIONS: list[tuple[Break, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("mutation", "rule"), MUTATIONS, ids=[mutation.__name__ for mutation, _ in MUTATIONS]
+    ("mutation", "rule"),
+    mostly_long(MUTATIONS, MUTATIONS[:4]),
+    ids=[mutation.__name__ for mutation, _ in MUTATIONS],
 )
 def test_some_seed_catches(mutation: Break, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.sim.live_optimum import (
     SolverMissingError,
@@ -136,6 +137,7 @@ def test_nothing_is_overlooked(seed: int) -> None:
     assert finish_times(found.target_layers, layers, times, loaded) == found.finished_ns
 
 
+@pytest.mark.long
 def test_the_integer_program_and_the_enumeration_agree() -> None:
     for seed in range(50):
         layers, times, loaded = drawn(seed, 1 + 2 * (seed % 2), (3, 5))
@@ -190,7 +192,7 @@ def test_the_program_scales_to_sixteen_layers() -> None:
     assert found.finished_ns == (16, 30, 43, 55, 66, 76, 85, 93)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 10_000))
 def test_an_optimum_can_be_carried_out(seed: int) -> None:
     layers, times, loaded = drawn(seed, 1, (2, 5))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
 from livescale.sim.live_pair import PairRun
@@ -138,7 +139,7 @@ def test_with_messages_that_take_no_time_the_protocol_costs_nothing(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     st.integers(2, 8),
     st.integers(1, 8),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_plays import CLUSTER, MODEL, MS, S, cluster, made, play
 
+from effort import examples
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.work import RunWork
@@ -38,7 +39,7 @@ from livescale.traces import TraceRow
 # -- pools ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     st.integers(20, 200),
     st.lists(st.sampled_from(sorted(PRESETS)), min_size=1, max_size=3, unique=True),
@@ -90,7 +91,7 @@ def test_what_is_not_known_is_said_by_name() -> None:
         build_config(cluster(mixed), [MODEL], SYSTEMS["livescale"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(0, 100)), min_size=1, max_size=4),
     st.sampled_from(["fixed-full", "fixed-half"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import mostly_long
 from livescale.cli.main import main
 from livescale.sim.simulate import SimResult
 from livescale.sim.swarm import draw_world, run_world
@@ -30,12 +31,13 @@ def run(world: SwarmWorld, record_file: io.BytesIO | None = None) -> SimResult:
         pytest.fail(f"seed {world.seed}: {type(error).__name__}: {error}")
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, PER_TEST))
+@pytest.mark.parametrize("first", mostly_long(range(0, SEEDS, PER_TEST), [0]))
 def test_random_worlds_come_to_rest(first: int) -> None:
     for seed in range(first, first + PER_TEST):
         run(draw_world(seed))
 
 
+@pytest.mark.long
 def test_seeds_that_once_failed() -> None:
     """Some of them before there were clusters around their worlds, or live instances in them: these
     run without, too."""

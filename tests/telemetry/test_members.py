@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.control.controller import Controller
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.sim.config import FaultConfig, SimConfig
@@ -75,7 +76,7 @@ def at_the_end(changes: list[tuple[int, int]], from_ns: int) -> list[tuple[int, 
     return [there[0], *(new for old, new in pairwise(there) if old[1] != new[1])]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.data())
 def test_a_part_alone_knows_who_serves_and_who_has_copies(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

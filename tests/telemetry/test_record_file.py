@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from livescale.control.config import ControllerConfig
 from livescale.messages.events import Tick, WorkerJoined
 from livescale.policies import ModelPolicy
@@ -79,7 +80,7 @@ def test_lives_of_one_controller_are_one_start() -> None:
 
 
 @by_name
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_wherever_a_writer_is_killed_the_next_life_goes_on_behind_whole_lines(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transfer_world import WAIT_S, World, write_model
 
+from effort import examples
 from livescale.transfer.frames import HEADER_BYTES, Frame, FrameKind, decode_header
 from livescale.types import WorkerRef
 
@@ -118,7 +119,7 @@ def test_a_forged_proof_ends_the_connection(guarded: World, is_shm: bool, name: 
     assert guarded.planes[0].connected() == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(is_shm=st.booleans(), first=st.binary(max_size=100), second=st.binary(max_size=100))
 def test_whatever_a_stranger_says_it_hears_at_most_one_hello(
     guarded: World, is_shm: bool, first: bytes, second: bytes

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transfer_world import WAIT_S, Recorder, World, grid, total_bytes, write_model
 
+from effort import examples
 from livescale.chunks import ChunkRange, Feed
 from livescale.transfer.arena import Arena, ArenaError
 from livescale.transfer.data_plane import DataPlane
@@ -581,7 +582,7 @@ def target() -> World:  # type: ignore[misc]
         yield world
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(says_hello=st.booleans(), said=st.lists(FRAMES | st.binary(max_size=200), max_size=6))
 def test_whatever_is_said_harms_nobody(target: World, says_hello: bool, said: list[bytes]) -> None:
     address = target.planes[1].address

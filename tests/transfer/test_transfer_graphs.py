@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transfer_world import Recorder, World, grid, total_bytes, write_model
 
+from effort import examples
 from livescale.chunks import ChunkRange, ranges_of
 from livescale.transfer.orders import TransferError
 from livescale.types import Manifest, WorkerRef
@@ -33,7 +34,7 @@ def test_a_chain_delivers_identical_bytes(targets: int) -> None:
             assert used.discarded_bytes == 0
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.too_slow])
 @given(
     layer_bytes=st.lists(st.integers(0, 5000), min_size=1, max_size=6),
     first=st.integers(101, 2900),
@@ -81,7 +82,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[int], int, list[list[list[int]]], list
     return layer_bytes, chunk_bytes, feeds, deaths
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
 @given(graph=graphs(), windows=st.lists(st.sampled_from([None, 1, 3]), min_size=5, max_size=5))
 def test_survivors_of_any_graph_hold_identical_bytes(
     graph: tuple[list[int], int, list[list[list[int]]], list[int]], windows: list[int | None]

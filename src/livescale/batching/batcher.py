@@ -81,7 +81,9 @@ class Batcher:
         #: parts of live batches, computed by other Runs than `next_run`'s
         self.held = HeldSequences(self.pool)
         self._room = Room(
-            *(self.pool, self._running, self.held),
+            pool=self.pool,
+            running=self._running,
+            held=self.held,
             places=config.sequences_max,
             growth_tokens=config.growth_tokens,
         )

@@ -272,9 +272,12 @@ def _spec(sequence: SequenceState) -> SequenceSpec:
     """The request as another instance gets it: with what was generated here."""
     spec = sequence.spec
     return SequenceSpec(
-        *(spec.request, spec.attempt, spec.prompt_ids, spec.sampling),
-        tuple(sequence.generated),
-        spec.cache_salt,
-        spec.content,
-        spec.moves + 1,
+        request=spec.request,
+        attempt=spec.attempt,
+        prompt_ids=spec.prompt_ids,
+        sampling=spec.sampling,
+        generated_ids=tuple(sequence.generated),
+        cache_salt=spec.cache_salt,
+        content=spec.content,
+        moves=spec.moves + 1,
     )

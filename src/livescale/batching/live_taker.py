@@ -271,7 +271,12 @@ class LiveTaker:
         self._outbox.append((peer, Taken(message.batch)))
         self._taken.append(
             TakenBatch(
-                *(message.batch, peer, message.requests, message.rows, pull_ns, message.decoding)
+                key=message.batch,
+                peer=peer,
+                requests=message.requests,
+                rows=message.rows,
+                pull_ns=pull_ns,
+                decoding=message.decoding,
             )
         )
         batch = LiveBatch(message.batch, self._hold(message, tables), message.next_layer)

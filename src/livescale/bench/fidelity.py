@@ -150,7 +150,10 @@ def run_fidelity(
         say(f"{name}: {_headline(real[-1])}; {strain.cores_used:.2f} cores used")
     simulated = [
         play_simulated(
-            *(world, rows, f"simulated-{number + 1}", profile.client),
+            world=world,
+            rows=rows,
+            name=f"simulated-{number + 1}",
+            client=profile.client,
             seed=options.seed + number,
             record=folder / f"{pool.kind}-simulated-{number + 1}.jsonl",
         ).reported(options.trace, _SLO)
@@ -162,7 +165,13 @@ def run_fidelity(
         write_html_report(page, [*real, simulated[0]], f"{pool.kind} workers in both worlds")
     found = agreements([run_figures(run) for run in real], [run_figures(run) for run in simulated])
     return FidelityReport(
-        *(pool, profile, capacity, options.load_percent, len(rows), tuple(strains), tuple(found))
+        pool=pool,
+        profile=profile,
+        capacity=capacity,
+        load_percent=options.load_percent,
+        requests=len(rows),
+        strains=tuple(strains),
+        found=tuple(found),
     )
 
 

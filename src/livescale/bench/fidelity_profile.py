@@ -110,7 +110,10 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
     timings = run.timings[: bursts * _LONE_PER_BURST]
     alone = [(timing, lines.pop(timing.request)) for timing in timings]
     overhead_ns, token_overhead_ns = _run_overheads_ns(
-        *([line for _, line in alone], list(lines.values())), latency, config.run_tokens_max
+        alone=[line for _, line in alone],
+        bursts=list(lines.values()),
+        latency=latency,
+        run_tokens_max=config.run_tokens_max,
     )
     asked_ns = [line.dispatched_ns - line.queued_ns for _, line in alone if line.dispatched_ns]
     delay_ns = _median(asked_ns) // 2

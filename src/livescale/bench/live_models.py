@@ -80,8 +80,13 @@ def make_live_model(scratch: Path, kind: str, layers: int) -> tuple[Path, Manife
     """A model for workers of this kind."""
     shape = _TIMED_SHAPE if kind == "timed" else _CPU_SHAPE
     preset = Preset(
-        *(layers, shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads),
-        *(shape.vocab_size, shape.model_tokens_max),
+        decoder_layers=layers,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        vocab_size=shape.vocab_size,
+        model_tokens_max=shape.model_tokens_max,
     )
     directory = scratch / f"{_MODEL}-{kind}"
     make_model(directory, preset)
@@ -102,7 +107,11 @@ def timed_setting(directory: Path, manifest: Manifest, ratio: int, layer_ns: int
         )
     per_token_ns = (layers * layer_ns - _TIMED_RUN_NS) // _TIMED_TOKENS
     return PairSetting(
-        *("timed", directory, manifest, rate, _TIMED_TOKENS),
+        kind="timed",
+        directory=directory,
+        manifest=manifest,
+        link_bytes_per_s=rate,
+        batch_tokens=_TIMED_TOKENS,
         latency=LinearLatency(_TIMED_RUN_NS, per_token_ns),
     )
 

@@ -157,7 +157,8 @@ def _call(
     url = arguments.url.rstrip("/")
     try:
         response = httpx.request(
-            *(method, url + path),
+            method,
+            url + path,
             json=body,
             headers={"Content-Type": "application/json", **_authorization(arguments)},
             # A new model is answered when the pool has its copy, however long that takes.

@@ -84,8 +84,13 @@ class Controller:
         )
         self.pairings = Pairings(config, self.fleet, self.router)
         self.scaling = Scaling(
-            *(self.fleet, self.pool, self.router, self.loads, self.planning),
-            *(self.host_copies, self.pairings),
+            fleet=self.fleet,
+            pool=self.pool,
+            router=self.router,
+            loads=self.loads,
+            planning=self.planning,
+            host_copies=self.host_copies,
+            pairings=self.pairings,
         )
         self.stale_events = 0
         self._settled_at_ns: int | None = None

@@ -307,7 +307,13 @@ class HostCopies:
             load = plan.load_of(keep.agent)
             self._loads.begin(plan.plan, load, name, rank)
             start = StartCopy(
-                *(name, keep.agent, plan.plan, load.feeds, plan.chunk_bytes, keep.reason), rank
+                model=name,
+                agent=keep.agent,
+                plan=plan.plan,
+                feeds=load.feeds,
+                chunk_bytes=plan.chunk_bytes,
+                reason=keep.reason,
+                rank=rank,
             )
             commands += [PlanMade(plan, ()), start]
         return commands

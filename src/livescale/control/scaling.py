@@ -259,7 +259,10 @@ class Scaling:
             plan.instances, self._pairings.of_plan(state, plan), strict=True
         ):
             instance = Instance(
-                *(self._planning.next_id(), state.spec.name, workers, state.spec.layers),
+                id=self._planning.next_id(),
+                model=state.spec.name,
+                workers=workers,
+                layers=state.spec.layers,
                 plan=plan.plan,
                 pairing=choice.pairing,
                 predicted_ns=plan.predicted_ns,
@@ -356,9 +359,12 @@ class Scaling:
         """One instance of the other model is drained."""
         capacity = self._fleet.tally(other.state.spec.name).capacity
         notice = ScaleDecided(
-            *(other.state.spec.name, Role.UNIFIED, capacity, capacity - 1),
-            f"makes room for {wish.state.spec.name}",
-            other.suggestion.values,
+            model=other.state.spec.name,
+            role=Role.UNIFIED,
+            from_instances=capacity,
+            to_instances=capacity - 1,
+            reason=f"makes room for {wish.state.spec.name}",
+            values=other.suggestion.values,
         )
         return [notice, self._drain(other.state.spec.name)]
 

@@ -266,7 +266,10 @@ class _Gateway:
                     codec, raw, body.add_special_tokens is not False, bool(body.echo)
                 )
             orders = choice_orders(
-                *(asked, prompts, card, codec),
+                asked=asked,
+                prompts=prompts,
+                card=card,
+                codec=codec,
                 request=request.state.request,
                 client=request.state.client,
                 client_request_id=request.state.client_request_id,
@@ -290,7 +293,10 @@ class _Gateway:
             with self._admitted(request, card.name, [estimate] * asked.choices):
                 prompts = [await read_chat(card, codec, body)]
             orders = choice_orders(
-                *(asked, prompts, card, codec),
+                asked=asked,
+                prompts=prompts,
+                card=card,
+                codec=codec,
                 request=request.state.request,
                 client=request.state.client,
                 client_request_id=request.state.client_request_id,

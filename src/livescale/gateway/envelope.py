@@ -64,8 +64,12 @@ class Envelope:
                 is_probe = scope["path"] in PROBES and scope["method"] in ("GET", "HEAD")
                 if message["status"] >= 400 and not is_probe:
                     log.info(
-                        *("request %s (client's id %r): %s %.200r answered with %d", request),
-                        *(client_request_id, scope["method"], scope["path"], message["status"]),
+                        "request %s (client's id %r): %s %.200r answered with %d",
+                        request,
+                        client_request_id,
+                        scope["method"],
+                        scope["path"],
+                        message["status"],
                     )
             await send(message)
 

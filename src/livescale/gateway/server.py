@@ -24,6 +24,7 @@ from livescale.gateway.errors import ApiError, invalid, request_too_slow
 from livescale.gateway.heads import HeadBounds, check_host
 from livescale.gateway.limits import Limits
 from livescale.gateway.pacing import PACED_BYTES_PER_S, PACED_FROM_BYTES, PacedFlow, ReadPacer
+from livescale.gateway.seldom import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +69,15 @@ async def serve(
     config.timeout_graceful_shutdown = drain_s  # type: ignore[assignment]
     server = _Server(config)
     stopping = asyncio.create_task(_exit_when(server, stop))
+    # A line for each request that is none would let any client fill the log.
+    seldom = Seldom()
+    library_log = logging.getLogger("uvicorn.error")
+    library_log.addFilter(seldom)
     try:
         await server.serve(sockets=[sock])
         await _settle(server)
     finally:
+        library_log.removeFilter(seldom)
         stopping.cancel()
         await asyncio.gather(stopping, return_exceptions=True)
 

@@ -170,8 +170,10 @@ class Generation(Response):
         self._has_ended = True
         first = self._orders[0].request
         log.info(
-            *("request %s (client's id %r) ended in mid-stream: %r", first.request),
-            *(first.client_request_id, error),
+            "request %s (client's id %r) ended in mid-stream: %r",
+            first.request,
+            first.client_request_id,
+            error,
         )
         await _send_body(send, b"data: " + error.body() + b"\n\n", is_last=True)
 

@@ -118,7 +118,11 @@ def main() -> None:
     )
     socket = AgentSocket(boot, data_plane)
     store = HostStore(
-        *(boot.agent, memory, data_plane, socket.tell, boot.host.storage_bytes_per_s),
+        agent=boot.agent,
+        memory=memory,
+        data_plane=data_plane,
+        tell=socket.tell,
+        storage_bytes_per_s=boot.host.storage_bytes_per_s,
         lost_after_ms=boot.lost_after_ms,
         stuck_after_ms=boot.stuck_after_ms,
     )

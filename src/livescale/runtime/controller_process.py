@@ -87,8 +87,12 @@ class ControllerProcess:
         self._boot = boot
         self._controller = Controller(boot.config)
         self._publication = Publication(
-            *(boot.models, boot.pool, self._controller, self._push, self._announce),
-            boot.unserved,
+            models=boot.models,
+            config=boot.pool,
+            controller=self._controller,
+            push=self._push,
+            announce=self._announce,
+            unserved=boot.unserved,
         )
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews(self._controller)

@@ -78,7 +78,9 @@ class InstanceHost:
         #: what the gateways ask for; to be used on the main thread only
         self.attempts = HostedAttempts(boot.worker, reporter, boot.live.answer_ns)
         self._partners = LivePartners(
-            *(data_plane, executor, self.attempts),
+            data_plane=data_plane,
+            executor=executor,
+            attempts=self.attempts,
             patience_s=boot.live.answer_ns / 1e9,
             post=self.post,
             tell_handed=self._handed,

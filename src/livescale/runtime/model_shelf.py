@@ -65,7 +65,9 @@ class ModelShelf:
             ]
             states += [
                 ModelStatus(
-                    *(kept.settings.name, kept.settings.path, ModelPhase.FAILED),
+                    name=kept.settings.name,
+                    directory=kept.settings.path,
+                    phase=ModelPhase.FAILED,
                     settings=_changeable(kept.settings),
                     survives_restart=True,
                     problem=kept.problem,

@@ -136,8 +136,11 @@ class Pool:
         prefix = self.site.control_prefix
         children = [
             Child(
-                *("controller", "controller", self._controller_boot, (self._control.fileno(),)),
-                prefix,
+                name="controller",
+                kind="controller",
+                boot=self._controller_boot,
+                fds=(self._control.fileno(),),
+                prefix=prefix,
             ),
             Child("gateway", "gateway", self._gateway_boot, (self._http.fileno(),), prefix),
         ]

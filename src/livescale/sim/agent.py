@@ -67,8 +67,11 @@ class SimAgent:
         """What it tells a controller that it joins."""
         return tuple(
             CopyReport(
-                *(copy.order.model, plan, copy.is_complete, copy.order.rank),
-                () if copy.is_complete else copy.feeds,
+                model=copy.order.model,
+                plan=plan,
+                is_complete=copy.is_complete,
+                rank=copy.order.rank,
+                feeds=() if copy.is_complete else copy.feeds,
             )
             for plan, copy in self._copies.items()
         )

@@ -185,7 +185,9 @@ class SimServing:
     def report_load(self) -> None:
         """Tell the controller of the instance's load, if that is worth a message."""
         report = load_report(
-            *(self._order.instance, self._order.attempt, self.live.batcher),
+            self._order.instance,
+            self._order.attempt,
+            self.live.batcher,
             handovers=self._handovers,
             handover_bytes=self._handover_bytes,
         )

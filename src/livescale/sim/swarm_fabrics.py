@@ -101,7 +101,9 @@ def _with_hosts(config: SimConfig, rng: random.Random) -> SimConfig:
         )
     hosts = tuple(
         Host(
-            *(host.name, leaves[number % len(leaves)], host.memory_bytes),
+            name=host.name,
+            leaf=leaves[number % len(leaves)],
+            memory_bytes=host.memory_bytes,
             uplink_bytes_per_s=_RATE // rng.choice([1, 4]),
             downlink_bytes_per_s=_RATE // rng.choice([1, 4]),
             device_bytes_per_s=rng.choice([None, 4 * _RATE]),

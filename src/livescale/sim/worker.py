@@ -111,9 +111,15 @@ class SimWorker:
             return None
         order = a.order
         return InstanceReport(
-            *(order.instance, order.model, order.attempt, a.watermark, a.is_loaded, order.rank),
-            *(order.plan, () if a.is_loaded else a.feeds),
-            order.pairing,
+            instance=order.instance,
+            model=order.model,
+            attempt=order.attempt,
+            watermark=a.watermark,
+            is_loaded=a.is_loaded,
+            rank=order.rank,
+            plan=order.plan,
+            feeds=() if a.is_loaded else a.feeds,
+            pairing=order.pairing,
         )
 
     def joined(self) -> None:
@@ -233,7 +239,11 @@ class SimWorker:
         order = a.order
         self._say(
             LayerArrived(
-                *(order.instance, order.attempt, a.watermark, order.rank, layer),
+                instance=order.instance,
+                attempt=order.attempt,
+                watermark=a.watermark,
+                rank=order.rank,
+                layer=layer,
                 live_layers=a.serving.live_layers,
             )
         )

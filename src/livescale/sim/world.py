@@ -145,8 +145,10 @@ class SimWorld:
         self._last_step_ns = -config.step_gap_ns
         faults = config.faults
         self._silences = Silences(
-            *(self.clock, faults.lost_after_ns, faults.until_ns + faults.silence_ns_max),
-            self._goes_on,
+            clock=self.clock,
+            lost_after_ns=faults.lost_after_ns,
+            until_ns=faults.until_ns + faults.silence_ns_max,
+            goes_on=self._goes_on,
         )
         self._horizon_ns = max(config.faults.until_ns, *(c.at_ns for c in config.changes), 0)
         self._begin_life()
@@ -206,7 +208,9 @@ class SimWorld:
             ),
             TableChecker(),
             ScaleTracker(),
-            *({}, {}, {}),
+            uplinks={},
+            orders={},
+            agent_orders={},
             began_ns=self.clock.now_ns,
         )
         self.book.begin(config, {"sim": msgspec.to_builtins(self.config)})
@@ -394,7 +398,12 @@ class SimWorld:
         ref = WorkerRef(number, incarnation)
         device = self._topology.devices[ref] = self.config.device(number)
         around = SimSurroundings(
-            *(ref, device, self.config, self.clock, self._checkers, self._live_checker),
+            ref=ref,
+            device=device,
+            config=self.config,
+            clock=self.clock,
+            checkers=self._checkers,
+            live_checker=self._live_checker,
             say=partial(self._worker_says, ref),
             emit=partial(self._emit, ref),
             tell=partial(self._live_link.send, ref),
@@ -586,7 +595,11 @@ class SimWorld:
         for change in self.config.changes:
             self.clock.at(change.at_ns, partial(self._change_models, change))
         site = FaultSite(
-            *(self.config, self.clock, self._transfers, self._workers, self._agents),
+            config=self.config,
+            clock=self.clock,
+            transfers=self._transfers,
+            workers=self._workers,
+            agents=self._agents,
             lose_worker=self._lose_worker,
             lose_agent=self._lose_agent,
             end_life=self._end_life,

@@ -98,7 +98,10 @@ class ScaleTracker:
         elif isinstance(command, StartLoad):
             upstream = _upstreams(command.feeds)
             phases = LoadPhases(
-                *(command.instance, command.worker, upstream, command.rank),
+                instance=command.instance,
+                worker=command.worker,
+                upstream=upstream,
+                rank=command.rank,
                 pairing=self._pairings.get(command.instance, ""),
             )
             self._replace(len(self._open) - 1, loads=(*self._open[-1].loads, phases))

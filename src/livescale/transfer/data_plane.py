@@ -127,7 +127,9 @@ class DataPlane:
         self.address: Address = network.address
         self.shm_path = shm.path if shm is not None else None
         self._exchange = Exchange(
-            *(worker, network, shm),
+            worker=worker,
+            network=network,
+            shm=shm,
             secret=secret,
             handshake_s=handshake_s,
             eager_peers_max=eager_peers_max,
@@ -136,7 +138,10 @@ class DataPlane:
             tell_unreachable=self._unreachable,
         )
         self._patience = Patience(
-            *(worker, self._all_receptions, self._holdings, self._exchange),
+            worker=worker,
+            receptions=self._all_receptions,
+            holdings=self._holdings,
+            exchange=self._exchange,
             stall_ns=int(stall_s * 1e9),
             order_wait_ns=int(order_wait_s * 1e9),
         )
