@@ -21,7 +21,6 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 import effort
-from livescale.engine.make import make_model
 from livescale.testbed.bed import Testbed
 from livescale.testbed.errors import TestbedError
 from livescale.testbed.spec import NetworkSpec
@@ -41,8 +40,7 @@ class PoolsTogether(LoadScopeScheduling):
 
 @cache
 def has_pools(file: Path) -> bool:
-    mark = r"^(@pytest\.|pytestmark = .*)mark\.(pool|chaos|netns)\b"
-    return re.search(mark, file.read_text(), re.MULTILINE) is not None
+    return re.search(r"\bpytest\.mark\.(pool|chaos|netns)\b", file.read_text()) is not None
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
@@ -73,6 +71,9 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> MadeO
 @pytest.fixture(scope="session")
 def tiny_model(made_once: MadeOnce) -> Path:
     """A model of about 3 MB. Tests that change files copy it first."""
+    # Imported here: torch takes seconds, and the process that hands out the tests needs none.
+    from livescale.engine.make import make_model
+
     return made_once("shared", lambda root: make_model(root / "tiny", "tiny")) / "tiny"
 
 
@@ -88,7 +89,7 @@ def network_namespaces() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="what make test leaves out, and only that")
-    parser.addoption("--rounds", type=int, default=3, help="rounds of chaos")
+    parser.addoption("--rounds", type=int, default=2, help="rounds of chaos")
     parser.addoption("--seed", type=int, default=0, help="seed of the first round of chaos")
     parser.addoption("--faults", help="of chaos, in turn: comma-separated (default: all)")
     parser.addoption("--pool", help="of all rounds of chaos: timed, real, pair, ...")

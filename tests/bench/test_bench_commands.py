@@ -60,6 +60,7 @@ def test_engine_compares_ours_with_both_ways_of_transformers(
     assert all(engine in printed for engine in engines)
 
 
+@pytest.mark.long
 def test_engine_runs_bfloat16_and_may_leave_others_out(tmp_path: Path) -> None:
     lengths = ("--prompt-tokens", "12", "--output-tokens", "6", "--concurrency", "2")
     figures = bench(tmp_path, "engine", *TINY, *lengths, "--engines", "livescale")

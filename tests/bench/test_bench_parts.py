@@ -60,6 +60,7 @@ def test_a_shape_that_cannot_be_read_is_named(text: str) -> None:
         parse_shape(text, None, None, None)
 
 
+@pytest.mark.long
 def test_the_judge_finds_wrong_tokens(models: dict[str, Path]) -> None:
     """Right tokens are those that it would choose itself; others are seen in both ways."""
     prompt = list(range(10, 30))

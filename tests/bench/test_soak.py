@@ -75,11 +75,11 @@ def test_what_is_lost_or_hangs_is_not_good(end: SoakEnd) -> None:
 @pytest.mark.netns
 def test_a_short_soak(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
-    words = ["--requests", "240", "--rate", "8", "--fault-every-s", "2", "--device", "timed"]
+    words = ["--requests", "160", "--rate", "8", "--fault-every-s", "2", "--device", "timed"]
     main(["bench", "soak", *words, "--lost-after-ms", "2000", "--json", str(file)])
     figures = json.loads(file.read_text())
     assert set(figures) >= KEYS
-    assert figures["requests"] == 240
+    assert figures["requests"] == 160
     assert (figures["lost"], figures["hung"], figures["left_over"]) == (0, 0, 0), figures
     assert figures["token_mismatches"] == 0
     assert figures["tokens"] > 0

@@ -57,6 +57,7 @@ def test_multicast_measures_strategies(tmp_path: Path) -> None:
         assert row["predicted_seconds"] == pytest.approx(row["seconds"], rel=0.8)
 
 
+@pytest.mark.long
 @pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_a_chain_and_shards_cross_the_spine_once(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_model_without_a_tokenizer(model: Path) -> None:
 @pytest.mark.pool
 def test_a_process_that_cannot_start_is_named_without_a_traceback(model: Path) -> None:
     (model / "tokenizer.json").write_text("{}")
-    code, _, error = livescale("serve", model, "--port", 0, "--workers", 1)
+    code, _, error = livescale("serve", model, "--port", 0, "--device", "timed")
     assert code == 1
     assert "gateway" in error
     assert "tokenizer.json" in error

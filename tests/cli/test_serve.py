@@ -184,6 +184,7 @@ def wait_for_status(url: str, key: str, status: int) -> None:
         assert time.monotonic() < deadline_s
 
 
+@pytest.mark.long
 def test_killing_the_supervisor_leaves_no_process_and_the_next_one_removes_its_directory(
     tiny_model: Path,
 ) -> None:
@@ -207,7 +208,7 @@ def test_killing_the_supervisor_leaves_no_process_and_the_next_one_removes_its_d
 
 
 def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
-    running = Serve(tiny_model, "--port", 0)
+    running = Serve(tiny_model, "--port", 0, "--device", "timed")
     running.wait_until_printed("starting")
     running.process.send_signal(signal.SIGINT)
     running.wait_until_printed("stopped")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from effort import examples, mostly_long
+from effort import SOME_FAMILIES, examples, mostly_long
 from livescale.batching.run import Run, Segment, SequenceSpec
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.families import FAMILIES, Family
@@ -52,7 +52,7 @@ def tally() -> Iterator[list[GreedyCheck]]:
 # -- the matrix ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, FAMILY_NAMES))
 def test_alone(family_model: Models, tally: list[GreedyCheck], name: str) -> None:
     model = family_model(name)
     outputs = {}
@@ -65,7 +65,7 @@ def test_alone(family_model: Models, tally: list[GreedyCheck], name: str) -> Non
     assert len(set(chosen)) > len(chosen) // 4, "outputs vary, else they prove little"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, FAMILY_NAMES))
 @pytest.mark.parametrize("run_tokens_max", mostly_long([7, 25, 512], [25]))
 def test_mixed_and_chunked(
     family_model: Models, tally: list[GreedyCheck], name: str, run_tokens_max: int
@@ -77,7 +77,7 @@ def test_mixed_and_chunked(
     tally += judge(model.oracle, specs, instance.finish())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, FAMILY_NAMES))
 @pytest.mark.parametrize("cut", mostly_long([1, 3, 5], [3]))
 def test_two_spans(family_model: Models, tally: list[GreedyCheck], name: str, cut: int) -> None:
     model = family_model(name)
@@ -94,7 +94,7 @@ def test_two_spans(family_model: Models, tally: list[GreedyCheck], name: str, cu
     tally += judge(model.oracle, specs, instance.finish())
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", mostly_long(FAMILY_NAMES, SOME_FAMILIES))
 def test_preempted(family_model: Models, tally: list[GreedyCheck], name: str) -> None:
     model = family_model(name)
     instance = Instance([(model.executor, ALL)], 32, kv_blocks=24, growth_tokens=0)
@@ -227,7 +227,7 @@ FEATURES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", mostly_long(FEATURES, list(FEATURES)[::3]))
 def test_feature_is_run_and_decides_tokens(
     family_model: Models, tmp_path: Path, tally: list[GreedyCheck], feature: str
 ) -> None:

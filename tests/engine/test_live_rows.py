@@ -12,6 +12,7 @@ from engine_instance import BLOCK_TOKENS, FamilyModel, load, request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import mostly_long
 from livescale.batching.run import Run, Segment
 from livescale.engine import prompt_attention
 from livescale.engine.executor import TorchExecutor
@@ -41,7 +42,10 @@ def prompt_run(span: LayerSpan, prompts: list[tuple[int, ...]], first_block: int
     return Run(1, span, tuple(segments))
 
 
-@pytest.mark.parametrize("name", [name + way for name in FAMILY_NAMES for way in ("", " other")])
+@pytest.mark.parametrize(
+    "name",
+    mostly_long([name + way for name in FAMILY_NAMES for way in ("", " other")], FAMILY_NAMES),
+)
 def test_a_batch_goes_on_elsewhere_from_every_layer(family_model: Models, name: str) -> None:
     """What the head says, and what decodes say then, is the same wherever the batch was cut."""
     model = family_model(name)

@@ -116,6 +116,7 @@ def test_choices_are_as_frequent_as_they_are_likely(
     assert is_likely(counts, shares.double().numpy() * count)
 
 
+@pytest.mark.long
 def test_temperature_flattens_and_cuts_leave_the_rest_in_proportion() -> None:
     count = 30_000
     shares = SHARES["skewed"]

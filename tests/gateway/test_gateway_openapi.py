@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import positive_data_acceptance
 from schemathesis.generation import GenerationMode
 
+from effort import examples
 from livescale.gateway.keys import digest_of
 
 KEY = "a-key"
 METHODS = {"get", "post", "patch", "delete"}
 bounded = settings(
-    max_examples=12,
+    max_examples=examples(24),
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -1,7 +1,7 @@
 """Processes die and links are cut while models are multicast, and while loading instances help:
 nothing is lost, nothing is wrong.
 
-Three rounds by default; `make chaos` runs many. A round's name has its pool, fault and seed.
+Two rounds by default; `make chaos` runs many. A round's name has its pool, fault and seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RSS_SLACK_BYTES = 64 << 20
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "chaos_round" not in metafunc.fixturenames:
         return
-    rounds = metafunc.config.getoption("--rounds", 3)
+    rounds = metafunc.config.getoption("--rounds")
     seed = metafunc.config.getoption("--seed", 0)
     faults = metafunc.config.getoption("--faults", None)
     faults = FAULTS if faults is None else faults.split(",")

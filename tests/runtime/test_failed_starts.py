@@ -51,6 +51,7 @@ def _lose_the_sockets_for_a_while(
         wait_until(lambda: pool.gauge("workers") == 2, "it is back", WAIT_S)
 
 
+@pytest.mark.long
 def test_a_start_without_the_device_ends_at_the_first_death_and_says_why(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,11 +9,10 @@ import openai
 import pytest
 from pool_thread import LocalPool
 
-from effort import SOME_FAMILIES, mostly_long
 from livescale.engine.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 
-pytestmark = pytest.mark.pool
+pytestmark = [pytest.mark.pool, pytest.mark.long]
 VOCABULARY = 512
 TOKENS = 40  # longer than a made model's window
 LONG = "Tell me, at some length, how layers travel from host to host. " * 3
@@ -45,7 +44,7 @@ def name_of(family: str) -> str:
     return "tiny" if family == next(iter(FAMILY_NAMES)) else family
 
 
-@pytest.mark.parametrize("family", mostly_long(FAMILY_NAMES, SOME_FAMILIES))
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_completions(client: openai.OpenAI, models: dict[str, Path], family: str) -> None:
     prompts = [[(7 * i + 3) % VOCABULARY for i in range(tokens)] for tokens in (1, 30, 50)]
     oracle = GreedyOracle(models[family])
@@ -61,7 +60,7 @@ def test_completions(client: openai.OpenAI, models: dict[str, Path], family: str
         assert oracle.check(prompt, token_ids).wrong == ()
 
 
-@pytest.mark.parametrize("family", mostly_long(FAMILY_NAMES, SOME_FAMILIES))
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_chat(client: openai.OpenAI, models: dict[str, Path], family: str) -> None:
     oracle = GreedyOracle(models[family])
     for question in QUESTIONS:

@@ -14,14 +14,13 @@ import pytest
 from completions import prompt
 from pool_thread import LocalPool, wait_until
 
-from effort import SOME_FAMILIES, mostly_long
 from livescale.engine.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import BatchTaken, LiveStarted, RequestEnded
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import Outcome
 
-pytestmark = pytest.mark.pool
+pytestmark = [pytest.mark.pool, pytest.mark.long]
 SIZES = Preset(4, 64, 96, 4, 2, 1024)
 # About a megabyte each: a load takes half a second.
 LINK_BYTES_PER_S = 2_000_000
@@ -118,7 +117,7 @@ async def alone(url: str, streams: list[FamilyStream]) -> list[list[int]]:
     return [stream.token_ids for stream in again]
 
 
-@pytest.mark.parametrize("family", mostly_long(FAMILY_NAMES, SOME_FAMILIES))
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_a_burst_is_answered_right(pool: LocalPool, models: dict[str, Path], family: str) -> None:
     name = "tiny" if family == next(iter(FAMILY_NAMES)) else family
     streams = asyncio.run(burst(pool.url, name))

@@ -192,6 +192,7 @@ def test_a_worker_that_goes_on_in_time_is_nobodys_loss(
     assert processes[0].is_running()
 
 
+@pytest.mark.long
 def test_nobody_is_given_up_on_a_busy_machine(tiny_model: Path, tmp_path: Path) -> None:
     """With the default patience, while others burn every core."""
     burn = [sys.executable, "-c", "while True: pass"]

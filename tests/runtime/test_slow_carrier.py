@@ -31,6 +31,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_a_slow_carrier_inside_a_host_is_planned_as_such(large_model: Path, tmp_path: Path) -> None:
     with LocalPool(
         large_model,

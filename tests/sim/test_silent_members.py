@@ -58,6 +58,7 @@ def test_some_seed_catches(
     assert re.search(rule, outcome.error), outcome.trace
 
 
+@pytest.mark.long
 def test_with_attempts_to_spare_nothing_fails_however_often_members_fall_silent() -> None:
     policy = ModelPolicy(make_model("m", 4, MIB), 2, 4, 10_000, 512)
     faults = FaultConfig(

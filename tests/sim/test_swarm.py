@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from effort import mostly_long
+from effort import examples, mostly_long
 from livescale.cli.main import main
 from livescale.sim.simulate import SimResult
 from livescale.sim.swarm import draw_world, run_world
@@ -121,7 +121,7 @@ def test_without_faults_and_with_room_every_request_finishes() -> None:
 
 def test_records_replay(tmp_path: Path) -> None:
     lives = runs = 0
-    for seed in range(0, 4 * SEEDS, 10):
+    for seed in range(0, 4 * SEEDS, 4 * SEEDS // examples(32)):
         file = io.BytesIO()
         result = run(draw_world(seed), file)
         path = tmp_path / f"{seed}.jsonl"

@@ -157,11 +157,12 @@ class ForkServer:
         order = msgspec.json.encode(ForkOrder(number, kind, self._log_level))
         try:
             socket.send_fds(self._channel, [order], fds)
+        except OSError:
+            self._lose_server()
+        try:
             return await answer
-        except OSError as error:
-            raise ForkServerError(str(error)) from error
         finally:
-            self._answers.pop(number, None)
+            del self._answers[number]
 
     def _receive(self, channel: socket.socket) -> None:
         try:

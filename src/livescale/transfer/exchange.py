@@ -70,7 +70,7 @@ class Exchange:
         self._introduced: dict[int, Introduction] = {}
         # By worker number, and whether it was opened here.
         self._connections: dict[tuple[int, bool], Connection] = {}
-        self._calling: set[int] = set()
+        self._calling: set[WorkerRef] = set()
         # Channels on whose other end nobody has said who it is.
         self._strangers: list[Channel] = []
         # Those of them that were opened there, in the order in which they came.
@@ -118,9 +118,9 @@ class Exchange:
             known = self._introduced.get(peer.worker)
             if connection is not None or known is None or known.peer != peer:
                 return connection
-            if peer.worker in self._calling:
+            if peer in self._calling:
                 return None
-            self._calling.add(peer.worker)
+            self._calling.add(peer)
         self._run(functools.partial(self._call_and_tell, known), f"calls {peer}")
         return None
 
@@ -130,7 +130,7 @@ class Exchange:
         deadline_s = time.monotonic() + self._handshake_s
         while connection is None:
             with self._changed:
-                if peer.worker not in self._calling and self._find(peer) is None:
+                if peer not in self._calling and self._find(peer) is None:
                     raise TransferError(f"{self._worker} has no connection to {peer}")
                 self._changed.wait(max(0.0, deadline_s - time.monotonic()))
                 connection = self._find(peer)
@@ -203,7 +203,7 @@ class Exchange:
             channel.close()
             reason = f"{peer} is not the newest or this side is closing"
         with self._changed:
-            self._calling.discard(peer.worker)
+            self._calling.discard(peer)
             # While this side was calling nobody else did.
             if reason is None and self._find(peer) is None:
                 reason = f"the connection to {peer} was lost at once"
