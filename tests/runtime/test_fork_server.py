@@ -82,6 +82,22 @@ def test_a_stream_survives_the_end_of_the_fork_server(pool: LocalPool, tiny_mode
     assert fork_server(pool) != server
 
 
+def test_a_server_that_does_not_answer_is_an_error_and_ends_when_it_is_told(
+    tiny_model: Path,
+) -> None:
+    config = load_config(None, [str(tiny_model)], {}, {})
+
+    async def start() -> None:
+        environment, silent = child_environment(config), ("sh", "-c", "exec sleep 600")
+        server = ForkServer(silent, environment, config.log_level, STATUS_BYTES_MAX, answer_s=0.2)
+        with pytest.raises(ForkServerError, match="does not answer"):
+            await server.start("agent")
+        server.end()
+        await asyncio.wait_for(server.wait(), 60)
+
+    asyncio.run(start())
+
+
 def test_a_server_that_cannot_start_is_an_error_and_processes_start_without_it(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,10 +19,12 @@ from livescale.runtime.fork_server import PACKET_BYTES_MAX, Ended, Forked, ForkO
 
 # The server tells how a process ended at once; a server that is gone was killed with its children.
 _STATUS_WAIT_S = 1.0
+# The first answer comes when everything is imported, on a busy machine too.
+_ANSWER_S = 120.0
 
 
 class ForkServerError(Exception):
-    """The fork server ended, or could not be started."""
+    """The fork server ended, does not answer, or could not be started."""
 
 
 class ForkedProcess:
@@ -75,14 +77,20 @@ class ForkServer:
     """The fork server of one place, started when it is first needed, and again when it is gone."""
 
     def __init__(
-        self, prefix: tuple[str, ...], environment: Mapping[str, str], log_level: str, limit: int
+        self,
+        prefix: tuple[str, ...],
+        environment: Mapping[str, str],
+        log_level: str,
+        limit: int,
+        answer_s: float = _ANSWER_S,
     ) -> None:
         """`prefix` are the words in front of a command that is to run there; `limit` bounds the
-        bytes of a line that a process writes."""
+        bytes of a line that a process writes, `answer_s` the wait for the server."""
         self._prefix = prefix
         self._environment = environment
         self._log_level = log_level
         self._limit = limit
+        self._answer_s = answer_s
         self._server: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
         self._orders = 0
@@ -160,7 +168,11 @@ class ForkServer:
         except OSError:
             self._lose_server()
         try:
-            return await answer
+            async with asyncio.timeout(self._answer_s):
+                return await answer
+        except TimeoutError:
+            # It may be stopped, with workers that serve: they would die with it.
+            raise ForkServerError("the fork server does not answer") from None
         finally:
             del self._answers[number]
 
@@ -184,8 +196,9 @@ class ForkServer:
         if answer is not None and not answer.done():
             answer.set_result((message.pid, fds[0]))
         else:
-            # Not wanted any more: the start was cancelled.
-            signal.pidfd_send_signal(fds[0], signal.SIGKILL)
+            # Not wanted any more: the start was cancelled, or waited too long.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fds[0], signal.SIGKILL)
             os.close(fds[0])
 
     def _lose_server(self) -> None:
@@ -193,6 +206,9 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._channel)
         self._channel.close()
         self._channel = None
+        # The end of the channel would end it, too, but not if it is stopped.
+        if self._server is not None and self._server.returncode is None:
+            self._server.kill()
         self._statuses.clear()
         for answer in self._answers.values():
             if not answer.done():
