@@ -12,17 +12,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from boot_messages import lonely_agent
 from completions import Answer, check, prompt
 from pool_thread import LocalPool, wait_until
 
 from livescale.config import load_config
 from livescale.engine.oracle import GreedyOracle
-from livescale.runtime.boot import AgentBoot
 from livescale.runtime.forking import ForkServer, ForkServerError
 from livescale.runtime.lives import STATUS_BYTES_MAX, Child, child_environment
-from livescale.runtime.wire import Address
-from livescale.topology import Host
-from livescale.types import agent_ref
 
 pytestmark = [
     pytest.mark.pool,
@@ -102,15 +99,7 @@ def test_a_server_that_cannot_start_is_an_error_and_processes_start_without_it(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = load_config(None, [str(tiny_model)], {}, {})
-    boot = AgentBoot(
-        secret="s",
-        agent=agent_ref(0),
-        host=Host("h", "leaf", 1 << 20),
-        touched_bytes=1 << 20,
-        controller=Address("127.0.0.1", 1),
-        data_host="127.0.0.1",
-        shm_directory=str(tmp_path),
-    )
+    boot = lonely_agent(tmp_path)
 
     async def start() -> None:
         environment = child_environment(config)

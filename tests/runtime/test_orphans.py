@@ -10,12 +10,8 @@ from pathlib import Path
 
 import msgspec
 import psutil
+from boot_messages import lonely_agent
 from pool_thread import wait_until
-
-from livescale.runtime.boot import AgentBoot
-from livescale.runtime.wire import Address
-from livescale.topology import Host
-from livescale.types import agent_ref
 
 #: starts a child as a supervisor does, says when it is ready, and lives on
 PARENT = """
@@ -33,15 +29,7 @@ child.wait()
 
 
 def test_a_stopped_child_ends_with_its_parent(tmp_path: Path) -> None:
-    boot = AgentBoot(
-        secret="s",
-        agent=agent_ref(0),
-        host=Host("h", "leaf", 1 << 20),
-        touched_bytes=1 << 20,
-        controller=Address("127.0.0.1", 1),
-        data_host="127.0.0.1",
-        shm_directory=str(tmp_path),
-    )
+    boot = lonely_agent(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:

@@ -135,7 +135,15 @@ _SHAPES = (
         "qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 32768, has_qkv_biases=True
     ),
     TransformerShape(
-        *("opt-66b", 64, 9216, 72, 72, 128, 36864, 50272, 2048),
+        "opt-66b",
+        64,
+        9216,
+        72,
+        72,
+        128,
+        36864,
+        50272,
+        2048,
         is_tied=True,
         is_gated=False,
         has_biases=True,
