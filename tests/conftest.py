@@ -98,7 +98,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     effort.set_long(config.getoption("long"))
     # A deadline would be an absolute time: examples may wait for compilers and other processes.
-    settings.register_profile("any machine", deadline=None, max_examples=effort.examples(100))
+    # Every run tries new examples, in CI too, and a failure is printed with what repeats it.
+    settings.register_profile(
+        "any machine",
+        deadline=None,
+        max_examples=effort.examples(100),
+        derandomize=False,
+        print_blob=True,
+    )
     settings.load_profile("any machine")
 
 

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.batching.live_order import LIVE_ORDERS
-from livescale.config import (
-    MODEL_SETTINGS,
-    SETTINGS,
-    ModelConfig,
-    PoolConfig,
-    add_flags,
-    given_flags,
-    load_config,
-    settings_table_markdown,
-)
+from livescale.config import MODEL_SETTINGS, SETTINGS, ModelConfig, PoolConfig
+from livescale.config_reading import add_flags, given_flags, load_config, settings_table_markdown
 from livescale.policies import Period
 from livescale.runtime.catalog import live_limits, live_over_ns
 from livescale.settings import ConfigError, parse_schedule

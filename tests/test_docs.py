@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from livescale.cli.main import COMMANDS, build_parser
-from livescale.config import settings_table_markdown
-from livescale.control.fleet import TRANSITIONS
+from livescale.config_reading import settings_table_markdown
+from livescale.control.instance import TRANSITIONS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -34,7 +34,7 @@ def test_files_and_links_that_are_named_exist(document: Path) -> None:
     for path in re.findall(r"`((?:src|tests|docs|benchmarks|scripts)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), f"{document.name} names {path}"
     for path in re.findall(
-        r"`((?:cli|runtime|sim|gateway|engine|transfer|control|batching)"
+        r"`((?:cli|runtime|sim|gateway|engine|transfer|control|batching|member)"
         r"/[\w/]+\.py)`",
         text,
     ):

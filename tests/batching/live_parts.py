@@ -150,23 +150,23 @@ class Node:
 
 @dataclass
 class Transcript:
-    """What the gateway knows of a request."""
+    """What came of a request."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     salt: str
-    attempt: int = 0
-    owner: WorkerRef | None = None
     tokens: list[int] = field(default_factory=list)
-    is_over: bool = False
     is_cancelled: bool = False
     finished_ns: int = 0
 
-    def spec(self, request: RequestId) -> SequenceSpec:
+    def spec(self, request: RequestId, attempt: int) -> SequenceSpec:
         return SequenceSpec(
-            *(request, self.attempt, self.prompt_ids, self.sampling),
-            tuple(self.tokens),
-            self.salt,
+            request=request,
+            attempt=attempt,
+            prompt_ids=self.prompt_ids,
+            sampling=self.sampling,
+            generated_ids=tuple(self.tokens),
+            cache_salt=self.salt,
         )
 
 

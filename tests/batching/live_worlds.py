@@ -1,5 +1,5 @@
-"""A world of live instances in virtual time: workers, links with delays, a gateway that knows whose
-each request is, and executors that write symbols where real ones write numbers.
+"""A world of live instances in virtual time: workers, links with delays, a gateway with the ledger
+of a real one, and executors that write symbols where real ones write numbers.
 
 Everything that can happen to a live pair can be put into it; it checks each step of each node.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kv_double import reference
 from live_parts import Node, Payload, SymbolicExecutor, Target, Transcript
@@ -24,14 +25,18 @@ from livescale.batching.live_messages import (
     refusal,
 )
 from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.member.ledger import Finish, Forget, Ledger, LedgerEffect, Send
+from livescale.messages.commands import Dispatch
+from livescale.messages.events import RequestEnded
 from livescale.plans import Pairing
-from livescale.types import LayerSpan, RequestId, SamplingParams, WorkerRef
+from livescale.types import LayerSpan, Outcome, RequestId, SamplingParams, WorkerRef
 
 SOURCE = WorkerRef(0)
 
 
 class LiveWorld:
-    """A source (worker 0, instance 1) and targets (workers 1…, instances 2…)."""
+    """A source (worker 0, instance 1), targets (workers 1…, instances 2…), and after these helpers:
+    further sources, which every target that has a source may be pulled from by, too."""
 
     def __init__(
         self,
@@ -44,12 +49,15 @@ class LiveWorld:
         gateway_ns: int = 0,
         token_layer_ns: int = 10,
         run_ns: int = 0,
+        helpers: Sequence[BatcherConfig] = (),
+        knows_rate: bool = False,
     ) -> None:
         self.layers = layers
         self.now_ns = 0
         self.gateway_ns = gateway_ns
         self.token_layer_ns, self.run_ns = token_layer_ns, run_ns
         self.transcripts: dict[RequestId, Transcript] = {}
+        self._ledger = Ledger()
         self._salts: dict[RequestId, str] = {}
         self._delays = itertools.cycle(delays)
         self._last_arrival: dict[tuple[WorkerRef, WorkerRef], int] = {}
@@ -65,8 +73,8 @@ class LiveWorld:
         #: is shown every Run that ends
         self.watch: Callable[[Node, Run], None] = lambda node, run: None
         self.handovers = self.messages = self.moved = 0
-        self._add_node(SOURCE, LiveBatcher(Batcher(source, LayerSpan(0, layers + 2)), 1, limits))
-        self._live(SOURCE).layers_arrived(layers + 2)
+        self._add_source(SOURCE, source, limits)
+        self.sources = [SOURCE]
         for number, target in enumerate(targets, 1):
             ref = WorkerRef(number)
             pairing = Pairing(target.order, SOURCE if target.has_source else None, 1)
@@ -74,6 +82,16 @@ class LiveWorld:
             self._add_node(ref, LiveBatcher(batcher, number + 1, limits, pairing))
             for index, at_ns in enumerate(target.layer_ns):
                 self.at(at_ns, lambda ref=ref, w=index + 1: self._layer_arrived(ref, w))
+        for number, config in enumerate(helpers, len(targets) + 1):
+            helper = WorkerRef(number)
+            self._add_source(helper, config, limits)
+            self.sources.append(helper)
+            for index, target in enumerate(targets, 1):
+                if target.has_source:
+                    self._live(WorkerRef(index)).giver.pair(helper, number + 1)
+        for ref in self.sources if knows_rate else ():
+            # As after a prompt that is long enough to be measured.
+            self._live(ref).pace.token_layer_ps = token_layer_ns * 1000
 
     # -- what a test does -----------------------------------------------------------------------
 
@@ -93,42 +111,32 @@ class LiveWorld:
         sampling = SamplingParams(outputs, stop_ids)
         self.transcripts[request] = Transcript(tuple(prompt_ids), sampling, salt)
         self._salts[request] = salt
+        self._ledger.open(request)
         self.dispatch(request, ref)
 
     def dispatch(self, request: RequestId, ref: WorkerRef) -> None:
         """A further attempt of the request, at this worker."""
-        transcript = self.transcripts.get(request)
-        if transcript is None or transcript.is_over:
+        entry = self._ledger.get(request)
+        if entry is None:
             return
         if not self._can_serve(ref):
             ref = next((r for r in self.nodes if self._can_serve(r)), ref)
-        if not self._can_serve(ref):
-            transcript.is_over = transcript.is_cancelled = True  # nobody is left for it
-            return
-        old, attempt = transcript.owner, transcript.attempt
-        if old is not None and old != ref:
-            self._later(lambda: self._cancel_at(old, request, attempt))
-        transcript.attempt += 1
-        transcript.owner = ref
-        spec = transcript.spec(request)
-        self._later(lambda: self._submit(ref, spec))
+        if self._can_serve(ref):
+            order = Dispatch(request, entry.attempt + 1, 0, ref)
+            self._carry_out(self._ledger.dispatched(order, is_reachable=True))
+        else:
+            self._carry_out(self._ledger.failed(request, "no worker is left"))
 
     def cancel(self, request: RequestId) -> None:
         """The client goes away."""
-        transcript = self.transcripts.get(request)
-        if transcript is None or transcript.is_over:
-            return
-        transcript.is_over = transcript.is_cancelled = True
-        owner, attempt = transcript.owner, transcript.attempt
-        if owner is not None:
-            self._later(lambda: self._cancel_at(owner, request, attempt))
+        self._carry_out(self._ledger.cancel(request))
 
     def disown(self, request: RequestId) -> None:
         """The request is moved: the next attempt goes to another worker."""
-        transcript = self.transcripts.get(request)
-        if transcript is not None and transcript.owner is not None:
+        entry = self._ledger.get(request)
+        if entry is not None and entry.owner is not None:
             refs = [*self.nodes]
-            self.dispatch(request, refs[(refs.index(transcript.owner) + 1) % len(refs)])
+            self.dispatch(request, refs[(refs.index(entry.owner) + 1) % len(refs)])
 
     def lose(self, ref: WorkerRef) -> None:
         """The worker dies."""
@@ -139,7 +147,8 @@ class LiveWorld:
         node.live = node.run = None
         for other in self.nodes.values():
             self._between_runs(other, lambda other=other: self._peer_lost(other, ref))
-        self._tell(ref, lambda: self._redispatch(ref))  # behind what it said
+        # Behind what it said.
+        self._tell(ref, lambda: self._carry_out(self._ledger.worker_gone(ref)))
 
     def cut(self, first: WorkerRef, second: WorkerRef) -> None:
         """The link between two workers breaks for good; what is on it is lost."""
@@ -169,6 +178,7 @@ class LiveWorld:
 
     def check_end(self) -> None:
         """Every request has its tokens, and nothing is left anywhere."""
+        assert list(self._ledger) == [], self.nodes
         for request, transcript in self.transcripts.items():
             expected = reference(
                 SequenceSpec(request, 1, transcript.prompt_ids, transcript.sampling)
@@ -195,48 +205,59 @@ class LiveWorld:
     # -- the gateway ----------------------------------------------------------------------------
 
     def _token(self, ref: WorkerRef, emission: Emission) -> None:
-        transcript = self.transcripts[emission.request]
-        if emission.attempt != transcript.attempt:
-            return
-        if ref != transcript.owner:
-            self._later(lambda: self._cancel_at(ref, emission.request, emission.attempt))
-        elif not transcript.is_over and emission.index == len(transcript.tokens):
-            transcript.tokens.append(emission.token_id)
-            if emission.finish_reason is not None:
-                transcript.is_over = True
-                transcript.finished_ns = self.now_ns
-        elif not transcript.is_over:
-            assert emission.index < len(transcript.tokens), f"a gap before {emission}"
+        request, attempt, index = emission.request, emission.attempt, emission.index
+        entry = self._ledger.get(request)
+        if entry is not None and entry.is_run_by(ref, attempt):
+            assert index <= entry.tokens, f"a gap before {emission}"
+        accepted, effects = self._ledger.came(
+            ref,
+            request,
+            attempt,
+            index=index,
+            count=1,
+            is_last=emission.finish_reason is not None,
+        )
+        if accepted:
+            self.transcripts[request].tokens.append(emission.token_id)
+        self._carry_out(effects)
 
-    def _attempt_taken(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
-        transcript = self.transcripts[request]
-        if transcript.is_over or transcript.attempt != attempt:
-            self._later(lambda: self._cancel_at(ref, request, attempt))
-        else:
-            transcript.owner = ref
+    def _attempt_taken(self, ref: WorkerRef, spec: SequenceSpec) -> None:
+        self._carry_out(self._ledger.taken(ref, spec.request, spec.attempt, spec.moves))
 
     def _attempt_returned(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
-        transcript = self.transcripts[request]
-        if (transcript.owner, transcript.attempt) == (ref, attempt) and not transcript.is_over:
-            transcript.owner = None
-            self._later(lambda: self._again(request, attempt))
+        self._carry_out(self._ledger.returned(ref, request, attempt))
+
+    def _carry_out(self, effects: Sequence[LedgerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                order = effect.order
+                spec = self.transcripts[order.request].spec(order.request, order.attempt)
+                self._later(partial(self._submit, order.worker, spec))
+            elif isinstance(effect, Forget):
+                told = partial(self._cancel_at, effect.worker, effect.request, effect.attempt)
+                self._later(told)
+            elif isinstance(effect, RequestEnded):
+                self._later(partial(self._again, effect.request, effect.attempt))
+            elif isinstance(effect, Finish):
+                transcript = self.transcripts[effect.request]
+                transcript.finished_ns = self.now_ns
+                transcript.is_cancelled = effect.outcome is not Outcome.FINISHED
 
     def _again(self, request: RequestId, attempt: int) -> None:
-        """It waited; nobody may have taken it since."""
-        transcript = self.transcripts[request]
-        if transcript.owner is None and transcript.attempt == attempt:
+        """It waited; another worker may have taken it over since."""
+        entry = self._ledger.get(request)
+        if entry is not None and entry.owner is None and entry.attempt == attempt:
             self.dispatch(request, SOURCE)
-
-    def _redispatch(self, lost: WorkerRef) -> None:
-        for request, transcript in self.transcripts.items():
-            if transcript.owner == lost and not transcript.is_over:
-                transcript.owner = None
-                self._again(request, transcript.attempt)
 
     # -- nodes ----------------------------------------------------------------------------------
 
     def _add_node(self, ref: WorkerRef, live: LiveBatcher) -> None:
         self.nodes[ref] = Node(ref, live, SymbolicExecutor(live.batcher, self._salts))
+
+    def _add_source(self, ref: WorkerRef, config: BatcherConfig, limits: LiveLimits) -> None:
+        batcher = Batcher(config, LayerSpan(0, self.layers + 2))
+        self._add_node(ref, LiveBatcher(batcher, ref.worker + 1, limits))
+        self._live(ref).layers_arrived(self.layers + 2)
 
     def _live(self, ref: WorkerRef) -> LiveBatcher:
         live = self.nodes[ref].live
@@ -369,10 +390,7 @@ class LiveWorld:
             self._send(node.ref, peer, message, payload)
         for taken in live.taker.take_taken():
             for spec in taken.requests:
-                self._tell(
-                    node.ref,
-                    lambda r=spec.request, a=spec.attempt: self._attempt_taken(node.ref, r, a),
-                )
+                self._tell(node.ref, partial(self._attempt_taken, node.ref, spec))
                 self.moved += taken.decoding
                 for index, token_id in enumerate(spec.generated_ids if taken.decoding else ()):
                     again = Emission(spec.request, spec.attempt, index, token_id, None)
@@ -431,21 +449,25 @@ class LiveWorld:
             node.executor.check_published()
 
     def _check_source_is_busy(self) -> None:
-        """Without delays: what can be had is had at once, by a source that has nothing to do."""
-        source = self.nodes[SOURCE]
+        """Without delays: what can be had is had at once, by sources that have nothing to do."""
+        for ref in self.sources:
+            self._check_is_busy(self.nodes[ref])
+
+    def _check_is_busy(self, source: Node) -> None:
         if source.live is None or source.run is not None or self._heap_is_at_now():
             return
-        targets = [node for node in self.nodes.values() if node is not source]
+        targets = [node for ref, node in self.nodes.items() if ref not in self.sources]
         if source.live.batcher.held.reserved:  # it waits for the end of a target's Run
             assert any(node.run is not None for node in targets)
             return
         for node in targets:
             if node.live is None or node.run is not None:
                 continue
-            batch = node.live.giver.pullable(node.live.loaded)
-            if batch is not None and not node.live.giver.is_parted:
+            if node.live.giver.is_parted:
+                continue
+            for batch in node.live.giver.pullable(node.live.loaded)[:1]:
                 needs = [(s.known_tokens, s.tokens_max) for s in batch.sequences]
-                assert not source.live.batcher.has_room(needs), f"{source} is idle"
+                assert not source.live.batcher.room.fits(needs), f"{source} is idle"
 
     def _heap_is_at_now(self) -> bool:
         return bool(self._heap) and self._heap[0][0] == self.now_ns

@@ -84,8 +84,8 @@ def test_nobody_overtakes_a_request_that_waits_for_blocks() -> None:
     batcher.add(spec("small", prompt=1, output=1))
     run = batcher.next_run()
     assert shape(run) == [("a", 0, 7, True)]
-    assert batcher.take_started() == (("a", 1),)
-    assert batcher.take_started() == ()
+    assert batcher.lines.take_started() == (("a", 1),)
+    assert batcher.lines.take_started() == ()
     assert batcher.waiting == 2
     assert batcher.requests() == (("a", 1), ("large", 1), ("small", 1))
 
@@ -191,7 +191,7 @@ def test_requests_without_a_place_or_kv_are_left_out(kv_blocks: int) -> None:
     assert (batcher.running, batcher.left_out) == (2, 1)
     batcher.add(spec("d"))
     assert (batcher.waiting, batcher.left_out) == (2, 1)
-    assert batcher.pool.used + batcher.growth_blocks <= kv_blocks
+    assert batcher.pool.used + batcher.room.growth_blocks <= kv_blocks
     for name in "abd":
         batcher.cancel(name, 1)
     batcher.commit(run, [1, 2])

@@ -77,9 +77,9 @@ class Sequence:
         told.ends_by = self.runs + (self.run is not None) + ahead
 
     def next_run(self) -> None:
-        preemptions = self.batcher.preemptions
+        preemptions = self.batcher.room.preemptions
         self.run = self.batcher.next_run()
-        self.seen["started"] += len(self.batcher.take_started())
+        self.seen["started"] += len(self.batcher.lines.take_started())
         assert self.seen["started"] <= self.added, "a request starts once"
         if self.run is None:
             assert not self.here, "whatever is here can run"
@@ -89,7 +89,7 @@ class Sequence:
         assert min(places) == 0, "the oldest request is part of every Run"
         assert len(set(places)) == len(places) <= self.batcher.config.sequences_max
         assert self.run.token_count <= self.batcher.config.run_tokens_max
-        preempted = self.batcher.preemptions - preemptions
+        preempted = self.batcher.room.preemptions - preemptions
         self.seen["preemptions"] += preempted
         left_out = [order.index(r) for r in self.decoding if r in self.here]
         left_out = [place for place in left_out if place not in places]
@@ -165,8 +165,8 @@ def play(seed: int) -> Counter[str]:
         sequence.step(is_ending=True)
     assert batcher.pool.used == 0
     if config.growth_tokens == 100:
-        assert batcher.preemptions == 0, "nobody is admitted who could run out"
-    sequence.seen["reused"] += batcher.reused_tokens
+        assert batcher.room.preemptions == 0, "nobody is admitted who could run out"
+    sequence.seen["reused"] += batcher.room.reused_tokens
     return sequence.seen
 
 

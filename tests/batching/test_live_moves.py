@@ -10,7 +10,6 @@ from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.live_messages import (
     Balance,
-    BatchKey,
     Declined,
     Gone,
     Handover,
@@ -122,7 +121,7 @@ def test_an_offer_of_what_has_ended_is_taken_back() -> None:
     (offer,) = _told(live, Balance(1, 2, 0, 1))
     _steps(live, 18)
     assert not live.requests()
-    assert _told(live) == [Offer(2, BatchKey(1, 0), (), ())]
+    assert _told(live) == [Offer(2, offer.batch, (), ())]
     assert live.is_alone
     assert _told(live, Pull(offer.batch)) == [Gone(offer.batch)]
 
@@ -145,7 +144,7 @@ def test_what_is_declined_or_not_answered_goes_on_where_it_was() -> None:
         _told(live, Pull(offer.batch), *(answer(offer.batch) for answer in answers))
         live.take_outbox(51)
         live.validate()
-        assert live.batcher.running_here == 8
+        assert len(live.batcher.lines.running) == 8
         assert live.is_alone
         _steps(live, 1)
 

@@ -126,7 +126,7 @@ def test_the_rate_is_reached(loaded: int) -> None:
     assert steady <= per_batch + 1 / 3
 
 
-@settings(max_examples=examples(60), derandomize=True)
+@settings(max_examples=examples(60))
 @given(
     layers=st.integers(1, 8),
     gaps=st.lists(st.integers(0, 12), min_size=8, max_size=8),

@@ -58,8 +58,8 @@ def test_an_equal_prompt_is_not_computed_again_but_for_its_end() -> None:
         instance.finish()
     assert instance.computed == {"a": 12, "b": 4, "c": 1}
     assert instance.cached == {"a": 0, "b": 8, "c": 12}
-    assert instance.batcher.reused_tokens == 8 + 12
-    assert instance.batcher.prefix_lookup_tokens == 12 + 12 + 13
+    assert instance.batcher.room.reused_tokens == 8 + 12
+    assert instance.batcher.room.prefix_lookup_tokens == 12 + 12 + 13
     assert instance.batcher.pool.cached == 3
 
 
@@ -92,7 +92,7 @@ def test_requests_that_come_at_once_share_what_the_first_computes() -> None:
     run = instance.step()
     assert [segment.token_count for segment in run.segments] == [1, 1, 1]
     assert instance.batcher.pool.used == 0
-    assert instance.batcher.reused_tokens == 60
+    assert instance.batcher.room.reused_tokens == 60
 
 
 def test_what_is_shared_takes_no_further_blocks() -> None:
@@ -110,17 +110,17 @@ def test_the_latest_is_preempted_and_goes_on_where_it_was() -> None:
     instance.add("old", range(8), output=12)
     instance.add("new", range(100, 108), output=12)
     batcher = instance.batcher
-    while batcher.preemptions == 0:
+    while batcher.room.preemptions == 0:
         instance.step()
     assert batcher.requests() == (("old", 1), ("new", 1))
     assert (batcher.running, batcher.waiting) == (1, 1)
-    assert batcher.take_started() == (("old", 1), ("new", 1))
+    assert batcher.lines.take_started() == (("old", 1), ("new", 1))
     alone = Instance()
     for request, prompt in (("old", range(8)), ("new", range(100, 108))):
         alone.add(request, prompt, output=12)
     assert instance.finish() == alone.finish()
-    assert batcher.preemptions == 1
-    assert batcher.take_started() == (), "it starts once"
+    assert batcher.room.preemptions == 1
+    assert batcher.lines.take_started() == (), "it starts once"
     assert 0 < instance.computed["new"] - 19 < 19, "its beginning was still there"
 
 
@@ -140,7 +140,7 @@ def test_a_preempted_prompt_counts_as_queued_work_again() -> None:
     instance.add("old", range(7), output=9)
     instance.add("new", range(100, 107), output=9)
     assert instance.batcher.queued_prefill_tokens == 14
-    while instance.batcher.preemptions == 0:
+    while instance.batcher.room.preemptions == 0:
         instance.step()
     assert instance.batcher.queued_prefill_tokens == 7 + len(instance.tokens["new"]) > 7
     instance.finish()

@@ -53,7 +53,8 @@ class Life:
     def load(self) -> tuple[int, ...]:
         b = self.batcher
         counts = (b.running, b.waiting, b.queued_prefill_tokens, b.pool.used, b.emitted_tokens)
-        return (*counts, b.preemptions, b.reused_tokens, b.prefix_lookup_tokens)
+        room = b.room
+        return (*counts, room.preemptions, room.reused_tokens, room.prefix_lookup_tokens)
 
 
 def arrivals(seed: int) -> Iterator[tuple[int, SequenceSpec]]:

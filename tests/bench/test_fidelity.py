@@ -29,7 +29,7 @@ from livescale.latency.overhead import OverheadLatency
 from livescale.latency.work import RunWork
 from livescale.policies import ModelPolicy
 from livescale.runtime.catalog import prepare_models
-from livescale.runtime.site import local_site
+from livescale.runtime.pool_layout import local_layout
 from livescale.sim.config import SimConfig
 from livescale.telemetry.record import RequestLine, ScaleLine, read_record
 from livescale.traces import TraceRow
@@ -114,7 +114,7 @@ def known_world(pool: FidelityPool, policy: ModelPolicy, **others: object) -> Si
             sequences_max=config.sequences_max,
             chunk_bytes=config.chunk_bytes,
         ),
-        devices=tuple(seat.device for _, seat in local_site(config).seats),
+        devices=tuple(seat.device for _, seat in local_layout(config).seats),
         latency={"": pool.latency},
         run_tokens_max=config.run_tokens_max,
     )

@@ -22,6 +22,7 @@ from livescale.bench.live_figures import (
     half_load_ratio,
     ideal_last_to_stop,
     mean_to_optimum,
+    source_idle_share,
     throughput_curve,
 )
 from livescale.bench.live_fleet import SOURCE, AskedRequest
@@ -39,7 +40,7 @@ from livescale.bench.live_worker import WorkItem
 from livescale.cli.main import main
 from livescale.engine.timed import TimedExecutor
 from livescale.latency.linear import LinearLatency
-from livescale.sim.live_player import LivePlay, loaded_every, play
+from livescale.sim.pair.player import LivePlay, loaded_every, play
 from livescale.types import SamplingParams
 
 LAYERS, UNIT_NS = 16, 20_000_000
@@ -108,9 +109,26 @@ def test_workers_that_compute_give_right_tokens(tmp_path: Path) -> None:
     assert "last_ttft_ratio_to_stop" not in figures
 
 
+def test_a_source_that_waits_is_idle_while_something_could_be_had(setting: PairSetting) -> None:
+    """Two exact machines: the source waits only when the last batch is left, which the target has
+    begun."""
+    loaded = loaded_every(6 * UNIT_NS, LAYERS)
+    played = play(ZIGZAG, LAYERS, (UNIT_NS,) * 8, loaded)
+    measured = as_played(setting, ZIGZAG.name, played, loaded)
+    assert source_idle_share(measured) == pytest.approx(0)
+    slower = tuple(
+        WorkItem(i.start_ns, i.start_ns + (i.stop_ns - i.start_ns) // 2, i.layers, i.requests, 1, 0)
+        for i in measured.source_work
+    )
+    assert source_idle_share(replace(measured, source_work=slower)) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--link", "fast"], "--link"),
+        (["--link", "20MB/s", "--prompt", "1"], "--prompt from 2"),
+        (["--prompt", "256"], "--prompt is for --link"),
         (["--workers", "gpu"], "--workers 'gpu'"),
         (["--workers", "cpu,cpu"], "--workers 'cpu,cpu'"),
         (["--ratios", "6,fast"], "--ratios '6,fast'"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from livescale.bench.profile_points import ProfiledModel, ProfileLimits, TimedRun, operations
 from livescale.cli.main import main
-from livescale.config import load_config
+from livescale.config_reading import load_config
 from livescale.latency.table import TableLatency
 from livescale.latency.work import RunWork
 from livescale.profile_files import read_profile

@@ -55,9 +55,9 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.placements import AllCopies, SpreadCopies
 from livescale.policies import ModelPolicy
-from livescale.sim.command_checker import CommandChecker
+from livescale.sim.checkers.commands import CommandChecker
+from livescale.sim.checkers.failures import FailureChecker
 from livescale.topology import Device, Host
 from livescale.types import (
     FromWorker,
@@ -119,6 +119,8 @@ class AbstractRequest:
 
     arrived: RequestArrived
     attempt: int = 0
+    #: how often the attempt was taken over
+    moves: int = 0
     worker: WorkerRef | None = None
 
 
@@ -144,11 +146,12 @@ class AbstractWorld:
         self.repeats: list[AnyEvent] = []
         self.has_gateway = True
         self.controller = Controller(config)
+        # Loads fail here whenever the caller wants it.
+        self.failures = FailureChecker(config, lambda model, since_ns: True)
         self.checker = self._new_checker()
 
     def _new_checker(self) -> CommandChecker:
-        keeps_last = isinstance(self.config.placement, SpreadCopies | AllCopies)
-        return CommandChecker(self.config.models, keeps_last)
+        return CommandChecker(self.config, self.failures)
 
     # -- what may happen ------------------------------------------------------------------------
 
@@ -262,8 +265,21 @@ class AbstractWorld:
             giver.given[request] = (attempt, taker.ref)
             taker.requests[request] = attempt
             self.requests[request].worker = taker.ref
-        where = (taker.load.instance, taker.load.attempt, taker.ref, giver.load.instance)
-        taker.answers.append(BatchTaken(*where, requests, 1, 10, 100, 5))
+            self.requests[request].moves += 1
+        taker.answers.append(
+            BatchTaken(
+                instance=taker.load.instance,
+                attempt=taker.load.attempt,
+                worker=taker.ref,
+                target=giver.load.instance,
+                requests=requests,
+                next_layer=1,
+                tokens=10,
+                row_bytes=100,
+                pull_ns=5,
+                moves=tuple(self.requests[request].moves for request, _ in requests),
+            )
+        )
         self._report(taker)
         self._report(giver)
 
@@ -396,7 +412,10 @@ class AbstractWorld:
         self.has_gateway = True
         for record in self.requests.values():
             again = msgspec.structs.replace(
-                record.arrived, attempt=record.attempt, worker=record.worker
+                record.arrived,
+                attempt=record.attempt,
+                worker=record.worker,
+                moves=record.moves,
             )
             self.events.append(again)
 
@@ -414,14 +433,15 @@ class AbstractWorld:
         repeats, self.repeats = self.repeats, []
         commands = self.controller.step(self.now_ns, [*events, *repeats])
         self.controller.validate()
-        self.checker.observe(events, commands)
+        self.checker.observe(self.now_ns, events, commands)
         for command in commands:
             self._carry_out(command)
-        if any(isinstance(command, StartLoad | Resume) for command in commands):
-            self._check_limits()
+        grown = [c.instance for c in commands if isinstance(c, StartLoad | Resume)]
+        self._check_limits([self.controller.fleet.instances[number].model for number in grown])
 
-    def _check_limits(self) -> None:
-        for policy in self.policies.values():
+    def _check_limits(self, models: list[str]) -> None:
+        """Of models that got instances. Others may have more than a lowered limit for a while."""
+        for policy in (self.policies[name] for name in dict.fromkeys(models)):
             instances = self.controller.fleet.of_model(policy.spec.name)
             count = sum(1 for i in instances if i.is_capacity)
             # A restarted controller may have adopted more, but it never asks for more.
@@ -523,7 +543,11 @@ class AbstractWorld:
             return
         assert worker.load is not None, order
         assert worker.load.instance == order.instance
-        assert not worker.requests, f"{order} with {worker.requests}"
+        # The controller may not have received that this worker has taken them over.
+        batches = [word.requests for word in worker.answers if isinstance(word, BatchTaken)]
+        taken = [request for batch in batches for request, _ in batch]
+        assert all(request in taken for request in worker.requests), f"{order}, {worker.requests}"
+        self._give_back(worker, is_announced=False)
         worker.answers.append(Released(order.instance, order.attempt))
         self._empty(worker)
 
@@ -536,7 +560,7 @@ class AbstractWorld:
             return
         assert order.attempt > record.attempt
         self._disown(record)
-        record.attempt = order.attempt
+        record.attempt, record.moves = order.attempt, 0
         if worker is None or worker.ref != order.worker:
             lost = RequestEnded(order.request, order.attempt, Outcome.WORKER_LOST)
             self.events.append(lost)

@@ -102,7 +102,15 @@ def load_order(
 ) -> StartLoad:
     """The order to load the whole model from one holder."""
     return StartLoad(
-        instance, 0, worker, model, plan, whole(upstream), CHUNK_BYTES, measure_capacity=False
+        instance=instance,
+        attempt=0,
+        worker=worker,
+        model=model,
+        plan=plan,
+        feeds=whole(upstream),
+        chunk_bytes=CHUNK_BYTES,
+        measure_capacity=False,
+        workers=(worker,),
     )
 
 

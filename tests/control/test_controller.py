@@ -30,7 +30,7 @@ from stories import (
 
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
-from livescale.control.fleet import InvalidTransition
+from livescale.control.instance import InvalidTransition
 from livescale.messages.commands import (
     AmendLoad,
     Dispatch,
@@ -285,6 +285,16 @@ def test_a_restarted_controller_adopts_and_orders_nothing() -> None:
     assert [record.id for record in controller.router.on_worker(W[1])] == ["r"]
     assert step(controller, 1, RequestEnded("r", 1, Outcome.FINISHED, 5)) == []
     assert controller.stale_events == 0
+
+
+def test_a_restarted_controller_counts_lost_attempts_from_its_own_start_on() -> None:
+    """Which of the earlier attempts were given back is not known."""
+    controller = make_controller(workers=2, epoch=1, request_attempts_max=2)
+    again = RequestArrived("r", "m", 10, 5, attempt=3)
+    assert step(controller, 0, *adopted(2), again) == [Dispatch("r", 4, 101, W[0])]
+    assert Dispatch("r", 5, 102, W[1]) in step(controller, 1, WorkerLost(W[0], "killed"))
+    commands = step(controller, 2, WorkerLost(W[1], "killed"))
+    assert [c.request for c in commands if isinstance(c, FailRequest)] == ["r"]
 
 
 def test_a_restarted_controller_adopts_a_load_under_way() -> None:

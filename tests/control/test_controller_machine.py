@@ -393,7 +393,6 @@ TestControllerMachine = ControllerMachine.TestCase
 TestControllerMachine.settings = settings(
     max_examples=examples(150),
     stateful_step_count=40,
-    derandomize=True,
     # Explaining a failure takes minutes here and says little.
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
 )

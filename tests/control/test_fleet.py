@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from livescale.control.fleet import TRANSITIONS, Fleet, Instance, InvalidTransition
+from livescale.control.fleet import Fleet
+from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
 from livescale.messages.commands import Drain, Resume
 from livescale.messages.events import (
     InstanceReport,
+    InstanceReported,
     LayerArrived,
     LiveStarted,
     LoadCompleted,
@@ -16,8 +18,9 @@ from livescale.messages.events import (
     Released,
     WorkerLost,
 )
+from livescale.plans import Pairing
 from livescale.topology import Device
-from livescale.types import InstanceState, Value, WorkerRef
+from livescale.types import InstanceId, InstanceState, Value, WorkerRef
 
 DEVICE = Device("cpu", "h", "l", 100, 100)
 CAUSES = (
@@ -134,6 +137,34 @@ def test_an_instance_is_adopted_when_all_its_ranks_are_there() -> None:
     assert instance.workers == (WorkerRef(0), WorkerRef(2))
     assert (instance.state, instance.watermark) == (S.LOADING, 2)
     fleet.validate()
+
+
+def load_of(instance: InstanceId, running: int) -> InstanceReported:
+    return InstanceReported(instance, 0, (), running, 0, 0, 8, 0)
+
+
+def test_the_load_that_rank_0_reported_counts_when_the_other_ranks_have_joined() -> None:
+    """The instance does not repeat what has not changed."""
+    fleet = Fleet()
+    for number in (0, 1):
+        fleet.join(WorkerRef(number), DEVICE)
+    fleet.adopt(InstanceReport(9, "m", 0, 3, True, 0), WorkerRef(0), 3, tp_size=2)
+    fleet.report_early(load_of(9, running=4))
+    fleet.report_early(load_of(8, running=5))  # of an instance that is not known
+    instance = fleet.adopt(InstanceReport(9, "m", 0, 3, True, 1), WorkerRef(1), 3, tp_size=2)
+    assert instance is not None
+    assert (instance.running, instance.is_unheard) == (4, False)
+
+
+def test_a_live_instance_may_have_requests_until_it_has_reported_its_load() -> None:
+    fleet = Fleet()
+    fleet.join(WorkerRef(0), DEVICE)
+    report = InstanceReport(9, "m", 0, 1, False, pairing=Pairing("zigzag"))
+    instance = fleet.adopt(report, WorkerRef(0), 3, tp_size=1)
+    assert instance is not None
+    assert instance.is_unheard
+    fleet.report(instance, load_of(9, running=0))
+    assert not instance.is_unheard
 
 
 def test_what_an_ended_instance_left_behind_is_spare_only_when_released() -> None:

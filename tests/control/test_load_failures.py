@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
+    DEVICE,
     MS,
+    H,
     W,
     arrived,
     copied,
@@ -24,7 +27,15 @@ from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.load_failures import LoadFailures
 from livescale.messages.commands import FailRequest, StartCopy
-from livescale.messages.events import AnyEvent, CopyFailed, LoadFailed, Tick, WorkerLost
+from livescale.messages.events import (
+    AgentJoined,
+    AnyEvent,
+    CopyFailed,
+    LoadFailed,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+)
 from livescale.types import WorkerRef
 
 RETRY_NS = 100 * MS
@@ -79,7 +90,7 @@ def test_requests_of_a_model_that_cannot_be_loaded_fail_with_the_reason() -> Non
     now_ns = 0
     for trial in range(CONFIG.load_failures_max):
         assert not failed(commands), f"after {trial} failures"
-        assert controller.problem("m") is None
+        assert controller.status().models["m"].problem is None
         (load,) = loads_of(commands)
         commands = step(controller, now_ns + 1, LoadFailed(load.instance, 0, "it is gone"))
         now_ns = now_ns + 1 + RETRY_NS * 2**trial
@@ -90,8 +101,8 @@ def test_requests_of_a_model_that_cannot_be_loaded_fail_with_the_reason() -> Non
         FailRequest("r1", "it is gone", left_ns),
         FailRequest("r2", "it is gone", left_ns),
     ]
-    assert controller.problem("m") == "it is gone"
-    assert controller.failed_loads("m") == CONFIG.load_failures_max
+    assert controller.status().models["m"].problem == "it is gone"
+    assert controller.status().models["m"].failed_loads == CONFIG.load_failures_max
 
 
 def test_until_the_next_trial_requests_fail_at_once_and_then_one_tries_again() -> None:
@@ -103,7 +114,7 @@ def test_until_the_next_trial_requests_fail_at_once_and_then_one_tries_again() -
     assert not failed(commands)
     assert not failed(step(controller, again_ns + 1, arrived("later"))), "it waits for the trial"
     step(controller, again_ns + 2, *loaded(load.instance))
-    assert controller.problem("m") is None
+    assert controller.status().models["m"].problem is None
     assert controller.router.unfinished("m") == 2
 
 
@@ -119,7 +130,9 @@ def test_a_model_that_serves_goes_on_whatever_other_loads_come_to() -> None:
         assert not failed(commands)
         now_ns = controller.models["m"].load_failures.blocked_until_ns
         step(controller, now_ns, Tick())
-    assert controller.problem("m") == "it is gone", "and administrators see why it does not grow"
+    assert controller.status().models["m"].problem == "it is gone", (
+        "and administrators see why it does not grow"
+    )
 
 
 def test_a_model_that_lost_its_only_instance_and_cannot_be_loaded_again() -> None:
@@ -143,12 +156,12 @@ def test_a_copy_that_cannot_be_made_is_a_problem_and_its_success_lets_loads_begi
     commands = step(controller, 0, *joined(W[0]), host_joined(0))
     now_ns = 0
     for _ in range(CONFIG.load_failures_max):
-        assert controller.problem("m") is None
+        assert controller.status().models["m"].problem is None
         (copy,) = [c for c in commands if isinstance(c, StartCopy)]
         step(controller, now_ns + 1, CopyFailed("m", copy.agent, copy.plan, "it is gone"))
         now_ns += 9 * RETRY_NS
         commands = step(controller, now_ns, Tick())
-    assert controller.problem("m") == "it is gone"
+    assert controller.status().models["m"].problem == "it is gone"
     (copy,) = [c for c in commands if isinstance(c, StartCopy)]
     # Loads from the files fail, too, and are given up.
     step(controller, now_ns, arrived("r"))
@@ -162,7 +175,34 @@ def test_a_copy_that_cannot_be_made_is_a_problem_and_its_success_lets_loads_begi
     assert now_ns < blocked_ns
     commands = step(controller, now_ns + 1, *copied(copy.agent, copy.plan), arrived("s"))
     assert not failed(commands)
-    assert controller.problem("m") is None
+    assert controller.status().models["m"].problem is None
+    assert [load.feeds for load in loads_of(commands)] == [whole(copy.agent)]
+
+
+def test_a_model_with_a_copy_in_host_memory_is_not_given_up_and_its_files_are_not_read_again() -> (
+    None
+):
+    controller = at_zero(
+        workers=1,
+        agents_expected=1,
+        load_failures_max=1,
+        multicast="auto",
+        # Storage is the fastest to read, as far as plans are concerned.
+        remote_storage_bytes_per_s=10**12,
+    )
+    device = msgspec.structs.replace(DEVICE, downlink_bytes_per_s=10**12)
+    host = msgspec.structs.replace(host_joined(0).host, uplink_bytes_per_s=10)
+    commands = step(controller, 0, WorkerJoined(W[0], device), AgentJoined(H[0], host))
+    (copy,) = [c for c in commands if isinstance(c, StartCopy)]
+    failure = CopyFailed("m", copy.agent, copy.plan, "it is gone")
+    (load,) = loads_of(step(controller, 1, failure, arrived("r")))
+    assert load.feeds == whole(None)
+    commands = step(controller, 1 + RETRY_NS, Tick())
+    (copy,) = [c for c in commands if isinstance(c, StartCopy)]
+    step(controller, 2 + RETRY_NS, *copied(copy.agent, copy.plan))
+    commands = step(controller, 3 + RETRY_NS, LoadFailed(load.instance, 0, "it is gone"))
+    assert not failed(commands)
+    commands = step(controller, 3 + 2 * RETRY_NS, Tick())
     assert [load.feeds for load in loads_of(commands)] == [whole(copy.agent)]
 
 
@@ -172,4 +212,4 @@ def test_what_fails_while_a_dead_sender_is_replaced_is_no_problem() -> None:
     step(controller, 0, *joined(*W[:3]))
     step(controller, 1, WorkerLost(W[0], "killed"), arrived("r"))
     assert controller.models["m"].load_failures.total == 0
-    assert controller.problem("m") is None
+    assert controller.status().models["m"].problem is None

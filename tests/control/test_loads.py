@@ -202,7 +202,7 @@ def slow_chain(*copies: int, first_ns: int = SECOND_NS) -> Loads:
     copies."""
     pool = ParameterPool()
     for number in copies:
-        pool.begin("m", (W[number],), 3, 60)
+        pool.begin("m", (W[number],), 60)
         pool.complete("m", W[number], 0)
     loads = Loads(pool)
     for receiver, predicted_ns in ((1, first_ns), (2, SECOND_NS)):

@@ -20,8 +20,7 @@ HOLDERS = [
     (agent_ref(0),),
     (agent_ref(1), agent_ref(1)),
 ]
-LAYERS = 3
-verbs = ["begin", "arrive", "complete", "drop", "read", "stop", "forget", "lose", "retire"]
+verbs = ["begin", "complete", "drop", "read", "stop", "forget", "lose", "retire"]
 calls = st.tuples(
     st.sampled_from(verbs),
     st.sampled_from(MODELS),
@@ -63,15 +62,12 @@ def test_whatever_is_asked_a_last_or_read_copy_stays(
         key = (model, holder)
         before = oracle.whole(model)
         if call == "begin" and key not in oracle.ranks:
-            pool.begin(model, workers, LAYERS, 30)
+            pool.begin(model, workers, 30)
             oracle.ranks[key], oracle.sizes[key] = {}, workers
-        elif call in ("arrive", "complete") and rank < len(workers):
-            if call == "arrive":
-                pool.arrived(model, holder, rank, LAYERS - 1)
-            else:
-                pool.complete(model, holder, rank)
-                if key in oracle.ranks:
-                    oracle.ranks[key][rank] = None
+        elif call == "complete" and rank < len(workers):
+            pool.complete(model, holder, rank)
+            if key in oracle.ranks:
+                oracle.ranks[key][rank] = None
         elif call == "drop":
             allowed = oracle.may_drop(model, workers, keeps_last)
             assert pool.can_drop(model, holder) is allowed
@@ -112,7 +108,9 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
         assert [c.holder for c in pool.host_copies(model)] == [h for h in there if h.is_agent]
     for agent in (agent_ref(0), agent_ref(1)):
         held = [key for key in oracle.ranks if key[1] == agent]
-        assert pool.host_bytes(agent) == 30 * len(held)
+        copies = [copy for model in MODELS for copy in pool.host_copies(model)]
+        size = sum(copy.size_bytes for copy in copies if copy.holder == agent)
+        assert size == 30 * len(held)
     for workers in HOLDERS:
         readers = sum(read[1] == workers[-1] for read in oracle.reads)
         assert pool.readers(workers[-1]) == readers
@@ -120,7 +118,7 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
 
 def test_a_complete_copy_is_never_forgotten_by_accident() -> None:
     pool = ParameterPool()
-    pool.begin("a", (WorkerRef(0),), LAYERS, 30)
+    pool.begin("a", (WorkerRef(0),), 30)
     pool.complete("a", WorkerRef(0), 0)
     with pytest.raises(AssertionError, match="is forgotten"):
         pool.forget("a", WorkerRef(0))
@@ -128,7 +126,7 @@ def test_a_complete_copy_is_never_forgotten_by_accident() -> None:
 
 def test_a_model_is_forgotten_only_when_nothing_of_it_is_left() -> None:
     pool = ParameterPool()
-    pool.begin("a", (agent_ref(0),), LAYERS, 30)
+    pool.begin("a", (agent_ref(0),), 30)
     pool.retire("a")
     with pytest.raises(AssertionError, match="are left"):
         pool.forget_model("a")

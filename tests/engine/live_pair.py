@@ -1,7 +1,8 @@
 """Two instances of a model in virtual time, one of which is still loading: LiveBatchers decide,
 torch executors compute, rows and KV go over as bytes. No transport, no clock.
 
-The gateway's part is here, too, as far as ownership goes: who may say the next token of a request.
+The gateway's part is here, too, with the ledger of a real one: who may say the next token of a
+request.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -23,6 +24,9 @@ from livescale.batching.live_messages import BatchKey, Handover, KvLayer, LiveMe
 from livescale.batching.run import Emission, Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.run_result import RunResult
+from livescale.member.ledger import Forget, Ledger, LedgerEffect, Send
+from livescale.messages.commands import Dispatch
+from livescale.messages.events import RequestEnded
 from livescale.plans import Pairing
 from livescale.types import LayerSpan, RequestId, WorkerRef
 
@@ -65,13 +69,10 @@ class LiveScenario:
 
 @dataclass
 class Transcript:
-    """What the gateway knows of one request: its current attempt, whose that is, its tokens."""
+    """One request and its tokens."""
 
     spec: SequenceSpec
-    attempt: int
-    owner: WorkerRef
     tokens: list[int]
-    is_over: bool = False
 
     @property
     def new_tokens(self) -> list[int]:
@@ -104,6 +105,7 @@ class LivePair:
         self.scenario = scenario
         self.transcripts: dict[RequestId, Transcript] = {}
         self.counts: Counter[str] = Counter()
+        self._ledger = Ledger()
         self._layers = layers
         self._draw = random.Random(scenario.seed)
         self._now_ns = 0
@@ -139,9 +141,8 @@ class LivePair:
             assert not node.batcher.requests(), f"{node.batcher!r}"
             assert not node.rows, f"{node.batcher!r}: rows of {list(node.rows)}"
             assert node.batcher.taker.is_idle, f"{node.batcher!r}"
-            self.counts["preemptions"] += node.batcher.batcher.preemptions
-        for transcript in self.transcripts.values():
-            assert transcript.is_over, f"{transcript} has no end"
+            self.counts["preemptions"] += node.batcher.batcher.room.preemptions
+        assert list(self._ledger) == [], "every request ends"
 
     # -- events -----------------------------------------------------------------------------
 
@@ -156,19 +157,18 @@ class LivePair:
         spec = request.spec
         is_sources = request.is_sources or self._has_failed
         owner = SOURCE if is_sources else TARGET
-        self.transcripts[spec.request] = Transcript(
-            spec, spec.attempt, owner, list(spec.generated_ids)
-        )
-        self._nodes[owner].batcher.add(spec)
+        self.transcripts[spec.request] = Transcript(spec, list(spec.generated_ids))
+        self._ledger.open(spec.request)
+        self._dispatch(spec.request, spec.attempt, owner)
+        earlier = len(spec.generated_ids)
+        self._ledger.came(owner, spec.request, spec.attempt, index=0, count=earlier, is_last=False)
         if request.cancel_ns is not None:
             self._at(request.cancel_ns, partial(self._client_leaves, spec.request))
 
     def _client_leaves(self, request: RequestId) -> None:
-        transcript = self.transcripts[request]
-        if not transcript.is_over:
-            transcript.is_over = True
-            self.counts["cancelled"] += 1
-            self._forget(transcript.owner, request, transcript.attempt)
+        effects = self._ledger.cancel(request)
+        self.counts["cancelled"] += bool(effects)
+        self._carry_out(effects)
 
     def _forget(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
         """Cancel, or Disown: the worker is told, whatever it does just now."""
@@ -202,17 +202,7 @@ class LivePair:
         self._has_failed = True
         self.counts["failed"] += 1
         for request, attempt in target.batcher.give_back():
-            transcript = self.transcripts[request]
-            is_its = (transcript.owner, transcript.attempt) == (TARGET, attempt)
-            if is_its and not transcript.is_over:
-                transcript.attempt, transcript.owner = attempt + 1, SOURCE
-                spec = transcript.spec
-                self._nodes[SOURCE].batcher.add(
-                    SequenceSpec(
-                        *(request, attempt + 1, spec.prompt_ids, spec.sampling),
-                        tuple(transcript.tokens),
-                    )
-                )
+            self._carry_out(self._ledger.returned(TARGET, request, attempt))
 
     # -- a worker ---------------------------------------------------------------------------
 
@@ -277,7 +267,9 @@ class LivePair:
         for taken in node.batcher.taker.take_taken():
             self.counts["batches taken"] += 1
             for spec in taken.requests:
-                self._own(node.ref, spec.request, spec.attempt)
+                self._carry_out(
+                    self._ledger.taken(node.ref, spec.request, spec.attempt, spec.moves)
+                )
 
     def _content(self, node: Node, message: LiveMessage) -> memoryview | None:
         """The bytes that go with a message."""
@@ -315,22 +307,40 @@ class LivePair:
 
     # -- the gateway --------------------------------------------------------------------------
 
-    def _own(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
-        transcript = self.transcripts[request]
-        if transcript.is_over or transcript.attempt != attempt:
-            self._forget(ref, request, attempt)
-        else:
-            transcript.owner = ref
+    def _dispatch(self, request: RequestId, attempt: int, ref: WorkerRef) -> None:
+        order = Dispatch(request, attempt, 0, ref)
+        self._carry_out(self._ledger.dispatched(order, is_reachable=True))
 
     def _hear(self, ref: WorkerRef, emission: Emission) -> None:
-        transcript = self.transcripts[emission.request]
-        if transcript.is_over or transcript.attempt != emission.attempt:
-            self._forget(ref, emission.request, emission.attempt)
-        elif transcript.owner != ref:
-            self.counts["tokens of others"] += 1
-            self._forget(ref, emission.request, emission.attempt)
-        elif emission.index == len(transcript.tokens):
-            transcript.tokens.append(emission.token_id)
-            transcript.is_over = emission.finish_reason is not None
-        else:  # said already, by the one who had it before
-            assert transcript.tokens[emission.index] == emission.token_id, f"{emission}"
+        request, attempt, index = emission.request, emission.attempt, emission.index
+        entry, tokens = self._ledger.get(request), self.transcripts[request].tokens
+        if entry is not None and entry.is_run_by(ref, attempt):
+            assert index <= len(tokens), f"a gap before {emission}"
+            # What the last owner had sent already is the same.
+            assert (*tokens, emission.token_id)[index] == emission.token_id, f"{emission}"
+        accepted, effects = self._ledger.came(
+            ref,
+            request,
+            attempt,
+            index=index,
+            count=1,
+            is_last=emission.finish_reason is not None,
+        )
+        if accepted:
+            tokens.append(emission.token_id)
+        self._carry_out(effects)
+
+    def _carry_out(self, effects: Sequence[LedgerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._submit(effect.order)
+            elif isinstance(effect, Forget):
+                self._forget(effect.worker, effect.request, effect.attempt)
+            elif isinstance(effect, RequestEnded):
+                # The load failed: the next attempt is the source's.
+                self._dispatch(effect.request, effect.attempt + 1, SOURCE)
+
+    def _submit(self, order: Dispatch) -> None:
+        text = self.transcripts[order.request]
+        spec = replace(text.spec, attempt=order.attempt, generated_ids=tuple(text.tokens))
+        self._nodes[order.worker].batcher.add(spec)

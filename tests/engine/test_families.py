@@ -101,7 +101,7 @@ def test_preempted(family_model: Models, tally: list[GreedyCheck], name: str) ->
     specs = [request(f"p{i}", 20 + 3 * i, 28 - 3 * i, 512) for i in range(6)]
     instance.add(specs)
     tally += judge(model.oracle, specs, instance.finish())
-    assert instance.batcher.preemptions > 0
+    assert instance.batcher.room.preemptions > 0
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -118,7 +118,7 @@ def test_prefixes_reused(family_model: Models, tally: list[GreedyCheck], name: s
     ]
     instance.add(later)
     tally += judge(model.oracle, [first, *later], instance.finish())
-    assert instance.batcher.reused_tokens >= 48 + 32 + 20 + 52
+    assert instance.batcher.room.reused_tokens >= 48 + 32 + 20 + 52
 
 
 @pytest.mark.long

@@ -116,7 +116,7 @@ def test_preempted(executors: dict[str, TorchExecutor], alone: dict[str, list[in
     instance = Instance([(executors["tiny"], ALL)], 32, kv_blocks=24, growth_tokens=0)
     instance.add(requests())
     assert instance.finish() == alone
-    assert instance.batcher.preemptions > 0
+    assert instance.batcher.room.preemptions > 0
 
 
 @pytest.mark.parametrize("kept", [1, 7, 15])

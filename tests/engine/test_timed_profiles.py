@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from livescale.config import PoolConfig, load_config
+from livescale.config import PoolConfig
+from livescale.config_reading import load_config
 from livescale.latency.linear import LinearLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS

@@ -21,7 +21,6 @@ KEY = "a-key"
 METHODS = {"get", "post", "patch", "delete"}
 bounded = settings(
     max_examples=examples(24),
-    derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),
 )

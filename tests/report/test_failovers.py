@@ -12,10 +12,10 @@ from reported_records import STARTED_NS, Row, S, reported
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import Dispatch, StartLoad
 from livescale.messages.events import AgentJoined, RequestEnded, WorkerJoined, WorkerLost
-from livescale.report.failovers import Failover, failovers
 from livescale.report.html import html_report
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import simulate
+from livescale.telemetry.history.reading import Loss, read_history
 from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
 from livescale.topology import Device, Host
 from livescale.types import Outcome, WorkerRef, agent_ref
@@ -48,7 +48,7 @@ def step(now_ns: int, *events: object, commands: tuple[object, ...] = ()) -> Ste
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_loss_of_a_faulty_run_has_its_row_and_its_successor(seed: int) -> None:
-    found = failovers(faulty(seed))
+    found = read_history(faulty(seed)).losses
     kinds = [loss.member.rsplit(" ", 1)[0] for loss in found]
     assert sorted(kinds) == ["controller", "host agent", "worker", "worker"]
     for loss in found:
@@ -62,7 +62,7 @@ def test_every_loss_of_a_faulty_run_has_its_row_and_its_successor(seed: int) -> 
 def test_rows_stand_in_the_text_on_the_page_and_in_the_figures() -> None:
     run = reported("burst", faulty(1))
     text, page = run.report.text(), html_report([run], "burst")
-    for loss in run.report.failovers:
+    for loss in run.history.losses:
         assert loss.member in text
         assert loss.member in page
     assert "Losses and replacements" in page
@@ -89,7 +89,7 @@ def test_a_lost_worker_names_its_model_and_the_requests_that_it_had() -> None:
         step(9, WorkerJoined(successor, DEVICE)),
         step(10, WorkerLost(worker, "told twice")),
     ]
-    assert failovers(lines) == [Failover(4, "worker w0.0", "gone", ("m",), 2, 9)]
+    assert read_history(lines).losses == [Loss(4, "worker w0.0", "gone", ("m",), 2, 9)]
 
 
 def test_a_member_that_was_replaced_while_no_controller_looked_is_a_loss() -> None:
@@ -102,7 +102,7 @@ def test_a_member_that_was_replaced_while_no_controller_looked_is_a_loss() -> No
         step(7, AgentJoined(agent_ref(0, 1), Host("h", "leaf", 1))),
         step(8, WorkerJoined(WorkerRef(1), DEVICE)),
     ]
-    controller, agent = failovers(lines)
+    controller, agent = read_history(lines).losses
     assert (controller.member, controller.at_ns, controller.back_ns) == ("controller", 1, 7)
     assert (agent.member, agent.at_ns, agent.back_ns) == ("host agent h0.0", 7, 7)
 
@@ -110,4 +110,4 @@ def test_a_member_that_was_replaced_while_no_controller_looked_is_a_loss() -> No
 def test_a_further_part_is_no_failover() -> None:
     opened = msgspec.structs.replace(BEGUN, is_continued=True)
     joined = WorkerJoined(WorkerRef(1), DEVICE)
-    assert failovers([BEGUN, step(1, joined), opened, step(2, joined)]) == []
+    assert read_history([BEGUN, step(1, joined), opened, step(2, joined)]).losses == []

@@ -14,7 +14,6 @@ from live_records import (
     ENDS,
     LAYERS,
     LOAD_UNITS,
-    MODEL,
     SOURCE,
     SPLITS,
     TARGET,
@@ -30,16 +29,16 @@ from livescale.messages.events import LayerArrived, LiveStarted, LoadCompleted, 
 from livescale.plans import Pairing
 from livescale.report.html import html_report
 from livescale.report.live_picture import NothingToShow, live_picture
-from livescale.report.lives import read_lives
+from livescale.telemetry.history.reading import read_history
 from livescale.types import InstanceState
 
 T0_NS = STARTED_NS + S
 
 
 def test_the_worked_example_is_told_as_it_went() -> None:
-    (story,) = reported("zigzag", live_example()).live_stories
-    assert (story.instance, story.worker, story.source) == (2, TARGET.worker, SOURCE.worker)
-    assert (story.order, story.model, story.layers) == ("zigzag", MODEL, LAYERS + 2)
+    (story,) = reported("zigzag", live_example()).report.live_stories
+    assert (story.worker, story.source) == (TARGET.worker, SOURCE.worker)
+    assert (story.order, story.layers) == ("zigzag", LAYERS + 2)
     assert story.ordered_ns == story.live_ns == story.first_layer_ns == T0_NS
     assert story.help_ns == T0_NS + SPLITS[0] * UNIT_NS
     assert story.loaded_ns == story.end_ns == T0_NS + 40 * UNIT_NS
@@ -56,7 +55,7 @@ def test_the_worked_example_is_told_as_it_went() -> None:
 
 def test_a_load_that_is_waited_for_is_not_live() -> None:
     run = reported("stop-the-world", waiting_example())
-    assert run.live_stories == []
+    assert run.report.live_stories == []
     assert run.report.live_text == ""
     assert "first_help_s" not in run.figures
     assert "1st help" not in run.report.text()
@@ -64,10 +63,10 @@ def test_a_load_that_is_waited_for_is_not_live() -> None:
 
 
 def test_live_is_a_state_of_its_own_until_the_instance_serves() -> None:
-    lives = read_lives(live_example())
-    states = [(state, b - a) for state, a, b in lives.instances[2].stretches(lives.end_ns + 1)]
+    history = read_history(live_example())
+    states = [(state, b - a) for state, a, b in history.by_number[2].stretches(history.end_ns + 1)]
     assert states == [(InstanceState.LIVE, 40 * UNIT_NS), (InstanceState.SERVING, 1)]
-    assert lives.instances[2].loading_ns == 40 * UNIT_NS
+    assert history.by_number[2].loading_ns == 40 * UNIT_NS
 
 
 @given(loaded=st.integers(0, 9), is_late=st.booleans())
@@ -81,12 +80,11 @@ def test_a_live_load_may_fail_at_any_layer(loaded: int, is_late: bool) -> None:
     last = LoadCompleted(2, 1, 1) if loaded == 9 else LoadFailed(2, 1, "link lost")
     lines.append(step(end_ns, (last,)))
     run = reported("failed", tuple(lines))
-    (story,) = run.live_stories
+    (story,) = run.report.live_stories
     assert (story.end_ns, story.source, story.taken, story.help_ns) == (end_ns, -1, (), None)
     assert (story.loaded_ns is None) == (loaded < 9)
     assert story.live_layers == max(loaded - 1, 0)
-    life = run.lives.instances[2]
-    assert (life.ending == "") == (loaded == 9)
+    assert (run.history.by_number[2].ending == "") == (loaded == 9)
     assert f"{loaded} of {LAYERS + 2}" in run.report.live_text
 
 
@@ -157,5 +155,5 @@ def test_a_picture_needs_a_load_and_a_known_kind(tmp_path: Path) -> None:
 
 def test_records_without_live_scaling_have_no_stories_of_it() -> None:
     run = reported("any", simulated())
-    assert len(run.lives.instances) > 1
-    assert run.live_stories == []
+    assert len(run.history.instances) > 1
+    assert run.report.live_stories == []

@@ -11,6 +11,7 @@ from livescale.chunks import ChunkRange, Feed
 from livescale.messages.commands import StartLoad
 from livescale.messages.events import AnyEvent, LoadFailed, Released, WorkerLost
 from livescale.report.usage import usage_by_model
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import AnyLine, RequestLine, StepLine
 from livescale.types import FromStorage, Outcome, WorkerRef
 
@@ -68,7 +69,7 @@ def test_sums_are_those_of_the_lines(
                 slo_met=is_met,
             )
         )
-    usage = usage_by_model(lines)
+    usage = usage_by_model(read_history(lines))
     assert list(usage) == sorted(usage)
     for model in MODELS:
         mine = [entry for entry in asked if entry[0] == model]

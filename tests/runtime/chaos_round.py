@@ -74,11 +74,11 @@ class ChaosPool:
 
     @property
     def members(self) -> int:
-        return len(self.pool.pool.site.seats)
+        return len(self.pool.pool.layout.seats)
 
     @property
     def agents(self) -> int:
-        return len(self.pool.pool.site.agents)
+        return len(self.pool.pool.layout.agents)
 
     # -- a round --------------------------------------------------------------------------------
 
@@ -196,15 +196,15 @@ class ChaosPool:
         return f"cut the link of {victim} for {seconds:.2f} s"
 
     def _names_on_host_of(self, victim: WorkerRef) -> list[str]:
-        site = self.pool.pool.site
+        layout = self.pool.pool.layout
         if victim.is_agent:
-            host = site.hosts[victim.worker - AGENT_NUMBERS_FROM].host.name
+            host = layout.hosts[victim.worker - AGENT_NUMBERS_FROM].host.name
         else:
-            host = site.seats[victim.worker][0].host.name
-        workers = [n for n, (seat, _) in enumerate(site.seats) if seat.host.name == host]
-        agents = [n for n, seat in site.agents if seat.host.name == host]
+            host = layout.seats[victim.worker][0].host.name
+        workers = [n for n, (seat, _) in enumerate(layout.seats) if seat.host.name == host]
+        agents = [n for n, seat in layout.agents if seat.host.name == host]
         # One machine for all: losing it would be the end of the pool.
-        lost = workers if len(site.hosts) > 1 else workers[:1]
+        lost = workers if len(layout.hosts) > 1 else workers[:1]
         return [f"worker {n}" for n in lost] + [f"agent {n}" for n in agents]
 
     # -- afterwards -----------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from livescale.config import load_config
-from livescale.runtime.site import site_of
+from livescale.config_reading import load_config
+from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import Pool
 from livescale.testbed.bed import Testbed
 
@@ -40,8 +40,8 @@ class LocalPool:
         settings = {"port": 0, "record": str(self.record)}
         sizes = {"arena_bytes": "8MiB", "kv_bytes": "8MiB"}
         config = load_config(file, [], {}, settings | sizes | flags)
-        site = None if bed is None else site_of(bed.topology(), config, bed)
-        self.pool = Pool(config, site=site)
+        layout = None if bed is None else layout_of(bed.topology(), config, bed)
+        self.pool = Pool(config, layout=layout)
         self.url = self.pool.base_url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.wire import Address, Holder, Holders, ToController, Wire
+from livescale.runtime.wire import Address, Holder, Holders, ToController
+from livescale.runtime.wire_channel import Wire
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import WorkerRef
@@ -83,3 +85,17 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
         server.close()
 
     asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_ways_are_probed_once_also_by_callers_at_the_same_time(data_plane: DataPlane) -> None:
+    peer = DataPlane(WorkerRef(1), Arena(1 << 16))
+    try:
+        known = Acquaintances(OWN, "here", data_plane, measures_links=True)
+        assert known.probe() == []  # there is no other member yet
+        address = Address(*peer.address)
+        known.meet(Holders((Holder(WorkerRef(1), address, "elsewhere"),)))
+        with ThreadPoolExecutor(8) as callers:
+            found = [call.result() for call in [callers.submit(known.probe) for _ in range(8)]]
+        assert sorted(map(len, found)) == [0] * 7 + [1]
+    finally:
+        peer.close()

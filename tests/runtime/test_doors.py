@@ -19,8 +19,8 @@ from livescale.config import PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.runtime.boot import ControllerBoot, GatewayBoot
 from livescale.runtime.examination import ExamineBoot, examine
-from livescale.runtime.lives import Child
 from livescale.runtime.pool_backend import PoolBackend
+from livescale.runtime.pool_process import Child
 from livescale.runtime.wire import (
     Address,
     Catalog,
@@ -29,9 +29,8 @@ from livescale.runtime.wire import (
     GatewayHello,
     ToController,
     ToExaminer,
-    Wire,
-    open_wire,
 )
+from livescale.runtime.wire_channel import Wire, open_wire
 
 WAIT_S = 30.0
 HOST = "127.0.0.1"

@@ -7,9 +7,14 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 
+from livescale.messages.attempts import (
+    Cancel,
+    Disown,
+)
 from livescale.runtime.doors import Door
 from livescale.runtime.heartbeat import Heartbeats, WorkPulse
-from livescale.runtime.wire import Address, Cancel, Disown, Wire, open_wire
+from livescale.runtime.wire import Address
+from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import RequestId
 
 WAIT_S = 60.0

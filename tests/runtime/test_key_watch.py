@@ -19,7 +19,7 @@ from livescale.config import PoolConfig
 from livescale.gateway.keys import KeyDigests, digest_of
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.key_watch import KeyWatch
-from livescale.runtime.lives import Child
+from livescale.runtime.pool_process import Child
 from livescale.runtime.wire import Address
 from livescale.settings import ConfigError
 

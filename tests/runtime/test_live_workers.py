@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,11 @@ from livescale.batching.live_messages import (
 from livescale.batching.run import SequenceSpec
 from livescale.engine.model_files import model_spec, read_manifest
 from livescale.engine.oracle import GreedyOracle
+from livescale.messages.attempts import (
+    AttemptReturned,
+    AttemptTaken,
+    Cancel,
+)
 from livescale.messages.commands import Release
 from livescale.messages.events import (
     BatchTaken,
@@ -44,7 +48,11 @@ from livescale.messages.events import (
 )
 from livescale.plans import Pairing
 from livescale.runtime.live_parcels import Assembler, Letter, pack
-from livescale.runtime.wire import AttemptReturned, AttemptTaken, Order, Submit, Tokens
+from livescale.runtime.wire import (
+    Order,
+    Submit,
+    Tokens,
+)
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import Outcome, SamplingParams, WorkerRef
@@ -115,7 +123,7 @@ class LivePair:
     def _take(self, worker: ThreadWorker, word: object) -> None:
         if isinstance(word, AttemptTaken):
             if word.request in self.cancelled:
-                worker.host.post(partial(worker.host.attempts.cancel, word.request, word.attempt))
+                worker.host.post(Cancel(word.request, word.attempt))
             self.taken_with[word.request] = len(self.tokens[word.request])
             self.owner[word.request] = worker
             self.ended.pop(word.request, None)
@@ -151,7 +159,7 @@ class LivePair:
         self.listen(is_over)
 
         def at_rest() -> bool:
-            serving = [worker for worker in self.workers if worker.host.report is not None]
+            serving = [worker for worker in self.workers if worker.report is not None]
             reports = [self.last(worker, InstanceReported) for worker in serving]
             return all(r is not None and r.kv_blocks_used == r.running == 0 for r in reports)
 
@@ -225,7 +233,7 @@ def test_both_share_the_work_and_every_token_is_right(
         report = pair.last(pair.source, InstanceReported)
         assert report.handovers == len(pair.taken())
         assert report.handover_bytes >= sum(batch.row_bytes for batch in pair.taken())
-        if taken != [name for name in pair.asked if name != "decodes"]:
+        if pair.target in pair.owner.values():
             assert pair.last(pair.target, CapacityMeasured) is not None
 
 
@@ -268,10 +276,11 @@ def test_a_target_that_is_released_gives_back_what_was_not_taken(
 ) -> None:
     with live_pair(tiny_model, uplink_bytes_per_s=SLOW_BYTES_PER_S) as pair:
         pair.ask(pair.source, "busy", 3, 60)
-        start_when_loaded(pair, 3, 12)
+        # More than the source can have taken when the first ones are reported.
+        start_when_loaded(pair, 3, 40)
         pair.listen(lambda: pair.taken())
         release = Order(Release(TARGET, 0, pair.target.ref))
-        pair.target.host.post(partial(pair.target.host.release, release))
+        pair.target.host.obey(release)
         pair.finish()
         pair.check(oracle)
         words = [word for worker, word in pair.words if worker is pair.target]
@@ -305,7 +314,7 @@ def test_a_target_whose_source_dies_finishes_what_it_has(
         pair.source.host.stop()
         pair.listen(lambda: not pair.source.is_running)
         # Its bytes can still be had.
-        pair.target.host.post(partial(pair.target.host.peer_lost, pair.source.ref))
+        pair.target.host.lose_peer(pair.source.ref)
         pair.workers.remove(pair.source)
         pair.drain(pair.source)
         pair.finish()
@@ -335,7 +344,7 @@ def test_cancelled_requests_leave_no_block_anywhere(tiny_model: Path, oracle: Gr
         for number in range(0, 14, 2):
             # The gateway tells whoever it takes for the owner.
             owner = pair.owner[f"r{number}"]
-            owner.host.post(partial(owner.host.attempts.cancel, f"r{number}", 1))
+            owner.host.post(Cancel(f"r{number}", 1))
             pair.cancelled.add(f"r{number}")
         pair.finish()
         pair.check(oracle)
@@ -432,7 +441,7 @@ def test_forged_parcels_end_the_cooperation_and_not_the_worker(
             forger.heard(Declined(BatchKey(7, 7)))
         finally:
             forger.plane.close()
-        pair.source.host.post(partial(pair.source.host.attempts.cancel, "busy", 1))
+        pair.source.host.post(Cancel("busy", 1))
         pair.cancelled.add("busy")
         pair.ask(pair.source, "after", 2, 10)
         pair.finish()

@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.fleet import Instance
+from livescale.control.status import InstanceSummary
 from livescale.messages.events import InstanceReported
 from livescale.runtime.model_loads import ModelLoads
-from livescale.types import WorkerRef
+from livescale.types import InstanceState
 
 MODELS = ("a", "b")
 BLOCKS = 10
@@ -38,23 +38,23 @@ def test_counts_are_the_sum_over_all_instances_that_ever_were(
     """Each counts from zero and reports its sums; what comes late or twice counts once."""
     loads = ModelLoads(MODELS)
     numbers = itertools.count(1)
-    on_worker: dict[int, Instance] = {}
+    on_worker: dict[int, int] = {}
+    living: dict[int, InstanceSummary] = {}
     counted: dict[int, int] = {}
     expected = dict.fromkeys(MODELS, 0)
     for worker, model, added, used, is_released in story:
         if worker not in on_worker:
-            on_worker[worker] = Instance(next(numbers), model, (WorkerRef(worker),), 1, attempt=1)
-        instance = on_worker[worker]
-        counted[instance.id] = counted.get(instance.id, 0) + added
-        expected[instance.model] += added
-        instance.kv_blocks_used, instance.kv_blocks = used, BLOCKS
-        living = {known.id: known for known in on_worker.values()}
-        news = report(instance.id, counted[instance.id])
+            on_worker[worker] = next(numbers)
+        number = on_worker[worker]
+        served = living[number].model if number in living else model
+        living[number] = InstanceSummary(served, InstanceState.SERVING, 1, used, BLOCKS)
+        counted[number] = counted.get(number, 0) + added
+        expected[served] += added
+        news = report(number, counted[number])
         loads.absorb(news, living)
         loads.absorb(news, living)
-        loads.absorb(msgspec.structs.replace(news, attempt=0, preemptions=999), living)
         if is_released:
-            del on_worker[worker], living[instance.id]
+            del on_worker[worker], living[number]
             loads.absorb(msgspec.structs.replace(news, preemptions=999), living)
         for name, shown in loads.shown(living).items():
             mine = [known for known in living.values() if known.model == name]
@@ -79,9 +79,10 @@ def test_devices_are_counted_for_as_long_as_they_are_held(
         instances = {}
         for place, model in enumerate(devices):
             if model is not None:
-                ranks = tuple(WorkerRef(10 * place + rank) for rank in range(1 + place % 2))
-                instances[100 * number + place] = Instance(place, model, ranks, 1)
-                expected[model] += held_ns * len(ranks)
+                ranks = 1 + place % 2
+                status = InstanceSummary(model, InstanceState.LOADING, ranks, 0, 0)
+                instances[100 * number + place] = status
+                expected[model] += held_ns * ranks
         loads.shown(instances)
         now_ns += held_ns
         assert {

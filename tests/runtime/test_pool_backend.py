@@ -29,6 +29,12 @@ from livescale.gateway.backend import (
     Unavailable,
     WaitedTooLong,
 )
+from livescale.messages.attempts import (
+    AttemptReturned,
+    AttemptTaken,
+    Cancel,
+    Disown,
+)
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.policies import ModelPolicy
@@ -39,12 +45,8 @@ from livescale.runtime.wire import (
     AddModel,
     Address,
     AnyMessage,
-    AttemptReturned,
-    AttemptTaken,
-    Cancel,
     Catalog,
     CatalogEntry,
-    Disown,
     GatewayHello,
     ModelAnswer,
     ModelLoad,
@@ -60,8 +62,8 @@ from livescale.runtime.wire import (
     Token,
     Tokens,
     ToTokenServer,
-    Wire,
 )
+from livescale.runtime.wire_channel import Wire
 from livescale.types import (
     FinishReason,
     LayerEntry,
@@ -530,6 +532,21 @@ def test_a_request_that_no_instance_takes_ends() -> None:
             timed = await pool.heard(RequestTimed)
             assert len(timed.line.token_ns) == 1
             assert reading(backend, "num_requests_waiting", "a") == 0
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_a_worker_whose_connection_is_being_made_is_sent_all_of_it_in_order() -> None:
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            await pool.start_worker()
+            [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+            pool.say(Dispatch("r", 1, 1, pool.worker))
+            while stream.queued_s is None:
+                await asyncio.sleep(0)
+            stream.cancel()
+            assert (await asyncio.wait_for(pool.submitted.get(), WAIT_S)).request == "r"
+            assert await pool.worker_hears() == Cancel("r", 1)
 
     asyncio.run(asyncio.wait_for(story(), WAIT_S))
 

@@ -13,10 +13,10 @@ from pool_thread import LocalPool, wait_until
 
 from effort import mostly_long
 from livescale.cli.main import main
-from livescale.config import load_config
-from livescale.report.failovers import failovers
+from livescale.config_reading import load_config
 from livescale.runtime.supervisor import Pool
 from livescale.settings import ConfigError
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import RequestLine, read_record, starts_of
 from livescale.telemetry.record_parts import parts_of
 from livescale.telemetry.replay import replay
@@ -65,7 +65,7 @@ def test_a_pool_serves_on_when_its_disk_is_full(
         wait_until(lambda: pool.gauge("record_open") == 0, "the record is closed")
         ask(pool, 20)
         assert pool.pool.pids()["controller"] == controller
-    said = [line for line in capfd.readouterr().err.splitlines() if "run record" in line]
+    said = [line for line in capfd.readouterr().err.splitlines() if "the record" in line]
     assert len(said) == 1, said
     assert "No space left on device" in said[0]
     assert 0 < answered(full_disk) <= asked
@@ -103,7 +103,7 @@ def test_starts_follow_one_another_in_one_record_and_nothing_empties_it(
     counts = [sum(isinstance(line, RequestLine) for line in start) for start in starts]
     assert counts == [5, 3]
     # Members that end with their pool are not lost.
-    assert [failovers(start) for start in starts] == [[], []]
+    assert [read_history(start).losses for start in starts] == [[], []]
     assert replay(read_record(record)).lives == 2
     assert main(["report", str(record)]) == 0
     assert "record, start 2" in capsys.readouterr().out

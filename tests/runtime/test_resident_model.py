@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-from test_instance_host import ARENA_BYTES, ask, check_loaded, load_source
+from test_worker_thread import ARENA_BYTES, ask, check_loaded, load_source
 from thread_workers import ThreadWorker, all_from, introduce_all
 
 from livescale.engine.model_files import read_manifest
@@ -43,7 +42,7 @@ def load_and_release(
     received_bytes = target.data_plane.usage().parameter_received_bytes - before
     tokens = ask(target, f"r{instance}", instance, PROMPT, 4)
     release = Order(Release(instance, 0, target.ref))
-    target.host.post(partial(target.host.release, release))
+    target.host.obey(release)
     target.heard(lambda word: isinstance(word, Released))
     return words, tokens, received_bytes
 

@@ -20,6 +20,7 @@ from livescale.messages.events import (
 from livescale.policies import ModelPolicy
 from livescale.runtime.news import News
 from livescale.runtime.step_news import StepNews
+from livescale.telemetry.history.follower import Follower
 from livescale.topology import Device
 from livescale.types import ModelSpec, WorkerRef
 
@@ -31,20 +32,23 @@ W = [WorkerRef(number) for number in range(3)]
 
 
 class Told:
-    """A controller, its news, and a clock that is set by hand."""
+    """A controller and its news."""
 
     def __init__(self, *policies: ModelPolicy, workers: int = 1) -> None:
-        self.now_ns = 0
         self.controller = Controller(ControllerConfig(policies, workers_expected=workers))
-        self.steps = StepNews(self.controller, lambda: self.now_ns)
+        self.steps, self.follower = StepNews(), Follower()
+        self.follower.begin(self.controller.config)
         self.loads: list[StartLoad] = []
 
     def step(self, now_ns: int, *events: AnyEvent) -> list[str]:
-        self.now_ns = now_ns
         commands = self.controller.step(now_ns, events)
         assert not [c for c in commands if isinstance(c, PlanMade) and not c.instances]
         self.loads += [c for c in commands if isinstance(c, StartLoad)]
-        news = self.steps.observe(events, commands)
+        news = self.steps.observe(
+            now_ns,
+            self.follower.step(now_ns, events, commands),
+            self.controller.status().models,
+        )
         assert all(isinstance(line, News) and "\n" not in line.text for line in news)
         return [("! " if line.is_problem else "") + line.text for line in news]
 
@@ -65,16 +69,16 @@ def test_a_load_is_told_with_its_bytes_its_rate_and_its_model() -> None:
         "model m: instance 2 on w0.0 gets 6 MB from storage",
     ]
     told.step(S, LoadStarted(2, 0), LayerArrived(2, 0, 1, layer=0), LayerArrived(2, 0, 2, layer=1))
-    loads = told.steps.progress()
+    loads = told.steps.progress(S)
     assert loads is not None
     (load,) = loads
     assert (load.model, load.receiver) == ("m", "w0.0")
     assert (load.arrived_bytes, load.size_bytes, load.bytes_per_s) == (3 * MB, 6 * MB, 3 * MB)
-    assert told.steps.progress() is None, "it did not get on"
+    assert told.steps.progress(S) is None, "it did not get on"
     assert told.step(2 * S, LayerArrived(2, 0, 3, layer=2), LoadCompleted(2, 0, 6 * MB)) == [
         "model m: instance 2 on w0.0 is loaded: 6 MB in 2 s (3 MB/s)"
     ]
-    assert told.steps.progress() == ()
+    assert told.steps.progress(2 * S) == ()
 
 
 def test_a_load_that_fails_again_and_again_is_told_rarely_and_its_end_once() -> None:

@@ -12,7 +12,7 @@ from livescale.config import ModelConfig, PoolConfig
 from livescale.runtime.boot import PrepareBoot, Status
 from livescale.runtime.examination import ExaminationError, ExamineBoot, examine_inside
 from livescale.runtime.listening import listen_inside
-from livescale.runtime.lives import Child
+from livescale.runtime.pool_process import Child
 from livescale.runtime.wire import Address
 
 WAIT_S = 60

@@ -1,19 +1,18 @@
-"""Workers without processes: InstanceHosts on threads, joined by real sockets."""
+"""Workers without processes: WorkerThreads, joined by real sockets."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from livescale.batching.live_batch import LiveLimits
 from livescale.chunks import ChunkGrid, Feed
 from livescale.engine.executor import TorchExecutor
 from livescale.messages.commands import AmendLoad, StartLoad
+from livescale.messages.events import InstanceReport
 from livescale.plans import Pairing
 from livescale.runtime.boot import WorkerBoot
-from livescale.runtime.instance_host import InstanceHost
 from livescale.runtime.wire import (
     Address,
     FromTokenServer,
@@ -21,6 +20,7 @@ from livescale.runtime.wire import (
     Submit,
     WorkerEvent,
 )
+from livescale.runtime.worker_thread import WorkerThread
 from livescale.topology import Device
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
@@ -74,7 +74,7 @@ class ThreadWorker:
             self.ref, self.arena, host_name="localhost", shm_directory=None, **data_plane
         )
         executor = TorchExecutor(kv_bytes, boot.block_tokens)
-        self.host = InstanceHost(boot, self.arena, executor, self.data_plane, self)
+        self.host = WorkerThread(boot, self.arena, executor, self.data_plane, self)
         self._thread = threading.Thread(target=self.host.run, daemon=True)
         self._thread.start()
 
@@ -104,14 +104,14 @@ class ThreadWorker:
             measure_capacity=directory is not None or pairing is not None,
             pairing=pairing,
         )
-        self.host.post(partial(self.host.load, Order(command, manifest, directory)))
+        self.host.obey(Order(command, manifest, directory))
 
     def amend(self, plan: int, feeds: tuple[Feed, ...], directory: str | None = None) -> None:
         order = Order(AmendLoad(plan, self.ref, feeds), None, directory)
-        self.host.post(partial(self.host.amend, order))
+        self.host.obey(order)
 
     def submit(self, message: Submit) -> None:
-        self.host.post(partial(self.host.attempts.submit, "g0", message))
+        self.host.submit("g0", message)
 
     def heard(self, wanted: Callable[[object], bool]) -> list[object]:
         """Everything said up to and including the first word that is wanted."""
@@ -121,6 +121,11 @@ class ThreadWorker:
             words.append(word)
             if wanted(word):
                 return words
+
+    @property
+    def report(self) -> InstanceReport | None:
+        """What a controller that it meets is told."""
+        return next(iter(self.host.member.reports), None)
 
     @property
     def is_running(self) -> bool:

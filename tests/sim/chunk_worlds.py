@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.fabric import Fabric
 from livescale.sim.clock import Clock
-from livescale.sim.transfers import Transfers
+from livescale.sim.links.transfers import Transfers
 from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import FromStorage, FromWorker, PlanId, Upstream, WorkerRef, agent_ref
 

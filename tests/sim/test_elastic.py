@@ -16,6 +16,7 @@ from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, Sp
 from livescale.policies import Bounds, ModelPolicy
 from livescale.sim.config import FaultConfig, ModelChange, SimConfig
 from livescale.sim.simulate import SimResult, simulate
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.host_memory import host_copy_use
 from livescale.telemetry.record import AnyLine, ScaleLine, StepLine, read_record
 from livescale.topology import Host
@@ -92,7 +93,7 @@ def test_one_host_copy_per_model_at_every_moment_and_a_cache_has_more(tmp_path: 
     rows = waves(models, until_s=8, requests=100)
     result, lines = run(rows, spread, tmp_path / "spread.jsonl")
     assert {line.outcome for line in result.requests} == {Outcome.FINISHED}
-    uses = host_copy_use(lines)
+    uses = host_copy_use(read_history(lines))
     assert {use.copies_max for use in uses.values()} == {1}
     # Hosts that were lost cost some time without a copy.
     assert all(use.copies_mean > 0.9 for use in uses.values())
@@ -100,7 +101,7 @@ def test_one_host_copy_per_model_at_every_moment_and_a_cache_has_more(tmp_path: 
 
     cached = with_hosts(config, hosts, CacheCopies(20 * _S), "host")
     _, lines = run(rows, cached, tmp_path / "cache.jsonl")
-    assert max(use.copies_max for use in host_copy_use(lines).values()) > 1
+    assert max(use.copies_max for use in host_copy_use(read_history(lines)).values()) > 1
 
 
 @pytest.mark.long
@@ -125,7 +126,7 @@ def test_the_strategies_do_what_their_names_say(tmp_path: Path) -> None:
         loads = commands_of(lines, StartLoad)
         read = [load for load in loads if load.feeds[0].upstream == FromStorage()]
         from_storage.append(len(read) / len(loads))
-        use = host_copy_use(lines)["m0"]
+        use = host_copy_use(read_history(lines))["m0"]
         if isinstance(placement, NoCopies):
             assert use.copies_max == 0
             assert not commands_of(lines, StartCopy)
@@ -141,7 +142,7 @@ def test_a_full_cache_gives_up_what_was_used_least_recently(tmp_path: Path) -> N
     config = make_config(policies, workers=1)
     world = with_hosts(config, 1, CacheCopies(60 * _S), "host", 2 * MODEL.size_bytes)
     _, lines = run(waves(3, until_s=7, requests=3), world, tmp_path / "lru.jsonl")
-    assert {use.copies_max for use in host_copy_use(lines).values()} == {1}
+    assert {use.copies_max for use in host_copy_use(read_history(lines)).values()} == {1}
     assert len(commands_of(lines, StartCopy)) > 3
 
 

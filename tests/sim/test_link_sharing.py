@@ -104,7 +104,9 @@ def test_under_faults_no_link_carries_too_much_and_all_arrive_in_the_end(seed: i
         clock.at(play.start_ns + rng.randrange(40_000), lambda: action(*arguments))  # type: ignore[operator]
 
     def slow(permille: int) -> None:
-        transfers.slow_nic(rng.choice(members), permille, clock.now_ns + rng.randrange(9_000))
+        transfers.slowdowns.slow_nic(
+            rng.choice(members), permille, clock.now_ns + rng.randrange(9_000)
+        )
 
     def repair() -> None:
         """Whoever has lost a feed reads storage instead."""
@@ -117,7 +119,7 @@ def test_under_faults_no_link_carries_too_much_and_all_arrive_in_the_end(seed: i
         at_some_time(transfers.corrupt, rng.randrange(99))
         at_some_time(transfers.break_feed, rng.randrange(99))
         at_some_time(transfers.drop, (rng.choice(world.sources), "m", 0))
-        at_some_time(lambda: transfers.freeze(rng.choice(members), clock.now_ns + 3000))
+        at_some_time(lambda: transfers.slowdowns.freeze(rng.choice(members), clock.now_ns + 3000))
         at_some_time(transfers.check_links)
         at_some_time(repair)
     while clock.run_next():
@@ -214,7 +216,7 @@ def test_a_slow_nic_slows_its_member_and_who_is_behind_it_until_it_recovers() ->
     play = played(Topology(devices(4)), [*chain(0, 1, 2), *chain(0, 3, start_ns=10_000)])
     play.clock.at(
         play.start_ns + 1000,
-        lambda: play.transfers.slow_nic(W[1], 500, play.start_ns + 3000),
+        lambda: play.transfers.slowdowns.slow_nic(W[1], 500, play.start_ns + 3000),
     )
     play.run()
     assert play.hearers[W[1]].completed_ns == play.start_ns + 4000
@@ -227,7 +229,7 @@ def test_a_cut_nic_stalls_what_it_receives_and_sends_and_both_go_on_afterwards()
     play = Play(world, stall_ns=500)
     play.clock.at(
         play.start_ns + 1000,
-        lambda: play.transfers.slow_nic(W[1], 0, play.start_ns + 3000),
+        lambda: play.transfers.slowdowns.slow_nic(W[1], 0, play.start_ns + 3000),
     )
     play.run()
     assert play.hearers[W[1]].failed == [(W[0], True)]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.batching.live_order import LIVE_ORDERS
-from livescale.sim.live_optimum import (
+from livescale.sim.pair.optimum import (
     SolverMissingError,
     best_split,
     finish_times,
     solve_split,
 )
-from livescale.sim.live_player import loaded_every, play, replay
+from livescale.sim.pair.player import loaded_every, play, replay
 
 ZIGZAG = LIVE_ORDERS["zigzag"]
 OPTIMA = {32: 1494, 40: 1869, 80: 3746}

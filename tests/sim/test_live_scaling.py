@@ -17,14 +17,15 @@ from worlds import MIB, MS, Row, make_config, make_device, make_model
 
 from livescale.batching.live_messages import BatchKey, KvLayer, Pull
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.member.effects import TellPeer
+from livescale.member.inputs import PeerMessage
 from livescale.messages.commands import StartLoad
 from livescale.messages.events import BatchTaken, InstanceReported, LayerArrived, LiveStarted
 from livescale.policies import ModelPolicy
 from livescale.sim.clock import Clock
 from livescale.sim.config import SimConfig
-from livescale.sim.live_link import LiveLink
+from livescale.sim.links.live_link import LiveLink
 from livescale.sim.simulate import SimResult, simulate
-from livescale.sim.worker_messages import PeerMessage
 from livescale.telemetry.record import StepLine, read_record
 from livescale.topology import Topology
 from livescale.types import Outcome, WorkerRef
@@ -167,8 +168,8 @@ class Ear:
         self.heard: list[tuple[int, WorkerRef, PeerMessage]] = []
         self.lost: list[WorkerRef] = []
 
-    def hear(self, peer: WorkerRef, message: PeerMessage, size_bytes: int) -> None:
-        self.heard.append((self.clock.now_ns, peer, message))
+    def hear(self, peer: WorkerRef, told: TellPeer) -> None:
+        self.heard.append((self.clock.now_ns, peer, told.message))
 
     def peer_lost(self, peer: WorkerRef) -> None:
         self.lost.append(peer)
@@ -191,8 +192,9 @@ def test_messages_come_in_order_and_no_faster_than_links(
         link.join(ref, ear)
     sender, key = refs[3], BatchKey(1, 1)
     for number, (receiver, size_bytes) in enumerate(sizes):
-        link.send(sender, refs[receiver], KvLayer(key, number), size_bytes)
-        link.send(refs[receiver], sender, Pull(key))
+        kv = TellPeer(refs[receiver], KvLayer(key, number), size_bytes=size_bytes)
+        link.send(sender, kv)
+        link.send(refs[receiver], TellPeer(sender, Pull(key)))
     if dies is not None:
         clock.at(dies * MS, lambda: link.leave(sender))
     while clock.run_next():

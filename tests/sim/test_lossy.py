@@ -13,7 +13,7 @@ from livescale.messages.events import (
     LoadStarted,
 )
 from livescale.sim.clock import Clock
-from livescale.sim.lossy import LossyChannel
+from livescale.sim.links.lossy import LossyChannel
 
 KINDS = ("started", "layer", "completed", "report")
 

@@ -13,7 +13,7 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.work import RunWork
 from livescale.report.usage import usage_by_model
-from livescale.sim.capacity import (
+from livescale.sim.pools.capacity import (
     CapacityError,
     PercentileBound,
     is_within,
@@ -21,8 +21,7 @@ from livescale.sim.capacity import (
     parse_bounds,
     smallest_pool,
 )
-from livescale.sim.pool_runs import fit_rows
-from livescale.sim.pools import (
+from livescale.sim.pools.configs import (
     MEMORY_PERCENT,
     RESERVE_BYTES,
     PooledModel,
@@ -33,7 +32,9 @@ from livescale.sim.pools import (
     microdollars_per_hour,
     tokens_max,
 )
-from livescale.sim.systems import SYSTEMS, find_system
+from livescale.sim.pools.runs import fit_rows
+from livescale.sim.pools.systems import SYSTEMS, find_system
+from livescale.telemetry.history.reading import read_history
 from livescale.traces import TraceRow
 
 # -- pools ----------------------------------------------------------------------------------------
@@ -164,8 +165,8 @@ def test_device_time_is_what_the_record_says() -> None:
     for name in ("livescale", "serverlessllm", "fixed-half"):
         played = play(name)
         run = played.run
-        usage = usage_by_model(played.lines, run.started_ns, run.ended_ns)["m"].device_ns
-        assert abs(run.device_ns() - usage) <= 10 * MS * (1 + len(played.loads))
+        usage = usage_by_model(read_history(played.lines), run.started_ns, run.ended_ns)["m"]
+        assert abs(run.device_ns() - usage.device_ns) <= 10 * MS * (1 + len(played.loads))
 
 
 # -- capacity -------------------------------------------------------------------------------------

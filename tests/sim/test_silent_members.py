@@ -14,7 +14,7 @@ from livescale.control.liveness import SilenceWatch
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig
 from livescale.sim.simulate import simulate
-from livescale.sim.swarm import draw_world, run_seed
+from livescale.sim.swarm.seeds import draw_world, run_seed
 from livescale.types import Outcome
 
 SEEDS = range(60)

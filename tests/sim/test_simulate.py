@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from worlds import MIB, MS, Row, make_config, make_model
 
+from livescale.latency.linear import LinearLatency
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.events import InstanceReported
 from livescale.policies import ModelPolicy
@@ -99,6 +100,37 @@ def test_a_full_queue_rejects_and_says_so() -> None:
     assert len(rejected) == 3
     assert all(line.error == "5 requests wait already" for line in rejected)
     assert all(line.attempts == 0 for line in rejected)
+
+
+def test_a_full_queue_of_prompt_tokens_rejects_and_says_so() -> None:
+    model = make_model("m", 2, MIB)
+    config = make_config((ModelPolicy(model, 1, 1, 1_000, 512),), workers=1)
+    config = msgspec.structs.replace(config, queue_prompt_tokens_max=25)
+    result = simulate([Row(0, 10, 2) for _ in range(3)], config, seed=0)
+    assert [line.error for line in result.requests] == ["20 prompt tokens wait already", None, None]
+
+
+def test_a_request_that_no_instance_takes_in_time_ends() -> None:
+    """One request runs for 80 ms, and one is dispatched ahead of that."""
+    model = make_model("m", 2, MIB)
+    config = make_config((ModelPolicy(model, 1, 1, 1_000, 512),), workers=1)
+    slow = LinearLatency(base_ns=40 * MS, per_token_ns=0)
+    config = msgspec.structs.replace(
+        config,
+        latency={"": slow},
+        controller=msgspec.structs.replace(
+            config.controller, sequences_max=1, dispatched_ahead_max=1
+        ),
+        queue_timeout_ns=150 * MS,
+    )
+    # There is an instance by then.
+    result = simulate([Row(1_000 * MS, 10, 2) for _ in range(5)], config, seed=0)
+    failed = [line for line in result.requests if line.outcome is Outcome.FAILED]
+    assert [line.request for line in failed] == ["m-3", "m-4"]
+    for line in failed:
+        assert line.error == "no instance of m took it in time"
+        assert line.finished_ns - line.queued_ns == 150 * MS
+        assert line.attempts == 0
 
 
 def test_a_request_too_large_for_an_instance_fails_by_name() -> None:

@@ -11,9 +11,9 @@ import pytest
 from effort import examples, mostly_long
 from livescale.cli.main import main
 from livescale.sim.simulate import SimResult
-from livescale.sim.swarm import draw_world, run_world
-from livescale.sim.swarm_fabrics import with_fabric
-from livescale.sim.swarm_worlds import SwarmWorld, draw_flat_world
+from livescale.sim.swarm.fabrics import with_fabric
+from livescale.sim.swarm.seeds import draw_narrow_world, draw_world, run_seed, run_world
+from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
 from livescale.telemetry.record import read_record
 from livescale.telemetry.replay import replay
 from livescale.types import Outcome
@@ -39,13 +39,13 @@ def test_random_worlds_come_to_rest(first: int) -> None:
 
 @pytest.mark.long
 def test_seeds_that_once_failed() -> None:
-    """Some of them before there were clusters around their worlds, or live instances in them: these
-    run without, too."""
+    """Some of them before there were clusters around their worlds, live instances in them, or wide
+    bounds: these run without, too."""
     lines = _SEEDS_FILE.read_text().splitlines()
     seeds = [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
     for seed in seeds:
         flat = draw_flat_world(seed)
-        worlds = [flat, with_fabric(flat), draw_world(seed)]
+        worlds = [flat, with_fabric(flat), draw_narrow_world(seed), draw_world(seed)]
         for number, world in enumerate(worlds):
             if world not in worlds[:number]:
                 run(world)
@@ -72,6 +72,8 @@ def test_worlds_are_of_many_kinds() -> None:
         "cut_links",
         "corruptions",
         "bad_files",
+        "refusals",
+        "clock_jumps",
         "stalls",
         "controller_restarts",
     ):
@@ -119,6 +121,15 @@ def test_without_faults_and_with_room_every_request_finishes() -> None:
     assert checked > 3
 
 
+@pytest.mark.long
+def test_most_worlds_serve_most_of_their_requests() -> None:
+    outcomes = [run_seed(seed) for seed in range(200)]
+    assert not any(outcome.error for outcome in outcomes)
+    above_tenth = [o.seed for o in outcomes if o.failed * 10 > o.requests]
+    assert len(above_tenth) * 10 < len(outcomes), above_tenth
+    assert any(outcome.failed for outcome in outcomes), "but some must fail"
+
+
 def test_records_replay(tmp_path: Path) -> None:
     lives = runs = 0
     for seed in range(0, 4 * SEEDS, 4 * SEEDS // examples(32)):
@@ -148,4 +159,9 @@ def test_the_command_counts_the_same_with_any_number_of_processes(
     assert found[0]["seeds"] == 6
     assert found[0]["violations"] == 0
     assert found[0]["events"] > 0
-    assert "6 of 6 seeds, 0 violations" in capsys.readouterr().out
+    assert 0 <= found[0]["failed"] < found[0]["requests"]
+    assert found[0]["failed_unexplained"] == 0
+    assert 0 <= found[0]["worlds_above_tenth_failed"] <= 6
+    printed = capsys.readouterr().out
+    assert "6 of 6 seeds, 0 violations" in printed
+    assert f"{found[0]['failed']} of {found[0]['requests']} requests failed, 0 without" in printed

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pool_plays import MS, S, loaded_after_ns, play
 
 from livescale.messages.commands import StartCopy
-from livescale.sim.systems import SYSTEMS, UnknownSystem, find_system
+from livescale.sim.pools.systems import SYSTEMS, UnknownSystem, find_system
 from livescale.telemetry.record import StepLine
 from livescale.types import FromWorker, Outcome
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.sim.clock import Clock
-from livescale.sim.feeding import all_chunks, bytes_in, pieces_of
-from livescale.sim.transfers import Transfers
+from livescale.sim.links.feeding import all_chunks, bytes_in, pieces_of
+from livescale.sim.links.transfers import Transfers
 from livescale.topology import Device, Topology
 from livescale.types import FromStorage, FromWorker, PlanId, WorkerRef
 
@@ -174,7 +174,7 @@ def test_a_frozen_member_stalls_everybody_behind_it_and_nobody_else() -> None:
     scene.chain(0, 1, 2)
     scene.chain(0, 3)
     scene.run(until_ns=1200)
-    scene.transfers.freeze(W[1], scene.clock.now_ns + 20_000)
+    scene.transfers.slowdowns.freeze(W[1], scene.clock.now_ns + 20_000)
     scene.run()
     assert scene.members[W[1]].failed == []
     assert scene.members[W[2]].failed == [(W[1], True)]

@@ -15,10 +15,10 @@ from worlds import MIB, Row, make_config, make_model
 from livescale.config import PoolConfig
 from livescale.policies import ModelPolicy
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import lead_ns, run_pool
-from livescale.sim.pools import build_config
+from livescale.sim.pools.configs import build_config
+from livescale.sim.pools.runs import lead_ns, run_pool
+from livescale.sim.pools.systems import find_system
 from livescale.sim.simulate import SimResult, simulate
-from livescale.sim.systems import find_system
 from livescale.telemetry.record import RequestLine, ScaleLine
 from livescale.traces import TraceRow
 from livescale.types import Outcome

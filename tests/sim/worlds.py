@@ -6,8 +6,8 @@ from livescale.control.config import ControllerConfig
 from livescale.latency.linear import LinearLatency
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.swarm import draw_world as make_world
-from livescale.sim.swarm_worlds import MIB, MS, make_device, make_model
+from livescale.sim.swarm.seeds import draw_world as make_world
+from livescale.sim.swarm.worlds import MIB, MS, make_device, make_model
 from livescale.traces import TraceRow as Row
 
 __all__ = ["MIB", "MS", "Row", "make_config", "make_device", "make_model", "make_world"]

@@ -19,6 +19,7 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.policies import ModelPolicy
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.host_memory import HostCopyUse, host_copy_use
 from livescale.telemetry.record import AnyLine, RunLine, StepLine
 from livescale.topology import Host
@@ -57,7 +58,7 @@ def test_a_story_by_hand() -> None:
         line(160, CopyFailed("m", H[1], 1, "x")),  # 20 ns with one
         line(200),
     ]
-    assert host_copy_use(lines) == {
+    assert host_copy_use(read_history(lines)) == {
         "m": HostCopyUse(0.6, 2, 6.0, 20),
         "n": HostCopyUse(0, 0, 0, 0),
     }
@@ -67,7 +68,7 @@ def test_ranks_of_a_copy_count_as_one_with_their_bytes() -> None:
     begin = RunLine(2, "sim", ControllerConfig((), 0))
     added = ModelAdded(policy("p", 7, tp_size=2))
     lines = [begin, line(0, added, start("p", 0), start("p", 0, 2, rank=1)), line(10)]
-    assert host_copy_use(lines) == {"p": HostCopyUse(1.0, 1, 14.0, 14)}
+    assert host_copy_use(read_history(lines)) == {"p": HostCopyUse(1.0, 1, 14.0, 14)}
 
 
 def test_a_lost_host_keeps_nothing_and_a_new_life_hears_what_is_there() -> None:
@@ -79,13 +80,13 @@ def test_a_lost_host_keeps_nothing_and_a_new_life_hears_what_is_there() -> None:
         line(20, AgentJoined(H[1], HOST, (CopyReport("n", 1, True),))),
         line(40),
     ]
-    use = host_copy_use(lines)
+    use = host_copy_use(read_history(lines))
     assert use["m"] == HostCopyUse(0.25, 1, 2.5, 10)
     # Between the lives of the controller nothing is known to have changed.
     assert use["n"] == HostCopyUse(1.0, 1, 5.0, 5)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), st.booleans()), max_size=30))
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2), st.booleans()), max_size=30))
 def test_averages_lie_below_maxima_and_agree_with_sums(
     changes: list[tuple[int, int, bool]],
 ) -> None:
@@ -97,7 +98,7 @@ def test_averages_lie_below_maxima_and_agree_with_sums(
         lines.append(line(now_ns, start("m", agent) if is_there else CopyDropped("m", H[agent], 1)))
         held = held | {agent} if is_there else held - {agent}
         most = max(most, len(held))
-    use = host_copy_use(lines)["m"]
+    use = host_copy_use(read_history(lines))["m"]
     assert use.copies_max == most
     assert use.copies_mean == pytest.approx(copy_ns / max(now_ns, 1))
     assert use.copies_mean <= use.copies_max

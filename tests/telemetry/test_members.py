@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.control.controller import Controller
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import simulate
+from livescale.telemetry.history.follower import Follower
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.host_memory import copies_over_time
-from livescale.telemetry.members import opening_lines
 from livescale.telemetry.record import AnyLine, RunLine, StepLine, read_record, write_record
 from livescale.telemetry.record_parts import part_path
 from livescale.telemetry.replay import ReplayError, replay
@@ -55,17 +55,19 @@ def recorded(seed: int) -> tuple[AnyLine, ...]:
 
 def cut(lines: tuple[AnyLine, ...], at: int) -> list[AnyLine]:
     """What a part holds that begins before the line of this number."""
-    controller: Controller | None = None
-    now_ns, start = 0, ""
+    follower, now_ns = Follower(), 0
+    begun: RunLine | None = None
     for line in lines[:at]:
         if isinstance(line, RunLine):
-            controller, start = Controller(line.config), line.start
+            follower, begun = Follower(), line
+            follower.begin(line.config)
         elif isinstance(line, StepLine):
-            assert controller is not None
-            controller.step(line.now_ns, line.events)
+            follower.step(line.now_ns, line.events, line.commands)
             now_ns = line.now_ns
-    assert controller is not None
-    return [*opening_lines(controller, now_ns, "sim", {}, start), *lines[at:]]
+    assert begun is not None
+    run = msgspec.structs.replace(begun, is_continued=True)
+    joined, draining = follower.opening()
+    return [run, StepLine(now_ns, tuple(joined), tuple(draining), now_ns), *lines[at:]]
 
 
 def at_the_end(changes: list[tuple[int, int]], from_ns: int) -> list[tuple[int, int]]:
@@ -86,9 +88,10 @@ def test_a_part_alone_knows_who_serves_and_who_has_copies(
     part = cut(lines, at)
     assert isinstance(part[1], StepLine)
     from_ns = part[1].now_ns
-    whole, alone = instances_over_time(lines), instances_over_time(part)
+    of_whole, of_part = read_history(lines), read_history(part)
+    whole, alone = instances_over_time(of_whole), instances_over_time(of_part)
     assert at_the_end(alone, from_ns) == at_the_end(whole, from_ns)
-    copies, copies_alone = copies_over_time(lines), copies_over_time(part)
+    copies, copies_alone = copies_over_time(of_whole), copies_over_time(of_part)
     for model, changes in copies.items():
         there = at_the_end(copies_alone.get(model, []), from_ns)
         assert there == at_the_end(changes, from_ns)

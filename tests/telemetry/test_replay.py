@@ -68,7 +68,9 @@ def test_an_untouched_record_replays(lines: list[AnyLine]) -> None:
 
 def test_an_altered_command_is_refused_and_its_step_named(lines: list[AnyLine]) -> None:
     step, changed = altered(lines, Dispatch, attempt=7)
-    with pytest.raises(ReplayError, match=rf"^step {step} at \d+ ns, command \d+: recorded Dis"):
+    with pytest.raises(
+        ReplayError, match=rf"^step {step} at \d+ ns, command \d+: recorded .*Dispatch"
+    ):
         replay(changed)
 
 
@@ -78,7 +80,7 @@ def test_a_missing_command_is_refused(lines: list[AnyLine]) -> None:
         if isinstance(line, StepLine) and line.commands:
             line = msgspec.structs.replace(line, commands=line.commands[:-1])
         changed.append(line)
-    with pytest.raises(ReplayError, match="recorded None, replayed"):
+    with pytest.raises(ReplayError, match="recorded nothing, replayed"):
         replay(changed)
 
 
@@ -92,7 +94,7 @@ def test_values_in_another_order_are_another_answer(lines: list[AnyLine]) -> Non
     )
     turned = dict(reversed(first.values.items()))
     _, changed = altered(lines, ScaleDecided, values=turned)
-    with pytest.raises(ReplayError, match="recorded ScaleDecided"):
+    with pytest.raises(ReplayError, match=r"recorded .*ScaleDecided"):
         replay(changed)
 
 

@@ -33,6 +33,7 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.plans import Pairing, PlannedLoad, ScalePlan
+from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.record import ScaleLine
 from livescale.telemetry.scale_events import ScaleTracker
 from livescale.topology import Device
@@ -57,6 +58,7 @@ class Story:
     """Feeds a tracker, one step per nanosecond."""
 
     def __init__(self) -> None:
+        self.follower = Follower()
         self.tracker = ScaleTracker()
         self.now_ns = 0
 
@@ -64,7 +66,8 @@ class Story:
         self.now_ns += 1
         commands = [i for i in items if isinstance(i, AnyCommand)]
         events: Sequence[AnyEvent] = [i for i in items if isinstance(i, AnyEvent)]
-        return self.tracker.observe(self.now_ns, events, commands, self.now_ns)
+        changes = self.follower.step(self.now_ns, events, commands)
+        return self.tracker.observe(self.now_ns, changes, self.now_ns)
 
 
 def test_a_scale_up_is_finished_by_its_first_token() -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from transfer_world import WAIT_S, World, total_bytes, write_model
 
-from livescale.config import load_config
+from livescale.config_reading import load_config
 from livescale.settings import ConfigError
 from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import ChannelClosedError, WritePermit

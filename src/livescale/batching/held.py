@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from livescale.batching.blocks import BlockPool
+from livescale.batching.lines import Lines
+from livescale.batching.run import SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.types import RequestId
 
@@ -18,8 +20,9 @@ Tables = tuple[tuple[int, ...], ...]
 class HeldSequences:
     """All held requests of one instance, and blocks that are reserved for others to come."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, lines: Lines) -> None:
         self._pool = pool
+        self._lines = lines
         #: by request, attempt: an older attempt may be on its way out
         self._held: dict[tuple[RequestId, int], SequenceState] = {}
         self._reserved: dict[int, Tables] = {}
@@ -45,16 +48,45 @@ class HeldSequences:
             sequence.block_table = tuple(self._pool.take() for _ in range(count))
         sequence.was_held = True
         self._held[key] = sequence
+        self._lines.start(sequence)
 
-    def remove(self, sequence: SequenceState) -> None:
-        """It is held no longer; its blocks stay with it."""
-        del self._held[sequence.spec.request, sequence.spec.attempt]
+    def arrive(self, spec: SequenceSpec, block_table: tuple[int, ...]) -> SequenceState:
+        """A request that is computed elsewhere so far; its blocks were reserved."""
+        self._lines.arrivals += 1
+        sequence = SequenceState.of(spec, self._lines.arrivals, self._pool.block_tokens)
+        sequence.block_table = block_table
+        self.add(sequence)
+        return sequence
+
+    def take_running(self, sequence: SequenceState) -> None:
+        """A running request is held from now on: it may go elsewhere. Between two Runs."""
+        del self._lines.running[sequence.spec.request]
+        self.add(sequence)
+
+    def resume(self, sequence: SequenceState) -> None:
+        """A held request that was running here goes on."""
+        self._remove(sequence)
+        self._lines.run(sequence)
+
+    def join(self, sequence: SequenceState) -> None:
+        """Every layer of what is computed is written here: from now on it runs as others do."""
+        computed, sequence.computed = sequence.computed, 0
+        sequence.write(self._pool, computed)
+        self.resume(sequence)
+
+    def put_back(self, sequence: SequenceState) -> None:
+        """It waits again, before those that came after it, and is computed anew."""
+        self.drop(sequence)
+        self._lines.wait_anew(sequence)
 
     def drop(self, sequence: SequenceState) -> None:
         """It is held no longer, and its blocks are free."""
-        self.remove(sequence)
+        self._remove(sequence)
         self._pool.release(sequence.block_table)
         sequence.block_table = ()
+
+    def _remove(self, sequence: SequenceState) -> None:
+        del self._held[sequence.spec.request, sequence.spec.attempt]
 
     # -- reservations ---------------------------------------------------------------------------
 
@@ -75,7 +107,7 @@ class HeldSequences:
         return tables
 
     def cancel_reserved(self, number: int) -> None:
-        """Nobody came: the blocks are free."""
+        """The batch did not come: its blocks are free."""
         for table in self.take_reserved(number):
             self._pool.release(table)
 

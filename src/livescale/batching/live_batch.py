@@ -20,13 +20,14 @@ class LiveLimits(Value, frozen=True):
 
     A target keeps at most `batches_max` batches in its line. Requests form a batch up to
     `batch_tokens_max` tokens, fewer if one layer of them would take longer than `span_ns`; a longer
-    prompt is one alone. A pulled batch runs for at most `span_ns` at a time, but for one layer at
-    least: then messages are heard. Live Runs of `gap_ns` together may come between two decodes
-    (0: three quarters of what a Run full of prompt tokens takes here: decodes wait that long
-    without live scaling, too). `kv_layers_ahead` layers' KV are asked for at once. A partner that
-    does not answer for `answer_ns` is given up. After loading, requests that decode move to an
-    instance that has fewer if they have at least `move_factor` times as long to go as moving takes
-    (0: they stay where their KV is).
+    prompt is one alone. A pulled batch runs for at most `span_ns` (and a sixteenth) at a time, but
+    for one layer at least: then messages are heard; three times as long while no pull is due. Live
+    Runs of `gap_ns` together may come between two decodes (0: three quarters of what a Run full of
+    prompt tokens takes here: decodes wait that long without live scaling, too). `kv_layers_ahead`
+    layers' KV are asked for at once. A partner that does not answer for `answer_ns` is given up. Of
+    `pulls_max` batches that a source has pulled the rows may be on their way at once. After
+    loading, requests that decode move to an instance that has fewer if they have at least
+    `move_factor` times as long to go as moving takes (0: they stay where their KV is).
     """
 
     batches_max: int = 16
@@ -35,10 +36,12 @@ class LiveLimits(Value, frozen=True):
     gap_ns: int = 0
     kv_layers_ahead: int = 4
     answer_ns: int = 5_000_000_000
+    pulls_max: int = 2
     move_factor: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batches_max", "batch_tokens_max", "span_ns", "kv_layers_ahead", "answer_ns"):
+        amounts = ("batches_max", "batch_tokens_max", "span_ns", "kv_layers_ahead", "answer_ns")
+        for name in (*amounts, "pulls_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.move_factor < 0:
@@ -62,8 +65,11 @@ class LiveBatch:
     had_turn: bool = False
     decoding: bool = False
     cancelled: dict[RequestId, None] = field(default_factory=dict)
-    #: the source does not want it: the target finishes it
+    #: who does not want it; no source does: the target finishes it
+    declined: dict[WorkerRef, None] = field(default_factory=dict)
     stays: bool = False
+    #: of those that were taken over, the least is computed first
+    rank: int = 0
     handed: tuple[tuple[SequenceState, int], ...] = ()
     kv_missing: dict[int, None] = field(default_factory=dict)
     kv_asked: dict[int, None] = field(default_factory=dict)

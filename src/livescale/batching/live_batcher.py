@@ -17,8 +17,10 @@ from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_giver import LiveGiver
 from livescale.batching.live_messages import BatchKey, Handover, LiveMessage
 from livescale.batching.live_mover import LiveMover
-from livescale.batching.live_order import LIVE_ORDERS, ZIGZAG, LiveOrder
+from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
+from livescale.batching.live_pace import LivePace
 from livescale.batching.live_taker import LiveTaker
+from livescale.batching.live_turns import LiveTurns
 from livescale.batching.run import Emission, EmittedTokens, Run, SequenceSpec
 from livescale.plans import Pairing
 from livescale.types import InstanceId, RequestId, WorkerRef
@@ -44,19 +46,16 @@ class LiveBatcher:
         #: layers 0…watermark-1 are here
         self.watermark = 0
         self._decoder_layers = batcher.span.stop - 2
+        self.pace = LivePace(batcher, limits)
         self._order: LiveOrder | None = LIVE_ORDERS[pairing.order] if pairing is not None else None
         self.giver = LiveGiver(batcher, instance, self._decoder_layers, self._order)
-        self.taker = LiveTaker(batcher, instance, limits)
+        self.taker = LiveTaker(batcher, instance, limits, self.pace)
         self.mover = LiveMover(batcher, instance, limits, self.giver, self.taker)
         if pairing is not None and pairing.source is not None:
             self.giver.pair(pairing.source, pairing.source_instance)
-        #: the live batch whose Run is in flight
-        self._in_flight: LiveBatch | None = None
-        #: live work since decodes had their turn, and whether the last Run was some of it
-        self._live_ns = 0
+        self._turns = LiveTurns(batcher, limits, self.pace, self.giver, self.taker, self._order)
+        #: the last Run that was committed was one of a live batch
         self._was_live = False
-        #: what one token takes in one layer, measured; 0: not yet
-        self._token_layer_ps = 0
         #: of a target with everything: requests up to this one came while it was live
         self._order_max: int | None = None
 
@@ -76,7 +75,7 @@ class LiveBatcher:
         assert self.watermark <= watermark <= self.batcher.span.stop
         self.watermark = watermark
         if self.is_full:
-            self._order_max = self.batcher.arrivals
+            self._order_max = self.batcher.lines.arrivals
 
     def add(self, spec: SequenceSpec) -> None:
         """Accept a request; ValueError when it can never run here. A newer attempt of a request
@@ -115,7 +114,7 @@ class LiveBatcher:
         Returns (request, attempt) of all that were its own: they must run elsewhere. News of
         batches that it has taken over (`taker.take_taken`) is to be told before.
         """
-        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
         own = self.requests()
         for batch in [*self._batches()]:
             self._drop(batch)
@@ -131,61 +130,36 @@ class LiveBatcher:
     def next_run(self, steps_max: int = 1) -> Run | None:
         """The next Run, or None when there is nothing that could run now. It must be committed
         before the next. See `Batcher.next_run` for `steps_max`."""
-        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
         self._form_batches()
-        if not self.is_full:
-            return self._line_run()
-        has_live = bool(self.giver.line or self.taker.runnable())
-        if not has_live:
-            return self.batcher.next_run(steps_max)
-        if self._is_decodes_turn():
-            run = self.batcher.next_run(admits=False)
-            if run is not None:
-                return run
-        return self._line_run() or self._taken_run() or self.batcher.next_run(admits=False)
+        return self._turns.next_run(self.loaded, steps_max)
 
     def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
         """Take the Run's result: one token per sampling segment, in segment order."""
-        self._was_live = self._in_flight is not None
-        if not self._was_live:
-            return self.batcher.commit(run, token_ids)
-        return self._commit_live(run, token_ids)
+        emitted = self.commit_steps(run, [(token_id,) for token_id in token_ids])
+        return [tokens.single for tokens in emitted]
 
     def commit_steps(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
         """As `commit`, for a Run of any number of steps."""
-        self._was_live = self._in_flight is not None
-        if not self._was_live:
+        batch, self._turns.in_flight = self._turns.in_flight, None
+        self._was_live = batch is not None
+        if batch is None:
             return self.batcher.commit_steps(run, token_ids)
-        assert run.steps == 1
-        emitted = self._commit_live(run, [tokens[0] for tokens in token_ids])
-        return [
-            EmittedTokens(
-                e.request, e.attempt, e.index, (e.token_id,), e.finish_reason, e.cached_tokens
-            )
-            for e in emitted
-        ]
+        return self._commit_live(batch, run, token_ids)
 
     def ran(self, run: Run, elapsed_ns: int) -> None:
         """How long a committed Run took, or the last one of its steps: what bounds live Runs, pulls
         and moves is reckoned from it."""
-        self._live_ns = self._live_ns + elapsed_ns if self._was_live else 0
+        self.pace.ran(run, elapsed_ns, was_live=self._was_live)
         if not self._was_live and not run.prefill_tokens:
             self.mover.step_ns = elapsed_ns
-        stop = self.batcher.span.stop - 1
-        count = run.token_count * (min(run.span.stop, stop) - max(run.span.start, 1))
-        if run.steps > 1 or run.prefill_tokens < _MEASURED_TOKENS_MIN:
-            return
-        measured = elapsed_ns * 1000 // count
-        known = self._token_layer_ps
-        self._token_layer_ps = measured if not known else (3 * known + measured) // 4
-        self.taker.token_layer_ps = self._token_layer_ps
 
     # -- the partner ----------------------------------------------------------------------------
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> None:
         """A message of the other instance of a pair, between two Runs. `Handover` and `KvLayer`
         come when their bytes are here."""
-        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
         if isinstance(message, Handover):
             for spec in message.requests:
                 self._cancel_older(spec)
@@ -197,7 +171,7 @@ class LiveBatcher:
     def peer_lost(self, peer: WorkerRef, *, hears: bool = False) -> None:
         """Nothing more comes from this worker or goes there (`hears`: it is told what it waits for
         in vain). Between two Runs."""
-        assert self._in_flight is None, f"{self!r}: a Run is in flight"
+        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
         self.mover.peer_lost(peer)
         self.giver.peer_lost(peer)
         self.taker.peer_lost(peer, hears=hears)
@@ -205,14 +179,14 @@ class LiveBatcher:
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
         """What is to be told to whom, since the last call. To be called whenever something
         happened: after messages, after `commit`, and after `next_run`."""
-        is_between_runs = self._in_flight is None and self.batcher.run_in_flight is None
+        is_between_runs = self._turns.in_flight is None and self.batcher.run_in_flight is None
         if is_between_runs:
             self._form_batches()
             self.giver.expire(now_ns, self.limits.answer_ns)
-        has_more = self._may_form() and self.batcher.waits_since(self._order_max)
-        partner = self.giver.offer(self.loaded, is_over=self.is_full and not has_more)
-        if partner is not None and self.limits.move_factor:
-            self.mover.even(*partner)
+        has_more = self._may_form() and self.batcher.lines.waits_since(self._order_max)
+        partners = self.giver.offer(self.loaded, is_over=self.is_full and not has_more)
+        for peer, instance in partners if self.limits.move_factor else ():
+            self.mover.even(peer, instance)
         if is_between_runs and self.is_full:
             self.taker.pull(now_ns)
             self.mover.talk()
@@ -237,15 +211,10 @@ class LiveBatcher:
         deadlines = (self.giver.deadline_ns(self.limits.answer_ns), self.taker.deadline_ns())
         return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
 
-    def prefill_tokens_per_s(self) -> int | None:
-        """Rate of prefills as measured here; None before the first one."""
-        if not self._token_layer_ps:
-            return None
-        return max(1, 10**12 // (self._token_layer_ps * self._decoder_layers))
-
     def key_of(self, run: Run) -> BatchKey | None:
         """The live batch whose Run in flight this is: names its rows."""
-        return self._in_flight.key if self._in_flight is not None else None
+        batch = self._turns.in_flight
+        return batch.key if batch is not None else None
 
     def holds(self, key: BatchKey) -> bool:
         """Rows or KV of this batch may still be wanted here."""
@@ -284,7 +253,7 @@ class LiveBatcher:
         self.batcher.validate()
         batched = [s for batch in self._batches() for s in batch.sequences]
         waiting = [s for s in self.batcher.held if not any(s is other for other in batched)]
-        assert not waiting, f"{waiting} are held for nobody"
+        assert not waiting, f"{waiting} are held for no batch"
         assert len(batched) == len(self.batcher.held), "a request is in two batches"
         numbers = [batch.key.number for batch in self.giver.line]
         assert numbers == sorted(set(numbers)), "the line is in order"
@@ -314,98 +283,38 @@ class LiveBatcher:
         return self.is_live and (not self.is_full or not self.giver.is_parted)
 
     def _form_batches(self) -> None:
-        tokens_max = self.limits.batch_tokens_max
-        if self._token_layer_ps:
-            tokens_max = min(tokens_max, self.limits.span_ns * 1000 // self._token_layer_ps)
         while self._may_form() and len(self.giver.line) < self.limits.batches_max:
-            sequences = self.batcher.hold_waiting(tokens_max, self._order_max)
+            sequences = self.batcher.hold_waiting(self.pace.batch_tokens_max(), self._order_max)
             if not sequences:
                 return
             self.giver.append(sequences)
 
-    def _is_decodes_turn(self) -> bool:
-        """Decodes go on between the layers of a batch: another one would keep them too long."""
-        if not self.batcher.running_here or not self._live_ns:
-            return False
-        batch = next(iter((*self.giver.line, *self.taker.runnable())))
-        return self._live_ns + self._layer_ns(batch) > self._gap_ns()
-
-    def _gap_ns(self) -> int:
-        """Live work that decodes wait for."""
-        full_ps = self.batcher.config.run_tokens_max * self._decoder_layers * self._token_layer_ps
-        return self.limits.gap_ns or max(self.limits.span_ns, 3 * full_ps // 4000)
-
-    def _layer_ns(self, batch: LiveBatch) -> int:
-        """What one layer of the batch should take; 0: nobody knows."""
-        return self._token_layer_ps * batch.tokens // 1000
-
-    def _line_run(self) -> Run | None:
-        """The target's turn."""
-        if self._order is None:
-            return None
-        line = [batch.progress(False) for batch in self.giver.line]
-        # Without anybody who pulls it finishes what it has, whatever it has done of it.
-        order = ZIGZAG if self.giver.is_parted else self._order
-        turn = order.target_turn(line, self.loaded, self._decoder_layers)
-        if turn is None:
-            return self._staying_run()
-        batch = self.giver.line[turn.batch]
-        batch.had_turn = True
-        return self._start(batch, turn.layers)
-
-    def _staying_run(self) -> Run | None:
-        """The rest of a batch that the order leaves to the source, and that the source does not
-        want."""
-        batch = next((batch for batch in self.giver.line if batch.stays), None)
-        if batch is None or not self.is_full:
-            return None
-        return self._start(batch, self._decoder_layers - batch.layers_done)
-
-    def _taken_run(self) -> Run | None:
-        """Some layers of the batch that was taken over first."""
-        batch = next(iter(self.taker.runnable()), None)
-        if batch is None:
-            return None
-        count = self._decoder_layers - batch.layers_done
-        # Also without decodes: between two Runs the next batch is asked for, and KV comes in.
-        room_ns = self.limits.span_ns
-        if self.batcher.running_here:
-            room_ns = min(room_ns, self._gap_ns() - self._live_ns)
-        fitting = room_ns // self._layer_ns(batch) if self._layer_ns(batch) else 1
-        return self._start(batch, max(1, min(count, fitting)))
-
-    def _start(self, batch: LiveBatch, count: int) -> Run:
-        span = batch.span(count, self._decoder_layers)
-        self._in_flight = batch
-        samples = span.stop == self.batcher.span.stop
-        return batch.run(self.batcher.next_run_id(), span, samples=samples)
-
-    def _commit_live(self, run: Run, token_ids: list[int]) -> list[Emission]:
-        batch, self._in_flight = self._in_flight, None
-        assert batch is not None
+    def _commit_live(
+        self, batch: LiveBatch, run: Run, token_ids: Sequence[Sequence[int]]
+    ) -> list[EmittedTokens]:
+        assert run.steps == 1
         assert run.span.start == batch.next_layer, f"{run.span} of {batch.key}"
         batch.next_layer = run.span.stop
-        emissions: list[Emission] = []
         if run.span.stop < self.batcher.span.stop:
             assert not token_ids, f"{len(token_ids)} tokens without a head"
             self._drop_if_over(batch)
-            return emissions
-        for sequence, token_id in zip([*batch.sequences], token_ids, strict=True):
+            return []
+        emitted = []
+        for sequence, tokens in zip([*batch.sequences], token_ids, strict=True):
             if sequence.spec.request in batch.cancelled:
                 self.batcher.held.drop(sequence)
                 batch.sequences.remove(sequence)
                 continue
-            emission = self.batcher.emit_held(sequence, token_id)
-            emissions.append(emission)
-            if emission.finish_reason is not None:
+            emitted.append(self.batcher.emit_held(sequence, tokens))
+            if emitted[-1].finish_reason is not None:
                 batch.sequences.remove(sequence)
         batch.cancelled = {}
         self.giver.computed(batch)
         self.taker.computed(batch)
-        return emissions
+        return emitted
 
     def _drop_if_over(self, batch: LiveBatch) -> None:
-        if batch.is_over and batch is not self._in_flight:
+        if batch.is_over and batch is not self._turns.in_flight:
             self._drop(batch)
 
     def _drop(self, batch: LiveBatch) -> None:
@@ -414,7 +323,3 @@ class LiveBatcher:
         batch.sequences = []
         self.giver.forget(batch)
         self.taker.forget(batch)
-
-
-_MEASURED_TOKENS_MIN = 16
-"""Runs of fewer tokens say little of what a prompt's token takes."""

@@ -1,4 +1,4 @@
-"""The target's side of a live pair: its line of batches, and those that it has given away.
+"""The target's side of live pairs: its line of batches, and those that it has given away.
 
 No Runs are chosen here: that is the LiveBatcher's.
 """
@@ -29,7 +29,7 @@ from livescale.types import InstanceId, WorkerRef
 
 class LiveGiver:
     """`line` are the batches that are the target's, the earliest first; `given` those that were
-    handed over and are not settled. Messages to the source pile up until `take_outbox`."""
+    handed over and are not settled. Messages to the sources pile up until `take_outbox`."""
 
     def __init__(
         self, batcher: Batcher, instance: InstanceId, layers: int, order: LiveOrder | None
@@ -40,28 +40,29 @@ class LiveGiver:
         self._order = order
         self.line: list[LiveBatch] = []
         self.given: dict[BatchKey, LiveBatch] = {}
-        self._source: WorkerRef | None = None
-        self._source_instance: InstanceId = 0
+        #: instances that may pull, and what each was offered
+        self._sources: dict[WorkerRef, InstanceId] = {}
+        self._offered: dict[WorkerRef, dict[BatchKey, Offer]] = {}
         self._batches = 0
-        self._offered: Offer | None = None
         self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
         #: batches handed over so far
         self.handovers = 0
 
     @property
     def is_parted(self) -> bool:
-        """Nobody pulls from here (any more)."""
-        return self._source is None
+        """No source pulls from here (any more)."""
+        return not self._sources
 
     def pair(self, source: WorkerRef, source_instance: InstanceId) -> None:
-        """This one may pull."""
-        self._source, self._source_instance = source, source_instance
+        """This one may pull, too."""
+        self._sources[source] = source_instance
+        self._offered[source] = {}
 
     def part(self) -> None:
-        """Nobody may pull any more."""
-        if self._source is not None:
-            self._say(Parted(self._instance))
-            self._source = self._offered = None
+        """No source may pull any more."""
+        for source in sorted(self._sources):
+            self._outbox.append((source, Parted(self._instance)))
+            self._leave(source)
 
     # -- the line -------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class LiveGiver:
         if batch in self.line:
             self.line.remove(batch)
             for sequence in batch.sequences:
-                self._batcher.join(sequence)
+                self._batcher.held.join(sequence)
 
     def forget(self, batch: LiveBatch) -> None:
         """Nothing is left of it."""
@@ -87,51 +88,47 @@ class LiveGiver:
             self.line.remove(batch)
         self.given.pop(batch.key, None)
 
-    def pullable(self, loaded: int) -> LiveBatch | None:
-        """What the source may have next, once no Run is in flight. `loaded` decoder layers can run
-        here."""
+    def pullable(self, loaded: int) -> list[LiveBatch]:
+        """What sources may have, in this order, once no Run is in flight. `loaded` decoder layers
+        can run here."""
         assert self._order is not None
         line = [batch for batch in self.line if not batch.stays]
         progress = [batch.progress(False) for batch in line]
-        index = self._order.source_pull(progress, loaded, self._layers)
-        return line[index] if index is not None else None
+        found = []
+        while (index := self._order.source_pull(progress, loaded, self._layers)) is not None:
+            found.append(line.pop(index))
+            del progress[index]
+        return found
 
-    def offer(self, loaded: int, *, is_over: bool) -> tuple[WorkerRef, InstanceId] | None:
-        """Tell the source what it can have next, if that has changed.
+    def offer(self, loaded: int, *, is_over: bool) -> list[tuple[WorkerRef, InstanceId]]:
+        """Tell the sources what they can have, where that has changed.
 
         `loaded` decoder layers can run here. `is_over`: no further batch will come. Returns the
-        source if everything is done, and this one parts from it.
+        sources if everything is done, and this one parts from them.
         """
-        if self._source is None or self._order is None:
-            return None
+        if not self._sources or self._order is None:
+            return []
         if is_over and not self.line and not self.given:
-            partner = self._source, self._source_instance
+            partners = sorted(self._sources.items())
             self.part()
-            return partner
-        batch = self.pullable(loaded)
-        offer = Offer(self._source_instance, BatchKey(self._instance, 0), (), ())
-        if batch is not None:
-            tokens = tuple(sequence.known_tokens for sequence in batch.sequences)
-            tokens_max = tuple(sequence.tokens_max for sequence in batch.sequences)
-            offer = Offer(self._source_instance, batch.key, tokens, tokens_max)
-        if offer != self._offered:
-            self._offered = offer
-            self._say(offer)
-        return None
+            return partners
+        batches = self.pullable(loaded)
+        for source in sorted(self._sources):
+            self._offer_to(source, [batch for batch in batches if source not in batch.declined])
+        return []
 
     # -- the source's messages ------------------------------------------------------------------
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, loaded: int, now_ns: int) -> bool:
         """False if it is not for a target, or not for this one."""
         if isinstance(message, Pull):
-            if message.batch.target == self._instance and peer == self._source:
-                self._answer(message.batch, loaded, now_ns)
+            if message.batch.target == self._instance and peer in self._sources:
+                self._answer(peer, message, loaded, now_ns)
             else:
                 self._outbox.append((peer, Gone(message.batch)))
             return True
         if isinstance(message, Parted) and message.target == self._instance:
-            if peer == self._source:
-                self._source = self._offered = None
+            self._leave(peer)
             # It takes nothing any more: not what is on the way to it, either.
             for unanswered in self._unanswered():
                 if unanswered.given_to == peer:
@@ -158,8 +155,7 @@ class LiveGiver:
 
     def peer_lost(self, peer: WorkerRef) -> None:
         """What was not taken is the target's again, and it finishes it."""
-        if peer == self._source:
-            self._source = self._offered = None
+        self._leave(peer)
         self._outbox = [entry for entry in self._outbox if entry[0] != peer]
         for batch in [batch for batch in self.given.values() if batch.given_to == peer]:
             if batch.is_taken:
@@ -176,11 +172,12 @@ class LiveGiver:
         late = [batch for batch in self._unanswered() if now_ns > batch.given_ns + answer_ns]
         for batch in late:
             self._take_back(batch)
-            if batch.given_to == self._source:
-                self.part()
+            if batch.given_to in self._sources:
+                self._outbox.append((batch.given_to, Parted(self._instance)))
+                self._leave(batch.given_to)
 
     def deadline_ns(self, answer_ns: int) -> int | None:
-        """When the source is late."""
+        """When a source is late."""
         given_ns = min((batch.given_ns for batch in self._unanswered()), default=None)
         return given_ns + answer_ns + 1 if given_ns is not None else None
 
@@ -196,35 +193,62 @@ class LiveGiver:
         """Batches that were handed over and of which nothing was heard."""
         return [batch for batch in self.given.values() if not batch.is_taken]
 
-    def _say(self, message: LiveMessage) -> None:
-        assert self._source is not None
-        self._outbox.append((self._source, message))
+    def _leave(self, source: WorkerRef) -> None:
+        """It does not pull any more."""
+        if self._sources.pop(source, None) is not None:
+            del self._offered[source]
+            self._keep_declined()
 
-    def _answer(self, key: BatchKey, loaded: int, now_ns: int) -> None:
+    def _keep_declined(self) -> None:
+        """What none of the sources wants stays."""
+        for batch in self.line:
+            if self._sources and all(source in batch.declined for source in self._sources):
+                batch.stays = True
+
+    def _offer_to(self, source: WorkerRef, batches: list[LiveBatch]) -> None:
+        offers = {}
+        for batch in batches:
+            tokens = tuple(sequence.known_tokens for sequence in batch.sequences)
+            tokens_max = tuple(sequence.tokens_max for sequence in batch.sequences)
+            offers[batch.key] = Offer(self._sources[source], batch.key, tokens, tokens_max)
+        known, self._offered[source] = self._offered[source], offers
+        withdrawn = [
+            Offer(self._sources[source], key, (), ()) for key in known if key not in offers
+        ]
+        changed = [offer for key, offer in offers.items() if offer != known.get(key)]
+        self._outbox += [(source, offer) for offer in withdrawn + changed]
+
+    def _answer(self, peer: WorkerRef, pull: Pull, loaded: int, now_ns: int) -> None:
         """Hand over what was asked for, unless it is not to be had any more."""
-        batch = self._in_line(key)
-        if batch is None or batch.stays or self.pullable(loaded) is None:
-            self._offered = None  # the source may have taken no notice of the last offer
-            self._say(Gone(key))
+        batch = self._in_line(pull.batch)
+        # What it was offered before is answered: it may be offered anew.
+        self._offered[peer].pop(pull.batch, None)
+        if batch is None or batch.stays or not self.pullable(loaded):
+            self._outbox.append((peer, Gone(pull.batch)))
             return
         self.line.remove(batch)
+        if pull.without_rows:
+            batch.next_layer = 0
         for sequence in [s for s in batch.sequences if s.spec.request in batch.cancelled]:
             if batch.next_layer == 0:  # no row of it exists that would have to be left out
                 batch.sequences.remove(sequence)
                 del batch.cancelled[sequence.spec.request]
                 self._batcher.held.drop(sequence)
-        self._offered = None
-        assert self._source is not None
-        self.hand_over(batch, self._source, now_ns)
+        following = next(iter(self.pullable(loaded)), None)
+        following_done = following.layers_done if following is not None else 0
+        self.hand_over(batch, peer, now_ns, following_done)
 
-    def hand_over(self, batch: LiveBatch, peer: WorkerRef, now_ns: int) -> None:
+    def hand_over(
+        self, batch: LiveBatch, peer: WorkerRef, now_ns: int, following_done: int = 0
+    ) -> None:
         """Give a batch of held requests away."""
         self.given[batch.key] = batch
         batch.hand()
         batch.given_to, batch.given_ns = peer, now_ns
         self.handovers += 1
         specs = tuple(map(_spec, batch.sequences))
-        self._outbox.append((peer, Handover(batch.key, specs, batch.next_layer, batch.decoding)))
+        handover = Handover(batch.key, specs, batch.next_layer, batch.decoding, following_done)
+        self._outbox.append((peer, handover))
 
     def _answer_late(self, peer: WorkerRef, message: Declined | Taken | KvWanted | Settled) -> None:
         """The batch is none that was given to this one: it never was, or is over, or was taken
@@ -234,8 +258,9 @@ class LiveGiver:
             self._outbox.append((peer, Gone(message.batch)))
         elif batch is None:
             return
-        elif isinstance(message, Declined) and peer == self._source:
-            batch.stays = True
+        elif isinstance(message, Declined) and peer in self._sources:
+            batch.declined[peer] = None
+            self._keep_declined()
         elif isinstance(message, Taken) and batch.given_to == peer:
             # Later than the target would wait, but the requests are the source's now.
             self.line.remove(batch)
@@ -251,7 +276,7 @@ class LiveGiver:
                 if sequence.spec.request in batch.cancelled:
                     self._batcher.held.drop(sequence)
                 else:
-                    self._batcher.resume(sequence)
+                    self._batcher.held.resume(sequence)
             batch.sequences = []
             return
         batch.stays = True

@@ -4,7 +4,7 @@ The target offers, the source pulls (DESIGN: live pair):
 
 | message | from | means |
 | --- | --- | --- |
-| Offer | target | this batch is the next to be had |
+| Offer | target | this batch can be had, or not at present |
 | Pull | source | I have KV blocks for it: give it to me |
 | Handover | target | the batch, with the rows that go into `next_layer` |
 | Gone | target | it cannot be had any more |
@@ -16,7 +16,9 @@ The target offers, the source pulls (DESIGN: live pair):
 | Parted | both | nothing more comes: the target is done, or the source cannot help |
 | Balance | target | I have everything, and so many requests |
 
-Until Taken the requests are the target's, and it finishes what was never pulled.
+Until Taken the requests are the target's, and it finishes what was never pulled. A batch may be
+offered to several sources: the first Pull gets it. A source may have several pulls under way, so
+that the next batches are there when it has computed the last one.
 
 After Balance the roles are turned round: the source may offer requests that decode, and the former
 target pulls them. They go over without rows, and with the KV of all layers.
@@ -39,9 +41,9 @@ class BatchKey(Value, frozen=True, order=True):
 
 
 class Offer(Value, frozen=True, tag=True):
-    """The next batch for the source: known tokens of each request, and the positions that it can
-    ever need KV for (none: nothing at present). Those of requests that decode may be more than
-    there are: so many it may have when it is handed over.
+    """A batch that the source can have: known tokens of each request, and the positions that it
+    can ever need KV for (none: it cannot be had at present). Those of requests that decode may be
+    more than there are: so many it may have when it is handed over.
 
     `source` is the instance that is meant: a worker that serves another one parts.
     """
@@ -58,14 +60,16 @@ class Offer(Value, frozen=True, tag=True):
 
 
 class Pull(Value, frozen=True, tag=True):
-    """The source has reserved KV blocks for the batch."""
+    """The source has reserved KV blocks for the batch. `without_rows`: it computes all layers."""
 
     batch: BatchKey
+    without_rows: bool = False
 
 
 class Handover(Value, frozen=True, tag=True):
     """The batch: its requests in the order of its rows. Layers below `next_layer` are done; the
-    rows that go into it come along (none where it is 0).
+    rows that go into it come along (none where it is 0). Of the next batch that can be had,
+    `following_done` decoder layers are done (0: there is none): what the source may expect.
 
     Of requests that are `decoding` all layers are done, for every token but the last: no rows.
     """
@@ -74,6 +78,7 @@ class Handover(Value, frozen=True, tag=True):
     requests: tuple[SequenceSpec, ...]
     next_layer: int
     decoding: bool = False
+    following_done: int = 0
 
     @property
     def rows(self) -> int:

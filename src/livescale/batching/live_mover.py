@@ -50,10 +50,10 @@ class LiveMover:
         self._limits = limits
         self._giver = giver
         self._taker = taker
-        #: who may have more, whether it is to be told (again), and what came from there last
-        self._fuller: tuple[WorkerRef, InstanceId] | None = None
+        #: who may have more, whether they are to be told (again), and what comes from there
+        self._fuller: dict[WorkerRef, InstanceId] = {}
         self._is_due = False
-        self._moving: BatchKey | None = None
+        self._moving: dict[BatchKey, None] = {}
         #: who may have fewer, and what it was offered
         self._balances: dict[WorkerRef, Balance] = {}
         self._offered: dict[WorkerRef, tuple[Offer, list[SequenceState]]] = {}
@@ -68,7 +68,8 @@ class LiveMover:
 
     def even(self, peer: WorkerRef, instance: InstanceId) -> None:
         """This instance may have fewer requests than that one, which it was paired with."""
-        self._fuller, self._is_due = (peer, instance), True
+        self._fuller[peer] = instance
+        self._is_due = True
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -79,7 +80,7 @@ class LiveMover:
                 self._balances[peer] = message
             return True
         if isinstance(message, Handover) and message.decoding:
-            self._moving = message.batch
+            self._moving[message.batch] = None
         elif isinstance(message, Parted) and message.target == self._instance:
             self._forget(peer)
         elif isinstance(message, Pull | Declined):
@@ -96,28 +97,27 @@ class LiveMover:
     def peer_lost(self, peer: WorkerRef) -> None:
         """Nothing more comes from there, or goes there."""
         self._forget(peer)
-        if self._fuller is not None and self._fuller[0] == peer:
-            self._fuller = None
+        self._fuller.pop(peer, None)
         self._outbox = [entry for entry in self._outbox if entry[0] != peer]
 
     def forget_all(self) -> None:
         """The instance goes."""
         for peer in sorted(self._offered):
             self._outbox.append((peer, Parted(self._instance)))
-        self._balances, self._offered = {}, {}
-        self._fuller = None
+        self._balances, self._offered, self._fuller = {}, {}, {}
 
     def talk(self) -> None:
         """Tell who has more how many there are here, and offer requests to those who have fewer.
         Between two Runs."""
-        if self._moving is not None and self._moving not in self._taker.batches:
-            self._moving, self._is_due = None, True
-        if self._fuller is not None and self._is_due:
-            peer, instance = self._fuller
+        for key in [key for key in self._moving if key not in self._taker.batches]:
+            del self._moving[key]
+            self._is_due = True
+        if self._is_due:
             self._is_due = False
             requests = len(self._batcher.requests())
-            balance = Balance(instance, self._instance, requests, self._taker.kv_token_ps)
-            self._outbox.append((peer, balance))
+            for peer, instance in sorted(self._fuller.items()):
+                balance = Balance(instance, self._instance, requests, self._taker.kv_token_ps)
+                self._outbox.append((peer, balance))
         if self._balances and not self._taker.batches:
             for peer in sorted(self._balances):
                 self._offer(peer)
@@ -145,14 +145,14 @@ class LiveMover:
             self._outbox.append((peer, Gone(key)))
             return
         for sequence in sequences:
-            self._batcher.hold_decoding(sequence)
+            self._batcher.held.take_running(sequence)
         # It tells its numbers again when it has them.
         del self._balances[peer]
         batch = LiveBatch(key, sequences, self._batcher.span.stop, decoding=True)
         self._giver.hand_over(batch, peer, now_ns)
 
     def _ready(self, offer: Offer, sequences: list[SequenceState]) -> list[SequenceState]:
-        decoding = self._batcher.decoding()
+        decoding = self._batcher.lines.decoding()
         return [
             sequence
             for sequence, tokens in zip(sequences, offer.tokens, strict=True)
@@ -180,7 +180,7 @@ class LiveMover:
             self._outbox.append((peer, offer))
             return
         if offered is not None:
-            nothing = Offer(offered[0].source, BatchKey(self._instance, 0), (), ())
+            nothing = Offer(offered[0].source, offered[0].batch, (), ())
             self._outbox.append((peer, nothing))
         self._forget(peer)
 
@@ -203,7 +203,7 @@ class LiveMover:
         going = self._going()
         found = [
             sequence
-            for sequence in self._batcher.decoding()[1:]
+            for sequence in self._batcher.lines.decoding()[1:]
             if sequence.spec.request not in going
             # Tokens are told again, but of their logprobs nothing is known elsewhere.
             and sequence.spec.sampling.logprobs is None

@@ -4,10 +4,15 @@ A source pulls when it has no prompt of its own to compute and KV blocks for all
 (they are reserved before it asks). Rows come first: the first token needs nothing else. KV follows
 layer by layer, as asked for, while the remaining layers run; a request decodes when all of its KV
 is here. No Runs are chosen here: that is the LiveBatcher's.
+
+Several pulls may be under way, so that the rows of the next batches are here when the last one is
+computed. Where links bring fewer batches than this instance could finish, it takes the last ones in
+line without their rows, and computes them from their prompts while it would wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.batching.batcher import Batcher
@@ -27,19 +32,11 @@ from livescale.batching.live_messages import (
     Settled,
     Taken,
 )
+from livescale.batching.live_pace import LivePace
+from livescale.batching.live_pulls import PullUnderWay, PullWindow
 from livescale.batching.run import SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.types import InstanceId, WorkerRef
-
-
-@dataclass(frozen=True, slots=True)
-class _Pulled:
-    """A pull that was not answered yet, and the blocks that wait for the batch."""
-
-    peer: WorkerRef
-    offer: Offer
-    reservation: int
-    asked_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,69 +58,75 @@ class TakenBatch:
 class LiveTaker:
     """`batches` are those that were taken over and have not ended, in the order of their coming."""
 
-    def __init__(self, batcher: Batcher, instance: InstanceId, limits: LiveLimits) -> None:
+    def __init__(
+        self, batcher: Batcher, instance: InstanceId, limits: LiveLimits, pace: LivePace
+    ) -> None:
         self._batcher = batcher
         self._instance = instance
         self._limits = limits
+        self._pace = pace
         self.batches: dict[BatchKey, LiveBatch] = {}
         #: where the missing KV of a batch is
         self._peer_of: dict[BatchKey, WorkerRef] = {}
-        self._offers: dict[WorkerRef, Offer] = {}
-        self._pulled: _Pulled | None = None
+        self.window = PullWindow(batcher.room, limits.pulls_max)
         self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
         self._taken: list[TakenBatch] = []
-        #: what one token takes in one layer here (0: not known)
-        self.token_layer_ps = 0
         #: what the last pulls took until their rows were here
         self._pull_ns = 0
+        #: decoder layers that are done of the next batches, as far as is known
+        self._following_done = 0
+        #: of the batch that came last
+        self._rank = 0
         #: what the KV of the last requests that were moved here took per token (0: none was)
         self.kv_token_ps = 0
 
     @property
     def is_idle(self) -> bool:
         """Nothing is offered, asked for or missing."""
-        return not (self._offers or self._pulled or self.batches)
+        return self.window.is_idle and not self.batches
 
     def runnable(self) -> list[LiveBatch]:
-        """Batches that have layers left, the first taken first."""
+        """Batches that have layers left, the first taken first: but those without rows after the
+        ones that were before them in line."""
         stop = self._batcher.span.stop
-        return [batch for batch in self.batches.values() if batch.next_layer < stop]
+        batches = [batch for batch in self.batches.values() if batch.next_layer < stop]
+        return sorted(batches, key=lambda batch: batch.rank)
 
     def pulled(self, peer: WorkerRef, key: BatchKey) -> tuple[int, ...] | None:
         """Known tokens of the requests in a batch, if that was pulled from this one and has not
         come yet."""
-        pulled = self._pulled
-        if pulled is None or (pulled.peer, pulled.offer.batch) != (peer, key):
-            return None
-        return pulled.offer.tokens
+        pull = self.window.under_way.get(key)
+        return pull.offer.tokens if pull is not None and pull.peer == peer else None
 
     # -- pulling --------------------------------------------------------------------------------
 
     def pull(self, now_ns: int) -> None:
-        """Ask for the next batch, if this instance will have nothing else to prefill when it comes,
-        and has room for it; ask for KV that is missing. What does not come in time is given up."""
+        """Ask for the next batches, if this instance will have nothing else to prefill when they
+        come, and has room for them; ask for KV that is missing. What does not come in time is given
+        up."""
         self._expire(now_ns)
         for key, peer in self._peer_of.items():
             self._ask_kv(self.batches[key], peer, now_ns)
-        if self._pulled is not None or self._ahead_ns() > self._pull_ns:
-            return
-        for peer in sorted(self._offers):
-            offer = self._offers[peer]
-            if self._batcher.has_room(offer.needs):
-                del self._offers[peer]
-                reservation = self._batcher.held.reserve(offer.tokens)
-                self._pulled = _Pulled(peer, offer, reservation, now_ns)
-                self._outbox.append((peer, Pull(offer.batch)))
-                return
+        while self._ahead_ns() <= self._pull_ns and (chosen := self.window.choose()) is not None:
+            peer, offer = chosen
+            reservation = self._batcher.held.reserve(offer.tokens)
+            without_rows = self.window.is_full
+            self.window.begin(PullUnderWay(peer, offer, reservation, now_ns, without_rows))
+            self._outbox.append((peer, Pull(offer.batch, without_rows)))
+
+    def calm_ns(self) -> int:
+        """For so long nothing is to be pulled."""
+        return 1 << 62 if self.window.is_full else self._ahead_ns() - self._pull_ns
 
     def _ahead_ns(self) -> int:
-        """Prefill work that is here. Of unknown length, if nothing was measured."""
+        """Prefill work that is here or on its way. Of unknown length, if nothing was measured."""
         layers = self._batcher.span.stop - 2
-        token_layers = self._batcher.queued_own_tokens * layers
+        token_layers = self._batcher.lines.queued_prefill_tokens * layers
         token_layers += sum(b.tokens * (layers - b.layers_done) for b in self.runnable())
-        if token_layers and not self.token_layer_ps:
+        token_layers += self.window.token_layers(layers, self._following_done)
+        if token_layers and not self._pace.token_layer_ps:
             return 1 << 62
-        return token_layers * self.token_layer_ps // 1000
+        return token_layers * self._pace.token_layer_ps // 1000
 
     # -- the targets' messages ------------------------------------------------------------------
 
@@ -144,7 +147,7 @@ class LiveTaker:
             if self.wants_kv(message.batch, message.layer):
                 self._take_kv(self.batches[message.batch], message.layer, now_ns)
         elif isinstance(message, Parted):
-            self._offers.pop(peer, None)
+            self.window.drop_all(peer)
 
     def wants_kv(self, key: BatchKey, layer: int) -> bool:
         """This layer's KV of this batch is missing here."""
@@ -159,10 +162,11 @@ class LiveTaker:
             self._outbox = [entry for entry in self._outbox if entry[0] != peer]
 
     def forget_all(self) -> None:
-        """The instance goes: nobody waits for anything here."""
-        self._decline_pulled()
-        for peer in sorted(self._offers):
-            self._outbox.append((peer, Parted(self._offers.pop(peer).batch.target)))
+        """The instance goes, and waits for no batch."""
+        self._decline([*self.window.under_way.values()])
+        for peer, key in self.window.targets():
+            self.window.drop_all(peer)
+            self._outbox.append((peer, Parted(key.target)))
 
     # -- what becomes of batches ----------------------------------------------------------------
 
@@ -191,8 +195,8 @@ class LiveTaker:
         late_ns = now_ns - self._limits.answer_ns
         batches = [(peer, self.batches[key]) for key, peer in self._peer_of.items()]
         late = [(p, b.key.target) for p, b in batches if b.kv_asked and b.kv_since_ns < late_ns]
-        if self._pulled is not None and self._pulled.asked_ns < late_ns:
-            late.append((self._pulled.peer, self._pulled.offer.batch.target))
+        pulls = self.window.under_way.values()
+        late += [(p.peer, p.offer.batch.target) for p in pulls if p.asked_ns < late_ns]
         for peer, target in dict.fromkeys(late):
             self._give_up(peer)
             self._outbox.append((peer, Parted(target)))
@@ -200,32 +204,31 @@ class LiveTaker:
     def deadline_ns(self) -> int | None:
         """When something that was asked for is late."""
         since = [batch.kv_since_ns for batch in self.batches.values() if batch.kv_asked]
-        if self._pulled is not None:
-            since.append(self._pulled.asked_ns)
+        since += [pull.asked_ns for pull in self.window.under_way.values()]
         return min(since) + self._limits.answer_ns + 1 if since else None
 
     def _give_up(self, peer: WorkerRef) -> None:
         """Nothing that was asked of it is waited for any longer."""
-        self._offers.pop(peer, None)
-        if self._pulled is not None and self._pulled.peer == peer:
-            self._decline_pulled()
+        self.window.drop_all(peer)
+        self._decline([pull for pull in self.window.under_way.values() if pull.peer == peer])
         for key in [key for key, other in self._peer_of.items() if other == peer]:
             self._put_back(self.batches[key])
 
-    def _decline_pulled(self) -> None:
-        if self._pulled is not None:
-            self._batcher.held.cancel_reserved(self._pulled.reservation)
-            self._outbox.append((self._pulled.peer, Declined(self._pulled.offer.batch)))
-            self._pulled = None
+    def _decline(self, pulls: Sequence[PullUnderWay]) -> None:
+        for pull in pulls:
+            self.window.end(pull.peer, pull.offer.batch)
+            self._batcher.held.cancel_reserved(pull.reservation)
+            self._outbox.append((pull.peer, Declined(pull.offer.batch)))
 
     def _offered(self, peer: WorkerRef, offer: Offer) -> None:
-        self._offers.pop(peer, None)
-        if offer.batch in self.batches or self.pulled(peer, offer.batch) is not None:
+        self.window.drop(peer, offer.batch)
+        is_known = offer.batch in self.batches or offer.batch in self.window.under_way
+        if is_known or not offer.tokens:
             return  # said before it was handed over: a second pull would be of nothing
-        if not self._batcher.fits_alone(offer.needs):
+        if not self._batcher.room.fits_alone(offer.needs):
             self._outbox.append((peer, Declined(offer.batch)))
-        elif offer.tokens:
-            self._offers[peer] = offer
+        else:
+            self.window.keep(peer, offer)
 
     def _ask_kv(self, batch: LiveBatch, peer: WorkerRef, now_ns: int) -> None:
         if not batch.kv_asked:
@@ -259,11 +262,10 @@ class LiveTaker:
             self._outbox.append((peer, Settled(key)))
 
     def _handed(self, peer: WorkerRef, message: Handover, now_ns: int) -> None:
-        pulled = self._pulled
-        if pulled is None or (pulled.peer, pulled.offer.batch) != (peer, message.batch):
+        pulled = self.window.end(peer, message.batch)
+        if pulled is None:
             self._outbox.append((peer, Declined(message.batch)))
             return
-        self._pulled = None
         tables = self._batcher.held.take_reserved(pulled.reservation)
         pull_ns = now_ns - pulled.asked_ns
         # A pull that comes late leaves this instance idle: the slow ones count more.
@@ -287,9 +289,14 @@ class LiveTaker:
         for spec in message.requests:
             if max(self._batcher.attempts(spec.request)) > spec.attempt:
                 batch.cancelled[spec.request] = None
+        self._rank += 1
+        batch.rank = self._rank
+        self._following_done = message.following_done
+        if pulled.without_rows:
+            batch.rank += len(self.window.under_way) + self.window.offered_by(peer)
         self.batches[batch.key] = batch
         self._peer_of[batch.key] = peer
-        if message.next_layer == 0 or batch.is_over:
+        if (message.next_layer == 0 and not pulled.without_rows) or batch.is_over:
             # Nothing was done of it: it is a prompt like any other, and may find its beginning.
             self._put_back(batch)
         elif batch.decoding or any(_decodes(sequence.spec) for sequence in batch.sequences):
@@ -314,13 +321,12 @@ class LiveTaker:
             pool.release(table[counts[index] :])
         for table in free:
             pool.release(table)
-        return [self._batcher.hold(s, table_of[i]) for i, s in enumerate(message.requests)]
+        return [self._batcher.held.arrive(s, table_of[i]) for i, s in enumerate(message.requests)]
 
     def _gone(self, peer: WorkerRef, key: BatchKey) -> None:
-        pulled = self._pulled
-        if pulled is not None and (pulled.peer, pulled.offer.batch) == (peer, key):
+        pulled = self.window.end(peer, key)
+        if pulled is not None:
             self._batcher.held.cancel_reserved(pulled.reservation)
-            self._pulled = None
         batch = self.batches.get(key)
         if batch is not None and self._peer_of.get(key) == peer:
             del self._peer_of[key]
@@ -331,7 +337,7 @@ class LiveTaker:
         is_computed = batch.next_layer == self._batcher.span.stop
         if is_computed and (not batch.kv_missing or not batch.sequences):
             for sequence in batch.sequences:
-                self._batcher.join(sequence)
+                self._batcher.held.join(sequence)
             batch.sequences = []
             self.forget(batch)
 
@@ -341,7 +347,7 @@ class LiveTaker:
             if sequence.spec.request in batch.cancelled:
                 self._batcher.held.drop(sequence)
             else:
-                self._batcher.put_back(sequence)
+                self._batcher.held.put_back(sequence)
         batch.sequences = []
         self.forget(batch)
 

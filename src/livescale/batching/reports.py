@@ -27,17 +27,17 @@ def load_report(
     return InstanceReported(
         instance=instance,
         attempt=attempt,
-        started=batcher.take_started(),
+        started=batcher.lines.take_started(),
         running=batcher.running,
         queued_prefill_tokens=batcher.queued_prefill_tokens,
         kv_blocks_used=batcher.pool.used,
         kv_blocks=batcher.pool.blocks,
         emitted_tokens=batcher.emitted_tokens,
         left_out=batcher.left_out,
-        kv_blocks_kept=batcher.growth_blocks,
-        preemptions=batcher.preemptions,
-        prefix_lookup_tokens=batcher.prefix_lookup_tokens,
-        reused_tokens=batcher.reused_tokens,
+        kv_blocks_kept=batcher.room.growth_blocks,
+        preemptions=batcher.room.preemptions,
+        prefix_lookup_tokens=batcher.room.prefix_lookup_tokens,
+        reused_tokens=batcher.room.reused_tokens,
         handovers=handovers,
         handover_bytes=handover_bytes,
     )
@@ -51,6 +51,8 @@ class ReportPace:
         self._gap_ns = gap_ns
         self._last: InstanceReported | None = None
         self._last_ns = 0
+        #: the load is another one than was reported last
+        self.is_behind = False
 
     @property
     def progress_due_ns(self) -> int:
@@ -63,8 +65,9 @@ class ReportPace:
         if report == last or (
             last is not None and now_ns < self.progress_due_ns and _is_progress(last, report)
         ):
+            self.is_behind = report != last
             return False
-        self._last, self._last_ns = report, now_ns
+        self._last, self._last_ns, self.is_behind = report, now_ns, False
         return True
 
     def forget(self) -> None:

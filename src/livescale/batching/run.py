@@ -127,3 +127,16 @@ class EmittedTokens(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
     finish_reason: FinishReason | None
     cached_tokens: int = 0
+
+    @property
+    def single(self) -> Emission:
+        """The only token, of a Run of one step."""
+        (token_id,) = self.token_ids
+        return Emission(
+            self.request,
+            self.attempt,
+            self.index,
+            token_id,
+            self.finish_reason,
+            self.cached_tokens,
+        )

@@ -5,13 +5,15 @@ Also how its blocks are named in the prefix index. No decisions: these are the B
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import msgspec
 
-from livescale.batching.run import SequenceSpec
+from livescale.batching.blocks import BlockPool
+from livescale.batching.run import EmittedTokens, SequenceSpec
+from livescale.types import FinishReason
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -98,6 +100,28 @@ class SequenceState:
         """
         for block in range(first, (self.known_tokens - 1) // self.block_tokens):
             yield self.key(block)
+
+    def write(self, pool: BlockPool, count: int) -> None:
+        """So many further positions have their KV in every layer: blocks that they filled are
+        found by requests that begin alike."""
+        first = self.computed // self.block_tokens
+        self.computed += count
+        for number in range(first, self.computed // self.block_tokens):
+            pool.publish(self.block_table[number], self.key(number))
+
+    def emit(self, token_ids: Sequence[int]) -> EmittedTokens:
+        """The last step's token is new; those before it are known already."""
+        spec = self.spec
+        token_id = token_ids[-1]
+        index = len(self.generated) + 1 - len(token_ids)
+        self.generated.append(token_id)
+        reason = None
+        if token_id in spec.sampling.stop_token_ids:
+            reason = FinishReason.STOP
+        elif len(self.generated) >= spec.sampling.output_tokens_max:
+            reason = FinishReason.LENGTH
+        cached_tokens = min(self.cached_tokens, len(spec.prompt_ids)) if index == 0 else 0
+        return EmittedTokens(spec.request, spec.attempt, index, token_ids, reason, cached_tokens)
 
     def next_key(self) -> bytes | None:
         """The key of the block that is computed next, if another request's block would do."""

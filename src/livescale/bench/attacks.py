@@ -26,7 +26,8 @@ from livescale.bench.attack_bodies import BENCH_ATTACKS
 from livescale.bench.attacks_report import AttackFigures, AttacksReport
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
-from livescale.config import PoolConfig, load_config
+from livescale.config import PoolConfig
+from livescale.config_reading import load_config
 from livescale.engine.make import PRESETS, make_model
 from livescale.interpreter import module_words
 from livescale.runtime.supervisor import Pool, PoolFailed

@@ -32,9 +32,9 @@ from livescale.bench.fidelity_profile import (
 from livescale.bench.fidelity_runs import PlayedRun, Strain, play_real, play_simulated
 from livescale.report.html import write_html_report
 from livescale.report.reported_run import ReportedRun
-from livescale.sim.capacity import CapacityError, ServingCapacity, measure_capacity
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import fit_rows
+from livescale.sim.pools.capacity import CapacityError, ServingCapacity, measure_capacity
+from livescale.sim.pools.runs import fit_rows
 from livescale.telemetry.record import RunLine
 from livescale.traces import TraceRow, upscale
 

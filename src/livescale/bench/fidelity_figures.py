@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from livescale.messages.commands import StartLoad
-from livescale.messages.events import Released
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import table
 from livescale.slo import percentile
-from livescale.telemetry.record import LoadPhases, ScaleLine, StepLine
+from livescale.telemetry.history.holdings import Ending
+from livescale.telemetry.record import LoadPhases, ScaleLine
 
 TOLERANCE_PERCENT = 10
 GOAL = ("ttft_p50_s", "ttft_p90_s", "scale_up_p50_s", "scale_up_p90_s")
@@ -158,10 +157,10 @@ layer counts from the decision, too."""
 
 
 def _counts(run: ReportedRun) -> dict[str, float]:
-    """Instances that were ordered and instances that were let go."""
-    started, released = 0, 0
-    for line in run.report.lines:
-        if isinstance(line, StepLine) and line.now_ns >= run.report.started_ns:
-            started += sum(isinstance(command, StartLoad) for command in line.commands)
-            released += sum(isinstance(event, Released) for event in line.events)
-    return {"instances_started": started, "instances_released": released}
+    """Instances that were ordered and instances that were let go, rank by rank."""
+    begun = [held.begun_ns for held in run.history.holdings if held.is_ordered]
+    over = [held.ended_ns for held in run.history.holdings if held.ending is Ending.RELEASED]
+    return {
+        "instances_started": sum(at_ns >= run.report.started_ns for at_ns in begun),
+        "instances_released": sum((at_ns or 0) >= run.report.started_ns for at_ns in over),
+    }

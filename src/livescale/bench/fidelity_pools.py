@@ -14,7 +14,8 @@ from pathlib import Path
 from livescale.bench.fidelity_profile import Bare
 from livescale.bench.profile import ProfileOptions, run_profile
 from livescale.bench.profile_points import ProfileLimits
-from livescale.config import PoolConfig, load_config
+from livescale.config import PoolConfig
+from livescale.config_reading import load_config
 from livescale.engine.make import Preset, make_model
 from livescale.latency.linear import LinearLatency
 from livescale.latency.table import TableLatency

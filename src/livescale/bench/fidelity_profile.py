@@ -24,8 +24,8 @@ from livescale.latency.overhead import OverheadLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.table import TableLatency
 from livescale.latency.work import RunWork
-from livescale.messages.events import CapacityMeasured
 from livescale.sim.config import SimConfig
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import RequestLine, RunLine, StepLine
 from livescale.traces import TraceRow
 from livescale.types import Value, WorkerRef
@@ -123,7 +123,7 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
     rate = _median([span.bytes_per_s for span in loads])
     layer_ns = _layer_bytes(run)[0] * _NS_PER_S // rate
     setup_ns = _median([span.first_layer_ns for span in loads]) - layer_ns
-    capacity = _capacity(run)
+    capacity = read_history(run.lines).measured[0]
     return PoolProfile(
         latency=latency,
         message_delay_ns=delay_ns,
@@ -156,6 +156,7 @@ def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> 
         for policy in controller.models
     )
     rate = profile.load_bytes_per_s
+    wait_s = config.queue_timeout_s
     return SimConfig(
         controller=msgspec.structs.replace(controller, models=policies),
         devices=tuple(
@@ -171,6 +172,8 @@ def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> 
         oldest_prompt_percent=config.oldest_prompt_percent,
         growth_tokens=config.growth_tokens,
         queue_requests_max=config.queue_requests_max,
+        queue_prompt_tokens_max=config.queue_prompt_tokens_max,
+        queue_timeout_ns=wait_s * _NS_PER_S if wait_s is not None else None,
         step_gap_ns=profile.step_gap_ns,
         message_delay_ns=profile.message_delay_ns,
         group_setup_ns=profile.load_setup_ns,
@@ -241,11 +244,6 @@ def _step_gap_ns(run: PlayedRun, configured_ns: int) -> int:
     times = [line.now_ns for line in run.lines if isinstance(line, StepLine)]
     gaps = [b - a for a, b in pairwise(times) if configured_ns <= b - a < 2 * configured_ns]
     return _median(gaps) if gaps else configured_ns
-
-
-def _capacity(run: PlayedRun) -> CapacityMeasured:
-    events = (e for line in run.lines if isinstance(line, StepLine) for e in line.events)
-    return next(event for event in events if isinstance(event, CapacityMeasured))
 
 
 def _controller(run: PlayedRun) -> ControllerConfig:

@@ -35,7 +35,7 @@ from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, PoolFailed
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import lead_ns, run_pool
+from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.slo import RequestTiming, parse_slo, percentile
 from livescale.telemetry.record import AnyLine, RequestLine, read_record, write_record
 from livescale.telemetry.record_file import create_record
@@ -128,7 +128,7 @@ def play_real(
     lines = with_client_times(read_record(Path(config.record)), timings, None)
     write_record(Path(config.record), lines)
     started_ns = results[0].scheduled_ns - rows[0].arrival_ns
-    devices = tuple(seat.device for _, seat in pool.site.seats)
+    devices = tuple(seat.device for _, seat in pool.layout.seats)
     return PlayedRun(name, lines, timings, started_ns, devices), strain
 
 

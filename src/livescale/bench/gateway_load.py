@@ -21,7 +21,8 @@ import msgspec
 
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
-from livescale.config import PoolConfig, load_config
+from livescale.config import PoolConfig
+from livescale.config_reading import load_config
 from livescale.engine.make import PRESETS, make_model
 from livescale.interpreter import module_words
 from livescale.runtime.supervisor import Pool, PoolFailed

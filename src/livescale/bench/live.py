@@ -22,6 +22,7 @@ from livescale.bench.live_figures import (
     half_load_ratio,
     mean_to_optimum,
     order_row,
+    source_idle_share,
     throughput_curve,
 )
 from livescale.bench.live_fleet import AskedRequest, PairFleet
@@ -29,6 +30,7 @@ from livescale.bench.live_models import (
     LINK_BYTES_PER_S_MAX,
     PairSetting,
     cpu_setting,
+    linked_setting,
     make_live_model,
     timed_setting,
 )
@@ -48,7 +50,20 @@ _SATURATING = 2
 _MEASURED_TOKENS = (384, 1152)
 _DECODED_TOKENS = 4
 
+# As in the demo: of what the source computes in the time of a load, and no more than that many.
+_LINKED_WORK = 1.2
+_LINKED_BATCHES_MIN, _LINKED_BATCHES_MAX = 8, 240
+
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedOptions:
+    """The demo's burst, prompts of `prompt_tokens` and short answers, on links of this rate: rows
+    and KV weigh there."""
+
+    link_bytes_per_s: int
+    prompt_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,8 @@ class LiveBenchOptions:
     Of every kind (in `plays`: how often) at every ratio of load time to compute time. What is
     asked for once is played at `headline_ratio`. Workers that compute get batches that fit the
     ratio, or of `cpu_tokens`, whatever ratio that is. `decodes` requests decode on the source
-    where their TBT is looked at.
+    where their TBT is looked at. With `linked` only that burst is played, by ZigZag and by
+    stop-the-world.
     """
 
     plays: dict[str, int]
@@ -69,6 +85,7 @@ class LiveBenchOptions:
     layer_ns: int = 40_000_000
     cpu_tokens: int | None = None
     decodes: int = 4
+    linked: LinkedOptions | None = None
 
 
 def run_live(options: LiveBenchOptions, say: Say) -> LiveReport:
@@ -89,8 +106,11 @@ class _LiveBench:
         options = self.options
         for kind, plays in options.plays.items():
             with tempfile.TemporaryDirectory(prefix="livescale-live-") as name:
-                await self._run_kind(kind, plays, Path(name))
-        if options.headline_ratio in options.ratios:
+                if options.linked is not None:
+                    await self._run_linked(kind, plays, options.linked, Path(name))
+                else:
+                    await self._run_kind(kind, plays, Path(name))
+        if options.linked is None and options.headline_ratio in options.ratios:
             self.report.mean_to_optimum = mean_to_optimum(
                 options.layers, options.batches, options.headline_ratio
             )
@@ -111,10 +131,34 @@ class _LiveBench:
             else:
                 setting = cpu_setting(directory, manifest, ratio, measured)
             async with PairFleet(setting, scratch, pinned=kind == "cpu") as fleet:
-                await self._run_orders(fleet, ratio, plays)
+                bursts = [Burst(order, self.options.batches) for order in ORDERS]
+                await self._run_bursts(fleet, ratio, plays, bursts)
                 if ratio == options.headline_ratio:
                     await self._run_once(fleet)
                     await self._run_decodes(fleet)
+        self._judge_tokens(setting)
+
+    async def _run_linked(
+        self, kind: str, plays: int, linked: LinkedOptions, scratch: Path
+    ) -> None:
+        """A burst that is more work than the source alone has time for while the target loads."""
+        setting = linked_setting(
+            scratch, kind, linked.link_bytes_per_s, tokens=linked.prompt_tokens
+        )
+        async with PairFleet(setting, scratch, pinned=kind == "cpu") as fleet:
+            await time_prompt(fleet, setting.batch_tokens)  # the first one is slow
+            batch_ns = setting.decoder_layers * await time_prompt(fleet, setting.batch_tokens)
+            batches = round(_LINKED_WORK * setting.load_ns / batch_ns)
+            batches = min(max(batches, _LINKED_BATCHES_MIN), _LINKED_BATCHES_MAX)
+            orders = (ZIGZAG.name, STOP)
+            bursts = [Burst(order, batches, _DECODED_TOKENS) for order in orders]
+            ratio = setting.layer_load_ns * setting.decoder_layers // batch_ns
+            played = await self._run_bursts(fleet, ratio, plays, bursts)
+        shares = [source_idle_share(play) for play in played[ZIGZAG.name]]
+        self.report.of_kind(kind).source_idle_shares = shares
+        self._judge_tokens(setting)
+
+    def _judge_tokens(self, setting: PairSetting) -> None:
         self.report.token_mismatches += count_mismatches(setting, self.asked)
         self.report.tokens += sum(len(asked.token_ids) for asked in self.asked)
         self.asked.clear()
@@ -129,18 +173,20 @@ class _LiveBench:
                 await time_prompt(fleet, tokens)  # the first one is slow
             return [(tokens, await time_prompt(fleet, tokens)) for tokens in _MEASURED_TOKENS]
 
-    async def _run_orders(self, fleet: PairFleet, ratio: int, plays: int) -> None:
-        """Every order, in turns."""
-        played: dict[str, list[PairPlay]] = {order: [] for order in ORDERS}
+    async def _run_bursts(
+        self, fleet: PairFleet, ratio: int, plays: int, bursts: Sequence[Burst]
+    ) -> dict[str, list[PairPlay]]:
+        """One burst of every order, in turns. Returns the plays of each order."""
+        played: dict[str, list[PairPlay]] = {burst.order: [] for burst in bursts}
         shares = CpuShares([os.getpid()])
         for _ in range(plays):
-            for order in ORDERS:
-                burst = Burst(order, self.options.batches)
-                played[order].append(await play_burst(fleet, burst))
+            for burst in bursts:
+                played[burst.order].append(await play_burst(fleet, burst))
         self.report.others_share.append(shares.others())
-        for order in ORDERS:
-            self._take(fleet.setting, ratio, played[order])
-        self.say(f"  {fleet.setting.kind}, ratio {ratio}: {plays} x {len(ORDERS)} orders")
+        for burst in bursts:
+            self._take(fleet.setting, ratio, played[burst.order])
+        self.say(f"  {fleet.setting.kind}, ratio {ratio}: {plays} x {len(bursts)} orders")
+        return played
 
     async def _run_once(self, fleet: PairFleet) -> None:
         """A queue that is long enough for throughput, and one that waits while loading begins."""

@@ -9,12 +9,14 @@ from statistics import median
 import msgspec
 
 from livescale.batching.live_order import LIVE_ORDERS, ZIGZAG
+from livescale.bench.live_fleet import SOURCE
 from livescale.bench.live_models import PairSetting
 from livescale.bench.live_runs import PairPlay
 from livescale.bench.live_twin import TwinPlay, layer_ns
 from livescale.bench.live_worker import WorkItem
-from livescale.sim.live_optimum import SolverMissingError, solve_split
-from livescale.sim.live_player import LivePlay, loaded_every, play
+from livescale.messages.events import BatchTaken
+from livescale.sim.pair.optimum import SolverMissingError, solve_split
+from livescale.sim.pair.player import LivePlay, loaded_every, play
 from livescale.slo import percentile
 
 _NS_PER_S = 1_000_000_000
@@ -111,6 +113,23 @@ _TTFT: dict[str, Callable[[Sequence[int]], int]] = {
     "ttft_p90_s": lambda values: percentile(values, 90),
     "ttft_last_s": max,
 }
+
+
+def source_idle_share(played: PairPlay) -> float:
+    """The share of time in which the source ran nothing, from t = 0 for as long as the target had a
+    batch that the source could have: one that was handed over in the end, one of several, or the
+    only one while layers were missing."""
+    handed = {
+        request: heard.at_ns
+        for heard in played.taken
+        if isinstance(heard.event, BatchTaken) and heard.worker == SOURCE
+        for request, _ in heard.event.requests
+    }
+    left = sorted(handed.get(asked.request, asked.token_ns[0]) for asked in played.requests)
+    assert played.loaded_ns is not None, "a target was loaded"
+    stop_ns = max([*handed.values(), *left[-2:-1], min(left[-1], played.loaded_ns)])
+    busy_ns = sum(_overlap_ns(item, played.zero_ns, stop_ns) for item in played.source_work)
+    return 1 - busy_ns / (stop_ns - played.zero_ns)
 
 
 # -- throughput -----------------------------------------------------------------------------------

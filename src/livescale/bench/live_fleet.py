@@ -1,7 +1,7 @@
 """Source and target of `bench live` as processes; the driver is their controller and gateway.
 
-What the driver orders and what it hears are the messages of a real pool. Nothing decides here:
-which request goes where, and when the target loads, is the caller's.
+Orders and reports are the messages of a real pool, and the driver keeps a Ledger as a gateway does.
+The caller decides which request goes where, and when the target loads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import secrets
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -26,17 +26,22 @@ from livescale.bench.live_models import PairSetting
 from livescale.bench.live_worker import WorkItem, read_work
 from livescale.chunks import ChunkGrid, Feed
 from livescale.interpreter import module_words
-from livescale.messages.commands import Release, StartLoad
-from livescale.messages.events import LoadCompleted, LoadFailed, Released
-from livescale.plans import Pairing
-from livescale.runtime.boot import WorkerBoot
-from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
-from livescale.runtime.wire import (
-    Address,
+from livescale.member.ledger import Finish, Forget, Ledger, LedgerEffect, Moved, Send
+from livescale.messages.attempts import (
     AttemptFailed,
     AttemptReturned,
     AttemptTaken,
     Cancel,
+    Disown,
+)
+from livescale.messages.commands import Dispatch, Release, StartLoad
+from livescale.messages.events import LoadCompleted, LoadFailed, Released, RequestEnded
+from livescale.plans import Pairing
+from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
+from livescale.runtime.heartbeat import Heartbeats
+from livescale.runtime.wire import (
+    Address,
     FromTokenServer,
     GatewayHello,
     Holder,
@@ -46,11 +51,10 @@ from livescale.runtime.wire import (
     ToController,
     Token,
     Tokens,
-    Wire,
     WorkerEvent,
     WorkerHello,
-    open_wire,
 )
+from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.topology import Device
 from livescale.types import (
     FromStorage,
@@ -66,11 +70,11 @@ SOURCE_INSTANCE: InstanceId = 1
 
 _LOCALHOST = "127.0.0.1"
 _GATEWAY = "bench"
+_LOST_AFTER_MS = 5000
 _WAIT_S = 120.0
 _END_S = 10.0
 _CHUNK_BYTES = 64 << 10
 _LOG_TAIL_CHARS = 1500
-_SEQUENCES_MAX = 32
 # Every made model has more token ids.
 _PROMPT_IDS = 256
 
@@ -133,6 +137,8 @@ class PairFleet:
         self._trouble: str | None = None
         self._instances = SOURCE_INSTANCE
         self._requests = 0
+        self._ledger = Ledger()
+        self._heartbeats = Heartbeats(_LOST_AFTER_MS)
         self._draw = np.random.default_rng(setting.batch_tokens)
 
     async def __aenter__(self) -> PairFleet:
@@ -180,23 +186,21 @@ class PairFleet:
         asked = AskedRequest(request, prompt_ids, output_tokens, worker)
         self.asked[request] = asked
         instance = SOURCE_INSTANCE if worker == SOURCE else self._instances
-        sampling = SamplingParams(output_tokens)
-        wire = self._members[worker].tokens
-        assert wire is not None
-        wire.send(Submit(request, 1, instance, asked.prompt_ids, (), sampling))
+        self._ledger.open(request)
+        order = Dispatch(request, 1, instance, worker)
+        self._carry_out(self._ledger.dispatched(order, is_reachable=True))
         return asked
 
     def cancel(self, asked: AskedRequest) -> None:
         """No more of it is wanted."""
-        asked.is_over = asked.is_cancelled = True
-        wire = self._members[asked.owner].tokens
-        assert wire is not None
-        wire.send(Cancel(asked.request, 1))
+        asked.is_cancelled = True
+        self._carry_out(self._ledger.cancel(asked.request))
 
     def forget(self) -> None:
         """Drop what was heard and asked so far."""
         self.heard.clear()
         self.asked.clear()
+        self._ledger = Ledger()
 
     # -- what came of them ----------------------------------------------------------------------
 
@@ -227,6 +231,7 @@ class PairFleet:
     async def _start(self) -> None:
         door = Door(self._secret, CONTROLLER_DOOR, self._serve)
         self._server = await asyncio.start_server(door.accept, _LOCALHOST, 0)
+        self._readers.append(asyncio.create_task(self._heartbeats.run()))
         host, port = self._server.sockets[0].getsockname()[:2]
         for ref in (SOURCE, TARGET):
             self._members[ref] = await self._spawned(ref, Address(host, port))
@@ -277,12 +282,12 @@ class PairFleet:
             threads=1,
             block_tokens=16,
             run_tokens_max=setting.run_tokens_max,
-            sequences_max=_SEQUENCES_MAX,
+            sequences_max=setting.sequences_max,
             oldest_prompt_percent=100,
             latency=setting.latency,
             carrier="tcp",
             live=LiveLimits(
-                batches_max=setting.batches_max,
+                batches_max=setting.line_max,
                 batch_tokens_max=setting.batch_tokens,
             ),
         )
@@ -297,6 +302,7 @@ class PairFleet:
         if not isinstance(hello, WorkerHello):
             wire.close()
             return
+        self._heartbeats.add(wire)
         member = self._members[hello.worker]
         member.hello, member.orders = hello, wire
         self._news.set()
@@ -323,6 +329,7 @@ class PairFleet:
             secret=self._secret,
             door=token_door(member.ref),
         )
+        self._heartbeats.add(member.tokens)
         member.tokens.send(GatewayHello(_GATEWAY))
         self._readers.append(asyncio.create_task(self._read_tokens(member.ref, member.tokens)))
 
@@ -333,23 +340,57 @@ class PairFleet:
                 for token in message.tokens:
                     self._take(worker, token, now_ns)
             elif isinstance(message, AttemptTaken):
-                asked = self.asked.get(message.request)
-                if asked is not None:
-                    asked.owner = worker
+                request, attempt = message.request, message.attempt
+                self._carry_out(self._ledger.taken(worker, request, attempt, message.moves))
             elif isinstance(message, AttemptFailed | AttemptReturned):
                 self._tell_trouble(f"worker {worker} gave a request up: {message}")
             self._news.set()
 
     def _take(self, worker: WorkerRef, token: Token, now_ns: int) -> None:
+        accepted, effects = self._ledger.came(
+            worker,
+            token.request,
+            token.attempt,
+            index=token.index,
+            count=1,
+            is_last=token.finish_reason is not None,
+        )
         asked = self.asked.get(token.request)
-        if asked is None or asked.is_over:
-            return
-        if worker != asked.owner or token.index != len(asked.token_ids):
+        if asked is not None and accepted:
+            asked.token_ids.append(token.token_id)
+            asked.token_ns.append(now_ns)
+        elif asked is not None and not asked.is_over:
             asked.strays += 1
-            return
-        asked.token_ids.append(token.token_id)
-        asked.token_ns.append(now_ns)
-        asked.is_over = token.finish_reason is not None
+        self._carry_out(effects)
+
+    def _carry_out(self, effects: Sequence[LedgerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                order, asked = effect.order, self.asked[effect.order.request]
+                sampling = SamplingParams(asked.output_tokens)
+                submit = Submit(
+                    request=order.request,
+                    attempt=order.attempt,
+                    instance=order.instance,
+                    prompt_ids=asked.prompt_ids,
+                    generated_ids=(),
+                    sampling=sampling,
+                )
+                self._tell(order.worker, submit)
+            elif isinstance(effect, Forget):
+                forget = Cancel if effect.is_over else Disown
+                self._tell(effect.worker, forget(effect.request, effect.attempt))
+            elif isinstance(effect, Moved) and effect.after is not None:
+                self.asked[effect.request].owner = effect.after
+            elif isinstance(effect, Finish):
+                self.asked[effect.request].is_over = True
+            elif isinstance(effect, RequestEnded):
+                self._tell_trouble(f"tokens of {effect.request} are missing")
+
+    def _tell(self, worker: WorkerRef, message: Submit | Cancel | Disown) -> None:
+        wire = self._members[worker].tokens
+        assert wire is not None
+        wire.send(message)
 
     def _load(
         self,

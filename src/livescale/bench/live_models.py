@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from livescale.bench.errors import BenchError
-from livescale.engine.make import Preset, make_model
+from livescale.engine.make import PRESETS, Preset, make_model
 from livescale.engine.model_files import model_spec, read_manifest
 from livescale.latency.linear import LinearLatency
-from livescale.types import Manifest
+from livescale.types import SEQUENCES_MAX, Manifest
 
 LINK_BYTES_PER_S_MAX = 37_500_000
 """300 Mbit/s: what a link carries at most."""
@@ -24,6 +24,8 @@ _NS_PER_S = 1_000_000_000
 _NO_LATENCY = LinearLatency(0, 0)
 _MODEL = "live"
 _TIMED_TOKENS, _TIMED_RUN_NS = 256, 8_000_000
+# What a layer of the demo's model takes for 256 tokens on one CPU.
+_LINKED_LAYER_NS = 10_000_000
 # Thin rows and little KV beside the layers' bytes, as with large models: 4 % here.
 _TIMED_SHAPE = Preset(16, 64, 1856, 2, 1, 512)
 _CPU_SHAPE = Preset(16, 384, 1024, 6, 1, 512)
@@ -35,8 +37,9 @@ _SPARE_TOKENS = 2048
 class PairSetting:
     """Source and target: what they are, what they run, and the rate of each one's link.
 
-    A batch is one prompt of `batch_tokens`. There is room for `batches_max` of them on either, and
-    for `decodes_max` requests that decode beside them.
+    A batch is one prompt of `batch_tokens`. `line_max` of them are in the target's line at most.
+    Either has `sequences_max` places, KV room for `batches_max` batches, and for `decodes_max`
+    requests that decode beside them.
     """
 
     kind: str
@@ -44,6 +47,8 @@ class PairSetting:
     manifest: Manifest
     link_bytes_per_s: int
     batch_tokens: int
+    sequences_max: int = 32
+    line_max: int = 16
     batches_max: int = 16
     decodes_max: int = 16
     latency: LinearLatency = _NO_LATENCY
@@ -63,6 +68,11 @@ class PairSetting:
         return self.manifest.layers[1].size_bytes * _NS_PER_S // self.link_bytes_per_s
 
     @property
+    def load_ns(self) -> int:
+        """Time of the whole model on the link."""
+        return self.manifest.size_bytes * _NS_PER_S // self.link_bytes_per_s
+
+    @property
     def first_layers_ns(self) -> int:
         """Time of the embedding and the first decoder layer on the link."""
         size_bytes = sum(entry.size_bytes for entry in self.manifest.layers[:2])
@@ -78,16 +88,7 @@ class PairSetting:
 
 def make_live_model(scratch: Path, kind: str, layers: int) -> tuple[Path, Manifest]:
     """A model for workers of this kind."""
-    shape = _TIMED_SHAPE if kind == "timed" else _CPU_SHAPE
-    preset = Preset(
-        decoder_layers=layers,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        vocab_size=shape.vocab_size,
-        model_tokens_max=shape.model_tokens_max,
-    )
+    preset = replace(_TIMED_SHAPE if kind == "timed" else _CPU_SHAPE, decoder_layers=layers)
     directory = scratch / f"{_MODEL}-{kind}"
     make_model(directory, preset)
     return directory, read_manifest(directory, _MODEL)
@@ -113,6 +114,24 @@ def timed_setting(directory: Path, manifest: Manifest, ratio: int, layer_ns: int
         link_bytes_per_s=rate,
         batch_tokens=_TIMED_TOKENS,
         latency=LinearLatency(_TIMED_RUN_NS, per_token_ns),
+    )
+
+
+def linked_setting(scratch: Path, kind: str, link_bytes_per_s: int, tokens: int) -> PairSetting:
+    """The demo's model and prompts of `tokens` on a link of this rate: rows and KV weigh there."""
+    directory = scratch / f"linked-{kind}"
+    make_model(directory, PRESETS["medium"])
+    manifest = read_manifest(directory, _MODEL)
+    layers_ns = (len(manifest.layers) - 2) * _LINKED_LAYER_NS - _TIMED_RUN_NS
+    return PairSetting(
+        kind=kind,
+        directory=directory,
+        manifest=manifest,
+        link_bytes_per_s=link_bytes_per_s,
+        batch_tokens=tokens,
+        sequences_max=SEQUENCES_MAX,
+        batches_max=SEQUENCES_MAX,
+        latency=LinearLatency(_TIMED_RUN_NS, layers_ns // _TIMED_TOKENS),
     )
 
 

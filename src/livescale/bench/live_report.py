@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 
 from livescale.batching.live_order import ZIGZAG
 from livescale.bench.live_figures import BothWorlds, OrderRow, ideal_last_to_stop
@@ -32,12 +33,18 @@ class KindFigures:
     first_help: float | None = None
     first_help_limit: float | None = None
     tbt_p99_s: dict[str, BothWorlds] = field(default_factory=dict)
+    #: of every play of ZigZag on links where rows and KV weigh
+    source_idle_shares: list[float] = field(default_factory=list)
 
     def set_first_help(self, play: PairPlay, setting: PairSetting) -> None:
         """From a play whose batches were queued at the start of the load."""
         if play.first_help_ns is not None and play.load_ns is not None:
             self.first_help = (play.first_help_ns - play.began_ns) / play.load_ns
             self.first_help_limit = setting.first_layers_ns / play.load_ns + _LATE
+
+    @property
+    def source_idle_share(self) -> float | None:
+        return median(self.source_idle_shares) if self.source_idle_shares else None
 
     @property
     def tbt_ratio(self) -> BothWorlds | None:
@@ -59,6 +66,8 @@ class KindFigures:
                 {"fraction_loaded": fraction, "measured": measured, "simulated": simulated}
                 for fraction, measured, simulated in self.throughput
             ],
+            "source_idle_share": self.source_idle_share,
+            "source_idle_shares": self.source_idle_shares,
         }
         return {name: value for name, value in figures.items() if value}
 
@@ -115,6 +124,7 @@ class LiveReport:
             "throughput_ratio_at_half_load": timed.half_load.measured if timed.half_load else None,
             "tbt_p99_ratio_to_no_scaling": timed.tbt_ratio.measured if timed.tbt_ratio else None,
             "mean_latency_ratio_to_optimum": self.mean_to_optimum,
+            "source_idle_share": timed.source_idle_share,
         }
         return {
             **{name: value for name, value in figures.items() if value is not None},
@@ -205,4 +215,7 @@ def _kind_lines(found: KindFigures) -> list[str]:
             f"p99 TBT at the source {1e3 * helped.measured:.0f} ms, without scaling"
             f" {1e3 * alone.measured:.0f} ms: {found.tbt_ratio.measured:.2f}"
         )
+    if found.source_idle_share is not None:
+        shares = ", ".join(f"{share:.1%}" for share in found.source_idle_shares)
+        lines.append(f"source idle {found.source_idle_share:.1%} of the time ({shares})")
     return lines

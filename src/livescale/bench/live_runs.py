@@ -23,7 +23,7 @@ from livescale.bench.live_fleet import (
     PairFleet,
 )
 from livescale.bench.live_worker import WorkItem
-from livescale.messages.events import BatchTaken, LayerArrived, LoadCompleted
+from livescale.messages.events import BatchTaken, LayerArrived, LiveStarted, LoadCompleted
 from livescale.plans import Pairing
 from livescale.types import WorkerRef
 
@@ -110,7 +110,10 @@ async def play_burst(fleet: PairFleet, burst: Burst) -> PairPlay:
     began_ns = zero_ns = time.monotonic_ns()
     if burst.order != ALONE:
         fleet.load_target(_pairing(burst.order))
-        if not burst.from_start:
+        if burst.from_start and burst.order != STOP:
+            # Requests and orders come on different wires.
+            await fleet.until(lambda: bool(fleet.of_target(LiveStarted)))
+        elif not burst.from_start:
             await fleet.until(lambda: _watermark(fleet) >= 2)
             zero_ns = fleet.of_target(LayerArrived)[-1].at_ns
     requests = await _serve(fleet, burst, prompts)

@@ -13,7 +13,7 @@ from livescale.bench.live_models import PairSetting
 from livescale.bench.live_runs import ALONE, OVERLAP, OVERLAP_KEPT, STOP, PairPlay
 from livescale.bench.live_worker import WorkItem
 from livescale.engine.model_files import model_spec
-from livescale.sim.live_pair import PairLoad, PairRun, PairWorld
+from livescale.sim.pair.pair_world import PairLoad, PairRun, PairWorld
 
 # Two threads and a socket. The simulated pools have 0.2 ms for the socket alone.
 _MESSAGE_NS = 500_000

@@ -14,11 +14,11 @@ import msgspec
 
 from livescale.bench.errors import BenchError
 from livescale.report.terminal import table
-from livescale.sim.capacity import measure_capacity
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import PoolRun, fit_rows, lead_ns, run_pool
-from livescale.sim.pools import PooledModel, build_config, first_hosts, tokens_max
-from livescale.sim.systems import find_system
+from livescale.sim.pools.capacity import measure_capacity
+from livescale.sim.pools.configs import PooledModel, build_config, first_hosts, tokens_max
+from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
+from livescale.sim.pools.systems import find_system
 from livescale.topology_files import NamedTopology, find_cluster, read_topology
 from livescale.traces import TraceRow, upscale, window
 

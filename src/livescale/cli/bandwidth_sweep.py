@@ -19,8 +19,8 @@ from livescale.cli.loads import write_json
 from livescale.cli.pool_choices import PoolChoice
 from livescale.report.summary import RunSummary, summarize
 from livescale.report.terminal import seconds, table
-from livescale.sim.pool_runs import lead_ns, run_pool
-from livescale.sim.systems import SYSTEMS, System
+from livescale.sim.pools.runs import lead_ns, run_pool
+from livescale.sim.pools.systems import SYSTEMS, System
 from livescale.slo import SloRule
 
 _GBIT_BYTES = 125_000_000

@@ -10,7 +10,7 @@ from livescale.cli.errors import UserError
 from livescale.cli.loads import add_load_arguments, write_json
 from livescale.cli.pool_choices import PoolChoice, add_pool_arguments, choose, choose_systems
 from livescale.report.terminal import seconds, table
-from livescale.sim.capacity import (
+from livescale.sim.pools.capacity import (
     CapacityError,
     PercentileBound,
     PoolSearch,
@@ -19,9 +19,9 @@ from livescale.sim.capacity import (
     percentiles,
     smallest_pool,
 )
-from livescale.sim.pool_runs import PoolRun, lead_ns, run_pool
-from livescale.sim.pools import first_devices, first_hosts, microdollars_per_hour
-from livescale.sim.systems import System
+from livescale.sim.pools.configs import first_devices, first_hosts, microdollars_per_hour
+from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.systems import System
 
 _NS_PER_S = 1_000_000_000
 _MICRODOLLARS = 1_000_000

@@ -14,7 +14,8 @@ from livescale.cli.demo_live import play_live
 from livescale.cli.demo_run import DemoRun, TokenChecks, check_tokens, slo_rule
 from livescale.cli.errors import UserError
 from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
-from livescale.config import PoolConfig, add_flags, given_flags, load_config
+from livescale.config import PoolConfig
+from livescale.config_reading import add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
 from livescale.engine.make import make_model
 from livescale.report.run_report import RunReport

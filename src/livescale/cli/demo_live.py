@@ -12,12 +12,13 @@ from pathlib import Path
 
 from livescale.cli.demo_run import DemoRun, Played, TokenChecks, check_tokens, slo_rule
 from livescale.cli.errors import UserError
-from livescale.config import PoolConfig, given_flags, load_config
-from livescale.messages.events import CapacityMeasured
+from livescale.config import PoolConfig
+from livescale.config_reading import given_flags, load_config
 from livescale.report.comparison import as_json, comparison_table
 from livescale.report.html import write_html_report
 from livescale.report.reported_run import ReportedRun
-from livescale.telemetry.record import StepLine, read_record
+from livescale.telemetry.history.reading import read_history
+from livescale.telemetry.record import read_record
 from livescale.traces import TraceRow
 
 _NS_PER_S = 1_000_000_000
@@ -127,10 +128,9 @@ async def _play(
 async def _tokens_per_s(record: Path) -> int:
     """What the first instance measured, as soon as the record has it."""
     for _ in range(_LOOKS):
-        for line in read_record(record):
-            for event in line.events if isinstance(line, StepLine) else ():
-                if isinstance(event, CapacityMeasured):
-                    return event.prefill_tokens_per_s
+        measured = read_history(read_record(record)).measured
+        if measured:
+            return measured[0].prefill_tokens_per_s
         await asyncio.sleep(_LOOK_S)
     raise UserError("the pool did not say how many prompt tokens an instance can compute")
 

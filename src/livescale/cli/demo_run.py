@@ -125,7 +125,7 @@ class DemoRun:
                 f"links: capped at {rate / 1e6:.1f} MB/s per worker and direction, so that a load"
                 f" takes {self._size_bytes / rate:.2f} s"
             )
-        return "\n".join([*lines, f"pool: {self._pool.site}, starting …"])
+        return "\n".join([*lines, f"pool: {self._pool.layout}, starting …"])
 
     @asynccontextmanager
     async def pool(self) -> AsyncIterator[None]:

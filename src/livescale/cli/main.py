@@ -43,7 +43,7 @@ COMMANDS = (
     _Command("swarm", "run faulty worlds drawn from seeds, and check every rule in each"),
     _Command("reproduce", "what the papers claim, and what comes out here"),
     _Command("report", "what run records say: text, a page, a picture"),
-    _Command("replay", "feed a run record to a fresh controller and compare"),
+    _Command("replay", "feed records to a fresh controller, or member, and compare"),
     _Command("testbed", "emulate hosts and their links on this machine (root, Linux)"),
 )
 

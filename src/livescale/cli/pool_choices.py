@@ -16,11 +16,11 @@ from livescale.cli.loads import choose_load
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.settings import ConfigError
-from livescale.sim.capacity import CapacityError, measure_capacity, scale_loads
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import fit_rows
-from livescale.sim.pools import PooledModel, PoolError, build_config, tokens_max
-from livescale.sim.systems import SYSTEMS, System, UnknownSystem, find_system
+from livescale.sim.pools.capacity import CapacityError, measure_capacity, scale_loads
+from livescale.sim.pools.configs import PooledModel, PoolError, build_config, tokens_max
+from livescale.sim.pools.runs import fit_rows
+from livescale.sim.pools.systems import SYSTEMS, System, UnknownSystem, find_system
 from livescale.topology import Device, Host, Topology
 from livescale.topology_files import NamedTopology, find_cluster, read_topology
 from livescale.traces import TraceError, TraceRow, divide_lengths

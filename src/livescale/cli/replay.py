@@ -1,4 +1,4 @@
-"""`livescale replay RUN`: would today's controller have decided the same?"""
+"""`livescale replay RECORD`: would today's controller, or member, have decided the same?"""
 
 from __future__ import annotations
 
@@ -6,24 +6,48 @@ import argparse
 from pathlib import Path
 
 from livescale.cli.errors import UserError
+from livescale.telemetry.member_record import is_member_record, read_member_record
 from livescale.telemetry.record import read_record
 from livescale.telemetry.record_parts import RecordError
-from livescale.telemetry.replay import ReplayError, replay
+from livescale.telemetry.replay import ReplayError, replay, replay_member
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="run record (JSON lines)")
+    parser.add_argument(
+        "records",
+        nargs="+",
+        type=Path,
+        metavar="RECORD",
+        help="run records, and records of members (JSON lines)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        result = replay(read_record(arguments.run))
-    except (RecordError, ReplayError) as error:
-        raise UserError(f"{arguments.run}: {error}") from error
-    print(
-        f"{arguments.run}: the same {result.commands} commands for {result.events} events"
+    for path in arguments.records:
+        try:
+            found = _replay_member(path) if is_member_record(path) else _replay_run(path)
+        except ReplayError as error:
+            raise UserError(f"{path}: {error}") from error
+        except RecordError as error:
+            raise UserError(str(error)) from error
+        print(f"{path}: {found}")
+    return 0
+
+
+def _replay_run(path: Path) -> str:
+    result = replay(read_record(path))
+    same = (
+        f"the same {result.commands} commands for {result.events} events"
         f" in {result.steps} steps ({result.lives} controller lives)"
     )
     if result.left_out:
-        print(f"{result.left_out} steps of a life that began in an earlier part were left out")
-    return 0
+        same += f"; {result.left_out} steps of a life that began in an earlier part were left out"
+    return same
+
+
+def _replay_member(path: Path) -> str:
+    result = replay_member(read_member_record(path))
+    return (
+        f"the same {result.effects} effects for {result.inputs} inputs"
+        f" in {result.steps} steps of {result.ref}"
+    )

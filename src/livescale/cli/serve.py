@@ -11,10 +11,11 @@ from pathlib import Path
 
 from livescale.cli.errors import UserError
 from livescale.cli.serve_display import ServeDisplay
-from livescale.config import PoolConfig, add_flags, given_flags, load_config
+from livescale.config import PoolConfig
+from livescale.config_reading import add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
 from livescale.runtime.news import News
-from livescale.runtime.site import Site
+from livescale.runtime.pool_layout import PoolLayout
 from livescale.runtime.supervisor import Pool, PoolFailed, describe
 from livescale.settings import ConfigError
 
@@ -35,19 +36,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
 
 
-async def serve(config: PoolConfig, display: ServeDisplay, site: Site | None = None) -> int:
-    """Run a pool, at this site if there is one, until it is told to stop."""
+async def serve(config: PoolConfig, display: ServeDisplay, layout: PoolLayout | None = None) -> int:
+    """Run a pool, at this layout if there is one, until it is told to stop."""
     started = time.monotonic()
     names = ", ".join(model.name for model in config.models)
     display.tell(News(f"reading {names or 'no model'}"))
-    pool = Pool(config, os.environ, site, display.tell)
+    pool = Pool(config, os.environ, layout, display.tell)
     for line in describe(pool.models):
         print(line)
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted.set)
-    print(f"starting {pool.site} …", flush=True)
+    print(f"starting {pool.layout} …", flush=True)
     async with pool:
         stop = asyncio.create_task(interrupted.wait())
         ready = asyncio.create_task(pool.ready())

@@ -8,8 +8,8 @@ import os
 from livescale.bench.sim_bench import SimBenchOptions, run_sim_bench
 from livescale.cli.errors import UserError
 from livescale.cli.loads import add_load_arguments, choose_load
-from livescale.sim.capacity import CapacityError
-from livescale.sim.pools import PoolError
+from livescale.sim.pools.capacity import CapacityError
+from livescale.sim.pools.configs import PoolError
 from livescale.traces import TraceError
 
 _TRACE = "azureconv_1270_8min"

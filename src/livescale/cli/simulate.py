@@ -19,9 +19,9 @@ from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import PoolRun, lead_ns, run_pool
-from livescale.sim.pools import microdollars_per_hour
-from livescale.sim.systems import System
+from livescale.sim.pools.configs import microdollars_per_hour
+from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.systems import System
 from livescale.slo import SloError, SloRule, parse_slo
 from livescale.telemetry.record import read_record
 from livescale.telemetry.record_file import create_record

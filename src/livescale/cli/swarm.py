@@ -18,7 +18,7 @@ import msgspec
 from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
 from livescale.interpreter import spawning
-from livescale.sim.swarm import SeedOutcome, draw_world, run_seed
+from livescale.sim.swarm.seeds import SeedOutcome, draw_world, run_seed
 
 _PROGRESS_LINES = 10
 _CHUNK_SEEDS = 4
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             was_interrupted = True
     print(tally.text() + (", interrupted" if was_interrupted else ""))
+    print(tally.requests_text())
     if arguments.json is not None:
         write_json(arguments.json, tally.as_json())
     if tally.failing:
@@ -68,6 +69,10 @@ class _Tally:
         self._is_alone = is_alone
         self._done = 0
         self._events = 0
+        self._requests = 0
+        self._failed = 0
+        self._unexplained = 0
+        self._above_tenth = 0
         self._started_s = time.monotonic()
 
     def count(self, outcomes: Iterable[SeedOutcome]) -> None:
@@ -75,6 +80,10 @@ class _Tally:
         for outcome in outcomes:
             self._done += 1
             self._events += outcome.events
+            self._requests += outcome.requests
+            self._failed += outcome.failed
+            self._unexplained += outcome.is_unexplained
+            self._above_tenth += outcome.failed * 10 > outcome.requests
             if outcome.error:
                 self.failing.append(outcome.seed)
                 self._tell(outcome)
@@ -95,6 +104,13 @@ class _Tally:
             f" {self._events} events, {elapsed_s:.1f} s"
         )
 
+    def requests_text(self) -> str:
+        """How many requests failed, as they had to or not."""
+        return (
+            f"{self._failed} of {self._requests} requests failed, {self._unexplained} without need;"
+            f" more than a tenth of them in {self._above_tenth} worlds"
+        )
+
     def as_json(self) -> dict[str, object]:
         return {
             "seeds": self._done,
@@ -102,6 +118,10 @@ class _Tally:
             "first": self._seeds.start,
             "failing": self.failing,
             "events": self._events,
+            "requests": self._requests,
+            "failed": self._failed,
+            "failed_unexplained": self._unexplained,
+            "worlds_above_tenth_failed": self._above_tenth,
             "seconds": round(time.monotonic() - self._started_s, 3),
         }
 

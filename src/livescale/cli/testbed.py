@@ -14,9 +14,9 @@ from types import FrameType
 from livescale.cli.errors import UserError
 from livescale.cli.serve import serve
 from livescale.cli.serve_display import ServeDisplay
-from livescale.config import TESTBED_VARIABLE, load_config
+from livescale.config_reading import TESTBED_VARIABLE, load_config
 from livescale.engine.errors import ModelError
-from livescale.runtime.site import site_of
+from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import PoolFailed
 from livescale.settings import ConfigError
 from livescale.testbed.bed import CONTROL, Testbed
@@ -121,8 +121,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         )
         with Testbed(spec) as testbed, ServeDisplay(config.log_level) as display:
             _print_hosts(testbed)
-            site = site_of(testbed.topology(), config, testbed)
-            return asyncio.run(serve(config, display, site))
+            layout = layout_of(testbed.topology(), config, testbed)
+            return asyncio.run(serve(config, display, layout))
     except (ConfigError, ModelError, PoolFailed) as error:
         raise UserError(str(error)) from error
 

@@ -49,8 +49,7 @@ class Attempts:
             weight=event.weight,
         )
         record.attempt, record.moves = event.attempt, event.moves
-        # Which of the earlier ones were given back is not known: they count as failed.
-        record.failures = event.attempt - (event.worker is not None)
+        # Which earlier attempts were lost and which were given back is not known: none counts.
         if event.worker is None:
             state.window.add(now_ns, event.prompt_tokens)
         else:
@@ -83,7 +82,7 @@ class Attempts:
                 is_news = True
         return is_news
 
-    def cancelled(self, event: RequestCancelled) -> bool:
+    def cancelled(self, event: RequestCancelled, _now_ns: int) -> bool:
         record = self._router.requests.get(event.request)
         if record is None:
             return False

@@ -12,9 +12,11 @@ from typing import Any
 
 from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
-from livescale.control.fleet import Fleet, Instance
+from livescale.control.fleet import Fleet
 from livescale.control.host_copies import HostCopies
+from livescale.control.instance_news import InstanceNews
 from livescale.control.loads import Loads
+from livescale.control.membership import Membership
 from livescale.control.model_state import ModelState
 from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
@@ -22,6 +24,8 @@ from livescale.control.pool import ParameterPool
 from livescale.control.repairs import repair_loads
 from livescale.control.router import Router
 from livescale.control.scaling import Scaling
+from livescale.control.status import ControllerStatus, status_of
+from livescale.control.wishes import Wishes
 from livescale.messages.commands import AnyCommand, Dispatch, ModelGone, WakeAt
 from livescale.messages.events import (
     AgentJoined,
@@ -33,7 +37,6 @@ from livescale.messages.events import (
     CopyFailed,
     CopyLayerArrived,
     FeedFailed,
-    InstanceReport,
     InstanceReported,
     LayerArrived,
     LinkMeasured,
@@ -53,8 +56,7 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.placements import AllCopies, SpreadCopies
-from livescale.plans import PlannedLoad
-from livescale.types import InstanceId, InstanceState, WorkerRef
+from livescale.types import InstanceState
 
 # Everybody behind a sender that stalls reports it within this time; then it is judged.
 _STALL_GRACE_NS = 100_000_000
@@ -83,6 +85,7 @@ class Controller:
             config, self.fleet, self.pool, self.loads, self.planning, self.models
         )
         self.pairings = Pairings(config, self.fleet, self.router)
+        self.wishes = Wishes(self.fleet, self.router)
         self.scaling = Scaling(
             fleet=self.fleet,
             pool=self.pool,
@@ -91,38 +94,55 @@ class Controller:
             planning=self.planning,
             host_copies=self.host_copies,
             pairings=self.pairings,
+            wishes=self.wishes,
+        )
+        self._membership = Membership(
+            config=config,
+            states=self.models,
+            fleet=self.fleet,
+            pool=self.pool,
+            loads=self.loads,
+            planning=self.planning,
+            host_copies=self.host_copies,
+            attempts=self.attempts,
+        )
+        instances = InstanceNews(
+            states=self.models,
+            fleet=self.fleet,
+            pool=self.pool,
+            router=self.router,
+            loads=self.loads,
+            planning=self.planning,
         )
         self.stale_events = 0
-        self._settled_at_ns: int | None = None
-        #: loads were taken over from an earlier life, and their senders not looked at yet
-        self._has_adopted = False
         self._wake_at_ns: int | None = None
         self._now_ns = 0
         self._commands: list[AnyCommand] = []
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            WorkerJoined: self._worker_joined,
-            AgentJoined: self._agent_joined,
-            WorkerLost: self._worker_lost,
-            RequestArrived: self._request_arrived,
-            RequestCancelled: self._request_cancelled,
-            RequestEnded: self._request_ended,
+        #: what records an event at a time; the answer is False for late news
+        self._handlers: dict[type, Callable[[Any, int], bool]] = {
+            WorkerJoined: self._membership.worker_joined,
+            AgentJoined: self._membership.agent_joined,
+            WorkerLost: self._membership.lost,
+            RequestArrived: self.attempts.arrived,
+            RequestCancelled: self.attempts.cancelled,
+            RequestEnded: self.attempts.ended,
             BatchTaken: self._batch_taken,
-            InstanceReported: self._instance_reported,
-            LiveStarted: self._live_started,
-            LoadStarted: self._load_progressed,
-            LayerArrived: self._load_progressed,
-            LoadCompleted: self._load_completed,
-            LoadFailed: self._load_failed,
-            FeedFailed: self._feed_failed,
-            CopyLayerArrived: self._copy_layer_arrived,
-            CopyCompleted: self._copy_completed,
-            CopyFailed: self._copy_failed,
-            CopyDropped: self._copy_dropped,
-            LinkMeasured: self._link_measured,
+            InstanceReported: instances.reported,
+            LiveStarted: instances.live_started,
+            LoadStarted: instances.load_started,
+            LayerArrived: instances.layer_arrived,
+            LoadCompleted: instances.load_completed,
+            LoadFailed: instances.load_failed,
+            Released: instances.released,
+            FeedFailed: self.loads.feed_failed,
+            CopyLayerArrived: self.host_copies.layer_arrived,
+            CopyCompleted: self.host_copies.completed,
+            CopyFailed: self.host_copies.failed,
+            CopyDropped: self.host_copies.dropped,
+            LinkMeasured: self.planning.link_measured,
             ModelAdded: self._model_added,
             ModelChanged: self._model_changed,
             ModelRemoved: self._model_removed,
-            Released: self._released,
             CapacityMeasured: self._capacity_measured,
             Tick: self._ticked,
         }
@@ -132,293 +152,73 @@ class Controller:
         assert now_ns >= self._now_ns, f"time went back from {self._now_ns} to {now_ns}"
         self._now_ns = now_ns
         self._commands = []
-        if self._settled_at_ns is None:
-            self._settled_at_ns = now_ns + self.config.settle_ns
         for event in events:
-            self._handlers[type(event)](event)
+            is_news = self._handlers[type(event)](event, now_ns)
+            self.stale_events += not is_news
         self._decide()
         return self._commands
 
-    # -- what happened: workers ---------------------------------------------------------------
+    def status(self) -> ControllerStatus:
+        """What others may know of its state."""
+        return status_of(self.fleet, self.pool, self.models, self.host_copies)
 
-    def _worker_joined(self, event: WorkerJoined) -> None:
-        before = self.fleet.workers.get(event.worker.worker)
-        if before is not None and event.worker <= before.ref:
-            self._stale()
-            return
-        if before is not None:
-            # The old connection's end may be seen later than the next incarnation's first word.
-            self._worker_lost(WorkerLost(before.ref, f"{event.worker} took its place"))
-        self.fleet.join(event.worker, event.device)
-        self.planning.worker_joined(event.worker, event.device)
-        if event.report is not None:
-            if event.report.model in self.models:
-                self._adopt(event.worker, event.report)
-            else:
-                self.fleet.give_back(event.report, event.worker)
+    # -- what happened ------------------------------------------------------------------------
 
-    def _adopt(self, worker: WorkerRef, report: InstanceReport) -> None:
-        """The worker holds a rank of an instance from an earlier controller's life."""
-        spec = self.models[report.model].spec
-        if not report.is_loaded:
-            self._has_adopted = True
-            load = PlannedLoad(worker, report.feeds)
-            self.loads.begin(report.plan, load, report.model, report.rank)
-        instance = self.fleet.adopt(report, worker, spec.layers, spec.tp_size)
-        if instance is None:
-            return
-        size = self.models[report.model].instance_bytes
-        self.pool.begin(instance.model, instance.workers, spec.layers, size)
-        for rank in range(spec.tp_size):
-            for layer in range(instance.watermarks.get(rank, 0)):
-                self.pool.arrived(instance.model, instance.worker, rank, layer)
-        for rank in instance.loaded_ranks:
-            self.pool.complete(instance.model, instance.worker, rank)
+    def _batch_taken(self, event: BatchTaken, _now_ns: int) -> bool:
+        return self.fleet.is_alive(event.worker) and self.attempts.taken(event)
 
-    def _agent_joined(self, event: AgentJoined) -> None:
-        before = self.fleet.agents.get(event.agent.worker)
-        if before is not None and event.agent <= before.ref:
-            self._stale()
-            return
-        if before is not None:
-            self._worker_lost(WorkerLost(before.ref, f"{event.agent} took its place"))
-        self.fleet.agent_joins(event.agent, event.host)
-        self.planning.agent_joined(event.agent, event.host)
-        for name in dict.fromkeys(report.model for report in event.copies):
-            reports = tuple(report for report in event.copies if report.model == name)
-            self._has_adopted = True
-            self.host_copies.adopt(event.agent, reports, self.models.get(name))
-
-    def _worker_lost(self, event: WorkerLost) -> None:
-        if not self.fleet.is_alive(event.worker):
-            self._stale()
-            return
-        if event.worker.is_agent:
-            self.host_copies.agent_lost(event.worker)
-            del self.fleet.agents[event.worker.worker]
-        else:
-            self._instance_lost(event)
-            self.fleet.leave(event.worker)
-        self.planning.member_left(event.worker)
-        self.loads.lose(event.worker)
-        self.pool.lose(event.worker)
-
-    def _instance_lost(self, event: WorkerLost) -> None:
-        """One lost rank loses the instance, and with it what its rank 0 was asked."""
-        reason = f"worker {event.worker} was lost: {event.reason}"
-        number = self.fleet.workers[event.worker.worker].instance
-        instance = self.fleet.instances.get(number) if number is not None else None
-        if instance is not None:
-            instance.empty_ranks[instance.workers.index(event.worker)] = None
-            self.pool.lose(event.worker)
-            self.fleet.move(instance, WorkerLost)
-            self.attempts.worker_lost(instance.worker, reason)
-        self.attempts.worker_lost(event.worker, reason)
-
-    # -- what happened: requests --------------------------------------------------------------
-
-    def _request_arrived(self, event: RequestArrived) -> None:
-        self._count_stale(self.attempts.arrived(event, self._now_ns))
-
-    def _request_cancelled(self, event: RequestCancelled) -> None:
-        self._count_stale(self.attempts.cancelled(event))
-
-    def _request_ended(self, event: RequestEnded) -> None:
-        self._count_stale(self.attempts.ended(event, self._now_ns))
-
-    def _batch_taken(self, event: BatchTaken) -> None:
-        is_news = self.fleet.is_alive(event.worker) and self.attempts.taken(event)
-        self._count_stale(is_news)
-
-    # -- what happened: instances -------------------------------------------------------------
-
-    def _instance(self, number: InstanceId, attempt: int) -> Instance | None:
-        """The living instance if this attempt is the one under way, else counts stale news."""
-        instance = self.fleet.instances.get(number)
-        if instance is None or instance.attempt != attempt:
-            self._stale()
-            return None
-        return instance
-
-    def _instance_reported(self, event: InstanceReported) -> None:
-        # A request may have been started by an instance that is gone by now: both are looked up.
-        for request, attempt in event.started:
-            self.router.start(request, attempt)
-        instance = self._instance(event.instance, event.attempt)
-        if instance is not None:
-            instance.is_unheard = False
-            self.fleet.report(instance, event)
-
-    def _live_started(self, event: LiveStarted) -> None:
-        instance = self._instance(event.instance, event.attempt)
-        # Requests go to rank 0: they must not be there before it knows of the instance.
-        if instance is not None and event.rank == 0:
-            self.fleet.move(instance, LiveStarted)
-
-    def _load_progressed(self, event: LoadStarted | LayerArrived) -> None:
-        if isinstance(event, LayerArrived):
-            reported = self.fleet.reported_load(event)
-            if reported is not None:
-                self.loads.progressed(*reported, self._now_ns)
-                return
-        instance = self._instance(event.instance, event.attempt)
-        if instance is not None:
-            self.fleet.move(instance, type(event))
-            if instance.first_byte_ns is None and isinstance(event, LoadStarted):
-                instance.first_byte_ns = self._now_ns
-            if isinstance(event, LayerArrived):
-                known = instance.watermarks.get(event.rank, 0)
-                instance.watermarks[event.rank] = max(known, event.watermark)
-                receiver = instance.workers[event.rank]
-                self.loads.progressed(instance.plan, receiver, self._now_ns)
-                self.pool.arrived(instance.model, instance.worker, event.rank, event.layer)
-
-    def _load_completed(self, event: LoadCompleted) -> None:
-        reported = self.fleet.reported_load(event)
-        if reported is not None:
-            self.loads.completed(*reported, self._now_ns)
-            return
-        if self._is_over_for_remnant(event):
-            return
-        instance = self._instance(event.instance, event.attempt)
-        if instance is None:
-            return
-        instance.watermarks[event.rank] = instance.layers
-        instance.loaded_ranks[event.rank] = None
-        self.loads.completed(instance.plan, instance.workers[event.rank], self._now_ns)
-        self.pool.complete(instance.model, instance.worker, event.rank)
-        if len(instance.loaded_ranks) == len(instance.workers):
-            self.fleet.move(instance, LoadCompleted)
-            self.models[instance.model].load_failures.ended_well()
-
-    def _is_over_for_remnant(self, event: LoadCompleted | LoadFailed) -> bool:
-        """The load of a rank whose instance has ended otherwise needs no other feeds any more."""
-        remnant = self.fleet.remnants.get((event.instance, event.rank))
-        if remnant is None or remnant.attempt != event.attempt:
-            return False
-        self.loads.end_of(remnant.worker)
-        return True
-
-    def _load_failed(self, event: LoadFailed) -> None:
-        reported = self.fleet.reported_load(event)
-        if reported is not None:
-            self.loads.end(*reported)
-            return
-        if self._is_over_for_remnant(event):
-            return
-        instance = self._instance(event.instance, event.attempt)
-        if instance is not None:
-            instance.empty_ranks[event.rank] = None
-            # Other ranks read until they are released.
-            self.loads.end(instance.plan, instance.workers[event.rank])
-            self.loads.fail_readers(instance.workers[event.rank], instance.model)
-            self.pool.forget(instance.model, instance.worker)
-            self.fleet.move(instance, LoadFailed)
-            failures = self.models[instance.model].load_failures
-            failures.failed(self._now_ns, instance.plan, self.planning.last_id, event.reason)
-
-    # -- what happened: copies and feeds ------------------------------------------------------
-
-    def _feed_failed(self, event: FeedFailed) -> None:
-        key = (event.plan, event.receiver, event.upstream)
-        if event.is_stalled:
-            is_news = self.loads.feed_stalled(*key, self._now_ns)
-        else:
-            is_news = self.loads.feed_failed(*key)
-        if not is_news:
-            self._stale()
-
-    def _copy_layer_arrived(self, event: CopyLayerArrived) -> None:
-        self._count_stale(self.host_copies.layer_arrived(event, self._now_ns))
-
-    def _copy_completed(self, event: CopyCompleted) -> None:
-        self._count_stale(self.host_copies.completed(event, self._now_ns))
-
-    def _copy_failed(self, event: CopyFailed) -> None:
-        self._count_stale(self.host_copies.failed(event, self._now_ns))
-
-    def _copy_dropped(self, event: CopyDropped) -> None:
-        self._count_stale(self.host_copies.dropped(event))
-
-    def _link_measured(self, event: LinkMeasured) -> None:
-        self.planning.link_measured(event.sender, event.receiver, event.bytes_per_s)
-
-    # -- what happened: models ----------------------------------------------------------------
-
-    def _model_added(self, event: ModelAdded) -> None:
+    def _model_added(self, event: ModelAdded, now_ns: int) -> bool:
         name = event.policy.spec.name
         if name in self.models:
-            self._stale()
-            return
+            return False
         self._models_added += 1
-        self.models[name] = ModelState(event.policy, self.config, self._now_ns, self._models_added)
+        self.models[name] = ModelState(event.policy, self.config, now_ns, self._models_added)
+        return True
 
-    def _model_changed(self, event: ModelChanged) -> None:
+    def _model_changed(self, event: ModelChanged, _now_ns: int) -> bool:
         state = self.models.get(event.policy.spec.name)
         if state is None or state.is_leaving or state.spec != event.policy.spec:
-            self._stale()
-            return
+            return False
         state.change(event.policy, self.config)
-        self.scaling.look_again(event.policy.spec.name)
+        self.wishes.look_again(event.policy.spec.name)
+        return True
 
-    def _model_removed(self, event: ModelRemoved) -> None:
+    def _model_removed(self, event: ModelRemoved, _now_ns: int) -> bool:
         state = self.models.get(event.model)
         if state is None or state.is_leaving:
-            self._stale()
-            return
+            return False
         state.is_leaving = True
         self._leaving[event.model] = None
-        self.scaling.look_again(event.model)
+        self.wishes.look_again(event.model)
         self.pool.retire(event.model)
+        return True
 
-    def _released(self, event: Released) -> None:
-        remnant = self.fleet.remnants.get((event.instance, event.rank))
-        if remnant is not None:
-            self.loads.end_of(remnant.worker)
-            self.fleet.free((event.instance, event.rank))
-            return
-        instance = self._instance(event.instance, event.attempt)
-        if instance is not None:
-            instance.empty_ranks[event.rank] = None
-            if len(instance.empty_ranks) == len(instance.workers):
-                self.fleet.move(instance, Released)
-
-    def _capacity_measured(self, event: CapacityMeasured) -> None:
+    def _capacity_measured(self, event: CapacityMeasured, _now_ns: int) -> bool:
         state = self.models.get(event.model)
         if state is None:
-            self._stale()
-            return
+            return False
         # The configured figure wins; of several measurements the newest counts.
         if state.policy.prefill_tokens_per_s is None:
             state.prefill_tokens_per_s = event.prefill_tokens_per_s
         if state.policy.kv_blocks is None:
             state.kv_blocks = event.kv_blocks
-        self.scaling.look_again(event.model)
+        self.wishes.look_again(event.model)
+        return True
 
-    def _ticked(self, _event: Tick) -> None:
+    def _ticked(self, _event: Tick, _now_ns: int) -> bool:
         """The time itself is the news: `_decide` looks at every deadline anyway."""
-
-    def _stale(self) -> None:
-        self.stale_events += 1
-
-    def _count_stale(self, was_news: bool) -> None:
-        self.stale_events += not was_news
+        return True
 
     # -- what to do ---------------------------------------------------------------------------
 
     def _decide(self) -> None:
         self._commands += self.attempts.take_failed()
-        if len(self.fleet.workers) >= self.config.workers_expected:
-            # Nobody is missing any more who could hold the ranks that were not reported.
-            self.fleet.give_up_incomplete()
-        if not self._is_settled():
-            # Requests of an earlier life may still be announced: nobody counts as idle before.
+        is_settled = self._membership.settle(self._now_ns)
+        if not is_settled:
+            # Requests of an earlier life may still be announced: no model counts as idle before.
             for state in self.models.values():
                 state.has_been_idle_since(self._now_ns)
         else:
-            if self._has_adopted:
-                self._has_adopted = False
-                self.loads.fail_dead(self.fleet.is_alive)
             self.loads.blame_stalled(self._now_ns, _STALL_GRACE_NS)
             self.loads.blame_slow(self._now_ns)
             self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
@@ -428,7 +228,7 @@ class Controller:
         for state in sorted(waiting, key=lambda state: state.number):
             self._dispatch(state)
         self._commands += self.scaling.release_empty()
-        if self._is_settled():
+        if is_settled:
             self._fail_unloadable()
             self._let_go()
         self._ask_to_wake()
@@ -436,8 +236,8 @@ class Controller:
     def _fail_unloadable(self) -> None:
         """Requests of models that cannot be loaded do not wait for what may never come.
 
-        Not while something of the model is or comes there, nor when the next load may be tried:
-        the request that waits then is why it is tried.
+        Not while something of the model is or comes there, in host memory or on devices, nor when
+        the next load may be tried: the request that waits then is why it is tried.
         """
         for name in sorted(self.router.models_waiting()):
             state = self.models[name]
@@ -445,25 +245,10 @@ class Controller:
             left_ns = failures.blocked_until_ns - self._now_ns
             if reason is None or left_ns <= 0:
                 continue
-            if all(instance.is_released for instance in self.fleet.of_model(name)):
+            has_copy = self.planning.has_copy(state)
+            is_there = any(not instance.is_released for instance in self.fleet.of_model(name))
+            if not has_copy and not is_there:
                 self._commands += self.attempts.fail_waiting(name, reason, left_ns)
-
-    def problem(self, model: str) -> str | None:
-        """Why a model of the pool cannot be loaded, or kept in host memory, now (None: it can)."""
-        problem = self.models[model].load_failures.problem
-        copies = self.host_copies.failures(model)
-        return problem or (copies.problem if copies is not None else None)
-
-    def is_failing(self, model: str) -> bool:
-        """The last load of a model of the pool to devices, or to host memory, failed."""
-        copies = self.host_copies.failures(model)
-        in_a_row = self.models[model].load_failures.in_a_row
-        return bool(in_a_row or (copies is not None and copies.in_a_row))
-
-    def failed_loads(self, model: str) -> int:
-        """Loads to devices and to host memory that failed, of a model of the pool."""
-        copies = self.host_copies.failures(model)
-        return self.models[model].load_failures.total + (copies.total if copies is not None else 0)
 
     def _let_go(self) -> None:
         """Withdrawn models of which nothing is left are forgotten."""
@@ -471,19 +256,11 @@ class Controller:
             is_in_use = self.router.unfinished(name) or self.fleet.has_any(name)
             if not is_in_use and not self.host_copies.has_any(name):
                 del self.models[name], self._leaving[name]
-                self.scaling.forget_model(name)
+                self.wishes.forget_model(name)
                 self.host_copies.forget_model(name)
                 self.pool.forget_model(name)
                 self.fleet.forget_model(name)
                 self._commands.append(ModelGone(name))
-
-    def _is_settled(self) -> bool:
-        """All expected workers have joined, or waiting for them has lasted long enough."""
-        assert self._settled_at_ns is not None
-        are_workers_there = len(self.fleet.workers) >= self.config.workers_expected
-        if are_workers_there and len(self.fleet.agents) >= self.config.agents_expected:
-            self._settled_at_ns = min(self._settled_at_ns, self._now_ns)
-        return self._now_ns >= self._settled_at_ns
 
     def _dispatch(self, state: ModelState) -> None:
         takers = self.pairings.takers(self._now_ns, state)
@@ -495,12 +272,12 @@ class Controller:
 
     def _ask_to_wake(self) -> None:
         """WakeAt for the next deadline, unless an earlier call is already promised."""
-        deadlines = []
-        if not self._is_settled():
-            assert self._settled_at_ns is not None
-            deadlines.append(self._settled_at_ns)
-        deadlines.append(self.attempts.avoid_until_ns)
-        deadlines += [self.scaling.deadline_ns() or 0, self.host_copies.deadline_ns() or 0]
+        deadlines = [
+            self._membership.settled_at_ns or 0,
+            self.attempts.avoid_until_ns,
+            self.wishes.deadline_ns() or 0,
+            self.host_copies.deadline_ns() or 0,
+        ]
         deadlines += self.loads.blame_deadlines_ns(self._now_ns, _STALL_GRACE_NS)
         future = [deadline for deadline in deadlines if deadline > self._now_ns]
         if self._wake_at_ns is not None and self._wake_at_ns <= self._now_ns:

@@ -1,141 +1,24 @@
-"""Workers and instances: who is there, who holds what, and which moves are allowed.
+"""Workers and instances: who is there, and who holds what.
 
-Rule: an instance changes state only through `Fleet.move`, which looks the move up in
-`TRANSITIONS`. A pair that is not in the table raises, with the instance's story.
+Rule: an instance changes state only through `Fleet.move`, by the table in `instance.py`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
-from livescale.messages.commands import Drain, Resume
+from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
 from livescale.messages.events import (
     InstanceReport,
     InstanceReported,
     LayerArrived,
-    LiveStarted,
     LoadCompleted,
     LoadFailed,
-    LoadStarted,
-    Released,
-    WorkerLost,
 )
-from livescale.plans import Pairing
 from livescale.topology import Device, Host
-from livescale.types import InstanceId, InstanceState, PlanId, Role, Value, WorkerRef
-
-_STORY_MAX = 32
-
-TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
-    InstanceState.STARTING: {
-        LoadStarted: InstanceState.LOADING,
-        LiveStarted: InstanceState.LIVE,
-        LoadFailed: InstanceState.STOPPED,
-        WorkerLost: InstanceState.LOST,
-    },
-    InstanceState.LOADING: {
-        LiveStarted: InstanceState.LIVE,
-        # An instance adopted as LOADING may report its first byte only now.
-        LoadStarted: InstanceState.LOADING,
-        LayerArrived: InstanceState.LOADING,
-        LoadCompleted: InstanceState.SERVING,
-        LoadFailed: InstanceState.STOPPED,
-        WorkerLost: InstanceState.LOST,
-    },
-    # LIVE: serves with the layers it has while the rest arrives (live scaling).
-    InstanceState.LIVE: {
-        LiveStarted: InstanceState.LIVE,
-        LoadStarted: InstanceState.LIVE,
-        LayerArrived: InstanceState.LIVE,
-        LoadCompleted: InstanceState.SERVING,
-        LoadFailed: InstanceState.STOPPED,
-        WorkerLost: InstanceState.LOST,
-    },
-    InstanceState.SERVING: {
-        Drain: InstanceState.DRAINING,
-        WorkerLost: InstanceState.LOST,
-    },
-    InstanceState.DRAINING: {
-        Resume: InstanceState.SERVING,
-        Released: InstanceState.STOPPED,
-        WorkerLost: InstanceState.LOST,
-    },
-    InstanceState.STOPPED: {},
-    InstanceState.LOST: {},
-}
-
-IS_LOADING = (InstanceState.STARTING, InstanceState.LOADING, InstanceState.LIVE)
-
-
-class InvalidTransition(Exception):
-    """An instance was asked for a move that its state does not allow."""
-
-
-@dataclass(slots=True)
-class Instance:
-    """Workers, one per rank, that have been given a model, and what was last said of its load."""
-
-    id: InstanceId
-    model: str
-    workers: tuple[WorkerRef, ...]
-    layers: int
-    attempt: int = 0
-    role: Role = Role.UNIFIED
-    state: InstanceState = InstanceState.STARTING
-    #: per rank that said so: complete layers 0…n-1
-    watermarks: dict[int, int] = field(default_factory=dict)
-    #: ranks that have everything
-    loaded_ranks: dict[int, None] = field(default_factory=dict)
-    #: ranks whose workers hold nothing of it any more
-    empty_ranks: dict[int, None] = field(default_factory=dict)
-    #: the plan of its load
-    plan: PlanId = 0
-    #: how it works while it loads (None: it waits), how long that should take (None: not known),
-    #: and since when bytes have come
-    pairing: Pairing | None = None
-    predicted_ns: int | None = None
-    first_byte_ns: int | None = None
-    #: DRAINING only: Release was ordered, there is no way back
-    is_released: bool = False
-    #: taken over from an earlier life of the controller; it has not said yet what it is doing
-    is_unheard: bool = False
-    #: last InstanceReported
-    running: int = 0
-    queued_prefill_tokens: int = 0
-    kv_blocks_used: int = 0
-    kv_blocks: int = 0
-    kv_blocks_kept: int = 0
-    left_out: int = 0
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
-
-    @property
-    def worker(self) -> WorkerRef:
-        """The worker of rank 0: it gets the instance's requests."""
-        return self.workers[0]
-
-    @property
-    def watermark(self) -> int:
-        """Layers that every rank has."""
-        return min(self.watermarks.get(rank, 0) for rank in range(len(self.workers)))
-
-    @property
-    def is_loading(self) -> bool:
-        return self.state in IS_LOADING
-
-    @property
-    def is_capacity(self) -> bool:
-        """It serves or will: what the autoscaler counts."""
-        return self.is_loading or self.state is InstanceState.SERVING
-
-    def __repr__(self) -> str:
-        return (
-            f"<Instance {self.id} {self.state.name} of {self.model}"
-            f" on {'+'.join(map(str, self.workers))},"
-            f" {self.watermark}/{self.layers} layers, {self.running} requests>"
-        )
+from livescale.types import InstanceId, InstanceState, PlanId, Value, WorkerRef
 
 
 @dataclass(slots=True)
@@ -215,6 +98,8 @@ class Fleet:
         self.remnants: dict[tuple[InstanceId, int], Remnant] = {}
         #: ranks that were reported by workers, until all ranks of the instance are there
         self._reported: dict[InstanceId, dict[int, tuple[WorkerRef, InstanceReport]]] = {}
+        #: the loads of such instances, as rank 0 reported them
+        self._early_loads: dict[InstanceId, InstanceReported] = {}
 
     def join(self, ref: WorkerRef, device: Device) -> None:
         assert ref.worker not in self.workers, f"{ref} joins, {self.workers[ref.worker]} is alive"
@@ -239,9 +124,10 @@ class Fleet:
         """The worker is gone; its instance was moved to LOST before."""
         for key in [key for key, remnant in self.remnants.items() if remnant.worker == ref]:
             self.free(key)
-        for ranks in self._reported.values():
+        for number, ranks in self._reported.items():
             for rank in [rank for rank, (worker, _) in ranks.items() if worker == ref]:
                 del ranks[rank]
+                self._early_loads.pop(number, None)
                 self.workers[ref.worker].instance = None
         record = self.workers.pop(ref.worker)
         assert record.instance is None, f"{ref} leaves with instance {record.instance}"
@@ -294,10 +180,13 @@ class Fleet:
             loaded_ranks={r.rank: None for r in reports if r.is_loaded},
             plan=reports[0].plan,
             pairing=pairing,
-            is_unheard=is_loaded,
+            is_unheard=is_loaded or pairing is not None,
         )
         instance.story.append(f"adopted as {state.name}")
         self._add(instance)
+        load = self._early_loads.pop(report.instance, None)
+        if load is not None:
+            self.report(instance, load)
         return instance
 
     def give_back(self, report: InstanceReport, worker: WorkerRef) -> None:
@@ -331,6 +220,7 @@ class Fleet:
             self._give_up(number)
 
     def _give_up(self, number: InstanceId) -> None:
+        self._early_loads.pop(number, None)
         for rank, (worker, report) in self._reported.pop(number).items():
             self.remnants[number, rank] = Remnant(report.model, worker, report.attempt)
 
@@ -365,8 +255,14 @@ class Fleet:
                 if rank in instance.empty_ranks:
                     self.free((instance.id, rank))
 
+    def report_early(self, event: InstanceReported) -> None:
+        """The load of an instance whose ranks are not all there yet, if it is one."""
+        if event.instance in self._reported:
+            self._early_loads[event.instance] = event
+
     def report(self, instance: Instance, event: InstanceReported) -> None:
         """Take note of an instance's load."""
+        instance.is_unheard = False
         self.touched[instance.model] = None
         tally = self.tally(instance.model)
         tally.add(instance, -1)

@@ -7,17 +7,17 @@ per model (BlitzScale §5.3); the strategies of other systems are here for compa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
+from livescale.control.host_memory import HostCopy, HostMemory
 from livescale.control.load_failures import LoadFailures
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
-from livescale.control.placement import Discard, HostRoom, Keep, ModelCopies, room_for, suggest
+from livescale.control.placement import Discard, Keep, ModelCopies, room_for, suggest
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
-from livescale.messages.commands import AnyCommand, DropCopy, PlanMade, StartCopy
+from livescale.messages.commands import AnyCommand, PlanMade, StartCopy
 from livescale.messages.events import (
     CopyCompleted,
     CopyDropped,
@@ -27,20 +27,7 @@ from livescale.messages.events import (
 )
 from livescale.placements import AllCopies, CacheCopies, SpreadCopies
 from livescale.plans import PlannedLoad
-from livescale.types import InstanceState, PlanId, WorkerRef
-
-
-@dataclass(slots=True)
-class _HostCopy:
-    """What was ordered of one copy: the plan of each rank, until the agent has dropped it."""
-
-    size_bytes: int
-    plans: dict[int, PlanId]
-    is_leaving: bool = False
-    used_ns: int = 0
-    #: ranks whose DropCopy is under way, and those that are not there any more
-    dropping: dict[int, None] = field(default_factory=dict)
-    gone: dict[int, None] = field(default_factory=dict)
+from livescale.types import InstanceState, WorkerRef
 
 
 class HostCopies:
@@ -62,13 +49,10 @@ class HostCopies:
         self._pool = pool
         self._loads = loads
         self._planning = planning
-        #: by model and agent
-        self._copies: dict[str, dict[WorkerRef, _HostCopy]] = {}
+        self._memory = HostMemory(fleet)
         #: of models whose copies have failed
         self._failures: dict[str, LoadFailures] = {}
         self._now_ns = 0
-        #: grows when a copy is ordered or gone
-        self._changes = 0
         #: what the last decision saw, and until when it stands if nothing changes
         self._seen: tuple[int, ...] = ()
         self._due_ns: int | None = None
@@ -83,7 +67,7 @@ class HostCopies:
         if not self._fleet.agents or (seen == self._seen and not is_due):
             return []
         commands = self._drop_remainders()
-        for suggestion in suggest(self._strategy, now_ns, self._models(), self._rooms()):
+        for suggestion in suggest(self._strategy, now_ns, self._models(), self._memory.rooms()):
             state = self._states[suggestion.model]
             if isinstance(suggestion, Keep):
                 commands += self._start(state, suggestion)
@@ -94,7 +78,7 @@ class HostCopies:
 
     def _versions(self) -> tuple[int, ...]:
         """Whatever a decision depends on, besides time, changes one of these."""
-        return (self._pool.version, self._fleet.version, self._changes, len(self._states))
+        return (self._pool.version, self._fleet.version, self._memory.changes, len(self._states))
 
     def preferred_targets(
         self, state: ModelState, spare: list[WorkerRef], count: int
@@ -122,11 +106,11 @@ class HostCopies:
         for record in self._fleet.living_agents():
             if record.host.name not in wanted:
                 continue
-            copy = self._find(state.spec.name, record.ref)
+            copy = self._memory.find(state.spec.name, record.ref)
             if copy is not None:
                 copy.used_ns = self._now_ns
                 continue
-            room = next(room for room in self._rooms() if room.agent == record.ref)
+            room = next(room for room in self._memory.rooms() if room.agent == record.ref)
             discards = room_for(state.instance_bytes, room, self._models())
             if discards is None or any(not self._can_drop(d) for d in discards):
                 continue
@@ -141,10 +125,7 @@ class HostCopies:
         times = [time_ns for time_ns in times if time_ns > self._now_ns]
         if isinstance(self._strategy, CacheCopies):
             times += [
-                copy.used_ns + self._strategy.ttl_ns
-                for copies in self._copies.values()
-                for copy in copies.values()
-                if not copy.is_leaving
+                copy.used_ns + self._strategy.ttl_ns for copy in self._memory if not copy.is_leaving
             ]
         return min(times, default=None)
 
@@ -162,12 +143,10 @@ class HostCopies:
         plans = {report.rank: report.plan for report in reports}
         size = state.instance_bytes if state is not None else 0
         is_leaving = state is None or len(reports) < state.spec.tp_size
-        self._changes += 1
-        copy = _HostCopy(size, plans, is_leaving, self._now_ns)
-        self._copies.setdefault(model, {})[agent] = copy
+        self._memory.add(HostCopy(model, agent, size, plans, is_leaving, self._now_ns))
         if state is not None and not is_leaving:
             ranks = (agent,) * state.spec.tp_size
-            self._pool.begin(model, ranks, state.spec.layers, state.instance_bytes)
+            self._pool.begin(model, ranks, state.instance_bytes)
         for report in reports:
             if report.is_complete:
                 self._pool.complete(model, agent, report.rank)
@@ -177,15 +156,14 @@ class HostCopies:
 
     def layer_arrived(self, event: CopyLayerArrived, now_ns: int) -> bool:
         """False for late news."""
-        if self._current(event.model, event.agent, event.rank, event.plan) is None:
+        if self._current(event) is None:
             return False
         self._loads.progressed(event.plan, event.agent, now_ns)
-        self._pool.arrived(event.model, event.agent, event.rank, event.layer)
         return True
 
     def completed(self, event: CopyCompleted, now_ns: int) -> bool:
         """A rank of a copy is whole. False for late news."""
-        copy = self._current(event.model, event.agent, event.rank, event.plan)
+        copy = self._current(event)
         if copy is None:
             return False
         self._loads.completed(event.plan, event.agent, now_ns)
@@ -197,7 +175,7 @@ class HostCopies:
 
     def failed(self, event: CopyFailed, now_ns: int) -> bool:
         """A rank could not be brought: the whole copy is given up. False for late news."""
-        copy = self._current(event.model, event.agent, event.rank, event.plan)
+        copy = self._current(event)
         if copy is None:
             return False
         self._loads.end(event.plan, event.agent)
@@ -209,23 +187,22 @@ class HostCopies:
             self._pool.forget(event.model, event.agent)
             failures = self._failures.setdefault(event.model, LoadFailures(self._config))
             failures.failed(now_ns, event.plan, self._planning.last_id, event.reason)
-        self._forget_if_gone(event.model, event.agent, copy)
+        self._forget_if_gone(copy)
         return True
 
-    def dropped(self, event: CopyDropped) -> bool:
+    def dropped(self, event: CopyDropped, _now_ns: int) -> bool:
         """A rank's memory is free again. False for late news."""
-        copy = self._current(event.model, event.agent, event.rank, event.plan)
+        copy = self._current(event)
         if copy is None:
             return False
         self._loads.end(event.plan, event.agent)
         copy.gone[event.rank] = None
-        self._forget_if_gone(event.model, event.agent, copy)
+        self._forget_if_gone(copy)
         return True
 
     def agent_lost(self, agent: WorkerRef) -> None:
         """Its host's copies are gone; the pool was told."""
-        for model in list(self._copies):
-            self._forget(model, agent)
+        self._memory.lose(agent)
 
     def failures(self, model: str) -> LoadFailures | None:
         """Of copies of the model (None: there were none)."""
@@ -237,7 +214,7 @@ class HostCopies:
 
     def has_any(self, model: str) -> bool:
         """Something of the model is in some host's memory."""
-        return model in self._copies
+        return bool(self._memory.of_model(model))
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -256,9 +233,8 @@ class HostCopies:
     def _model(self, state: ModelState) -> ModelCopies:
         name = state.spec.name
         instances = self._fleet.of_model(name)
-        copies = self._copies.get(name, {})
-        whole = {agent: self._is_whole(name, agent) for agent in copies}
-        staying = [agent for agent, copy in copies.items() if not copy.is_leaving]
+        used_ns = {c.agent: c.used_ns for c in self._memory.of_model(name) if not c.is_leaving}
+        whole = {agent: self._is_whole(name, agent) for agent in used_ns}
         holders = self._pool.holders(name)
         is_going = bool(holders) and all(i.state is InstanceState.DRAINING for i in instances)
         return ModelCopies(
@@ -268,29 +244,18 @@ class HostCopies:
             needs_copy=is_going,
             is_leaving=state.is_leaving and not instances,
             # Whole ones come first: they are kept.
-            agents=tuple(sorted(staying, key=lambda agent: (not whole[agent], agent))),
+            agents=tuple(sorted(used_ns, key=lambda agent: (not whole[agent], agent))),
             # One that is arriving is in use.
-            used_ns={a: copies[a].used_ns if whole[a] else self._now_ns for a in staying},
+            used_ns={a: used_ns[a] if whole[a] else self._now_ns for a in used_ns},
         )
 
     def _is_whole(self, model: str, agent: WorkerRef) -> bool:
         copy = self._pool.find(model, agent)
         return copy is not None and copy.is_complete
 
-    def _rooms(self) -> list[HostRoom]:
-        rooms = {
-            record.ref: HostRoom(record.ref, record.host.memory_bytes)
-            for record in self._fleet.living_agents()
-        }
-        for copies in self._copies.values():
-            for agent, copy in copies.items():
-                rooms[agent].free_bytes -= copy.size_bytes
-                rooms[agent].leaving_bytes += copy.size_bytes if copy.is_leaving else 0
-        return list(rooms.values())
-
     def _start(self, state: ModelState, keep: Keep) -> list[AnyCommand]:
         name, spec = keep.model, state.spec
-        is_there = self._find(name, keep.agent) is not None
+        is_there = self._memory.find(name, keep.agent) is not None
         failures = self._failures.get(name)
         is_blocked = failures is not None and self._now_ns < failures.blocked_until_ns
         if is_there or is_blocked:
@@ -298,10 +263,10 @@ class HostCopies:
         if isinstance(self._strategy, SpreadCopies) and self.has_any(name):
             return []  # the memory of one that goes is counted until it is free
         plans = [self._planning.plan_copy(state, keep.agent, rank) for rank in range(spec.tp_size)]
-        self._pool.begin(name, (keep.agent,) * spec.tp_size, spec.layers, state.instance_bytes)
+        self._pool.begin(name, (keep.agent,) * spec.tp_size, state.instance_bytes)
         plan_ids = {rank: plan.plan for rank, plan in enumerate(plans)}
-        copy = _HostCopy(state.instance_bytes, plan_ids, used_ns=self._now_ns)
-        self._copies.setdefault(name, {})[keep.agent] = copy
+        size = state.instance_bytes
+        self._memory.add(HostCopy(name, keep.agent, size, plan_ids, used_ns=self._now_ns))
         commands: list[AnyCommand] = []
         for rank, plan in enumerate(plans):
             load = plan.load_of(keep.agent)
@@ -322,48 +287,29 @@ class HostCopies:
         return self._pool.can_drop(discard.model, discard.agent)
 
     def _drop(self, discard: Discard) -> list[AnyCommand]:
-        copy = self._find(discard.model, discard.agent)
+        copy = self._memory.find(discard.model, discard.agent)
         if copy is None or copy.is_leaving or not self._can_drop(discard):
             return []
         self._pool.drop(discard.model, discard.agent)
         copy.is_leaving = True
-        return _drop_ranks(discard.model, discard.agent, copy, discard.reason)
+        return copy.drop(discard.reason)
 
     def _drop_remainders(self) -> list[AnyCommand]:
         """Ranks of copies that can never be whole."""
         return [
             command
-            for model, copies in self._copies.items()
-            for agent, copy in copies.items()
+            for copy in self._memory
             if copy.is_leaving
-            for command in _drop_ranks(model, agent, copy, "the copy can never be whole")
+            for command in copy.drop("the copy can never be whole")
         ]
 
-    def _find(self, model: str, agent: WorkerRef) -> _HostCopy | None:
-        return self._copies.get(model, {}).get(agent)
-
-    def _current(self, model: str, agent: WorkerRef, rank: int, plan: PlanId) -> _HostCopy | None:
+    def _current(
+        self, event: CopyLayerArrived | CopyCompleted | CopyFailed | CopyDropped
+    ) -> HostCopy | None:
         """The copy that news is about, unless the news is late."""
-        copy = self._find(model, agent)
-        return copy if copy is not None and copy.plans.get(rank) == plan else None
+        copy = self._memory.find(event.model, event.agent)
+        return copy if copy is not None and copy.plans.get(event.rank) == event.plan else None
 
-    def _forget_if_gone(self, model: str, agent: WorkerRef, copy: _HostCopy) -> None:
+    def _forget_if_gone(self, copy: HostCopy) -> None:
         if len(copy.gone) == len(copy.plans):
-            self._forget(model, agent)
-
-    def _forget(self, model: str, agent: WorkerRef) -> None:
-        self._changes += 1
-        copies = self._copies[model]
-        copies.pop(agent, None)
-        if not copies:
-            del self._copies[model]
-
-
-def _drop_ranks(model: str, agent: WorkerRef, copy: _HostCopy, reason: str) -> list[AnyCommand]:
-    """Orders for the ranks that are there and have not been ordered away."""
-    commands: list[AnyCommand] = []
-    for rank, plan in copy.plans.items():
-        if rank not in copy.gone and rank not in copy.dropping:
-            copy.dropping[rank] = None
-            commands.append(DropCopy(model, agent, plan, reason, rank))
-    return commands
+            self._memory.remove(copy)

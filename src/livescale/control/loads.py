@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from livescale.chunks import Feed, senders
 from livescale.control.pool import ParameterPool
+from livescale.messages.events import FeedFailed
 from livescale.plans import PlannedLoad
 from livescale.topology import Direction, LinkKind, LinkUse
 from livescale.types import FromWorker, PlanId, WorkerRef
@@ -101,22 +102,15 @@ class Loads:
 
     # -- what goes wrong ----------------------------------------------------------------------
 
-    def feed_failed(self, plan: PlanId, receiver: WorkerRef, upstream: WorkerRef) -> bool:
-        """Nothing more comes from there. False if that is no news of an open load."""
-        load = self.open.get((plan, receiver))
+    def feed_failed(self, event: FeedFailed, now_ns: int) -> bool:
+        """Nothing more comes from there, or nothing has come for a while. False if that is no news
+        of an open load."""
+        load, upstream = self.open.get((event.plan, event.receiver)), event.upstream
         if load is None or FromWorker(upstream) not in senders(load.feeds):
             return False
-        load.fail(upstream)
-        return True
-
-    def feed_stalled(
-        self, plan: PlanId, receiver: WorkerRef, upstream: WorkerRef, now_ns: int
-    ) -> bool:
-        """Nothing has come for a while. False if that is no news of an open load."""
-        load = self.open.get((plan, receiver))
-        if load is None or FromWorker(upstream) not in senders(load.feeds):
-            return False
-        if upstream not in load.failed:
+        if not event.is_stalled:
+            load.fail(upstream)
+        elif upstream not in load.failed:
             load.stalled.setdefault(upstream, now_ns)
         return True
 

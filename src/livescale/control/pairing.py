@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from livescale.control.config import ControllerConfig
-from livescale.control.fleet import Fleet, Instance
+from livescale.control.fleet import Fleet
+from livescale.control.instance import Instance
 from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.router import LiveDoor, Router

@@ -15,6 +15,7 @@ from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.pool import Copy, ParameterPool
+from livescale.messages.events import LinkMeasured
 from livescale.placements import CacheCopies
 from livescale.plans import ScalePlan
 from livescale.topology import Device, Host, Leaf, Topology
@@ -74,16 +75,17 @@ class Planning:
         self.topology.devices.pop(ref, None)
         self.topology.agents.pop(ref, None)
 
-    def link_measured(self, sender: WorkerRef, receiver: WorkerRef, bytes_per_s: int) -> None:
+    def link_measured(self, event: LinkMeasured, _now_ns: int) -> bool:
         """Rates that nobody configured are what was measured; the best probe counts, because other
         traffic can only slow one down. Members of one scale-up group meet without their NICs."""
-        topology = self.topology
+        topology, bytes_per_s = self.topology, event.bytes_per_s
+        sender, receiver = event.sender, event.receiver
         if not (self._is_known(sender) and self._is_known(receiver)):
-            return
+            return True
         group = topology.group_of(sender)
         if group and group == topology.group_of(receiver):
             self._measured_between(bytes_per_s)
-            return
+            return True
         for ref, name in ((sender, "uplink_bytes_per_s"), (receiver, "downlink_bytes_per_s")):
             if ref.is_agent:
                 host = topology.agents[ref]
@@ -94,6 +96,7 @@ class Planning:
                 device = topology.devices[ref]
                 best = max(bytes_per_s, getattr(device, name) or 0)
                 topology.devices[ref] = msgspec.structs.replace(device, **{name: best})
+        return True
 
     def _is_known(self, ref: WorkerRef) -> bool:
         return ref in self.topology.devices or ref in self.topology.agents
@@ -123,9 +126,12 @@ class Planning:
     ) -> ScalePlan | None:
         """`count` new instances on spare workers (or on `targets`). None if there is no way."""
         spare = tuple(record.ref for record in self._fleet.spare(state.spec.size_bytes))
-        request = self._request(state, count, self.sources(state), spare, targets)
-        is_live = self._config.live_order != "stop-the-world"
-        request = msgspec.structs.replace(request, is_live=is_live)
+        request = msgspec.structs.replace(
+            self._request(state, count, self.sources(state), spare, targets),
+            is_live=self._config.live_order != "stop-the-world",
+            # Files of which the last load failed are not read again while there is a copy.
+            has_storage=not (state.load_failures.in_a_row and self.has_copy(state)),
+        )
         return self._plan(request, self._config.multicast)
 
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan:
@@ -159,6 +165,10 @@ class Planning:
             is_host = self._config.multicast == "host"
             return tuple(s for s in copies if is_host and s.is_host_copy)
         return tuple(copies)
+
+    def has_copy(self, state: ModelState) -> bool:
+        """There is a complete copy that instances can be loaded from."""
+        return any(not source.is_loading for source in self.sources(state))
 
     def _source(self, copy: Copy) -> Source:
         readers = max(self._pool.readers(worker) for worker in copy.workers)

@@ -18,14 +18,11 @@ class LastCopyError(Exception):
 @dataclass(slots=True)
 class Copy:
     """One copy of a model: on devices, one worker per rank, or in the memory of an agent's host
-    (then every rank is the agent's). `presence` has a bit per whole layer, for each rank; a rank
-    counts as complete when its load has said so."""
+    (then every rank is the agent's). A rank is complete when its load has reported so."""
 
     model: str
     workers: tuple[WorkerRef, ...]
-    layers: int
     size_bytes: int
-    presence: list[int]
     complete_ranks: dict[int, None] = field(default_factory=dict)
 
     @property
@@ -42,8 +39,8 @@ class Copy:
         return len(self.complete_ranks) == len(self.workers)
 
     def __repr__(self) -> str:
-        there = min(bits.bit_count() for bits in self.presence)
-        return f"<Copy of {self.model} on {self.holder}, {there}/{self.layers} layers>"
+        there = f"{len(self.complete_ranks)}/{len(self.workers)}"
+        return f"<Copy of {self.model} on {self.holder}, {there} ranks>"
 
 
 class ParameterPool:
@@ -64,25 +61,18 @@ class ParameterPool:
 
     # -- what is there ------------------------------------------------------------------------
 
-    def begin(self, model: str, workers: tuple[WorkerRef, ...], layers: int, size: int) -> None:
+    def begin(self, model: str, workers: tuple[WorkerRef, ...], size: int) -> None:
         """A copy is arriving; `size` bytes of memory are its own from now on."""
         self.version += 1
         copies = self._copies.setdefault(model, {})
         assert workers[0] not in copies, f"{copies[workers[0]]!r} is there already"
-        copies[workers[0]] = Copy(model, workers, layers, size, [0] * len(workers))
-
-    def arrived(self, model: str, holder: WorkerRef, rank: int, layer: int) -> None:
-        """A layer of a rank is whole and verified. Late news of a copy that is gone is ignored."""
-        copy = self.find(model, holder)
-        if copy is not None:
-            copy.presence[rank] |= 1 << layer
+        copies[workers[0]] = Copy(model, workers, size)
 
     def complete(self, model: str, holder: WorkerRef, rank: int) -> None:
-        """All layers of a rank are there."""
+        """All layers of a rank are there. Late news of a copy that is gone is ignored."""
         self.version += 1
         copy = self.find(model, holder)
         if copy is not None:
-            copy.presence[rank] = (1 << copy.layers) - 1
             copy.complete_ranks[rank] = None
 
     def find(self, model: str, holder: WorkerRef) -> Copy | None:
@@ -99,11 +89,6 @@ class ParameterPool:
     def host_copies(self, model: str) -> list[Copy]:
         """Copies in host memory, complete or arriving."""
         return [copy for copy in self.copies(model) if copy.is_on_host]
-
-    def host_bytes(self, agent: WorkerRef) -> int:
-        """Bytes that copies take in the memory of this agent's host."""
-        there = (copies.get(agent) for copies in self._copies.values())
-        return sum(copy.size_bytes for copy in there if copy is not None)
 
     # -- who reads ----------------------------------------------------------------------------
 

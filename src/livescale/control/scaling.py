@@ -8,17 +8,17 @@ word on every copy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from livescale.control.fleet import Fleet, Instance
+from livescale.control.fleet import Fleet
 from livescale.control.host_copies import HostCopies
+from livescale.control.instance import Instance
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
-from livescale.control.policy import LoadSnapshot, Suggestion
 from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
+from livescale.control.wishes import Wish, Wishes
 from livescale.messages.commands import (
     AnyCommand,
     Drain,
@@ -26,43 +26,10 @@ from livescale.messages.commands import (
     PlanMade,
     Release,
     Resume,
-    ScaleDecided,
     StartLoad,
 )
 from livescale.plans import PlannedLoad, ScalePlan
-from livescale.types import InstanceState, Role
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What one model wants now."""
-
-    state: ModelState
-    capacity: int
-    wanted: int
-    reason: str
-    suggestion: Suggestion
-    least: int
-
-    @property
-    def need_permille(self) -> int:
-        """How many times its capacity it wants: what starves most comes first of equals."""
-        return 1000 * self.wanted // max(self.capacity, 1) if self.capacity else 1 << 30
-
-    @property
-    def spare_instances(self) -> int:
-        """Instances that its load does not need now, whatever its hysteresis waits for."""
-        return self.capacity - max(self.suggestion.at_most, self.least)
-
-    def notice(self, reached: int, reason: str | None = None) -> ScaleDecided:
-        return ScaleDecided(
-            self.state.spec.name,
-            Role.UNIFIED,
-            self.capacity,
-            reached,
-            reason or self.reason,
-            self.suggestion.values,
-        )
+from livescale.types import InstanceState
 
 
 class Scaling:
@@ -77,6 +44,7 @@ class Scaling:
         planning: Planning,
         host_copies: HostCopies,
         pairings: Pairings,
+        wishes: Wishes,
     ) -> None:
         self._fleet = fleet
         self._pool = pool
@@ -85,23 +53,14 @@ class Scaling:
         self._planning = planning
         self._host_copies = host_copies
         self._pairings = pairings
-        #: what every model wanted when something of it last changed
-        self._wishes: dict[str, Wish] = {}
-        #: models that are looked at again though nothing happens to them, and others from when on
-        self._restless: dict[str, None] = {}
-        self._due_ns: dict[str, int] = {}
+        self._wishes = wishes
 
     def decide(
         self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]
     ) -> list[AnyCommand]:
         """Compare the models' loads with their capacities and order what follows.
-
-        Only models of which something changed are looked at: a pool may serve thousands.
-        `wall_zero_ns` is the wall clock at time 0.
-        """
-        wishes = [
-            self._look(now_ns, wall_zero_ns, state) for state in self._changed(now_ns, states)
-        ]
+        `wall_zero_ns` is the wall clock at time 0."""
+        wishes = self._wishes.look(now_ns, wall_zero_ns, states)
         commands: list[AnyCommand] = []
         for wish in wishes:
             if wish.wanted < wish.capacity:
@@ -139,78 +98,6 @@ class Scaling:
                 ]
         return commands
 
-    def look_again(self, model: str) -> None:
-        """Something that its wish depends on has changed, besides its instances and requests."""
-        self._restless[model] = None
-
-    def forget_model(self, model: str) -> None:
-        """The model leaves the pool."""
-        self._wishes.pop(model, None)
-        self._restless.pop(model, None)
-        self._due_ns.pop(model, None)
-
-    def deadline_ns(self) -> int | None:
-        """When some model's wish changes by time alone."""
-        return min(self._due_ns.values(), default=None)
-
-    # -- what is wanted -----------------------------------------------------------------------
-
-    def _changed(self, now_ns: int, states: Mapping[str, ModelState]) -> list[ModelState]:
-        """Models whose wish may be another one than last time, in their order."""
-        names = {**self._fleet.touched, **self._router.touched, **self._restless}
-        self._fleet.touched, self._router.touched = {}, {}
-        names.update((name, None) for name, due_ns in self._due_ns.items() if due_ns <= now_ns)
-        if len(self._wishes) < len(states):
-            names.update((name, None) for name in states if name not in self._wishes)
-        found = [states[name] for name in names if name in states]
-        return sorted(found, key=lambda state: state.number)
-
-    def _look(self, now_ns: int, wall_zero_ns: int, state: ModelState) -> Wish:
-        """Its wish now, and when it must be looked at again."""
-        name = state.spec.name
-        wish = self._wishes[name] = self._wish(now_ns, wall_zero_ns + now_ns, state)
-        if wish.wanted != wish.capacity or state.changes_by_itself():
-            self._restless[name] = None
-        else:
-            self._restless.pop(name, None)
-        future = [t for t in state.deadlines_ns(now_ns, wall_zero_ns) if t > now_ns]
-        if future:
-            self._due_ns[name] = min(future)
-        else:
-            self._due_ns.pop(name, None)
-        return wish
-
-    def _wish(self, now_ns: int, wall_ns: int, state: ModelState) -> Wish:
-        state.window.forget_old(now_ns)
-        state.note_requests(now_ns, self._router.unfinished(state.spec.name))
-        capacity = self._fleet.tally(state.spec.name).capacity
-        suggestion = state.scaling.suggest(self._snapshot(state))
-        limits = state.limits(wall_ns)
-        wanted, reason = state.autoscaler.wanted(
-            now_ns, capacity, suggestion, limits, state.idle_since_ns
-        )
-        return Wish(state, capacity, wanted, reason, suggestion, limits[0])
-
-    def _snapshot(self, state: ModelState) -> LoadSnapshot:
-        name = state.spec.name
-        tally = self._fleet.tally(name)
-        queued_tokens = self._router.waiting_tokens(name) + tally.queued_prefill_tokens
-        return LoadSnapshot(
-            instances=tally.capacity,
-            window_tokens=state.window.tokens,
-            window_ns=state.window.window_ns,
-            queued_prefill_tokens=queued_tokens,
-            kv_blocks_used=tally.kv_blocks_used,
-            prefill_tokens_per_s=state.prefill_tokens_per_s,
-            kv_blocks=state.kv_blocks,
-            requests=self._router.unfinished(name),
-            places=state.places,
-            left_waiting=self._router.left_over(name) + tally.left_out,
-            full_instances=tally.full,
-            full_running=tally.full_running,
-            kv_blocks_kept=tally.kv_blocks_kept,
-        )
-
     # -- growing ------------------------------------------------------------------------------
 
     def _grow(self, now_ns: int, wish: Wish, claimed: int) -> tuple[int, list[AnyCommand]]:
@@ -232,7 +119,7 @@ class Scaling:
         reached = wish.capacity + len(resumed) + (len(plan.instances) if plan is not None else 0)
         if reached == wish.capacity:
             return reached, []
-        commands: list[AnyCommand] = [wish.notice(reached)]
+        commands: list[AnyCommand] = [wish.notice(wish.capacity, reached, wish.reason)]
         for instance in resumed:
             commands.append(Resume(instance.id, instance.attempt))
             self._fleet.move(instance, Resume)
@@ -268,7 +155,7 @@ class Scaling:
                 predicted_ns=plan.predicted_ns,
             )
             self._fleet.place(instance)
-            self._pool.begin(state.spec.name, workers, state.spec.layers, state.instance_bytes)
+            self._pool.begin(state.spec.name, workers, state.instance_bytes)
             numbers.append(instance.id)
             if self._pairings.is_live:
                 paired.append(Paired(instance.id, choice.pairing, choice.reason))
@@ -294,6 +181,7 @@ class Scaling:
             measure_capacity=not is_measured,
             rank=rank,
             pairing=instance.pairing,
+            workers=instance.workers,
         )
 
     # -- shrinking ----------------------------------------------------------------------------
@@ -301,7 +189,9 @@ class Scaling:
     def _shrink(self, wish: Wish) -> list[AnyCommand]:
         """One instance is drained, if one can be."""
         name = wish.state.spec.name
-        return [wish.notice(wish.wanted), self._drain(name)] if self._drainable(name) else []
+        if not self._drainable(name):
+            return []
+        return [wish.notice(wish.capacity, wish.wanted, wish.reason), self._drain(name)]
 
     def _drainable(self, model: str) -> int:
         """How many instances of the model can be drained now. Members of live pairs stay until the
@@ -327,7 +217,7 @@ class Scaling:
         Nobody gives way if that does not make up a whole instance.
         """
         found = self._found(wish) - claimed
-        wishes = self._wishes.values()
+        wishes = self._wishes.known()
         others = [w for w in wishes if w is not wish and w.wanted <= w.capacity]
         others += [w for w in wishes if w.wanted > w.capacity and self._outranks(wish, w)]
         others.sort(key=lambda w: (w.state.policy.priority, -w.spare_instances, w.state.spec.name))
@@ -358,14 +248,7 @@ class Scaling:
     def _give_way(self, other: Wish, wish: Wish) -> list[AnyCommand]:
         """One instance of the other model is drained."""
         capacity = self._fleet.tally(other.state.spec.name).capacity
-        notice = ScaleDecided(
-            model=other.state.spec.name,
-            role=Role.UNIFIED,
-            from_instances=capacity,
-            to_instances=capacity - 1,
-            reason=f"makes room for {wish.state.spec.name}",
-            values=other.suggestion.values,
-        )
+        notice = other.notice(capacity, capacity - 1, f"makes room for {wish.state.spec.name}")
         return [notice, self._drain(other.state.spec.name)]
 
     def _claim(self, wish: Wish, missing: int, claimed: int) -> int:

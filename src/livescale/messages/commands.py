@@ -23,7 +23,8 @@ class StartLoad(Command, frozen=True):
 
     Chunks are those of the grid of `chunk_bytes`. `measure_capacity` asks the worker to time a
     warm-up prefill before it reports completion. With a `pairing` the instance takes requests
-    while its layers arrive (live scaling), and says so with LiveStarted.
+    while its layers arrive (live scaling), and says so with LiveStarted. `workers` are those of the
+    instance, by rank.
     """
 
     instance: InstanceId
@@ -36,6 +37,7 @@ class StartLoad(Command, frozen=True):
     measure_capacity: bool
     rank: int = 0
     pairing: Pairing | None = None
+    workers: tuple[WorkerRef, ...] = ()
 
 
 class StartCopy(Command, frozen=True):

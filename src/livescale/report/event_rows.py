@@ -1,22 +1,22 @@
-"""Scale events and instances' lives of one run as rows of words, for a page's tables."""
+"""Scale events, losses and instances of one run as rows of words, for a page's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from livescale.report.failovers import FAILOVER_HEADER, failover_cells
-from livescale.report.lives import InstanceLife
 from livescale.report.reported_run import ReportedRun
-from livescale.report.run_report import phases_s
+from livescale.report.run_report import FAILOVER_HEADER, failover_cells, phases_s
 from livescale.report.terminal import seconds
 from livescale.settings import size_text
+from livescale.telemetry.history.holdings import InstanceHistory
 from livescale.telemetry.record import LoadPhases, ScaleLine
 
 ROWS_MAX = 150
 """Longer tables end with how much they left out."""
 
 _NS_PER_S = 1_000_000_000
+_NAMES_MAX = 3
 _ABSENT = "–"
 
 
@@ -48,32 +48,32 @@ def scale_event_table(run: ReportedRun) -> WordTable:
 
 def failover_table(run: ReportedRun) -> WordTable:
     """One row per member that was lost, and when its successor was there."""
-    rows = [failover_cells(loss, run.report.started_ns) for loss in run.report.failovers]
+    rows = [failover_cells(loss, run.report.started_ns) for loss in run.history.losses]
     return _table(FAILOVER_HEADER, rows, ("at", "requests", "replaced after"))
 
 
 def life_table(run: ReportedRun) -> WordTable:
     """What each started instance cost until it served, and what it then did."""
-    until_ns, started_ns = run.lives.end_ns, run.report.started_ns
+    until_ns, started_ns = run.history.end_ns, run.report.started_ns
     rows = []
-    for life in _started(run):
-        served_s = life.serving_ns(until_ns) / _NS_PER_S
-        loading_s = life.loading_ns / _NS_PER_S if life.loading_ns is not None else None
-        received = life.received_bytes
+    for one in _started(run):
+        served_s = one.serving_ns(until_ns) / _NS_PER_S
+        loading_s = one.loading_ns / _NS_PER_S if one.loading_ns is not None else None
+        received = one.received_bytes
         per_loading = served_s / loading_s if loading_s else None
         rows.append(
             (
-                str(life.instance),
-                life.model,
-                ", ".join(f"w{tenure.worker.worker}" for tenure in life.tenures),
-                life.tenures[0].source,
-                _clock((life.changes[0][0] - started_ns) / _NS_PER_S),
+                str(one.number),
+                one.model,
+                ", ".join(f"w{held.member.worker}" for held in one.holdings),
+                _source(one.holdings[0].senders),
+                _clock((one.changes[0][0] - started_ns) / _NS_PER_S),
                 _ABSENT if loading_s is None else seconds(loading_s),
                 _ABSENT if received is None else size_text(received),
                 seconds(served_s) if served_s else _ABSENT,
-                f"{life.emitted_tokens:,}",
+                f"{one.emitted_tokens:,}",
                 _ABSENT if per_loading is None else f"{per_loading:,.3g}",
-                life.ending or "still there",
+                one.ending or "still there",
             )
         )
     numeric = ("ordered at", "loading", "received", "serving", "tokens", "serving / loading")
@@ -83,26 +83,26 @@ def life_table(run: ReportedRun) -> WordTable:
 
 def worth_sentence(run: ReportedRun) -> str:
     """What all started instances together cost and gave."""
-    lives = _started(run)
-    if not lives:
+    started = _started(run)
+    if not started:
         return "No instance was started."
-    until_ns = run.lives.end_ns
-    whole = [life for life in lives if life.loading_ns is not None]
-    loading_s = sum(life.loading_ns or 0 for life in whole) / _NS_PER_S
-    serving_s = sum(life.serving_ns(until_ns) for life in lives) / _NS_PER_S
-    tokens = sum(life.emitted_tokens for life in lives)
-    moved = sum(life.received_bytes or 0 for life in lives)
+    until_ns = run.history.end_ns
+    whole = [one for one in started if one.loading_ns is not None]
+    loading_s = sum(one.loading_ns or 0 for one in whole) / _NS_PER_S
+    serving_s = sum(one.serving_ns(until_ns) for one in started) / _NS_PER_S
+    tokens = sum(one.emitted_tokens for one in started)
+    moved = sum(one.received_bytes or 0 for one in started)
     parts = [
-        f"{_counted(len(lives), 'instance')} started: {seconds(loading_s)} of loading and"
+        f"{_counted(len(started), 'instance')} started: {seconds(loading_s)} of loading and"
         f" {size_text(moved)} received, for {seconds(serving_s)} of serving and {tokens:,} tokens."
     ]
-    ended = [life for life in whole if life.ended_ns is not None]
-    short = sum(life.serving_ns(until_ns) < (life.loading_ns or 0) for life in ended)
+    ended = [one for one in whole if one.ended_ns is not None]
+    short = sum(one.serving_ns(until_ns) < (one.loading_ns or 0) for one in ended)
     if ended:
         parts.append(
             f"Of the {len(ended)} that ended, {short} served for less time than they had loaded."
         )
-    unserved = len(lives) - len(whole)
+    unserved = len(started) - len(whole)
     if unserved:
         parts.append(f"{_counted(unserved, 'instance')} never served.")
     return " ".join(parts)
@@ -152,9 +152,17 @@ def _table(
     return WordTable(header, tuple(rows[:ROWS_MAX]), numeric, left_out)
 
 
-def _started(run: ReportedRun) -> list[InstanceLife]:
+def _started(run: ReportedRun) -> list[InstanceHistory]:
     """Those whose order is on record."""
-    return [life for life in run.lives.instances.values() if life.is_whole]
+    return [one for one in run.history.instances if one.is_ordered]
+
+
+def _source(senders: Sequence[str]) -> str:
+    """Who sends, in few words."""
+    names = [name.removesuffix(".0") for name in senders]
+    if len(names) > _NAMES_MAX:
+        return f"{names[0]}, {names[1]} and {len(names) - 2} more"
+    return ", ".join(names) or "unknown"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -58,7 +58,7 @@ def html_report(runs: Sequence[ReportedRun], title: str) -> str:
         has_ratios=any(row.ratios for row in summary),
         groups=_GROUPS,
         sections=sections,
-        failovers=[(run.name, failover_table(run)) for run in runs if run.report.failovers],
+        failovers=[(run.name, failover_table(run)) for run in runs if run.report.history.losses],
         events=[(run.name, scale_event_table(run)) for run in runs],
         worth=[(run.name, worth_sentence(run), life_table(run)) for run in runs],
         notes=gallery.notes,
@@ -93,7 +93,7 @@ def _slo_text(run: ReportedRun) -> str:
 
 
 def _models_text(runs: Sequence[ReportedRun]) -> str:
-    specs = {name: spec for run in runs for name, spec in run.lives.specs.items()}
+    specs = {m: policy.spec for run in runs for m, policy in run.history.policies.items()}
     sizes = [
         f"{name} ({size_text(spec.size_bytes * spec.tp_size)})" for name, spec in specs.items()
     ]

@@ -49,7 +49,7 @@ def model_colours(runs: Sequence[ReportedRun]) -> dict[str, str]:
     for run in runs:
         for model, usage in run.usage.items():
             held[model] = held.get(model, 0) + usage.device_ns
-        for model in run.lives.specs:
+        for model in run.history.policies:
             held.setdefault(model, 0)
     ordered = sorted(held, key=lambda model: (-held[model], model))
     own = dict(zip(ordered, COLOURS, strict=False))

@@ -10,7 +10,8 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
 from livescale.report.canvas import HALF_IN, WIDE_IN, draw, time_axis
-from livescale.report.lives import InstanceLife, Lives, Tenure
+from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
+from livescale.telemetry.history.reading import History
 from livescale.types import InstanceState
 
 LANES_MAX = 64
@@ -54,23 +55,23 @@ def state_tint(colour: str, state: InstanceState | None) -> tuple[float, float, 
     return tint(colour, _FILL if state is None else _TINTS[state])
 
 
-def lanes_shown(lives: Lives) -> list[int]:
+def lanes_shown(history: History) -> list[int]:
     """Workers in order of their numbers, the first LANES_MAX of them."""
-    return sorted(lives.workers)[:LANES_MAX]
+    return sorted(history.workers)[:LANES_MAX]
 
 
 def lanes(
-    name: str, lives: Lives, started_ns: int, until_s: float, colours: Mapping[str, str]
+    name: str, history: History, started_ns: int, until_s: float, colours: Mapping[str, str]
 ) -> str:
     """One lane per worker over the whole load; `colours` are those of models."""
-    workers = lanes_shown(lives)
+    workers = lanes_shown(history)
     shapes: list[_Shape] = []
     places = {worker: place for place, worker in enumerate(workers)}
-    for life in lives.instances.values():
-        for tenure in life.tenures:
-            place = places.get(tenure.worker.worker)
+    for instance in history.instances:
+        for held in instance.holdings:
+            place = places.get(held.member.worker)
             if place is not None:
-                shapes += _shapes(life, tenure, place, started_ns, lives.end_ns, colours)
+                shapes += _shapes(instance, held, place, started_ns, history.end_ns, colours)
     lane_in = min(max(3.6 / max(len(workers), 1), 0.13), 0.3)
 
     def plot(axes: Axes) -> None:
@@ -83,7 +84,7 @@ def lanes(
 
 def close_up(
     name: str,
-    lives: Lives,
+    history: History,
     receivers: Sequence[tuple[int, int]],
     decided_ns: int,
     until_ns: int,
@@ -94,11 +95,11 @@ def close_up(
     """The loads of one scale-up from its decision on; `receivers` are (instance, worker)."""
     shown = list(receivers)[:LANES_MAX]
     shapes: list[_Shape] = []
-    for place, (instance, worker) in enumerate(shown):
-        life = lives.instances[instance]
-        for tenure in life.tenures:
-            if tenure.worker.worker == worker:
-                shapes += _shapes(life, tenure, place, decided_ns, lives.end_ns, colours)
+    for place, (number, worker) in enumerate(shown):
+        instance = history.by_number[number]
+        for held in instance.holdings:
+            if held.member.worker == worker:
+                shapes += _shapes(instance, held, place, decided_ns, history.end_ns, colours)
     lane_in = min(max(2.4 / max(len(shown), 1), 0.13), 0.45)
 
     def plot(axes: Axes) -> None:
@@ -116,20 +117,20 @@ def close_up(
 
 
 def _shapes(
-    life: InstanceLife,
-    tenure: Tenure,
+    instance: InstanceHistory,
+    held: HoldingHistory,
     place: int,
     zero_ns: int,
     end_ns: int,
     colours: Mapping[str, str],
 ) -> list[_Shape]:
     """What one worker's lane shows of the instance. Lanes go down from 0 and are 0.8 high."""
-    colour = colours[life.model]
+    colour = colours[instance.model]
     low = place + 0.4
-    stop_ns = end_ns if tenure.ended_ns is None else tenure.ended_ns
+    stop_ns = end_ns if held.ended_ns is None else held.ended_ns
     shapes = []
-    for state, start, stop in life.stretches(end_ns):
-        left_ns, right_ns = (min(max(at, tenure.ordered_ns), stop_ns) for at in (start, stop))
+    for state, start, stop in instance.stretches(end_ns):
+        left_ns, right_ns = (min(max(at, held.begun_ns), stop_ns) for at in (start, stop))
         if right_ns <= left_ns:
             continue
         span_s = (left_ns - zero_ns) / _NS_PER_S, (right_ns - zero_ns) / _NS_PER_S
@@ -140,9 +141,9 @@ def _shapes(
         if state is InstanceState.LIVE:
             floor = low - 0.8 * _WORK_PART
             shapes.append(_box(span_s, floor, low, state_tint(colour, InstanceState.SERVING)))
-        if state in (InstanceState.LOADING, InstanceState.LIVE) and tenure.filled:
+        if state in (InstanceState.LOADING, InstanceState.LIVE) and held.filled:
             top = place - 0.4
-            filling = _filling(tenure, (floor, top), zero_ns, span_s)
+            filling = _filling(held.filled, (floor, top), zero_ns, span_s)
             shapes.append(_Shape(filling, state_tint(colour, None)))
     return shapes
 
@@ -155,14 +156,17 @@ def _box(
 
 
 def _filling(
-    tenure: Tenure, height: tuple[float, float], zero_ns: int, span_s: tuple[float, float]
+    filled: Sequence[tuple[int, float]],
+    height: tuple[float, float],
+    zero_ns: int,
+    span_s: tuple[float, float],
 ) -> list[Point]:
     """A staircase within the span, from what is there at its left; closed along the floor of
     `height`, which is (floor, top)."""
     floor, top = height
     left, right = span_s
-    stride = -(-len(tenure.filled) // _FILL_POINTS_MAX)
-    kept = [*tenure.filled[:-1:stride], tenure.filled[-1]]
+    stride = -(-len(filled) // _FILL_POINTS_MAX)
+    kept = [*filled[:-1:stride], filled[-1]]
     corners, level = [(left, floor)], floor
     for at_ns, share in kept:
         at_s = min(max((at_ns - zero_ns) / _NS_PER_S, left), right)

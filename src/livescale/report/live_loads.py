@@ -4,13 +4,14 @@ batches another one took over from it (live scaling, BlitzScale §5.2). Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from livescale.report.lives import InstanceLife, Lives
 from livescale.report.terminal import seconds, table
-from livescale.telemetry.record import AnyLine, RequestLine
-from livescale.types import InstanceId, RequestId
+from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.history.reading import History
+from livescale.telemetry.record import RequestLine
+from livescale.types import RequestId
 
 _NS_PER_S = 1_000_000_000
 _COLUMNS = 60
@@ -42,8 +43,6 @@ class LoadStory:
     `help_ns` is the first time that something came of its work: a batch taken over, or a token.
     """
 
-    instance: InstanceId
-    model: str
     worker: int
     layers: int
     order: str
@@ -76,22 +75,21 @@ class LoadStory:
         return sum(batch.requests for batch in self.taken)
 
 
-def load_stories(lines: Iterable[AnyLine], lives: Lives) -> list[LoadStory]:
+def load_stories(history: History) -> list[LoadStory]:
     """The loads of all instances whose order is on record, in the order of their beginning."""
-    requests = [line for line in lines if isinstance(line, RequestLine)]
-    of_request = {line.request: line for line in requests}
+    of_request = {line.request: line for line in history.requests}
     return [
-        _story(life, lives, requests, of_request)
-        for life in lives.instances.values()
-        if life.is_whole and life.tenures
+        _story(instance, history, of_request)
+        for instance in history.instances
+        if instance.is_ordered
     ]
 
 
-def live_stories(lines: Iterable[AnyLine], lives: Lives) -> list[LoadStory]:
+def live_stories(history: History) -> list[LoadStory]:
     """The loads of those instances that worked, or were meant to, before everything was there."""
-    if not any(life.live_ns is not None for life in lives.instances.values()):
+    if not any(instance.live_ns is not None for instance in history.instances):
         return []
-    return [story for story in load_stories(lines, lives) if story.live_ns is not None]
+    return [story for story in load_stories(history) if story.live_ns is not None]
 
 
 def live_text(stories: Sequence[LoadStory], started_ns: int) -> str:
@@ -121,17 +119,13 @@ def live_text(stories: Sequence[LoadStory], started_ns: int) -> str:
 
 
 def _story(
-    life: InstanceLife,
-    lives: Lives,
-    requests: Sequence[RequestLine],
-    of_request: dict[RequestId, RequestLine],
+    instance: InstanceHistory, history: History, of_request: dict[RequestId, RequestLine]
 ) -> LoadStory:
-    tenure = min(life.tenures, key=lambda tenure: (tenure.rank, tenure.ordered_ns))
-    spec = lives.specs.get(life.model)
-    layers = 0 if spec is None else len(spec.layer_bytes)
-    pairing = life.pairing
+    held = min(instance.holdings, key=lambda held: (held.rank, held.begun_ns))
+    layers = len(held.layer_bytes)
+    pairing = instance.pairing
     source = None if pairing is None else pairing.source
-    ends_ns = [at for at in (life.served_ns, life.ended_ns) if at is not None]
+    ends_ns = [at for at in (instance.served_ns, instance.ended_ns) if at is not None]
     taken = tuple(
         TakenOver(
             at_ns,
@@ -142,37 +136,35 @@ def _story(
             event.pull_ns,
             _answered_ns([of_request.get(name) for name, _ in event.requests], event.worker.worker),
         )
-        for at_ns, event in life.taken
+        for at_ns, event in instance.taken
     )
     first_ns = sorted(
         line.token_ns[0]
-        for line in requests
-        if line.token_ns and line.worker == tenure.worker and line.token_ns[0] >= tenure.ordered_ns
+        for line in history.requests
+        if line.token_ns and line.worker == held.member and line.token_ns[0] >= held.begun_ns
     )
     helped = [batch.at_ns for batch in taken[:1]] + first_ns[:1]
     return LoadStory(
-        instance=life.instance,
-        model=life.model,
-        worker=tenure.worker.worker,
+        worker=held.member.worker,
         layers=layers,
         order="" if pairing is None else pairing.order,
         source=-1 if source is None else source.worker,
-        ordered_ns=tenure.ordered_ns,
-        live_ns=life.live_ns,
-        loaded_ns=life.served_ns,
-        end_ns=min(ends_ns, default=lives.end_ns),
-        steps=_steps(life, layers),
+        ordered_ns=held.begun_ns,
+        live_ns=instance.live_ns,
+        loaded_ns=instance.served_ns,
+        end_ns=min(ends_ns, default=history.end_ns),
+        steps=_steps(instance, layers),
         taken=taken,
         first_ns=tuple(first_ns),
         help_ns=min(helped, default=None),
     )
 
 
-def _steps(life: InstanceLife, layers: int) -> tuple[tuple[int, int, int], ...]:
-    """Its marks, and the end of the load."""
-    steps = [(mark.at_ns, mark.watermark, mark.live_layers) for mark in life.marks]
-    if life.served_ns is not None:
-        steps.append((life.served_ns, layers, steps[-1][2] if steps else 0))
+def _steps(instance: InstanceHistory, layers: int) -> tuple[tuple[int, int, int], ...]:
+    """Its arrivals, and the end of the load."""
+    steps = [(layer.at_ns, layer.watermark, layer.live_layers) for layer in instance.arrivals]
+    if instance.served_ns is not None:
+        steps.append((instance.served_ns, layers, steps[-1][2] if steps else 0))
     return tuple(steps)
 
 

@@ -63,7 +63,7 @@ def _title(runs: Sequence[ReportedRun], stories: Sequence[LoadStory]) -> str:
 
 
 def _first_load(run: ReportedRun) -> LoadStory:
-    for story in load_stories(run.report.lines, run.lives):
+    for story in load_stories(run.history):
         if story.ordered_ns >= run.report.started_ns:
             return story
     raise NothingToShow(f"{run.name}: no instance was loaded while requests came")

@@ -23,13 +23,13 @@ def live_groups(
     """Nothing for runs without live loads; `notes` grow with what is left out."""
     panels = []
     for run in runs:
-        for story in run.live_stories[:STORIES_MAX]:
+        for story in run.report.live_stories[:STORIES_MAX]:
             # What the source finishes a little later still belongs to the picture.
             spent_ns = max(story.end_ns - story.ordered_ns, 1_000_000)
             until_ns = story.ordered_ns + spent_ns * 115 // 100
             svg = live_figures.live_load(new_name(), story, story.ordered_ns, until_ns)
             panels.append(Panel(svg, run.name if len(runs) > 1 else "", _detail(run, story)))
-        left_out = len(run.live_stories) - STORIES_MAX
+        left_out = len(run.report.live_stories) - STORIES_MAX
         if left_out > 0:
             notes.append(
                 f"{run.name}: the first {STORIES_MAX} of {STORIES_MAX + left_out} live loads are"

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from livescale.report.live_loads import LoadStory
-from livescale.report.lives import Lives
 from livescale.report.run_report import RunReport
 from livescale.report.usage import ModelUsage, usage_by_model
 from livescale.slo import SloAbsolute
+from livescale.telemetry.history.reading import History
 from livescale.telemetry.record import TrafficLine
 
 _NS_PER_S = 1_000_000_000
@@ -32,19 +31,14 @@ class ReportedRun:
     device_dollars_per_hour: float | None = None
 
     @property
-    def lives(self) -> Lives:
-        return self.report.lives
-
-    @property
-    def live_stories(self) -> list[LoadStory]:
-        """Its report's: see there."""
-        return self.report.live_stories
+    def history(self) -> History:
+        return self.report.history
 
     @cached_property
     def usage(self) -> dict[str, ModelUsage]:
         """What each model was asked and what it took while the load went on, by name."""
         started_ns = self.report.started_ns
-        return usage_by_model(self.report.lines, started_ns, started_ns + self.end_ns)
+        return usage_by_model(self.history, started_ns, started_ns + self.end_ns)
 
     @property
     def device_s(self) -> float:
@@ -65,7 +59,7 @@ class ReportedRun:
         duration_s = self.report.summary.duration_s
         if duration_s is not None:
             return int(duration_s * _NS_PER_S)
-        return max(self.lives.end_ns - self.report.started_ns, 0)
+        return max(self.history.end_ns - self.report.started_ns, 0)
 
     @property
     def instances_mean(self) -> float | None:
@@ -78,19 +72,25 @@ class ReportedRun:
         return held / self.end_ns
 
     @cached_property
-    def carried_bytes(self) -> dict[str, int]:
-        """Parameters that links have carried, by kind of link; empty if the record does not say.
-
-        Counters that begin anew, as those of a new controller do, add up.
-        """
-        total: Counter[str] = Counter()
+    def traffic(self) -> list[tuple[int, dict[str, int]]]:
+        """(now_ns, bytes of parameters that links have carried since the entry before, by kind of
+        link). Counters that begin anew, as those of a new controller do, add up."""
+        entries: list[tuple[int, dict[str, int]]] = []
         before: dict[str, int] = {}
         for line in self.report.lines:
             if isinstance(line, TrafficLine):
-                for kind, amount in line.carried_bytes.items():
-                    last = before.get(kind, 0)
-                    total[kind] += amount - last if amount >= last else amount
+                counted = [(kind, n, before.get(kind, 0)) for kind, n in line.carried_bytes.items()]
+                new = {kind: n - last if n >= last else n for kind, n, last in counted}
+                entries.append((line.now_ns, new))
                 before = line.carried_bytes
+        return entries
+
+    @cached_property
+    def carried_bytes(self) -> dict[str, int]:
+        """Parameters that links have carried, by kind of link; empty if the record does not say."""
+        total: Counter[str] = Counter()
+        for _, new_bytes in self.traffic:
+            total.update(new_bytes)
         return dict(sorted(total.items()))
 
     @cached_property

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from livescale.report.failovers import FAILOVER_HEADER, Failover, failover_cells, failovers
 from livescale.report.live_loads import LoadStory, live_stories, live_text
-from livescale.report.lives import Lives, read_lives
 from livescale.report.summary import Latency, RunSummary
 from livescale.report.terminal import seconds, step_chart, table
 from livescale.report.usage import ModelUsage, usage_by_model
+from livescale.telemetry.history.reading import CONTROLLER, History, Loss, read_history
 from livescale.telemetry.host_memory import HostCopyUse, host_copy_use
-from livescale.telemetry.record import AnyLine, LoadPhases, RunLine, ScaleLine
+from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine
 from livescale.telemetry.timeline import instances_over_time
 
 _NS_PER_S = 1_000_000_000
@@ -38,10 +37,9 @@ class RunReport:
     @property
     def instances(self) -> list[tuple[int, int]]:
         """(ns since the load's start, serving instances), beginning at 0."""
-        changes = instances_over_time(self.lines)
+        changes = instances_over_time(self.history)
         before = [count for at_ns, count in changes if at_ns <= self.started_ns]
-        first = next((line for line in self.lines if isinstance(line, RunLine)), None)
-        if first is not None and first.is_continued and changes and not before:
+        if self.history.is_cut and changes and not before:
             # The part of a record begins later than the first request that ends in it.
             before = [changes[0][1]]
         after = [(t - self.started_ns, count) for t, count in changes if t > self.started_ns]
@@ -55,18 +53,13 @@ class RunReport:
         return sorted(later, key=lambda event: event.decided_ns)
 
     @cached_property
-    def lives(self) -> Lives:
-        return read_lives(self.lines)
-
-    @cached_property
-    def failovers(self) -> list[Failover]:
-        """Members that were lost, in order."""
-        return failovers(self.lines)
+    def history(self) -> History:
+        return read_history(self.lines)
 
     @cached_property
     def live_stories(self) -> list[LoadStory]:
         """The loads that were live and not over before the first request was due."""
-        stories = live_stories(self.lines, self.lives)
+        stories = live_stories(self.history)
         return [story for story in stories if story.end_ns > self.started_ns]
 
     @property
@@ -77,7 +70,7 @@ class RunReport:
     @property
     def failover_text(self) -> str:
         """Losses and replacements for a terminal; empty without any."""
-        rows = [failover_cells(loss, self.started_ns) for loss in self.failovers]
+        rows = [failover_cells(loss, self.started_ns) for loss in self.history.losses]
         return table(FAILOVER_HEADER, rows) if rows else ""
 
     @property
@@ -89,7 +82,7 @@ class RunReport:
     @property
     def host_copies(self) -> dict[str, HostCopyUse]:
         """Copies in host memory, of the models that had any."""
-        uses = host_copy_use(self.lines)
+        uses = host_copy_use(self.history)
         return {model: use for model, use in uses.items() if use.copies_max}
 
     @property
@@ -141,9 +134,10 @@ class RunReport:
                 "host_copies_per_model_max": max(use.copies_max for use in uses),
                 "host_bytes_mean": sum(use.bytes_mean for use in uses),
             }
-        if self.failovers:
-            back = [loss for loss in self.failovers if loss.back_ns is not None]
-            figures |= {"members_lost": len(self.failovers), "members_replaced": len(back)}
+        losses = self.history.losses
+        if losses:
+            back = [loss for loss in losses if loss.back_ns is not None]
+            figures |= {"members_lost": len(losses), "members_replaced": len(back)}
         live = self.live_stories
         if live:
             figures |= {
@@ -170,10 +164,10 @@ class RunReport:
             step_chart("instances that serve", steps, until_ns),
             self._scale_table() if self.scale_events else "the pool was never scaled",
             *([self.live_text] if self.live_stories else []),
-            *([self.failover_text] if self.failovers else []),
+            *([self.failover_text] if self.history.losses else []),
             _latency_table(self.summary),
         ]
-        usage = usage_by_model(self.lines)
+        usage = usage_by_model(self.history)
         if len(usage) > 1:
             parts.append(_usage_table(usage))
         parts.append(self._closing_lines())
@@ -253,6 +247,26 @@ def phases_s(event: ScaleLine, load: LoadPhases, names: Sequence[str]) -> list[f
     )
     shown = [at for name, at in zip(LIVE_PHASES, times, strict=True) if name in names]
     return [None if at is None else (at - event.decided_ns) / _NS_PER_S for at in shown]
+
+
+FAILOVER_HEADER = ("at", "lost", "held", "requests", "reason", "replaced after")
+
+
+def failover_cells(loss: Loss, started_ns: int) -> tuple[str, ...]:
+    """A row of words below FAILOVER_HEADER; times count from the start of the load."""
+    back = "not"
+    if loss.back_ns is not None:
+        back = seconds((loss.back_ns - loss.at_ns) / _NS_PER_S)
+        # Its end is not on record.
+        back = f"at most {back}" if loss.member == CONTROLLER else back
+    return (
+        f"{(loss.at_ns - started_ns) / _NS_PER_S:,.2f} s",
+        loss.member,
+        ", ".join(loss.held) or "-",
+        str(loss.requests),
+        loss.reason,
+        back,
+    )
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

@@ -153,15 +153,15 @@ class Gallery:
     def _lanes(self) -> list[PanelGroup]:
         panels = []
         for run in self.runs:
-            lives = run.lives
-            if not lives.workers:
+            history = run.history
+            if not history.workers:
                 self._lacks(run, "any worker, so no lanes are drawn")
                 continue
             started_ns = run.report.started_ns
-            svg = lanes.lanes(self._name(), lives, started_ns, self._until_s, self._colours)
-            if len(lives.workers) > lanes.LANES_MAX:
+            svg = lanes.lanes(self._name(), history, started_ns, self._until_s, self._colours)
+            if len(history.workers) > lanes.LANES_MAX:
                 self.notes.append(
-                    f"{run.name}: lanes of the first {lanes.LANES_MAX} of {len(lives.workers)}"
+                    f"{run.name}: lanes of the first {lanes.LANES_MAX} of {len(history.workers)}"
                     " workers are drawn."
                 )
             panels.append(Panel(svg, self._title(run)))
@@ -169,7 +169,7 @@ class Gallery:
             "One lane per worker: an instance loads (it fills as its layers arrive), serves, and"
             " drains. An empty lane is a spare worker."
         )
-        if any(run.live_stories for run in self.runs):
+        if any(run.report.live_stories for run in self.runs):
             sentence += " A live one takes requests while it loads, and runs the layers it has."
             legend = lane_keys(self._colours, has_live=True)
         else:
@@ -181,7 +181,7 @@ class Gallery:
         events = [run.report.largest_scale_up for run in self.runs]
         in_twos = all(len(event.loads) <= _NARROW_LANES_MAX for event in events if event)
         for run, event in zip(self.runs, events, strict=True):
-            known = run.lives.instances
+            known = run.history.by_number
             loads = [load for load in event.loads if load.instance in known] if event else []
             ends_ns = [load.loaded_ns for load in loads if load.loaded_ns is not None]
             if event is None or not ends_ns:
@@ -190,7 +190,7 @@ class Gallery:
             until_ns = event.decided_ns + max(spent_ns * 115 // 100, 1_000_000)
             svg = lanes.close_up(
                 self._name(),
-                run.lives,
+                run.history,
                 [(load.instance, load.worker.worker) for load in loads],
                 event.decided_ns,
                 until_ns,

@@ -13,11 +13,10 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from livescale.report.lives import Lives
 from livescale.report.reported_run import ReportedRun
 from livescale.report.timings import due_ns, timing_of
+from livescale.telemetry.history.reading import History
 from livescale.telemetry.host_memory import copies_over_time
-from livescale.telemetry.record import RequestLine, TrafficLine
 from livescale.types import InstanceState
 
 Floats = NDArray[np.float64]
@@ -72,8 +71,7 @@ def request_series(run: ReportedRun) -> RequestSeries:
     """The requests that were due after the load's start. A request is due when the client meant
     to send it, or, where the record does not know, when it arrived."""
     started_ns = run.report.started_ns
-    found = [line for line in run.report.lines if isinstance(line, RequestLine)]
-    found = [line for line in found if due_ns(line) >= started_ns]
+    found = [line for line in run.history.requests if due_ns(line) >= started_ns]
     found.sort(key=lambda line: (due_ns(line), line.request))
     timings = [timing_of(line) for line in found]
     ttfts = [np.nan if t.ttft_ns is None else t.ttft_ns / _NS_PER_S for t in timings]
@@ -139,34 +137,25 @@ def capacity_steps(run: ReportedRun) -> Steps | None:
     An instance's capacity is the configured one of its model, else the newest that was measured.
     None if an instance served of which neither is on record.
     """
-    of = run.lives.prefill_tokens_per_s
+    of = run.history.prefill_tokens_per_s
     changes: list[tuple[int, int]] = []
-    for model, start_ns, stop_ns in _serving(run.lives):
+    for model, start_ns, stop_ns in _serving(run.history):
         capacity = of.get(model)
         if capacity is None:
             return None
         # Measurements hold for all times: they come once, when a first instance warms up.
         changes += [(start_ns, capacity), (stop_ns, -capacity)]
-    total, steps = 0, []
-    for at_ns, change in sorted(changes):
-        total += change
-        steps.append(((at_ns - run.report.started_ns) / _NS_PER_S, float(total)))
-    return _last_of_each(steps)
+    return _summed(changes, run.report.started_ns)
 
 
 def device_steps(run: ReportedRun) -> Steps:
     """Devices that instances hold, loading included, over time."""
     changes: list[tuple[int, int]] = []
-    for life in run.lives.instances.values():
-        for tenure in life.tenures:
-            changes.append((tenure.ordered_ns, 1))
-            if tenure.ended_ns is not None:
-                changes.append((tenure.ended_ns, -1))
-    total, steps = 0, []
-    for at_ns, change in sorted(changes):
-        total += change
-        steps.append(((at_ns - run.report.started_ns) / _NS_PER_S, float(total)))
-    return _last_of_each(steps)
+    for held in run.history.holdings:
+        changes.append((held.begun_ns, 1))
+        if held.ended_ns is not None:
+            changes.append((held.ended_ns, -1))
+    return _summed(changes, run.report.started_ns)
 
 
 def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
@@ -175,19 +164,15 @@ def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
     Between two lines of the record the bytes are taken to have come evenly.
     """
     totals = {kind: np.zeros(len(edges) - 1) for kind in run.carried_bytes}
-    before_ns, before = run.report.started_ns, dict[str, int]()
-    for line in run.report.lines:
-        if not isinstance(line, TrafficLine):
-            continue
+    before_ns = run.report.started_ns
+    for now_ns, carried_bytes in run.traffic:
         # Before the load, and after a clock that began anew, there is no span to spread over.
-        span_ns = (min(before_ns, line.now_ns), line.now_ns)
+        span_ns = (min(before_ns, now_ns), now_ns)
         start_s, stop_s = ((at_ns - run.report.started_ns) / _NS_PER_S for at_ns in span_ns)
-        for kind, amount in line.carried_bytes.items():
-            last = before.get(kind, 0)
-            new = amount - last if amount >= last else amount
-            if new:
-                _spread(totals[kind], edges, start_s, stop_s, new)
-        before_ns, before = line.now_ns, line.carried_bytes
+        for kind, new_bytes in carried_bytes.items():
+            if new_bytes:
+                _spread(totals[kind], edges, start_s, stop_s, new_bytes)
+        before_ns = now_ns
     return {kind: total / np.diff(edges) for kind, total in totals.items()}
 
 
@@ -195,7 +180,7 @@ def host_copy_steps(run: ReportedRun) -> dict[str, Steps]:
     """Copies in host memory over time, by model."""
     return {
         model: [((at_ns - run.report.started_ns) / _NS_PER_S, float(n)) for at_ns, n in changes]
-        for model, changes in copies_over_time(run.report.lines).items()
+        for model, changes in copies_over_time(run.history).items()
     }
 
 
@@ -244,17 +229,21 @@ def _nearest_rank(values: Floats, q: int) -> float:
     return float(np.partition(values, rank)[rank])
 
 
-def _serving(lives: Lives) -> Iterable[tuple[str, int, int]]:
+def _serving(history: History) -> Iterable[tuple[str, int, int]]:
     """(model, from, to) of every stretch in which an instance served."""
-    for life in lives.instances.values():
-        for state, start_ns, stop_ns in life.stretches(lives.end_ns):
+    for instance in history.instances:
+        for state, start_ns, stop_ns in instance.stretches(history.end_ns):
             if state is InstanceState.SERVING:
-                yield life.model, start_ns, stop_ns
+                yield instance.model, start_ns, stop_ns
 
 
-def _last_of_each(steps: Steps) -> Steps:
-    """Of several values at the same time the last one is the one that holds."""
-    return list(dict(steps).items())
+def _summed(changes: Sequence[tuple[int, int]], zero_ns: int) -> Steps:
+    """The sum of (ns, change) over time; of several values at one time the last one holds."""
+    total, steps = 0, dict[float, float]()
+    for at_ns, change in sorted(changes):
+        total += change
+        steps[(at_ns - zero_ns) / _NS_PER_S] = float(total)
+    return list(steps.items())
 
 
 def _spread(total: Floats, edges: Floats, start_s: float, stop_s: float, amount: float) -> None:

@@ -15,9 +15,9 @@ from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.models import NS_PER_MS, cluster_of
 from livescale.reproduce.multicasts import NS_PER_S
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import PoolRun, fit_rows, lead_ns, run_pool
-from livescale.sim.pools import PooledModel, build_config, tokens_max
-from livescale.sim.systems import SYSTEMS
+from livescale.sim.pools.configs import PooledModel, build_config, tokens_max
+from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
+from livescale.sim.pools.systems import SYSTEMS
 from livescale.slo import percentile
 from livescale.telemetry.record import ScaleLine
 from livescale.traces import TraceRow, summary, upscale, window

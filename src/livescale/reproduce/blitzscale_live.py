@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
-from livescale.sim.live_optimum import best_split, finish_times
-from livescale.sim.live_player import LivePlay, loaded_every, play
+from livescale.sim.pair.optimum import best_split, finish_times
+from livescale.sim.pair.player import LivePlay, loaded_every, play
 
 _LAYERS, _PACE, _REQUESTS = 7, 6, 7
 _ZIGZAG = LIVE_ORDERS["zigzag"]

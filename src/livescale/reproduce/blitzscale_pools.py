@@ -21,10 +21,11 @@ from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.models import cluster_of
 from livescale.reproduce.multicasts import NS_PER_S
 from livescale.sim.config import SimConfig
-from livescale.sim.pool_runs import PoolRun, fit_rows, lead_ns, run_pool
-from livescale.sim.pools import PooledModel, build_config, tokens_max
-from livescale.sim.systems import SYSTEMS
+from livescale.sim.pools.configs import PooledModel, build_config, tokens_max
+from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
+from livescale.sim.pools.systems import SYSTEMS
 from livescale.slo import percentile
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.host_memory import host_copy_use
 from livescale.telemetry.record import read_record
 from livescale.traces import TraceRow, rotate, summary, upscale
@@ -219,7 +220,7 @@ def _shared_run(system: str, conditions: Conditions) -> tuple[PoolRun, int]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.jsonl"
         path.write_bytes(record.getvalue())
-        uses = host_copy_use(read_record(path))
+        uses = host_copy_use(read_history(read_record(path)))
     return run, max(use.copies_max for use in uses.values())
 
 

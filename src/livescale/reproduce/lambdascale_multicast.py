@@ -26,7 +26,7 @@ from livescale.reproduce.multicasts import (
     simulated_s,
     single_nodes,
 )
-from livescale.sim.systems import SYSTEMS
+from livescale.sim.pools.systems import SYSTEMS
 from livescale.types import WorkerRef
 
 _NIC = 400 * GBIT_BYTES

@@ -5,9 +5,9 @@ from __future__ import annotations
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.models import cluster_of, layers_of
 from livescale.reproduce.multicasts import GBIT_BYTES, NS_PER_S, device, plan_of, predicted_s
-from livescale.sim.pool_runs import PoolRun, lead_ns, run_pool
-from livescale.sim.pools import PooledModel, build_config
-from livescale.sim.systems import SYSTEMS
+from livescale.sim.pools.configs import PooledModel, build_config
+from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.systems import SYSTEMS
 from livescale.topology import Host, Topology
 from livescale.traces import TraceRow
 from livescale.types import WorkerRef, agent_ref

@@ -11,7 +11,7 @@ from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.plans import ScalePlan
 from livescale.sim.clock import Clock
-from livescale.sim.transfers import Transfers
+from livescale.sim.links.transfers import Transfers
 from livescale.topology import Device, LinkUse, Topology
 from livescale.types import FromStorage, PlanId, WorkerRef
 

@@ -76,7 +76,8 @@ class GatewayBoot(Value, frozen=True, tag=True):
 
 
 class WorkerBoot(Value, frozen=True, tag=True):
-    """What a worker process is told. No model: that comes with a load order.
+    """What a worker process is told. No model: that comes with a load order. Its member is recorded
+    in the directory `record_members`, if there is one.
 
     `latency` is that of a timed device; others take the time that they take. `data_host` is the
     address of the device's link, `token_host` the one that gateways can reach. With
@@ -107,11 +108,13 @@ class WorkerBoot(Value, frozen=True, tag=True):
     resident_bytes: int = 0
     lost_after_ms: int = 5000
     stuck_after_ms: int = 60_000
+    record_members: str | None = None
 
 
 class AgentBoot(Value, frozen=True, tag=True):
     """What a host agent's process is told. `data_host` is the address of the host's own link,
-    `touched_bytes` is how much of its memory it takes at its start; the rest when it is needed."""
+    `touched_bytes` is how much of its memory it takes at its start; the rest when it is needed.
+    Its member is recorded in the directory `record_members`, if there is one."""
 
     secret: str
     agent: WorkerRef
@@ -126,6 +129,7 @@ class AgentBoot(Value, frozen=True, tag=True):
     stall_ms: int = 2000
     lost_after_ms: int = 5000
     stuck_after_ms: int = 60_000
+    record_members: str | None = None
 
 
 class PrepareBoot(Value, frozen=True, tag=True):

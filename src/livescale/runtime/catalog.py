@@ -28,11 +28,11 @@ from livescale.latency.models import AnyLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
+from livescale.member.memory_map import ALIGNMENT_BYTES
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, TargetOngoing
 from livescale.profile_files import read_profile
-from livescale.runtime.regions import ALIGNMENT_BYTES
-from livescale.runtime.site import HostSeat, Site
+from livescale.runtime.pool_layout import HostSeat, PoolLayout
 from livescale.runtime.wire import CatalogEntry
 from livescale.settings import ConfigError, parse_schedule
 from livescale.slo import SloAbsolute, parse_slo
@@ -104,25 +104,27 @@ def _kv_warnings(
     )
 
 
-def with_host_memory(site: Site, config: PoolConfig, models: tuple[CatalogEntry, ...]) -> Site:
-    """The site with the memory that each host has for copies, where the site does not say.
+def with_host_memory(
+    layout: PoolLayout, config: PoolConfig, models: tuple[CatalogEntry, ...]
+) -> PoolLayout:
+    """The layout with the memory that each host has for copies, where the layout does not say.
 
     Raises ConfigError when the machine has too little memory for all of it together.
     """
     enough_bytes = config.host_memory_bytes
     if enough_bytes is None:
-        enough_bytes = _enough_bytes(config, len(site.hosts), models)
-    taken = [_memory_of(seat, config, enough_bytes) for seat in site.hosts]
+        enough_bytes = _enough_bytes(config, len(layout.hosts), models)
+    taken = [_memory_of(seat, config, enough_bytes) for seat in layout.hosts]
     packed = config.device == "cpu" and config.weights_layout == "packed"
     largest = max((entry.manifest.size_bytes for entry in models), default=0)
     needed = check_memory(config, largest if packed else 0, sum(taken))
-    more = _growth_bytes(config, needed) // len(site.hosts)
+    more = _growth_bytes(config, needed) // len(layout.hosts)
     hosts = tuple(
         _with_memory(seat, own, own + (more if own and _memory_follows(seat, config) else 0))
-        for seat, own in zip(site.hosts, taken, strict=True)
+        for seat, own in zip(layout.hosts, taken, strict=True)
     )
     _check_room(hosts, models)
-    return msgspec.structs.replace(site, hosts=hosts)
+    return msgspec.structs.replace(layout, hosts=hosts)
 
 
 def _with_memory(seat: HostSeat, taken_bytes: int, room_bytes: int) -> HostSeat:
@@ -178,7 +180,7 @@ def _enough_bytes(config: PoolConfig, hosts: int, models: tuple[CatalogEntry, ..
 
 
 def controller_config(
-    config: PoolConfig, site: Site, policies: tuple[ModelPolicy, ...], epoch: int
+    config: PoolConfig, layout: PoolLayout, policies: tuple[ModelPolicy, ...], epoch: int
 ) -> ControllerConfig:
     """The controller's view of the configuration, in its own units."""
     if config.multicast not in STRATEGIES:
@@ -186,8 +188,8 @@ def controller_config(
         raise ConfigError(f"multicast is '{config.multicast}', not one of {known}")
     return ControllerConfig(
         models=policies,
-        workers_expected=len(site.seats),
-        agents_expected=len(site.agents),
+        workers_expected=len(layout.seats),
+        agents_expected=len(layout.agents),
         epoch=epoch,
         settle_ns=config.settle_ms * _MS_NS,
         dispatched_ahead_max=config.dispatched_ahead_max,
@@ -202,12 +204,12 @@ def controller_config(
         live_over_ns=live_over_ns(config),
         live_ahead_max=config.live_ahead_max,
         chunk_bytes=config.chunk_bytes,
-        leaves=site.leaves,
-        group_bytes_per_s=site.group_bytes_per_s,
-        remote_storage_bytes_per_s=site.remote_storage_bytes_per_s,
-        assumes_group_rate=site.assumes_group_rate,
+        leaves=layout.leaves,
+        group_bytes_per_s=layout.group_bytes_per_s,
+        remote_storage_bytes_per_s=layout.remote_storage_bytes_per_s,
+        assumes_group_rate=layout.assumes_group_rate,
         # The share is kept by the data planes, together with the rate.
-        parameter_share_percent=100 if site.has_links else config.parameter_share_percent,
+        parameter_share_percent=100 if layout.has_links else config.parameter_share_percent,
         wall_ns=time.time_ns() - time.monotonic_ns(),
     )
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from livescale.control.liveness import SilenceWatch, look_gap_ns
-from livescale.runtime.lives import Child
+from livescale.runtime.pool_process import Child
 
 _log = logging.getLogger(__name__)
 _MS_NS = 1_000_000

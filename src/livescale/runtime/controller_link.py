@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
-from livescale.messages.events import LinkMeasured
+from livescale.messages.events import AnyEvent, LinkMeasured
 from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import (
     Address,
-    AgentEvent,
     AgentHello,
     Examine,
     Examined,
@@ -24,11 +24,9 @@ from livescale.runtime.wire import (
     Order,
     Refused,
     ToWorker,
-    Wire,
-    WorkerEvent,
     WorkerHello,
-    open_wire,
 )
+from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import WorkerRef
 
@@ -47,7 +45,7 @@ class ControllerLink:
         controller: Address,
         secret: str,
         acquaintances: Acquaintances,
-        hello: Callable[[], Sequence[WorkerHello | AgentHello | WorkerEvent]],
+        hello: Callable[[], Sequence[WorkerHello | AgentHello]],
         obey: Callable[[Order | Examine], None],
         refused: Callable[[str], None],
         gone: Callable[[WorkerRef], None] = lambda _: None,
@@ -68,7 +66,7 @@ class ControllerLink:
         self._heartbeats = heartbeats
         self._wire: Wire[ToWorker] | None = None
 
-    def send(self, event: WorkerEvent | AgentEvent | Examined) -> None:
+    def send(self, event: AnyEvent | Examined) -> None:
         """Tell the controller. While none is there events are dropped: the next one gets a full
         report."""
         if self._wire is not None:
@@ -132,6 +130,7 @@ class Acquaintances:
         #: by number: a restarted member takes the place of its last life
         self._known: dict[int, Holder] = {}
         self.has_probed = not measures_links
+        self._probing = threading.Lock()
 
     def meet(self, message: Holders) -> None:
         """Introduce every new holder to the data plane. Blocks while connections are made.
@@ -161,11 +160,15 @@ class Acquaintances:
 
     def probe(self) -> list[LinkMeasured]:
         """Try the ways from the nearest in number, those of other hosts first. Blocks; once."""
-        others = sorted(
-            (h for h in self._known.values() if h.ref.is_agent == self._own.is_agent),
-            key=lambda h: (h.host == self._host, abs(h.ref.worker - self._own.worker), h.ref),
-        )
-        self.has_probed = self.has_probed or bool(others)
+        with self._probing:
+            # Members that joined one soon after the other have this called twice.
+            if self.has_probed:
+                return []
+            others = sorted(
+                (h for h in self._known.values() if h.ref.is_agent == self._own.is_agent),
+                key=lambda h: (h.host == self._host, abs(h.ref.worker - self._own.worker), h.ref),
+            )
+            self.has_probed = bool(others)
         found = []
         for holder in others[:_PROBED_MAX]:
             try:

@@ -12,7 +12,6 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -33,7 +32,6 @@ from livescale.messages.commands import (
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
-    InstanceReported,
     ModelRemoved,
     RequestArrived,
     RequestCancelled,
@@ -45,14 +43,15 @@ from livescale.messages.events import (
 from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
 from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.model_loads import ModelLoads
 from livescale.runtime.publication import Publication
-from livescale.runtime.recording import Recording
+from livescale.runtime.recording import FLUSH_S, Recording
+from livescale.runtime.shown_status import ShownStatus
 from livescale.runtime.step_news import StepNews
 from livescale.runtime.wire import (
     AddModel,
     AgentEvent,
     AgentHello,
+    Catalog,
     ChangeModel,
     Examine,
     Examined,
@@ -68,16 +67,16 @@ from livescale.runtime.wire import (
     RemoveModel,
     RequestTimed,
     ToController,
-    Wire,
     WorkerEvent,
     WorkerHello,
 )
+from livescale.runtime.wire_channel import Wire
+from livescale.telemetry.history.follower import Follower
 from livescale.types import FromStorage, Outcome, RequestId, WorkerRef
 
 _log = logging.getLogger(__name__)
 # A peer that connects must say who it is within this time.
 _HELLO_TIMEOUT_S = 10.0
-_FLUSH_S = 0.2
 
 
 class ControllerProcess:
@@ -86,23 +85,29 @@ class ControllerProcess:
     def __init__(self, boot: ControllerBoot) -> None:
         self._boot = boot
         self._controller = Controller(boot.config)
+        #: what may be known of it, as of the last step
+        self._status = self._controller.status()
+        self._follower = Follower()
+        self._follower.begin(boot.config)
         self._publication = Publication(
             models=boot.models,
             config=boot.pool,
-            controller=self._controller,
+            status=lambda: self._status,
             push=self._push,
             announce=self._announce,
             unserved=boot.unserved,
+            has_agents=boot.config.agents_expected > 0,
         )
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
-        self._news = StepNews(self._controller)
+        self._news = StepNews()
         #: what is written down of this life (None: nothing)
         self.recording: Recording | None = None
         if boot.record is not None:
             self.recording = Recording(
                 Path(boot.record),
                 boot.pool.record_bytes_max,
-                self._controller,
+                boot.config,
+                self._follower,
                 msgspec.to_builtins(boot.pool),
                 boot.start,
             )
@@ -118,8 +123,7 @@ class ControllerProcess:
         self._gateways: dict[str, Wire[ToController]] = {}
         #: unfinished requests and the gateway that answers for them
         self._gateway_of: dict[RequestId, str] = {}
-        self._loads = ModelLoads(self._publication.models)
-        self._last_status: PoolStatus | None = None
+        self.shown = ShownStatus(self._publication, self._to_gateways)
         #: who asked what the members hold
         self._examiners: dict[str, Wire[ToController]] = {}
         #: answers to gateways that are being worked out
@@ -160,18 +164,18 @@ class ControllerProcess:
             # This step is the promised call: a later WakeAt must not be taken for a worse one.
             self._wake_at_ns = None
         commands = self._controller.step(now_ns, events)
-        news = self._news.observe(events, commands)
+        self._status = self._controller.status()
+        changes = self._follower.step(now_ns, events, commands)
+        news = self._news.observe(now_ns, changes, self._status.models)
         if news:
             report(Status(news=news))
         for command in commands:
             self._carry_out(command)
-        for event in events:
-            if isinstance(event, InstanceReported):
-                self._loads.absorb(event, self._controller.fleet.instances)
+        self.shown.absorb(events, self._status.instances)
         self._publication.observe(events)
         if self.recording is not None:
-            self.recording.step(now_ns, events, commands)
-        self._show_status()
+            self.recording.step(now_ns, events, commands, changes)
+        self.shown.show(self._status, self._is_recording)
         return now_ns
 
     def _push(self, event: AnyEvent) -> None:
@@ -184,14 +188,16 @@ class ControllerProcess:
         if isinstance(command, StartLoad):
             self._order(command.worker, command, command.model)
         elif isinstance(command, AmendLoad):
-            load = self._controller.loads.open[command.plan, command.receiver]
-            self._order(command.receiver, command, load.model)
+            held = self._follower.on(command.receiver)
+            model = next(load.model for load in held if load.plan == command.plan)
+            self._order(command.receiver, command, model)
         elif isinstance(command, (StartCopy, DropCopy)):
             self._order(command.agent, command, command.model)
         elif isinstance(command, Release):
             self._order(command.worker, command)
         elif isinstance(command, Dispatch):
-            self._dispatch(command)
+            if not self._to_gateway(command.request, command):
+                self._push(RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
         elif isinstance(command, FailRequest):
             self._to_gateway(command.request, command)
         elif isinstance(command, WakeAt):
@@ -199,7 +205,7 @@ class ControllerProcess:
             self._wake_at_ns = command.at_ns if earlier else self._wake_at_ns
         elif isinstance(command, ModelGone):
             self._publication.gone(command.model)
-            self._loads.forget(command.model)
+            self.shown.forget(command.model)
 
     def _order(
         self,
@@ -221,10 +227,6 @@ class ControllerProcess:
                 manifest = entry.manifest
         wire.send(Order(command, manifest, directory))
 
-    def _dispatch(self, command: Dispatch) -> None:
-        if not self._to_gateway(command.request, command):
-            self._push(RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
-
     def _to_gateway(self, request: RequestId, command: Dispatch | FailRequest) -> bool:
         gateway = self._gateway_of.get(request)
         wire = self._gateways.get(gateway) if gateway is not None else None
@@ -233,66 +235,19 @@ class ControllerProcess:
         wire.send(command)
         return True
 
-    def _show_status(self) -> None:
-        """Tell the gateways what the pool looks like, when it changed."""
-        fleet = self._controller.fleet
-        models = self._publication.models
-        instances: dict[str, dict[str, int]] = {model: {} for model in models}
-        for instance in fleet.instances.values():
-            states = instances[instance.model]
-            states[instance.state.value] = states.get(instance.state.value, 0) + 1
-        last = self._last_status
-        status = PoolStatus(
-            instances=instances,
-            workers=len(fleet.workers),
-            loads=last.loads if last is not None else {},
-            agents=len(fleet.agents),
-            copies={model: self._complete_copies(model) for model in models},
-            unready=self._publication.unready(),
-            problems=self._problems(models),
-            failed_loads=self._failed_loads(models),
-            is_recording=self._is_recording,
-        )
-        if last is None or status != last:
-            self._send_status(
-                msgspec.structs.replace(status, loads=self._loads.shown(fleet.instances))
-            )
-
-    def _problems(self, models: Iterable[str]) -> dict[str, str]:
-        controller = self._controller
-        found = {model: controller.problem(model) for model in models if model in controller.models}
-        return {model: problem for model, problem in found.items() if problem is not None}
-
-    def _failed_loads(self, models: Iterable[str]) -> dict[str, int]:
-        controller = self._controller
-        known = [model for model in models if model in controller.models]
-        return {model: controller.failed_loads(model) for model in known}
-
     @property
     def _is_recording(self) -> bool | None:
         return self.recording.problem is None if self.recording is not None else None
 
-    def _complete_copies(self, model: str) -> int:
-        copies = self._controller.pool.host_copies(model)
-        return sum(copy.is_complete for copy in copies)
-
-    def show_loads(self) -> None:
-        """Tell the gateways what the instances hold, if it changed. It does all the time: not to
-        be called at every step."""
-        last, loads = self._last_status, self._loads.shown(self._controller.fleet.instances)
-        if last is not None and loads != last.loads:
-            self._send_status(msgspec.structs.replace(last, loads=loads))
-
     def tell_progress(self) -> None:
         """Tell the supervisor how far loads are, if they got on."""
-        loads = self._news.progress()
+        loads = self._news.progress(time.monotonic_ns())
         if loads is not None:
             report(Status(loads=loads))
 
-    def _send_status(self, status: PoolStatus) -> None:
-        self._last_status = status
+    def _to_gateways(self, message: PoolStatus | Catalog | Peers) -> None:
         for wire in self._gateways.values():
-            wire.send(status)
+            wire.send(message)
 
     # -- what comes in --------------------------------------------------------------------------
 
@@ -360,8 +315,8 @@ class ControllerProcess:
         self._gateways[name] = wire
         wire.send(self._publication.catalog())
         wire.send(self._peers_message())
-        if self._last_status is not None:
-            wire.send(self._last_status)
+        if self.shown.last is not None:
+            wire.send(self.shown.last)
         async for message in wire:
             if isinstance(message, RequestTimed):
                 self._gateway_of.pop(message.line.request, None)
@@ -397,21 +352,13 @@ class ControllerProcess:
         self, wire: Wire[ToController], asked: AddModel | ChangeModel | RemoveModel
     ) -> None:
         """Publish, change or withdraw a model and say what came of it."""
-        if isinstance(asked, AddModel):
-            answer = await self._publication.add(asked)
-        elif isinstance(asked, ChangeModel):
-            answer = await self._publication.change(asked)
-        else:
-            answer = await self._publication.remove(asked)
-        wire.send(answer)
+        wire.send(await self._publication.answer(asked))
 
     def _announce(self) -> None:
         """The catalog changed: gateways serve by it, and the next life must know it."""
-        for wire in self._gateways.values():
-            wire.send(self._publication.catalog())
-        publication = self._publication
-        unserved = tuple(publication.unserved.values())
-        report(Status(models=tuple(publication.models.values()), unserved=unserved))
+        self._to_gateways(self._publication.catalog())
+        unserved = tuple(self._publication.unserved.values())
+        report(Status(models=tuple(self._publication.models.values()), unserved=unserved))
 
     def _peers_message(self) -> Peers:
         return Peers(tuple(self._peers[worker] for worker in sorted(self._peers)))
@@ -421,17 +368,17 @@ class ControllerProcess:
         holders = Holders(tuple(self._holders[ref] for ref in sorted(self._holders)))
         for wire in self._members.values():
             wire.send(holders)
-        peers = self._peers_message()
-        for wire in self._gateways.values():
-            wire.send(peers)
+        self._to_gateways(self._peers_message())
 
     async def flush_record(self) -> None:
         """Let readers of the record see what was noted, and gateways that it was closed."""
         if self.recording is None:
             return
-        await self.recording.flush()
-        if self._last_status is not None and self._last_status.is_recording != self._is_recording:
-            self._show_status()
+        models = self._status.models.values()
+        await self.recording.flush(one.policy for one in models)
+        last = self.shown.last
+        if last is not None and last.is_recording != self._is_recording:
+            self.shown.show(self._status, self._is_recording)
 
 
 async def _main(boot: ControllerBoot) -> None:
@@ -449,13 +396,13 @@ async def _main(boot: ControllerBoot) -> None:
 
     async def show() -> None:
         while True:
-            await asyncio.sleep(_FLUSH_S)
-            process.show_loads()
+            await asyncio.sleep(FLUSH_S)
+            process.shown.show_loads()
             process.tell_progress()
 
     async def flush() -> None:
         while True:
-            await asyncio.sleep(_FLUSH_S)
+            await asyncio.sleep(FLUSH_S)
             await process.flush_record()
 
     parts = (process.run(), process.heartbeats.run(), show(), flush(), stop.wait())

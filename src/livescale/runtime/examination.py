@@ -25,9 +25,8 @@ from livescale.runtime.wire import (
     GatewayHello,
     HeldCopy,
     ToExaminer,
-    Wire,
-    open_wire,
 )
+from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import Manifest, Value, WorkerRef
 
 _ANSWER_S = 60.0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from livescale.control.liveness import SilenceWatch, WorkProgress, look_gap_ns
-from livescale.runtime.wire import Wire
+from livescale.runtime.wire_channel import Wire
 
 _MS_NS = 1_000_000
 # A peer that has not sent anything yet may still be starting: its socket was there before it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from livescale.control.fleet import Instance
+from livescale.control.status import InstanceSummary
 from livescale.messages.events import InstanceReported
 from livescale.runtime.wire import ModelLoad
 from livescale.types import InstanceId
@@ -35,10 +35,12 @@ class ModelLoads:
         #: devices of each model's instances since `_shown_ns`
         self._devices: dict[str, int] = {}
 
-    def absorb(self, report: InstanceReported, instances: Mapping[InstanceId, Instance]) -> None:
+    def absorb(
+        self, report: InstanceReported, instances: Mapping[InstanceId, InstanceSummary]
+    ) -> None:
         """Count what is new in the report; nothing if its instance is not known (any more)."""
         instance = instances.get(report.instance)
-        if instance is None or instance.attempt != report.attempt:
+        if instance is None:
             return
         counts = _counts(report)
         known = self._seen.get(report.instance, _NOTHING)
@@ -46,7 +48,7 @@ class ModelLoads:
         self._totals[instance.model] = _grown(total, counts, known)
         self._seen[report.instance] = counts
 
-    def shown(self, instances: Mapping[InstanceId, Instance]) -> dict[str, ModelLoad]:
+    def shown(self, instances: Mapping[InstanceId, InstanceSummary]) -> dict[str, ModelLoad]:
         """The loads, given the living instances; what is known of others is forgotten.
 
         Devices are counted from call to call: to be called whenever instances come or go.
@@ -70,7 +72,7 @@ class ModelLoads:
         self._device_ns.pop(model, None)
         self._devices.pop(model, None)
 
-    def _pass_time(self, instances: Mapping[InstanceId, Instance]) -> None:
+    def _pass_time(self, instances: Mapping[InstanceId, InstanceSummary]) -> None:
         now_ns = self._now_ns()
         for model, devices in self._devices.items():
             elapsed_ns = now_ns - self._shown_ns
@@ -79,7 +81,7 @@ class ModelLoads:
         self._devices = {}
         for instance in instances.values():
             held = self._devices.get(instance.model, 0)
-            self._devices[instance.model] = held + len(instance.workers)
+            self._devices[instance.model] = held + instance.devices
 
 
 def _counts(report: InstanceReported) -> _Counts:

@@ -1,10 +1,9 @@
-"""The gateway's Backend over a real pool: who is told what, and who runs what.
+"""The gateway's Backend over a real pool: requests become dispatches, and tokens streams.
 
-A transcript (`transcripts.py`) keeps prompt and generated tokens until the request is over, so
-that another worker can go on where one died, and so that a restarted controller can be told what
-is under way. Each token index is accepted once, from the current attempt only, and only from the
-worker that owns it: attempts may move from a loading worker to another one, who says so
-(AttemptTaken) before its first token. Whoever else runs one is told to forget it (Disown).
+A transcript (`transcripts.py`) keeps prompt and generated tokens until the request is over, so that
+another worker can go on where one died, and so that a restarted controller can be told what is
+under way. A Ledger decides which worker owns which attempt and which tokens are accepted
+(`member/ledger.py`); its effects are carried out here.
 """
 
 from __future__ import annotations
@@ -29,27 +28,29 @@ from livescale.gateway.backend import (
     Unavailable,
     WaitedTooLong,
 )
-from livescale.messages.commands import Dispatch, FailRequest
-from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
-from livescale.runtime.boot import GatewayBoot
-from livescale.runtime.doors import CONTROLLER_DOOR, token_door
-from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.model_shelf import ModelShelf
-from livescale.runtime.open_questions import OpenQuestions, Question
-from livescale.runtime.transcripts import StopWords, Transcript, Transcripts
-from livescale.runtime.wire import (
-    AddModel,
-    AttemptFailed,
+from livescale.member.ledger import Announce, Finish, Forget, Ledger, LedgerEffect, Moved, Send
+from livescale.messages.attempts import (
     AttemptReturned,
     AttemptTaken,
     Cancel,
+    Disown,
+)
+from livescale.messages.commands import Dispatch, FailRequest
+from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.doors import CONTROLLER_DOOR
+from livescale.runtime.heartbeat import Heartbeats
+from livescale.runtime.model_shelf import ModelShelf
+from livescale.runtime.open_questions import OpenQuestions, Question
+from livescale.runtime.token_wires import TokenWires
+from livescale.runtime.transcripts import Transcript, Transcripts
+from livescale.runtime.wire import (
+    AddModel,
     Catalog,
     ChangeModel,
-    Disown,
     FromTokenServer,
     GatewayHello,
     ModelAnswer,
-    Peer,
     Peers,
     PoolStatus,
     RemoveModel,
@@ -58,11 +59,10 @@ from livescale.runtime.wire import (
     ToGateway,
     Token,
     Tokens,
-    Wire,
-    open_wire,
 )
+from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.slo import SloAbsolute, parse_slo
-from livescale.types import Outcome, WorkerRef
+from livescale.types import Outcome, RequestId, WorkerRef
 
 _log = logging.getLogger(__name__)
 _RECONNECT_S = (0.05, 1.0)
@@ -89,10 +89,10 @@ class _Stream:
         return (transcript.first_dispatched_ns - transcript.queued_ns) / 1e9
 
     def cancel(self) -> None:
-        self._backend.cancel(self._transcript, Outcome.CANCELLED)
+        self._backend.cancel(self._transcript.asked.request, Outcome.CANCELLED)
 
     def stop(self) -> None:
-        self._backend.cancel(self._transcript, Outcome.FINISHED)
+        self._backend.cancel(self._transcript.asked.request, Outcome.FINISHED)
 
 
 class PoolBackend:
@@ -112,17 +112,13 @@ class PoolBackend:
             self._waited_too_long,
         )
         self._transcripts.offer(card.name for card in self._shelf.cards)
+        self._ledger = Ledger()
         self._controller: Wire[ToGateway] | None = None
         self._controllers_met = 0
         #: when the last controller sent something last (None: one is there and sends)
         self._away_since_ns: int | None = time.monotonic_ns()
         self._heartbeats = Heartbeats(boot.lost_after_ms)
-        self._peers: dict[WorkerRef, Peer] = {}
-        self._workers: dict[WorkerRef, Wire[FromTokenServer]] = {}
-        self._readers: dict[WorkerRef, asyncio.Task[None]] = {}
-        #: dispatches to workers whose connection is still being made
-        self._unsent: dict[WorkerRef, list[Submit]] = {}
-        self._stop_words = StopWords()
+        self._workers = TokenWires(boot, self._heartbeats, self._worker_reported, self._worker_gone)
         self._questions = OpenQuestions(boot.gateway)
         self.is_settled = asyncio.Event()
         #: the controller has said how the pool is
@@ -170,8 +166,8 @@ class PoolBackend:
     def submit(self, requests: Sequence[GenerateRequest]) -> list[_Stream]:
         self._check_started()
         opened = self._transcripts.open(requests)
-        for transcript in opened:
-            self._announce(transcript)
+        for request in requests:
+            self._carry_out(self._ledger.open(request.request))
         return [_Stream(self, transcript) for transcript in opened]
 
     def readings(self) -> list[Reading]:
@@ -181,15 +177,9 @@ class PoolBackend:
         if self._controller is None and not self._controllers_met:
             raise Unavailable("the pool is starting")
 
-    def cancel(self, transcript: Transcript, outcome: Outcome) -> None:
-        """Nobody wants more tokens: free the request everywhere and record it as `outcome`."""
-        request = transcript.asked.request
-        if self._transcripts.get(request) is not transcript:
-            return
-        if transcript.worker is not None:
-            self._stop(transcript.worker, Cancel(request, transcript.attempt))
-        self._tell_controller(RequestCancelled(request))
-        self._finish(transcript, outcome)
+    def cancel(self, request: RequestId, outcome: Outcome) -> None:
+        """No more tokens are wanted: free the request everywhere and record it as `outcome`."""
+        self._carry_out(self._ledger.cancel(request, outcome))
 
     # -- the controller -------------------------------------------------------------------------
 
@@ -198,9 +188,7 @@ class PoolBackend:
         try:
             await asyncio.gather(self._stay_connected(), self._heartbeats.run())
         finally:
-            for reader in self._readers.values():
-                reader.cancel()
-            await asyncio.gather(*self._readers.values(), return_exceptions=True)
+            await self._workers.close()
 
     async def _stay_connected(self) -> None:
         pause_s = _RECONNECT_S[0]
@@ -225,15 +213,14 @@ class PoolBackend:
         self._heartbeats.add(wire)
         self._controller = wire
         self._controllers_met += 1
-        for transcript in self._transcripts:
-            transcript.is_announced_again = True
-            self._announce(transcript)
+        self._carry_out(self._ledger.controller_joined())
         async for message in wire:
             self._away_since_ns = None
             if isinstance(message, Dispatch):
-                self._dispatch(message)
+                is_reachable = self._workers.is_reachable(message.worker)
+                self._carry_out(self._ledger.dispatched(message, is_reachable=is_reachable))
             elif isinstance(message, Peers):
-                self._meet(message)
+                self._workers.meet(message)
             elif isinstance(message, PoolStatus):
                 self._shelf.status = message
                 self.is_known.set()
@@ -250,22 +237,6 @@ class PoolBackend:
         self._questions.leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
-    def _announce(self, transcript: Transcript) -> None:
-        asked = transcript.asked
-        self._tell_controller(
-            RequestArrived(
-                asked.request,
-                asked.model,
-                len(asked.prompt_ids),
-                asked.sampling.output_tokens_max,
-                transcript.attempt,
-                transcript.worker,
-                client=asked.client.name,
-                weight=asked.client.weight,
-                moves=transcript.moves,
-            )
-        )
-
     def _take_catalog(self, message: Catalog) -> None:
         """Take up and drop models. Requests that were accepted go on, whatever comes of theirs."""
         self._shelf.take(message)
@@ -273,12 +244,13 @@ class PoolBackend:
         for changed in self._watchers:
             changed()
         names = {state.name for state in self._shelf.states()}
-        for transcript in list(self._transcripts):
+        for entry in list(self._ledger):
             # The controller may have forgotten the model before it heard of the request. (What a
             # worker runs ends by itself: its last tokens may be on the way.)
-            if transcript.worker is None and transcript.asked.model not in names:
-                gone = GenerationFailed(f"the model '{transcript.asked.model}' was removed")
-                self._finish(transcript, Outcome.FAILED, gone)
+            model = self._transcripts[entry.request].asked.model
+            if entry.owner is None and model not in names:
+                reason = f"the model '{model}' was removed"
+                self._carry_out(self._ledger.failed(entry.request, reason))
 
     async def _ask(self, question: Question) -> ModelAnswer:
         """Ask the controller. Raises ModelRefused or Unavailable."""
@@ -294,216 +266,120 @@ class PoolBackend:
         if self._controller is not None:
             self._controller.send(event)
 
-    def _dispatch(self, command: Dispatch) -> None:
-        """Send the prompt to the worker, or say why there is nothing to send."""
-        transcript = self._transcripts.get(command.request)
-        if transcript is None:
-            ended = RequestEnded(command.request, command.attempt, Outcome.CANCELLED)
-            self._tell_controller(ended)
-            return
-        if transcript.worker not in (None, command.worker):
-            # It took the last attempt over when the controller had given that up.
-            self._stop(transcript.worker, Disown(command.request, transcript.attempt))
-        transcript.attempt, transcript.moves = command.attempt, 0
-        if command.worker not in self._readers:
-            # The controller knows too: it told us of this worker's end before the dispatch.
-            self._transcripts.wait_again(transcript)
-            ended = RequestEnded(command.request, command.attempt, Outcome.WORKER_LOST)
-            self._tell_controller(ended)
-            return
-        self._transcripts.place(transcript, command.worker)
-        submit = Submit(
-            command.request,
-            command.attempt,
-            command.instance,
-            transcript.asked.prompt_ids,
-            tuple(transcript.generated),
-            transcript.asked.sampling,
-        )
-        wire = self._workers.get(command.worker)
-        if wire is not None:
-            wire.send(submit)
-        else:
-            self._unsent.setdefault(command.worker, []).append(submit)
-
     def _fail(self, command: FailRequest) -> None:
-        transcript = self._transcripts.get(command.request)
-        if transcript is None:
-            return
-        failure = GenerationFailed(command.reason)
-        if command.retry_after_ns is not None:
-            why = f"the model '{transcript.asked.model}' cannot be loaded: {command.reason}"
+        request, failure = command.request, GenerationFailed(command.reason)
+        if command.retry_after_ns is not None and self._ledger.get(request) is not None:
+            model = self._transcripts[request].asked.model
+            why = f"the model '{model}' cannot be loaded: {command.reason}"
             failure = CannotLoad(why, command.retry_after_ns / 1e9)
-        self._finish(transcript, Outcome.FAILED, failure)
+        self._carry_out(self._ledger.failed(request, str(failure)), failure)
 
     def _waited_too_long(self, transcript: Transcript) -> None:
         asked = transcript.asked
-        self._tell_controller(RequestCancelled(asked.request))
         waited = f"no instance of '{asked.model}' took it in {self._boot.queue_timeout_s:g} s"
         retry_after_s = self._transcripts.wait_s(asked.model, asked.client.name)
-        self._finish(transcript, Outcome.FAILED, WaitedTooLong(waited, retry_after_s))
+        failure = WaitedTooLong(waited, retry_after_s)
+        self._carry_out(self._ledger.cancel(asked.request, Outcome.FAILED, waited), failure)
 
     # -- the workers ----------------------------------------------------------------------------
 
-    def _meet(self, message: Peers) -> None:
-        """Keep one wire to every living worker."""
-        self._peers = {peer.worker: peer for peer in message.peers}
-        for worker in self._peers:
-            self._connect(worker)
-
-    def _connect(self, worker: WorkerRef) -> None:
-        """Open a wire to the worker if there is none and the controller names it."""
-        if worker in self._peers and worker not in self._readers:
-            reading = self._read_tokens(self._peers[worker])
-            self._readers[worker] = asyncio.create_task(reading)
-
-    async def _read_tokens(self, peer: Peer) -> None:
-        worker = peer.worker
-        try:
-            wire: Wire[FromTokenServer] = await open_wire(
-                peer.token_address,
-                FromTokenServer,
-                secret=self._boot.secret,
-                door=token_door(worker),
-            )
-        except OSError as error:
-            _log.warning("worker %s cannot be reached: %s", worker, error)
+    def _worker_reported(self, worker: WorkerRef, message: FromTokenServer) -> None:
+        if isinstance(message, Tokens):
+            for token in message.tokens:
+                self._take(worker, token)
+            return
+        ledger, request, attempt = self._ledger, message.request, message.attempt
+        if isinstance(message, AttemptTaken):
+            effects = ledger.taken(worker, request, attempt, message.moves)
+        elif isinstance(message, AttemptReturned):
+            effects = ledger.returned(worker, request, attempt)
         else:
-            wire.send(GatewayHello(self._boot.gateway))
-            self._heartbeats.add(wire)
-            self._workers[worker] = wire
-            self._send_unsent(worker, wire)
-            async for message in wire:
-                if isinstance(message, Tokens):
-                    for token in message.tokens:
-                        self._take(worker, token)
-                elif isinstance(message, AttemptTaken):
-                    self._attempt_taken(worker, message)
-                elif isinstance(message, AttemptReturned):
-                    self._attempt_returned(worker, message)
-                else:
-                    self._attempt_failed(worker, message)
-            _log.info("worker %s is gone: %s", worker, wire.error)
-            del self._workers[worker]
-        del self._readers[worker]
-        self._unsent.pop(worker, None)
-        self._worker_gone(worker)
-        # By then the controller has given it up, too, unless the trouble is on the way to here.
-        await asyncio.sleep(self._boot.lost_after_ms / 2000)
-        self._connect(worker)
-
-    def _stop(self, worker: WorkerRef, message: Cancel | Disown) -> None:
-        """Tell the worker, unless it was. One without a wire has lost, or never got, what this is
-        about."""
-        wire = self._workers.get(worker)
-        if wire is not None and self._stop_words.is_new(worker, message.request, message.attempt):
-            wire.send(message)
-
-    def _send_unsent(self, worker: WorkerRef, wire: Wire[FromTokenServer]) -> None:
-        for submit in self._unsent.pop(worker, []):
-            if self._transcripts.get(submit.request) is not None:
-                wire.send(submit)
-            else:
-                ended = RequestEnded(submit.request, submit.attempt, Outcome.CANCELLED)
-                self._tell_controller(ended)
-
-    def _take(self, worker: WorkerRef, token: Token) -> None:
-        """Accept a token if it is the next one of the current attempt, from its owner. A new owner
-        may repeat what the last one had sent."""
-        request, attempt = token.request, token.attempt
-        transcript = self._transcripts.get(request)
-        if transcript is None:
-            self._stop(worker, Cancel(request, attempt))
-            return
-        if not transcript.is_run_by(worker, attempt):
-            self._stop(worker, Disown(request, attempt))
-            return
-        known = len(transcript.generated)
-        if token.index > known or (token.index < known and token.finish_reason is not None):
-            # What leads from here to there was the last owner's, or went elsewhere.
-            self._stop(worker, Disown(request, attempt))
-            self._return(transcript, is_told=False)
-            return
-        if token.index < known:
-            return
-        transcript.generated.append(token.token_id)
-        transcript.token_ns.append(time.monotonic_ns())
-        transcript.chunks.put_nowait(
-            TokenChunk(
-                token.index,
-                token.token_id,
-                token.finish_reason,
-                token.logprobs,
-                token.cached_tokens,
-            )
-        )
-        if token.finish_reason is not None:
-            self._finish(transcript, Outcome.FINISHED)
-
-    def _attempt_taken(self, worker: WorkerRef, message: AttemptTaken) -> None:
-        """The worker owns the attempt from now on, if that is the current one; but not if another
-        one has taken it over since, whose word came first."""
-        request, attempt = message.request, message.attempt
-        # It may have been told to stop before it took over.
-        self._stop_words.forget(worker, request, attempt)
-        transcript = self._transcripts.get(request)
-        if transcript is None:
-            self._stop(worker, Cancel(request, attempt))
-        elif attempt != transcript.attempt:
-            self._stop(worker, Disown(request, attempt))
-        elif message.moves >= transcript.moves:
-            transcript.moves = message.moves
-            self._transcripts.place(transcript, worker, is_dispatched=False)
-
-    def _attempt_returned(self, worker: WorkerRef, message: AttemptReturned) -> None:
-        transcript = self._transcripts.get(message.request)
-        if transcript is not None and transcript.is_run_by(worker, message.attempt):
-            # The worker may have told this to the controller's earlier life only.
-            self._return(transcript, is_told=not transcript.is_announced_again)
-
-    def _return(self, transcript: Transcript, *, is_told: bool) -> None:
-        """The request waits again, as one whose worker is lost. `is_told`: the controller hears of
-        it from the worker."""
-        self._transcripts.wait_again(transcript)
-        if not is_told:
-            request = transcript.asked.request
-            ended = RequestEnded(request, transcript.attempt, Outcome.RETURNED)
-            self._tell_controller(ended)
-        self._announce(transcript)
-
-    def _attempt_failed(self, worker: WorkerRef, message: AttemptFailed) -> None:
-        transcript = self._transcripts.get(message.request)
-        if transcript is not None and transcript.is_run_by(worker, message.attempt):
-            self._finish(transcript, Outcome.FAILED, GenerationFailed(message.reason))
+            effects = ledger.broke(worker, request, attempt, message.reason)
+        self._carry_out(effects)
 
     def _worker_gone(self, worker: WorkerRef) -> None:
-        """Requests of a lost worker wait again; the controller decides where they go on.
+        self._carry_out(self._ledger.worker_gone(worker))
 
-        It may have heard from the worker that a request is finished whose last tokens never came
-        here, and have forgotten it. So the request is announced again; a controller that still
-        knows it ignores that.
-        """
-        for transcript in self._transcripts:
-            if transcript.worker == worker:
-                self._transcripts.wait_again(transcript)
-                request = transcript.asked.request
-                ended = RequestEnded(request, transcript.attempt, Outcome.WORKER_LOST)
-                self._tell_controller(ended)
-                self._announce(transcript)
-
-    # -- the end of a request -------------------------------------------------------------------
-
-    def _finish(
-        self, transcript: Transcript, outcome: Outcome, failure: GenerationFailed | None = None
-    ) -> None:
-        asked = transcript.asked
-        self._transcripts.close(transcript)
-        transcript.chunks.put_nowait(failure)
-        if transcript.is_announced_again and transcript.worker is not None:
-            # The worker may have told this to the controller's earlier life only.
-            ended = RequestEnded(
-                asked.request, transcript.attempt, outcome, len(transcript.generated)
+    def _take(self, worker: WorkerRef, token: Token) -> None:
+        """Pass the token on to its stream, if it is accepted."""
+        accepted, effects = self._ledger.came(
+            worker,
+            token.request,
+            token.attempt,
+            index=token.index,
+            count=1,
+            is_last=token.finish_reason is not None,
+        )
+        if accepted:
+            transcript = self._transcripts[token.request]
+            transcript.generated.append(token.token_id)
+            transcript.token_ns.append(time.monotonic_ns())
+            transcript.chunks.put_nowait(
+                TokenChunk(
+                    token.index,
+                    token.token_id,
+                    token.finish_reason,
+                    token.logprobs,
+                    token.cached_tokens,
+                )
             )
-            self._tell_controller(ended)
-        error = str(failure) if failure is not None else None
-        self._tell_controller(RequestTimed(transcript.line(outcome, error, self.slo)))
+        if effects:
+            self._carry_out(effects)
+
+    # -- what follows ---------------------------------------------------------------------------
+
+    def _carry_out(
+        self, effects: Sequence[LedgerEffect], failure: GenerationFailed | None = None
+    ) -> None:
+        """`failure`: what the stream of a request that fails raises (None: the reason alone)."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send_prompt(effect.order)
+            elif isinstance(effect, Forget):
+                forget = Cancel if effect.is_over else Disown
+                self._workers.send(effect.worker, forget(effect.request, effect.attempt))
+            elif isinstance(effect, Moved):
+                self._transcripts.move(effect.request, effect.before, effect.after)
+            elif isinstance(effect, Announce):
+                self._announce(effect)
+            elif isinstance(effect, Finish):
+                self._finish(effect, failure)
+            else:
+                self._tell_controller(effect)
+
+    def _send_prompt(self, order: Dispatch) -> None:
+        transcript = self._transcripts[order.request]
+        transcript.dispatched_ns = time.monotonic_ns()
+        submit = Submit(
+            request=order.request,
+            attempt=order.attempt,
+            instance=order.instance,
+            prompt_ids=transcript.asked.prompt_ids,
+            generated_ids=tuple(transcript.generated),
+            sampling=transcript.asked.sampling,
+        )
+        self._workers.send(order.worker, submit)
+
+    def _announce(self, announced: Announce) -> None:
+        asked = self._transcripts[announced.request].asked
+        self._tell_controller(
+            RequestArrived(
+                request=asked.request,
+                model=asked.model,
+                prompt_tokens=len(asked.prompt_ids),
+                output_tokens_max=asked.sampling.output_tokens_max,
+                attempt=announced.attempt,
+                worker=announced.owner,
+                client=asked.client.name,
+                weight=asked.client.weight,
+                moves=announced.moves,
+            )
+        )
+
+    def _finish(self, end: Finish, failure: GenerationFailed | None) -> None:
+        transcript = self._transcripts.close(end.request, is_running=end.owner is not None)
+        if end.outcome is Outcome.FAILED:
+            transcript.chunks.put_nowait(failure or GenerationFailed(end.reason))
+        else:
+            transcript.chunks.put_nowait(None)
+        self._tell_controller(RequestTimed(transcript.line(end, self.slo)))

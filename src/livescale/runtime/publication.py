@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.config import ModelConfig, PoolConfig, changed_model, model_of
-from livescale.control.controller import Controller
+from livescale.config import ModelConfig, PoolConfig
+from livescale.config_reading import changed_model, model_of
+from livescale.control.status import ControllerStatus
 from livescale.interpreter import module_words
 from livescale.messages.events import AnyEvent, CopyFailed, ModelAdded, ModelChanged, ModelRemoved
 from livescale.runtime.boot import PrepareBoot, Status
@@ -22,7 +23,6 @@ from livescale.runtime.catalog import model_policy
 from livescale.runtime.restoration import Restored, state_of, survives_restart
 from livescale.runtime.state_directory import write_state
 from livescale.runtime.wire import (
-    FRAME_BYTES_MAX,
     AddModel,
     Catalog,
     CatalogEntry,
@@ -33,6 +33,7 @@ from livescale.runtime.wire import (
     RemoveModel,
     UnservedModel,
 )
+from livescale.runtime.wire_channel import FRAME_BYTES_MAX
 from livescale.settings import ConfigError
 from livescale.types import InstanceState, ModelSpec
 
@@ -56,17 +57,21 @@ class Publication:
         self,
         models: Sequence[PublishedModel],
         config: PoolConfig,
-        controller: Controller,
+        status: Callable[[], ControllerStatus],
         push: Callable[[AnyEvent], None],
         announce: Callable[[], None],
         unserved: Sequence[UnservedModel] = (),
+        *,
+        has_agents: bool,
     ) -> None:
-        """`push` gives the controller an event; `announce` is called when the catalog changed."""
+        """`status` is the controller's, `push` gives it an event; `announce` is called when the
+        catalog changed."""
         self.models = {model.entry.spec.name: model for model in models}
         #: kept from an earlier start, and cannot be served
         self.unserved = {model.settings.name: model for model in unserved}
         self._config = config
-        self._controller = controller
+        self._status = status
+        self._keeps_copies = has_agents and config.placement in _KEEPING
         self._push = push
         self._announce = announce
         self._preparing: dict[str, str] = {}
@@ -90,6 +95,14 @@ class Publication:
         return msgspec.structs.replace(model, survives_restart=is_staying)
 
     # -- publishing and withdrawing -------------------------------------------------------------
+
+    async def answer(self, asked: AddModel | ChangeModel | RemoveModel) -> ModelAnswer:
+        """Publish, change or withdraw a model; what came of it."""
+        if isinstance(asked, AddModel):
+            return await self.add(asked)
+        if isinstance(asked, ChangeModel):
+            return await self.change(asked)
+        return await self.remove(asked)
 
     async def add(self, asked: AddModel) -> ModelAnswer:
         """Prepare and publish a model; answered when the pool holds it."""
@@ -244,31 +257,23 @@ class Publication:
         if not self._keeps_copies:
             return
         size = spec.size_bytes * spec.tp_size
-        rooms = [
-            record.host.memory_bytes - self._controller.pool.host_bytes(record.ref)
-            for record in self._controller.fleet.living_agents()
-        ]
-        if size > max(rooms, default=0):
+        room = self._status().host_room_bytes
+        if size > room:
             raise _NotPublished(
                 ModelProblem.INVALID,
                 f"model {spec.name} has {size} bytes, the host with the most room for copies has"
-                f" {max(rooms, default=0)} left (host_memory_bytes)",
+                f" {room} left (host_memory_bytes)",
             )
-
-    @property
-    def _keeps_copies(self) -> bool:
-        has_agents = self._controller.config.agents_expected > 0
-        return has_agents and self._config.placement in _KEEPING
 
     def _lacks_copy(self, name: str) -> bool:
         if not self._keeps_copies:
             return False  # storage does
-        copies = self._controller.pool.host_copies(name)
-        return not (any(copy.is_complete for copy in copies) or self._serving(name))
+        status = self._status().models.get(name)
+        return status is None or not (status.host_copies or self._serving(name))
 
     def _serving(self, name: str) -> int:
-        instances = self._controller.fleet.of_model(name)
-        return sum(instance.state is InstanceState.SERVING for instance in instances)
+        status = self._status().models.get(name)
+        return 0 if status is None else status.instances.get(InstanceState.SERVING, 0)
 
     def _withdraw(self, name: str, reason: str) -> None:
         if name in self._awaited:

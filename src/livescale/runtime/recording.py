@@ -1,22 +1,36 @@
-"""The run record of one life of the controller: what is written, when, and in which part.
+"""The records of one life of the controller and of one life of a member: what is written when, and
+in which part.
 
-Lines are noted as things happen and written beside the event loop, so that no disk stops decisions.
+Lines are noted as things happen and written by other threads, so that no disk stops decisions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from livescale.control.controller import Controller
+import msgspec
+
+from livescale.control.config import ControllerConfig
+from livescale.member.member import Member
 from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
-from livescale.telemetry.members import opening_lines
+from livescale.policies import ModelPolicy
+from livescale.telemetry.history.changes import Change
+from livescale.telemetry.history.follower import Follower
+from livescale.telemetry.member_record import RecordedMember
 from livescale.telemetry.record import RecordWriter, RequestLine
 from livescale.telemetry.record_file import RecordFile
 from livescale.telemetry.scale_events import ScaleTracker
+from livescale.types import WorkerRef
+
+FLUSH_S = 0.2
+"""What was noted is written within this time."""
 
 
 class Recording:
@@ -27,39 +41,49 @@ class Recording:
         self,
         path: Path,
         bytes_max: int | None,
-        controller: Controller,
+        config: ControllerConfig,
+        follower: Follower,
         settings: dict[str, object],
         start: str,
     ) -> None:
-        """Begin a life; `start` names the start of the pool."""
+        """Begin a life; `start` names the start of the pool. `follower` follows the controller."""
         self._file = RecordFile(path, bytes_max)
         self._writer = RecordWriter(self._file)
         self._tracker = ScaleTracker()
-        self._controller = controller
+        self._config = config
+        self._follower = follower
         self._settings = settings
         self._start = start
-        self._writer.begin("real", controller.config, settings, start)
+        self._writer.begin("real", config, settings, start)
 
     @property
     def problem(self) -> str | None:
         """Why nothing is recorded any more (None: it is)."""
         return self._file.problem
 
-    def step(self, now_ns: int, events: Sequence[AnyEvent], commands: Sequence[AnyCommand]) -> None:
-        """A step whose commands have just been carried out, and the scale events it finished."""
+    def step(
+        self,
+        now_ns: int,
+        events: Sequence[AnyEvent],
+        commands: Sequence[AnyCommand],
+        changes: Sequence[Change],
+    ) -> None:
+        """A step whose commands have just been carried out, what it changed, and the scale events
+        that it finished."""
         done_ns = time.monotonic_ns()
         self._writer.step(now_ns, events, commands, done_ns)
-        for line in self._tracker.observe(now_ns, events, commands, done_ns):
+        for line in self._tracker.observe(now_ns, changes, done_ns):
             self._writer.write(line)
 
     def request(self, line: RequestLine) -> None:
         """A request is over."""
         self._writer.write(line)
 
-    async def flush(self) -> None:
-        """Let readers see what was noted, and begin the next part when this one is full."""
+    async def flush(self, models: Iterable[ModelPolicy]) -> None:
+        """Let readers see what was noted, and begin the next part when this one is full; `models`
+        are those that the controller has now."""
         if self._file.is_full:
-            self._begin_part()
+            self._begin_part(msgspec.structs.replace(self._config, models=tuple(models)))
         await asyncio.to_thread(self._file.flush)
 
     def finish(self) -> None:
@@ -68,9 +92,33 @@ class Recording:
             self._writer.write(line)
         self._file.close()
 
-    def _begin_part(self) -> None:
+    def _begin_part(self, config: ControllerConfig) -> None:
         self._file.begin_part()
+        self._writer.begin("real", config, self._settings, self._start, is_continued=True)
+        joined, draining = self._follower.opening()
         now_ns = time.monotonic_ns()
-        known = opening_lines(self._controller, now_ns, "real", self._settings, self._start)
-        for line in known:
-            self._writer.write(line)
+        self._writer.step(now_ns, joined, draining, now_ns)
+
+
+@contextmanager
+def member_maker(directory: str | None, ref: WorkerRef) -> Iterator[Callable[..., Member]]:
+    """What makes the Member of this process, to be given the arguments of a Member: one that is
+    recorded in a file of the directory, or is not recorded (None)."""
+    if directory is None:
+        yield Member
+        return
+    file = RecordFile(Path(directory) / f"{ref}.jsonl")
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.wait(FLUSH_S):
+            file.flush()
+        file.close()
+
+    writer = threading.Thread(target=write, name="record", daemon=True)
+    writer.start()
+    try:
+        yield partial(RecordedMember, file)
+    finally:
+        is_over.set()
+        writer.join()

@@ -10,13 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from livescale.config import (
-    CHANGEABLE_SETTINGS,
-    ModelConfig,
-    PoolConfig,
-    changed_model,
-    checked_model,
-)
+from livescale.config import CHANGEABLE_SETTINGS, ModelConfig, PoolConfig
+from livescale.config_reading import changed_model, checked_model
 from livescale.engine.errors import ModelError
 from livescale.runtime.catalog import model_policy, prepare_model, prepare_models
 from livescale.runtime.state_directory import ChangedModel, PoolState

@@ -1,233 +1,153 @@
 """What is new in a controller's steps, in words for people: one line per event.
 
-Looks at events, commands and the controller; decides nothing.
+Looks at what changed and at the controller's status; decides nothing.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
-from livescale.control.controller import Controller
-from livescale.messages.commands import (
-    AnyCommand,
-    ModelGone,
-    ScaleDecided,
-    StartCopy,
-    StartLoad,
-)
-from livescale.messages.events import (
-    AgentJoined,
-    AnyEvent,
-    CopyCompleted,
-    CopyFailed,
-    LoadCompleted,
-    LoadFailed,
-    ModelAdded,
-    ModelRemoved,
-    WorkerJoined,
-    WorkerLost,
-)
+from livescale.control.status import ModelSummary
+from livescale.messages.commands import ModelGone
+from livescale.messages.events import ModelAdded, ModelRemoved
 from livescale.runtime.news import LoadProgress, News
 from livescale.settings import size_text
-from livescale.types import InstanceId, PlanId, WorkerRef
+from livescale.telemetry.history.changes import (
+    Change,
+    Decided,
+    HoldingBegun,
+    HoldingEnded,
+    HoldingWhole,
+    MemberJoined,
+    MemberLost,
+    member_name,
+)
+from livescale.telemetry.history.holdings import Ending, HoldingHistory
 
 # Loads that go on failing are news again only after this time.
 _REPEAT_NS = 300_000_000_000
 
-_Place = tuple[PlanId, WorkerRef]
-
-
-@dataclass(frozen=True, slots=True)
-class _Ordered:
-    """A load that was ordered: what for, where its bytes come from, and when."""
-
-    model: str
-    instance: InstanceId | None
-    size_bytes: int
-    ordered_ns: int
-
-    def named(self, receiver: WorkerRef) -> str:
-        what = "copy" if self.instance is None else f"instance {self.instance}"
-        return f"model {self.model}: {what} on {receiver}"
-
 
 class StepNews:
-    """Everything that one life of a controller tells people. `now_ns` reads a monotonic clock."""
+    """Everything that one life of a controller tells people. Times are of one monotonic clock."""
 
-    def __init__(
-        self, controller: Controller, now_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
-        self._controller = controller
-        self._now_ns = now_ns
-        self._loads: dict[_Place, _Ordered] = {}
-        self._place_of: dict[tuple[InstanceId, int], _Place] = {}
+    def __init__(self) -> None:
+        #: loads that are under way
+        self._loads: dict[HoldingHistory, None] = {}
         #: models whose loads fail: when that was said last, and whether they were given up then
         self._failing: dict[str, tuple[int, bool]] = {}
         #: per model, failed loads that were looked at
         self._failures: dict[str, int] = {}
-        self._told: tuple[LoadProgress, ...] = ()
+        self._told: list[tuple[str, int]] = []
 
     def observe(
-        self, events: Sequence[AnyEvent], commands: Sequence[AnyCommand]
+        self, now_ns: int, changes: Sequence[Change], models: Mapping[str, ModelSummary]
     ) -> tuple[News, ...]:
-        """The news of one step. To be called when the controller has made it."""
-        found: list[News | None] = [self._of_event(event) for event in events]
-        found += [self._of_command(command) for command in commands]
-        found += [self._recovered(model) for model in list(self._failing)]
+        """The news of one step: what it changed, and the status of all models after it."""
+        found = [self._of_change(now_ns, change, models) for change in changes]
+        found += [self._recovered(model, models) for model in list(self._failing)]
         return tuple(news for news in found if news is not None)
 
-    def progress(self) -> tuple[LoadProgress, ...] | None:
+    def progress(self, now_ns: int) -> tuple[LoadProgress, ...] | None:
         """Loads under way; None if none has got on since the last call."""
-        loads = tuple(
+        arrived = [(str(load.member), load.arrived_bytes) for load in self._loads]
+        if arrived == self._told:
+            return None
+        self._told = arrived
+        return tuple(
             LoadProgress(
                 model=load.model,
-                receiver=str(place[1]),
-                arrived_bytes=self._arrived_bytes(load.model, place[1]),
+                receiver=str(load.member),
+                arrived_bytes=load.arrived_bytes,
                 size_bytes=load.size_bytes,
-                elapsed_ns=self._now_ns() - load.ordered_ns,
+                elapsed_ns=now_ns - load.begun_ns,
             )
-            for place, load in self._loads.items()
+            for load in self._loads
         )
-        before = [(load.receiver, load.arrived_bytes) for load in self._told]
-        if [(load.receiver, load.arrived_bytes) for load in loads] == before:
-            return None
-        self._told = loads
-        return loads
 
-    # -- events ---------------------------------------------------------------------------------
+    # -- helpers, in the order used -------------------------------------------------------------
 
-    def _of_event(self, event: AnyEvent) -> News | None:
-        if isinstance(event, WorkerJoined | AgentJoined):
-            return self._joined(event)
-        if isinstance(event, WorkerLost):
-            return self._lost(event)
-        if isinstance(event, LoadCompleted):
-            return self._completed(self._place_of.pop((event.instance, event.rank), None))
-        if isinstance(event, CopyCompleted):
-            return self._completed((event.plan, event.agent))
-        if isinstance(event, LoadFailed):
-            place = self._place_of.pop((event.instance, event.rank), None)
-            return self._failed(place, event.reason)
-        if isinstance(event, CopyFailed):
-            return self._failed((event.plan, event.agent), event.reason)
-        if isinstance(event, ModelAdded):
-            return _published(event)
-        if isinstance(event, ModelRemoved):
-            return News(f"model {event.model}: withdrawn, it takes no new requests")
+    def _of_change(
+        self, now_ns: int, change: Change, models: Mapping[str, ModelSummary]
+    ) -> News | None:
+        if isinstance(change, HoldingBegun):
+            return self._ordered(change.holding)
+        if isinstance(change, HoldingWhole):
+            return self._completed(now_ns, change.holding)
+        if isinstance(change, HoldingEnded):
+            return self._ended(now_ns, change.holding, models.get(change.holding.model))
+        if isinstance(change, MemberJoined):
+            again = " in its place" if change.member.incarnation else ""
+            return News(f"{member_name(change.member)} has joined{again}")
+        if isinstance(change, MemberLost):
+            loads = [held.model for held in change.holdings if held.whole_ns is None]
+            was = f" while it loaded {', '.join(loads)}" if loads else ""
+            text = f"{member_name(change.member)} is lost{was}: {change.reason}"
+            return News(text, is_problem=True)
+        if isinstance(change, Decided):
+            decision = change.decision
+            numbers = f"{decision.from_instances} -> {decision.to_instances} instances"
+            return News(f"model {decision.model}: {numbers} ({decision.reason})")
+        if isinstance(change, ModelAdded):
+            policy = change.policy
+            limits = f"{policy.instances_min} to {policy.instances_max} instances"
+            size = size_text(policy.spec.size_bytes)
+            return News(f"model {policy.spec.name}: published, {size}, {limits}")
+        if isinstance(change, ModelRemoved):
+            return News(f"model {change.model}: withdrawn, it takes no new requests")
+        if isinstance(change, ModelGone):
+            self._failures.pop(change.model, None)
+            return News(f"model {change.model}: gone, nothing of it is left")
         return None
 
-    def _joined(self, event: WorkerJoined | AgentJoined) -> News:
-        ref = event.worker if isinstance(event, WorkerJoined) else event.agent
-        # The end of its predecessor may come later, and is no news then.
-        for place in [p for p in self._loads if p[1].worker == ref.worker and p[1] < ref]:
-            del self._loads[place]
-        again = " in its place" if ref.incarnation else ""
-        return News(f"{_named(ref)} has joined{again}")
-
-    def _lost(self, event: WorkerLost) -> News:
-        of_lost = [place for place in self._loads if place[1] == event.worker]
-        held = [self._loads.pop(place).model for place in of_lost]
-        self._place_of = {key: p for key, p in self._place_of.items() if p[1] != event.worker}
-        was = f" while it loaded {', '.join(held)}" if held else ""
-        return News(f"{_named(event.worker)} is lost{was}: {event.reason}", is_problem=True)
-
-    def _completed(self, place: _Place | None) -> News | None:
-        load = self._loads.pop(place, None) if place is not None else None
-        if load is None or place is None:
+    def _ordered(self, load: HoldingHistory) -> News | None:
+        if not load.is_ordered:
             return None
-        elapsed_ns = max(self._now_ns() - load.ordered_ns, 1)
+        self._loads[load] = None
+        if load.model in self._failing:
+            return None  # one of many trials
+        size, senders = size_text(load.size_bytes), ", ".join(load.senders)
+        return News(f"{_named(load)} gets {size} from {senders}")
+
+    def _completed(self, now_ns: int, load: HoldingHistory) -> News | None:
+        if load not in self._loads:
+            return None
+        del self._loads[load]
+        elapsed_ns = max(now_ns - load.begun_ns, 1)
         rate = size_text(load.size_bytes * 1_000_000_000 / elapsed_ns)
         there = "is complete" if load.instance is None else "is loaded"
         return News(
-            f"{load.named(place[1])} {there}:"
+            f"{_named(load)} {there}:"
             f" {size_text(load.size_bytes)} in {elapsed_ns / 1e9:.3g} s ({rate}/s)"
         )
 
-    def _failed(self, place: _Place | None, reason: str) -> News | None:
-        load = self._loads.pop(place, None) if place is not None else None
-        if load is None or place is None or load.model not in self._controller.models:
+    def _ended(self, now_ns: int, load: HoldingHistory, model: ModelSummary | None) -> News | None:
+        was_loading = load in self._loads
+        self._loads.pop(load, None)
+        if not was_loading or load.ending is not Ending.FAILED or model is None:
             return None
-        failures = self._controller.failed_loads(load.model)
-        if failures == self._failures.get(load.model, 0):
+        if model.failed_loads == self._failures.get(load.model, 0):
             return None  # it was taken back
-        self._failures[load.model] = failures
-        problem = self._controller.problem(load.model)
+        self._failures[load.model] = model.failed_loads
         before = self._failing.get(load.model)
-        is_given_up = problem is not None
-        now_ns = self._now_ns()
+        is_given_up = model.problem is not None
         if before is not None and before[1] == is_given_up and now_ns < before[0] + _REPEAT_NS:
             return None
         self._failing[load.model] = (now_ns, is_given_up)
         if is_given_up:
-            text = f"model {load.model}: cannot be loaded now, and is tried again: {reason}"
+            text = f"model {load.model}: cannot be loaded now, and is tried again: {load.reason}"
         else:
-            text = f"{load.named(place[1])} failed, and is tried again: {reason}"
+            text = f"{_named(load)} failed, and is tried again: {load.reason}"
         return News(text, is_problem=True)
 
-    def _recovered(self, model: str) -> News | None:
-        state = self._controller.models.get(model)
-        if state is not None and self._controller.is_failing(model):
+    def _recovered(self, model: str, models: Mapping[str, ModelSummary]) -> News | None:
+        status = models.get(model)
+        if status is not None and status.is_failing:
             return None
         del self._failing[model]
-        return News(f"model {model}: loads again") if state is not None else None
-
-    # -- commands -------------------------------------------------------------------------------
-
-    def _of_command(self, command: AnyCommand) -> News | None:
-        if isinstance(command, ScaleDecided):
-            numbers = f"{command.from_instances} -> {command.to_instances} instances"
-            return News(f"model {command.model}: {numbers} ({command.reason})")
-        if isinstance(command, StartLoad):
-            place = (command.plan, command.worker)
-            self._place_of[command.instance, command.rank] = place
-            return self._ordered(place, command.model, command.instance, _senders(command))
-        if isinstance(command, StartCopy):
-            place = (command.plan, command.agent)
-            return self._ordered(place, command.model, None, _senders(command))
-        if isinstance(command, ModelGone):
-            self._failures.pop(command.model, None)
-            return News(f"model {command.model}: gone, nothing of it is left")
-        return None
-
-    def _ordered(
-        self, place: _Place, model: str, instance: InstanceId | None, senders: str
-    ) -> News | None:
-        size_bytes = self._controller.models[model].spec.size_bytes
-        load = self._loads[place] = _Ordered(model, instance, size_bytes, self._now_ns())
-        if model in self._failing:
-            return None  # one of many trials
-        return News(f"{load.named(place[1])} gets {size_text(size_bytes)} from {senders}")
-
-    def _arrived_bytes(self, model: str, receiver: WorkerRef) -> int:
-        """Whole layers only."""
-        state = self._controller.models.get(model)
-        if state is None:
-            return 0
-        for copy in self._controller.pool.copies(model):
-            if receiver in copy.workers:
-                bits = copy.presence[copy.workers.index(receiver)]
-                sizes = enumerate(state.spec.layer_bytes)
-                return sum(size for layer, size in sizes if bits >> layer & 1)
-        return 0
+        return News(f"model {model}: loads again") if status is not None else None
 
 
-# -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _named(member: WorkerRef) -> str:
-    return f"host agent {member}" if member.is_agent else f"worker {member}"
-
-
-def _published(event: ModelAdded) -> News:
-    policy = event.policy
-    return News(
-        f"model {policy.spec.name}: published, {size_text(policy.spec.size_bytes)},"
-        f" {policy.instances_min} to {policy.instances_max} instances"
-    )
-
-
-def _senders(command: StartLoad | StartCopy) -> str:
-    """Who sends, each once."""
-    return ", ".join(dict.fromkeys(str(feed.upstream) for feed in command.feeds))
+def _named(load: HoldingHistory) -> str:
+    what = "copy" if load.instance is None else f"instance {load.instance.number}"
+    return f"model {load.model}: {what} on {load.member}"

@@ -20,37 +20,27 @@ from pathlib import Path
 
 from livescale.config import PoolConfig
 from livescale.gateway.pages import page_origins
-from livescale.runtime.boot import (
-    AgentBoot,
-    ControllerBoot,
-    GatewayBoot,
-    Status,
-    WorkerBoot,
-)
-from livescale.runtime.catalog import (
-    controller_config,
-    latency,
-    live_limits,
-    with_host_memory,
-)
+from livescale.runtime.boot import Status
+from livescale.runtime.catalog import controller_config, latency, with_host_memory
+from livescale.runtime.child_boots import ChildBoots
 from livescale.runtime.child_watch import watch_children
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.forking import ForkServer
 from livescale.runtime.key_watch import LOOK_S, KeyWatch
 from livescale.runtime.listening import listen, listen_inside
-from livescale.runtime.lives import STATUS_BYTES_MAX, Child, child_environment
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
 from livescale.runtime.pool_directory import PoolDirectory
+from livescale.runtime.pool_layout import PoolLayout, layout_of, local_layout
+from livescale.runtime.pool_process import STATUS_BYTES_MAX, Child, child_environment
 from livescale.runtime.restarts import Restarts, give_up_reason
 from livescale.runtime.restoration import Restored, restored_models
-from livescale.runtime.site import Site, local_site, site_of
 from livescale.runtime.state_directory import PoolState, StateDirectory
-from livescale.runtime.wire import Address, CatalogEntry, HeldCopy
+from livescale.runtime.wire import CatalogEntry, HeldCopy
 from livescale.settings import ConfigError
 from livescale.telemetry.record_file import RecordClaim
 from livescale.telemetry.record_parts import RecordError
 from livescale.topology_files import read_topology
-from livescale.types import WorkerRef, agent_ref
+from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 # After SIGTERM; the gateway gets its drain timeout on top.
@@ -68,26 +58,24 @@ class Pool:
         self,
         config: PoolConfig,
         environ: Mapping[str, str] | None = None,
-        site: Site | None = None,
+        layout: PoolLayout | None = None,
         tell: Callable[[News | PoolProgress], None] = log_news,
     ) -> None:
         """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
 
-        Keys are those of the files that `config` names and of the variables in `environ`. `site`
+        Keys are those of the files that `config` names and of the variables in `environ`. `layout`
         says where the processes run; without it that follows from the configuration. `tell` is
         called with news for people, and must not block.
         """
-        site = site if site is not None else configured_site(config)
-        if len(site.seats) != config.workers:
+        layout = layout if layout is not None else configured_layout(config)
+        if len(layout.seats) != config.workers:
             raise ConfigError(
-                f"workers is {config.workers}, but there are {len(site.seats)} devices"
+                f"workers is {config.workers}, but there are {len(layout.seats)} devices"
             )
         self.config = config
         self._keys = KeyWatch(config, environ or {})
-        self._page_origins = page_origins(config.cors_origins)
-        self._latency = latency(config)
-        self._secret = secrets.token_hex(16)
-        self._start = secrets.token_hex(4)
+        # First: what can be wrong is found before anything is opened.
+        timing, origins = latency(config), page_origins(config.cors_origins)
         self._failure: asyncio.Future[None] | None = None
         self._tell = tell
         self._stopping = asyncio.Event()
@@ -98,65 +86,80 @@ class Pool:
         #: over the children and over the files of keys
         self._watching: list[asyncio.Task[None]] = []
         self._state = StateDirectory(Path(config.state)) if config.state is not None else None
+        #: names this start in records
+        self._start = secrets.token_hex(4)
         try:
-            self._prepare(site)
+            self._prepare(layout)
         except BaseException:
             self._close_state()
             raise
         self._directory = PoolDirectory()
         #: per prefix of a host
         self._fork_servers: dict[tuple[str, ...], ForkServer] = {}
+        self._boots = ChildBoots(
+            config,
+            self.layout,
+            self._restored,
+            self._keys,
+            control=self._control,
+            http=self._http,
+            shm_directory=self._directory.path,
+            latency=timing,
+            page_origins=origins,
+            start=self._start,
+            record_members=self._member_records,
+        )
         self._children = self._all_children()
 
-    def _prepare(self, site: Site) -> None:
+    def _prepare(self, layout: PoolLayout) -> None:
         """Everything that can be wrong is found here, before any process is started."""
         config = self.config
-        #: as the controller last told them
         self._restored = restored_models(
             config,
             self._state.read() if self._state is not None else PoolState(),
-            lambda entries: with_host_memory(site, config, entries),
+            lambda entries: with_host_memory(layout, config, entries),
         )
         self.models = tuple(model.entry for model in self._restored.models)
         for entry in self.models:
             for warning in entry.warnings:
                 _log.warning("%s", warning)
-        self.site = with_host_memory(site, config, self.models)
-        controller_config(config, self.site, (), 0)
+        self.layout = with_host_memory(layout, config, self.models)
+        controller_config(config, self.layout, (), 0)
         with contextlib.ExitStack() as opened:
             self._http = opened.enter_context(listen(config.host, config.port))
             self._control = opened.enter_context(
-                listen_inside(site.control_prefix, site.control_address)
+                listen_inside(layout.control_prefix, layout.control_address)
             )
+            self._member_records = _member_records(config.record_members, self._start)
             # Last: a start that fails leaves the record as it is.
             self._record_claim = _claim_record(config.record)
             opened.pop_all()
 
     def _all_children(self) -> list[Child]:
-        prefix = self.site.control_prefix
+        prefix = self.layout.control_prefix
         children = [
             Child(
                 name="controller",
                 kind="controller",
-                boot=self._controller_boot,
+                boot=self._boots.controller,
                 fds=(self._control.fileno(),),
                 prefix=prefix,
             ),
-            Child("gateway", "gateway", self._gateway_boot, (self._http.fileno(),), prefix),
+            Child("gateway", "gateway", self._boots.gateway, (self._http.fileno(),), prefix),
         ]
         children += [
-            Child(f"agent {n}", "agent", self._agent_boot(n), (), seat.prefix)
-            for n, seat in self.site.agents
+            Child(f"agent {n}", "agent", self._boots.agent(n), (), seat.prefix)
+            for n, seat in self.layout.agents
         ]
         children += [
             Child(
                 f"worker {n}",
                 "worker",
-                self._worker_boot(n),
+                self._boots.worker(n),
                 prefix=host.prefix,
                 forks=self._fork_server(host.prefix),
             )
-            for n, (host, _) in enumerate(self.site.seats)
+            for n, (host, _) in enumerate(self.layout.seats)
         ]
         for child in children:
             child.heed = partial(self._heed, child)
@@ -175,7 +178,7 @@ class Pool:
 
     def _heed(self, child: Child, status: Status) -> None:
         if status.models is not None:
-            self._restored = Restored(status.models, status.unserved)
+            self._boots.restored = Restored(status.models, status.unserved)
         for news in status.news:
             self._tell(news)
         if status.is_ready:
@@ -209,10 +212,12 @@ class Pool:
 
     async def examine(self) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
         """The checksums of what every member's memory holds. Raises ExaminationError."""
-        boot = ExamineBoot(self._secret, self._controller_address(), self.config.lost_after_ms)
-        if not self.site.control_prefix:
+        boot = ExamineBoot(
+            self._boots.secret, self._boots.controller_address(), self.config.lost_after_ms
+        )
+        if not self.layout.control_prefix:
             return await examine(boot)
-        return await asyncio.to_thread(examine_inside, self.site.control_prefix, boot)
+        return await asyncio.to_thread(examine_inside, self.layout.control_prefix, boot)
 
     async def __aenter__(self) -> Pool:
         self._failure = asyncio.get_running_loop().create_future()
@@ -333,104 +338,6 @@ class Pool:
                     _log.warning("%s does not end: killing it", child.name)
                     child.signal(signal.SIGKILL)
 
-    def _controller_boot(self, life: int) -> ControllerBoot:
-        return ControllerBoot(
-            secret=self._secret,
-            listen_fd=self._control.fileno(),
-            config=controller_config(
-                self.config, self.site, tuple(m.policy for m in self._restored.models), epoch=life
-            ),
-            models=self._restored.models,
-            unserved=self._restored.unserved,
-            pool=self.config,
-            step_gap_ns=self.config.step_gap_us * 1000,
-            record=self.config.record,
-            start=self._start,
-        )
-
-    def _gateway_boot(self, life: int) -> GatewayBoot:
-        return GatewayBoot(
-            secret=self._secret,
-            gateway=f"g{life}",
-            is_successor=life > 0,
-            listen_fd=self._http.fileno(),
-            controller=self._controller_address(),
-            models=tuple(m.entry for m in self._restored.models if not m.is_leaving),
-            queue_requests_max=self.config.queue_requests_max,
-            queue_prompt_tokens_max=self.config.queue_prompt_tokens_max,
-            queue_timeout_s=self.config.queue_timeout_s,
-            drain_timeout_s=self.config.drain_timeout_s,
-            request_timeout_s=self.config.request_timeout_s,
-            receive_timeout_s=self.config.receive_timeout_s,
-            stalled_client_s=self.config.stalled_client_s,
-            slo=self.config.slo,
-            has_vllm_metrics=self.config.metrics_compat == "vllm",
-            lost_after_ms=self.config.lost_after_ms,
-            key_digests=self._keys.digests.api,
-            admin_key_digests=self._keys.digests.admin,
-            key_weights=self._keys.digests.weights,
-            page_origins=self._page_origins,
-        )
-
-    def _agent_boot(self, number: int) -> Callable[[int], AgentBoot]:
-        seat = self.site.hosts[number]
-
-        def boot(life: int) -> AgentBoot:
-            return AgentBoot(
-                secret=self._secret,
-                agent=agent_ref(number, life),
-                host=seat.host,
-                controller=self._controller_address(),
-                data_host=seat.address,
-                shm_directory=str(self._directory.path),
-                touched_bytes=seat.memory_touched_bytes,
-                keeps_rates=not self.site.has_links,
-                parameter_share_percent=self.config.parameter_share_percent,
-                carrier=self.config.carrier,
-                stall_ms=self.config.stall_ms,
-                lost_after_ms=self.config.lost_after_ms,
-                stuck_after_ms=self.config.stuck_after_ms,
-            )
-
-        return boot
-
-    def _worker_boot(self, number: int) -> Callable[[int], WorkerBoot]:
-        host, seat = self.site.seats[number]
-
-        def boot(life: int) -> WorkerBoot:
-            return WorkerBoot(
-                secret=self._secret,
-                worker=WorkerRef(number, life),
-                device=seat.device,
-                controller=self._controller_address(),
-                data_host=seat.address,
-                token_host=host.control_address,
-                shm_directory=str(self._directory.path),
-                keeps_rates=not self.site.has_links,
-                threads=self.config.worker_threads,
-                block_tokens=self.config.block_tokens,
-                run_tokens_max=self.config.run_tokens_max,
-                sequences_max=self.config.sequences_max,
-                oldest_prompt_percent=self.config.oldest_prompt_percent,
-                growth_tokens=self.config.growth_tokens,
-                weights_layout=self.config.weights_layout,
-                latency=self._latency,
-                parameter_share_percent=self.config.parameter_share_percent,
-                carrier=self.config.carrier,
-                stall_ms=self.config.stall_ms,
-                storage_bytes_per_s=host.host.storage_bytes_per_s,
-                live=live_limits(self.config),
-                resident_bytes=self.config.resident_bytes,
-                lost_after_ms=self.config.lost_after_ms,
-                stuck_after_ms=self.config.stuck_after_ms,
-            )
-
-        return boot
-
-    def _controller_address(self) -> Address:
-        host, port = self._control.getsockname()[:2]
-        return Address(host, port)
-
 
 def _end_in_words(child: Child) -> News:
     restarts = child.restarts
@@ -451,11 +358,11 @@ def describe(models: tuple[CatalogEntry, ...]) -> list[str]:
     ]
 
 
-def configured_site(config: PoolConfig) -> Site:
+def configured_layout(config: PoolConfig) -> PoolLayout:
     """Where the processes run by the configuration alone: on this machine. Raises ConfigError."""
     if config.topology is None:
-        return local_site(config)
-    return site_of(read_topology(Path(config.topology)).topology, config)
+        return local_layout(config)
+    return layout_of(read_topology(Path(config.topology)).topology, config)
 
 
 def _claim_record(record: str | None) -> RecordClaim | None:
@@ -467,3 +374,15 @@ def _claim_record(record: str | None) -> RecordClaim | None:
         return RecordClaim(Path(record))
     except RecordError as error:
         raise ConfigError(f"record {error}") from error
+
+
+def _member_records(directory: str | None, start: str) -> str | None:
+    """A new directory for what members of this start of the pool record. Raises ConfigError."""
+    if directory is None:
+        return None
+    path = Path(directory) / start
+    try:
+        path.mkdir(parents=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"record_members {path}: {error.strerror}") from error
+    return str(path)

@@ -1,14 +1,14 @@
-"""The requests of a gateway that are not over: what is known of each, and how many wait and run.
+"""The requests of a gateway that are not over: their tokens and times, and how many wait and run.
 
 No sockets and no decisions: `pool_backend.py` says what happens to them, also to those whose time
-to wait is over.
+to wait is over. Which worker owns which attempt: see `member/ledger.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from livescale.gateway.backend import (
     Reading,
     TokenChunk,
 )
+from livescale.member.ledger import Finish
 from livescale.slo import RequestTiming, SloAbsolute
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, WorkerRef
@@ -27,7 +28,7 @@ from livescale.types import Outcome, RequestId, WorkerRef
 
 @dataclass(slots=True)
 class Transcript:
-    """One request until it is over. `worker` is moved by `Transcripts` only."""
+    """One request until it is over."""
 
     asked: GenerateRequest
     queued_ns: int
@@ -37,24 +38,13 @@ class Transcript:
     )
     generated: list[int] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
-    attempt: int = 0
-    #: how often the current attempt was taken over
-    moves: int = 0
-    #: who runs the current attempt (None: it waits in the router)
-    worker: WorkerRef | None = None
     last_worker: WorkerRef | None = None
     first_dispatched_ns: int | None = None
     dispatched_ns: int | None = None
-    #: announced to a restarted controller, which may have missed the worker's RequestEnded
-    is_announced_again: bool = False
     #: runs while it waits: what happens when that takes too long
     deadline: asyncio.TimerHandle | None = None
 
-    def is_run_by(self, worker: WorkerRef, attempt: int) -> bool:
-        """This is the current attempt, and that worker owns it."""
-        return (worker, attempt) == (self.worker, self.attempt)
-
-    def line(self, outcome: Outcome, error: str | None, slo: SloAbsolute | None) -> RequestLine:
+    def line(self, end: Finish, slo: SloAbsolute | None) -> RequestLine:
         """Its line for the run record, now that it is over."""
         asked, finished_ns = self.asked, time.monotonic_ns()
         timing = RequestTiming(
@@ -63,7 +53,7 @@ class Transcript:
             sent_ns=self.queued_ns,
             token_ns=tuple(self.token_ns),
             finished_ns=finished_ns,
-            ok=outcome is Outcome.FINISHED,
+            ok=end.outcome is Outcome.FINISHED,
         )
         return RequestLine(
             request=asked.request,
@@ -72,8 +62,8 @@ class Transcript:
             output_tokens_max=asked.sampling.output_tokens_max,
             queued_ns=self.queued_ns,
             finished_ns=finished_ns,
-            outcome=outcome,
-            attempts=self.attempt,
+            outcome=end.outcome,
+            attempts=end.attempts,
             arrived_ns=asked.arrived_ns,
             first_dispatched_ns=self.first_dispatched_ns,
             dispatched_ns=self.dispatched_ns,
@@ -81,37 +71,12 @@ class Transcript:
             client_request=asked.client_request_id,
             worker=self.last_worker,
             slo_met=slo.is_met(timing) if slo is not None else None,
-            error=error,
+            error=end.reason or None,
         )
 
 
-class StopWords:
-    """Who was told to stop which attempt: once is enough. The oldest are forgotten."""
-
-    def __init__(self, remembered_max: int = 4096) -> None:
-        self._remembered_max = remembered_max
-        self._told: dict[tuple[WorkerRef, RequestId, int], None] = {}
-
-    def is_new(self, worker: WorkerRef, request: RequestId, attempt: int) -> bool:
-        """It was not told yet; from now on it was."""
-        key = (worker, request, attempt)
-        if key in self._told:
-            return False
-        if len(self._told) >= self._remembered_max:
-            del self._told[next(iter(self._told))]
-        self._told[key] = None
-        return True
-
-    def forget(self, worker: WorkerRef, request: RequestId, attempt: int) -> None:
-        """What it does from now on is something else."""
-        self._told.pop((worker, request, attempt), None)
-
-
 class Transcripts:
-    """All transcripts, and per model a bounded line of those that no worker runs.
-
-    Iterate over them in the order in which they came.
-    """
+    """All transcripts, and per model a bounded line of those that no worker runs."""
 
     def __init__(
         self,
@@ -131,8 +96,8 @@ class Transcripts:
         self._lines: dict[str, WaitingLine] = {}
         self._running: dict[str, int] = {}
 
-    def __iter__(self) -> Iterator[Transcript]:
-        return iter(self._open.values())
+    def __getitem__(self, request: RequestId) -> Transcript:
+        return self._open[request]
 
     def offer(self, models: Iterable[str]) -> None:
         """From now on exactly these models take new requests."""
@@ -142,9 +107,6 @@ class Transcripts:
             self._running[model] = 0
         for model in list(self._lines):
             self._forget_if_gone(model)
-
-    def get(self, request: RequestId) -> Transcript | None:
-        return self._open.get(request)
 
     def holding(
         self, model: str, requests: int, prompt_tokens: int, client: str
@@ -168,43 +130,35 @@ class Transcripts:
             self._start_deadline(transcript)
         return opened
 
-    def place(
-        self, transcript: Transcript, worker: WorkerRef, *, is_dispatched: bool = True
-    ) -> None:
-        """The worker runs the request; it waits no longer. Not `is_dispatched`: it took the
-        attempt over from another one."""
-        asked, now_ns = transcript.asked, time.monotonic_ns()
-        self._stop_deadline(transcript)
-        if transcript.worker is None:
-            line = self._lines[asked.model]
+    def move(self, request: RequestId, before: WorkerRef | None, after: WorkerRef | None) -> None:
+        """Another worker runs the request (None: the request waits)."""
+        transcript, now_ns = self._open[request], time.monotonic_ns()
+        asked = transcript.asked
+        line = self._lines[asked.model]
+        if before is None:
+            self._stop_deadline(transcript)
             line.move_on(asked.client.name, len(asked.prompt_ids), now_ns / 1e9)
             self._running[asked.model] += 1
-        transcript.worker = transcript.last_worker = worker
+        if after is None:
+            self._running[asked.model] -= 1
+            line.join(asked.client.name, len(asked.prompt_ids), now_ns / 1e9)
+            self._start_deadline(transcript)
+            return
+        transcript.last_worker = after
         if transcript.first_dispatched_ns is None:
             transcript.first_dispatched_ns = now_ns
-        if is_dispatched:
-            transcript.dispatched_ns = now_ns
 
-    def wait_again(self, transcript: Transcript) -> None:
-        """Nobody runs the request (any more)."""
-        if transcript.worker is not None:
-            transcript.worker = None
-            asked = transcript.asked
-            self._running[asked.model] -= 1
-            line = self._lines[asked.model]
-            line.join(asked.client.name, len(asked.prompt_ids), time.monotonic())
-            self._start_deadline(transcript)
-
-    def close(self, transcript: Transcript) -> None:
+    def close(self, request: RequestId, *, is_running: bool) -> Transcript:
         """The request is over."""
+        transcript = self._open.pop(request)
         asked = transcript.asked
         self._stop_deadline(transcript)
-        del self._open[asked.request]
-        if transcript.worker is None:
-            self._lines[asked.model].leave(asked.client.name, len(asked.prompt_ids))
-        else:
+        if is_running:
             self._running[asked.model] -= 1
+        else:
+            self._lines[asked.model].leave(asked.client.name, len(asked.prompt_ids))
         self._forget_if_gone(asked.model)
+        return transcript
 
     def wait_s(self, model: str, client: str) -> float:
         """How long the client's requests that wait for the model will take, by what was

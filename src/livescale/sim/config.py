@@ -25,12 +25,15 @@ class FaultConfig(Value, frozen=True):
     (`silences`); a member that is silent for `lost_after_ns` is given up. A feed fails with both
     of its ends alive (`feed_failures`), or brings a layer whose bytes are wrong (`corruptions`).
     Nothing comes from a member for `stall_ns` (`stalls`). The files of a model are wrong for
-    `bad_files_ns` (`bad_files`). For `link_ns` a member's NIC carries `slow_permille` of its rate
-    (`slow_links`) or nothing at all (`cut_links`). A controller restart takes `downtime_ns`, and
-    its peers need up to `reconnect_ns_max` to find it. Of 1000 messages of workers `late_permille`
-    are late by up to `late_ns_max` (never out of order), of 1000 progress messages `lost_permille`
-    never come, and of 1000 requests `cancelled_permille` are cancelled at some time. Of 1000
-    messages that hand a live batch over `pair_loss_permille` lose one of the two workers soon.
+    `bad_files_ns` (`bad_files`). A member refuses whatever it is to hold for `refusal_ns`
+    (`refusals`): no memory, or an executor that fails. A member's clock jumps ahead by up to
+    `clock_jump_ns_max` (`clock_jumps`), as after a machine was suspended. For `link_ns` a member's
+    NIC carries `slow_permille` of its rate (`slow_links`) or nothing at all (`cut_links`). A
+    controller restart takes `downtime_ns`, and its peers need up to `reconnect_ns_max` to find the
+    next one. Of 1000 messages of workers `late_permille` are late by up to `late_ns_max` (never out
+    of order), of 1000 progress messages `lost_permille` never come, and of 1000 requests
+    `cancelled_permille` are cancelled at some time. Of 1000 messages that hand a live batch over
+    `pair_loss_permille` lose one of the two workers soon.
     """
 
     silences: int = 0
@@ -49,6 +52,10 @@ class FaultConfig(Value, frozen=True):
     link_ns: int = 0
     bad_files: int = 0
     bad_files_ns: int = 0
+    refusals: int = 0
+    refusal_ns: int = 0
+    clock_jumps: int = 0
+    clock_jump_ns_max: int = 0
     rejoin_ns: int = 500_000_000
     controller_restarts: int = 0
     downtime_ns: int = 50_000_000
@@ -84,6 +91,8 @@ class SimConfig(Value, frozen=True):
     from another member waits `group_setup_ns` before it asks for the first byte, as systems do
     that form a communication group for every transfer.
 
+    Of a model at most `queue_requests_max` requests wait, with at most `queue_prompt_tokens_max` in
+    all (None: any number), and each for `queue_timeout_ns` at a stretch (None: as long as need be).
     There are as many clients as `client_weights`: the first sends every other request, the others
     take turns with the rest. `live` bounds live work on every instance. Workers keep first layers
     of models that they gave up in the last `resident_bytes` of their arenas. `holder_wait_ns` is
@@ -102,6 +111,8 @@ class SimConfig(Value, frozen=True):
     oldest_prompt_percent: int = 50
     growth_tokens: int = 64
     queue_requests_max: int = 10_000
+    queue_prompt_tokens_max: int | None = None
+    queue_timeout_ns: int | None = None
     client_weights: tuple[int, ...] = (1,)
     step_gap_ns: int = 1_000_000
     message_delay_ns: int = 200_000

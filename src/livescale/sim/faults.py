@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from livescale.sim.agent import SimAgent
 from livescale.sim.clock import Clock
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.transfers import Transfers
-from livescale.sim.worker import SimWorker
-from livescale.types import RequestId, WorkerRef
+from livescale.sim.links.transfers import Transfers
+from livescale.sim.member import SimMember
+from livescale.sim.refusals import Refusals
+from livescale.types import RequestId, WorkerRef, agent_ref
 
 #: a time, and a number that is taken modulo whatever there is to choose from at that time
 Chosen = tuple[int, int]
@@ -37,6 +37,9 @@ class FaultPlan:
     cut_links: tuple[Chosen, ...] = ()
     corruptions: tuple[Chosen, ...] = ()
     bad_files: tuple[Chosen, ...] = ()
+    refusals: tuple[Chosen, ...] = ()
+    #: when, which member, and by how much
+    clock_jumps: tuple[tuple[int, int, int], ...] = ()
     #: when, which member, for how long, and whether it is stopped (else its link is cut)
     silences: tuple[tuple[int, int, int, bool], ...] = ()
 
@@ -76,6 +79,16 @@ def plan_faults(
         )
         for _ in range(faults.silences)
     )
+    later = random.Random(f"refusals and clocks {seed}")
+    refusals = draw(later, faults.refusals, 1 << 16)
+    jumps = sorted(
+        (
+            later.randrange(faults.until_ns),
+            later.randrange(1 << 16),
+            later.randint(1, faults.clock_jump_ns_max),
+        )
+        for _ in range(faults.clock_jumps)
+    )
     return FaultPlan(
         losses,
         agent_losses,
@@ -89,6 +102,8 @@ def plan_faults(
         corruptions=draw(apart, faults.corruptions, 1 << 16),
         bad_files=draw(apart, faults.bad_files, 1 << 16),
         silences=tuple(silences),
+        refusals=refusals,
+        clock_jumps=tuple(jumps),
     )
 
 
@@ -145,10 +160,10 @@ class FaultSite:
     config: SimConfig
     clock: Clock
     transfers: Transfers
-    workers: Mapping[int, SimWorker]
-    agents: Mapping[int, SimAgent]
-    lose_worker: Callable[[int], None]
-    lose_agent: Callable[[int], None]
+    refusals: Refusals
+    workers: Mapping[int, SimMember]
+    agents: Mapping[int, SimMember]
+    lose: Callable[[int], None]
     end_life: Callable[[], None]
     cancel: Callable[[RequestId], None]
     silence: Callable[[WorkerRef, int, bool], None]
@@ -157,9 +172,9 @@ class FaultSite:
         """Let every fault come at its time."""
         faults = self.config.faults
         for time_ns, number in plan.worker_losses:
-            self.clock.at(time_ns, partial(self.lose_worker, number))
+            self.clock.at(time_ns, partial(self.lose, number))
         for time_ns, number in plan.agent_losses:
-            self.clock.at(time_ns, partial(self.lose_agent, number))
+            self.clock.at(time_ns, partial(self.lose, agent_ref(number).worker))
         for time_ns, choice in plan.host_losses:
             self.clock.at(time_ns, partial(self._lose_host, choice))
         for time_ns, choice in plan.feed_failures:
@@ -170,6 +185,10 @@ class FaultSite:
             self.clock.at(time_ns, partial(self._stall, number))
         for time_ns, choice in plan.bad_files:
             self.clock.at(time_ns, partial(self._spoil, choice))
+        for time_ns, choice in plan.refusals:
+            self.clock.at(time_ns, partial(self._refuse, choice))
+        for time_ns, choice, jump_ns in plan.clock_jumps:
+            self.clock.at(time_ns, partial(self._jump, choice, jump_ns))
         for time_ns, choice in plan.slow_links:
             self.clock.at(time_ns, partial(self._slow, choice, faults.slow_permille))
         for time_ns, choice in plan.cut_links:
@@ -191,16 +210,16 @@ class FaultSite:
         name = names[choice % len(names)]
         for number, host in enumerate(config.hosts):
             if host.name == name:
-                self.lose_agent(number)
+                self.lose(agent_ref(number).worker)
         for number, of_worker in enumerate(of_workers):
             if of_worker == name:
-                self.lose_worker(number)
+                self.lose(number)
 
     def _stall(self, number: int) -> None:
         worker = self.workers.get(number)
         if worker is not None:
             until_ns = self.clock.now_ns + self.config.faults.stall_ns
-            self.transfers.freeze(worker.ref, until_ns)
+            self.transfers.slowdowns.freeze(worker.ref, until_ns)
 
     def _spoil(self, choice: int) -> None:
         """The files of some model are wrong, until faults are over at the latest."""
@@ -209,18 +228,33 @@ class FaultSite:
         until_ns = min(self.clock.now_ns + faults.bad_files_ns, faults.until_ns)
         self.transfers.spoil(names[choice % len(names)], until_ns)
 
+    def _chosen(self, choice: int) -> SimMember | None:
+        """One of the living members, counted round and round; None if there is none."""
+        members = [*self.workers.values(), *self.agents.values()]
+        return members[choice % len(members)] if members else None
+
+    def _refuse(self, choice: int) -> None:
+        """Some member refuses all loads, until faults are over at the latest."""
+        member, faults = self._chosen(choice), self.config.faults
+        if member is not None:
+            until_ns = min(self.clock.now_ns + faults.refusal_ns, faults.until_ns)
+            self.refusals.begin(member.ref, until_ns)
+
+    def _jump(self, choice: int, jump_ns: int) -> None:
+        member = self._chosen(choice)
+        if member is not None:
+            member.jump_ahead(jump_ns)
+
     def _silence(self, choice: int, silent_ns: int, is_stopped: bool) -> None:
-        members: list[SimWorker | SimAgent] = [*self.workers.values(), *self.agents.values()]
-        if members:
-            member = members[choice % len(members)].ref
-            self.transfers.freeze(member, self.clock.now_ns + silent_ns)
-            self.silence(member, silent_ns, is_stopped)
+        member = self._chosen(choice)
+        if member is not None:
+            self.transfers.slowdowns.freeze(member.ref, self.clock.now_ns + silent_ns)
+            self.silence(member.ref, silent_ns, is_stopped)
 
     def _slow(self, choice: int, permille: int) -> None:
         """The NIC of some member carries so much of its rate, until faults are over at the
         latest."""
-        members: list[SimWorker | SimAgent] = [*self.workers.values(), *self.agents.values()]
-        if members:
-            faults = self.config.faults
+        member, faults = self._chosen(choice), self.config.faults
+        if member is not None:
             until_ns = min(self.clock.now_ns + faults.link_ns, faults.until_ns)
-            self.transfers.slow_nic(members[choice % len(members)].ref, permille, until_ns)
+            self.transfers.slowdowns.slow_nic(member.ref, permille, until_ns)

@@ -19,7 +19,7 @@ from livescale.messages.commands import (
     StartCopy,
     StartLoad,
 )
-from livescale.sim.checkers import require
+from livescale.sim.checkers.invariants import require
 from livescale.sim.clock import Clock
 from livescale.types import WorkerRef
 
@@ -64,9 +64,13 @@ class Silences:
     def is_silent(self, member: WorkerRef) -> bool:
         return member in self._silent
 
+    def died(self, member: WorkerRef) -> None:
+        """The member is no longer silent but dead: the news of that is on its way."""
+        self._silent.pop(member, None)
+
     def _end(self, member: WorkerRef) -> None:
-        del self._silent[member]
-        self._goes_on(member)
+        if self._silent.pop(member, None) is not None:
+            self._goes_on(member)
 
     def _look(self, watcher: Watcher, watch: SilenceWatch[WorkerRef]) -> None:
         now_ns = self._clock.now_ns

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from livescale.sim.book import InstanceCount
+from livescale.member.member import Member
 from livescale.sim.config import SimConfig
 from livescale.sim.faults import Delays, plan_faults
 from livescale.sim.gateway import Row
+from livescale.sim.run_notes import InstanceCount
 from livescale.sim.world import SimWorld
 from livescale.telemetry.record import RequestLine, ScaleLine
 
@@ -36,12 +37,14 @@ def simulate(
     config: SimConfig,
     seed: int,
     record_file: IO[bytes] | None = None,
+    make_member: Callable[..., Member] = Member,
 ) -> SimResult:
     """Run the load through a simulated pool until everything has come to rest.
 
     `rows` is the load of the only model, or loads by model name. The seed decides faults and
-    delays; the same arguments give the same result and, byte for byte, the same record. Raises
-    InvariantBroken when a rule of the simulated world breaks.
+    delays; the same arguments give the same result and, byte for byte, the same record. Every
+    member is made by `make_member`, of the arguments of a Member. Raises InvariantBroken when a
+    rule of the simulated world breaks.
     """
     loads = rows if isinstance(rows, Mapping) else {config.controller.models[0].spec.name: rows}
     arrivals = [
@@ -53,14 +56,14 @@ def simulate(
     ids = [(arrival_ns, request) for arrival_ns, request, _, _ in arrivals]
     plan = plan_faults(config.faults, config.workers, len(config.hosts), ids, seed)
     delays = Delays(config.faults, config.message_delay_ns, seed)
-    world = SimWorld(config, plan, delays, record_file)
+    world = SimWorld(config, plan, delays, record_file, make_member)
     for _, request, model, row in arrivals:
         world.arrive_at(request, model, row)
     world.run()
     return SimResult(
-        requests=tuple(world.book.requests),
-        scales=tuple(world.book.scales),
-        instances=tuple(world.book.instances),
+        requests=tuple(world.notes.requests),
+        scales=tuple(world.notes.scales),
+        instances=tuple(world.notes.instances),
         steps=world.steps,
         stale_events=world.stale_events,
         actions=world.clock.actions_run,

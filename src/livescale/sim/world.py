@@ -6,6 +6,7 @@ workers; the run record it writes is of the same kind as a real pool's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
@@ -14,6 +15,9 @@ import msgspec
 
 from livescale.control.controller import Controller
 from livescale.control.liveness import look_gap_ns
+from livescale.member.inputs import ControllerMet, GatewayGone, GatewayUnknown, MemberOrder
+from livescale.member.member import Member
+from livescale.messages.attempts import AttemptTaken
 from livescale.messages.commands import (
     AmendLoad,
     AnyCommand,
@@ -40,34 +44,31 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.placements import AllCopies, SpreadCopies
-from livescale.sim.agent import AgentOrder, SimAgent
-from livescale.sim.book import Book
-from livescale.sim.channel import SimChannel
-from livescale.sim.checkers import Checkers
+from livescale.sim.checkers.commands import CommandChecker
+from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.invariants import Checkers
+from livescale.sim.checkers.layers import LayerChecker
+from livescale.sim.checkers.live import LiveChecker
+from livescale.sim.checkers.requests import RequestChecker
+from livescale.sim.checkers.tables import TableChecker
 from livescale.sim.clock import STEP_PRIORITY, Clock
-from livescale.sim.command_checker import CommandChecker
 from livescale.sim.config import ModelChange, SimConfig
 from livescale.sim.faults import Delays, FaultPlan, FaultSite
 from livescale.sim.gateway import GatewayEvent, GatewayOrder, Row, SimGateway
-from livescale.sim.layer_checker import LayerChecker
-from livescale.sim.live_checker import LiveChecker
-from livescale.sim.live_link import LiveLink
-from livescale.sim.lossy import LossyChannel
+from livescale.sim.links.channel import SimChannel
+from livescale.sim.links.live_link import LiveLink
+from livescale.sim.links.lossy import LossyChannel
+from livescale.sim.links.transfers import Transfers
+from livescale.sim.member import GATEWAY, SimMember
+from livescale.sim.member_world import MemberWorld
+from livescale.sim.refusals import Refusals
+from livescale.sim.run_notes import RunNotes
 from livescale.sim.silence import Silences, Watcher
-from livescale.sim.surroundings import SimSurroundings
-from livescale.sim.table_checker import TableChecker
-from livescale.sim.transfers import Transfers
-from livescale.sim.worker import SimWorker, WorkerOrder
-from livescale.sim.worker_messages import (
-    FromWorkerMessage,
-    RankLayers,
-    SimAttemptTaken,
-    ToWorkerMessage,
-)
+from livescale.sim.worker_messages import FromWorkerMessage, ToWorkerMessage
+from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.scale_events import ScaleTracker
 from livescale.topology import Topology
-from livescale.types import AGENT_NUMBERS_FROM, InstanceId, RequestId, WorkerRef, agent_ref
+from livescale.types import AGENT_NUMBERS_FROM, RequestId, WorkerRef, agent_ref
 
 #: when parameters begin or end to move, what links have carried is noted
 _BYTES_MOVE = (StartLoad, StartCopy, LoadCompleted, LoadFailed, CopyCompleted, CopyFailed)
@@ -80,11 +81,11 @@ class _Life:
     controller: Controller
     checker: CommandChecker
     table: TableChecker
+    follower: Follower
     tracker: ScaleTracker
-    #: of every peer that met this controller; worker orders by worker
+    #: of every member that met this controller: what comes from there and what goes there
     uplinks: dict[WorkerRef, SimChannel[AnyEvent]]
-    orders: dict[WorkerRef, SimChannel[WorkerOrder]]
-    agent_orders: dict[WorkerRef, SimChannel[AgentOrder]]
+    orders: dict[WorkerRef, SimChannel[MemberOrder]]
     #: incarnations that were silent: refused if they come back
     lost: dict[WorkerRef, None] = field(default_factory=dict)
     began_ns: int = 0
@@ -96,15 +97,21 @@ class SimWorld:
     """One run. Schedule requests with `arrive_at`, then `run`."""
 
     def __init__(
-        self, config: SimConfig, plan: FaultPlan, delays: Delays, record_file: IO[bytes] | None
+        self,
+        config: SimConfig,
+        plan: FaultPlan,
+        delays: Delays,
+        record_file: IO[bytes] | None,
+        make_member: Callable[..., Member] = Member,
     ) -> None:
+        """`make_member` takes the arguments of a Member."""
         self.config = config
         self.clock = Clock()
-        self.book = Book(record_file)
+        self.notes = RunNotes(record_file)
         self.steps = 0
         self.stale_events = 0
         self._delays = delays
-        self._checkers = Checkers(config.policies)
+        self._make_member = make_member
         #: models that are served, withdrawn ones included until they are gone
         self._policies = {policy.spec.name: policy for policy in config.controller.models}
         self._leaving: dict[str, None] = {}
@@ -116,26 +123,28 @@ class SimWorld:
         self._transfers = Transfers(
             self.clock, self._topology, config.holder_wait_ns, config.stall_ns, config.load_ns
         )
+        self._refusals = Refusals(self.clock)
+        self._failures = FailureChecker(config.controller, self._may_loads_fail)
+        self._requests = RequestChecker(config, self._failures)
+        self._checkers = Checkers(config.policies)
         self._live_link = LiveLink(
             self.clock, self._topology, self._worker_delay_ns, self._hand_over
         )
         self._live_checker = LiveChecker(config, self._live_link.free_ns)
-        #: rank 0 of every instance that was ever ordered
-        self._firsts: dict[InstanceId, WorkerRef] = {}
         specs = {policy.spec.name: policy.spec for policy in config.policies}
         self._layers = LayerChecker(specs, self._transfers.missing_bytes)
         self._gateway = SimGateway(
             self.clock,
-            config.queue_requests_max,
-            config.client_weights,
-            self._checkers,
+            config,
+            self._requests,
             self._gateway_says,
-            self.book.request,
+            self.notes.request,
         )
         for name in self._policies:
             self._gateway.serve(name)
-        self._workers: dict[int, SimWorker] = {}
-        self._agents: dict[int, SimAgent] = {}
+        #: living members, by number
+        self._workers: dict[int, SimMember] = {}
+        self._agents: dict[int, SimMember] = {}
         #: connections of living workers to the gateway
         self._emitting: dict[WorkerRef, SimChannel[FromWorkerMessage]] = {}
         self._life: _Life | None = None
@@ -152,10 +161,10 @@ class SimWorld:
         )
         self._horizon_ns = max(config.faults.until_ns, *(c.at_ns for c in config.changes), 0)
         self._begin_life()
-        for number in range(config.workers):
-            self.clock.after(delays.reconnect_ns(), partial(self._start_worker, number, 0))
-        for number in range(len(config.hosts)):
-            self.clock.after(delays.reconnect_ns(), partial(self._start_agent, number, 0))
+        refs = [WorkerRef(number) for number in range(config.workers)]
+        refs += [agent_ref(number) for number in range(len(config.hosts))]
+        for ref in refs:
+            self.clock.after(delays.reconnect_ns(), partial(self._start_member, ref))
         self._schedule(plan)
         for number, watcher in enumerate(self._watchers() if plan.silences else ()):
             self._silences.watch(watcher, (number + 1) * look_gap_ns(faults.lost_after_ns) // 4)
@@ -172,15 +181,15 @@ class SimWorld:
         limit_ns = self._horizon_ns + self.config.grace_ns
         while self.clock.now_ns <= limit_ns and self.clock.run_next():
             pass
-        self._checkers.all_ended()
+        self._requests.all_ended()
         assert not self._leaving, f"{list(self._leaving)} were withdrawn and are not gone"
         assert self._life is not None
         self._life.checker.all_answered()
         assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
         self._life.controller.validate()
         self._life.checker.at_rest(
-            {worker.ref: worker.report() for worker in self._workers.values()},
-            {agent.ref: agent.report() for agent in self._agents.values()},
+            {worker.ref: worker.instance_report() for worker in self._workers.values()},
+            {agent.ref: agent.copy_reports() for agent in self._agents.values()},
             {name: policy.instances_min for name, policy in self._policies.items()},
         )
         self._transfers.check_links()
@@ -200,29 +209,22 @@ class SimWorld:
         self._lives += 1
         self._life = _Life(
             Controller(config),
-            CommandChecker(
-                config.models,
-                isinstance(config.placement, SpreadCopies | AllCopies),
-                config.load_failures_max,
-                config.sequences_max,
-            ),
+            CommandChecker(config, self._failures),
             TableChecker(),
+            Follower(),
             ScaleTracker(),
             uplinks={},
             orders={},
-            agent_orders={},
             began_ns=self.clock.now_ns,
         )
-        self.book.begin(config, {"sim": msgspec.to_builtins(self.config)})
+        self._life.follower.begin(config)
+        self.notes.begin(config, {"sim": msgspec.to_builtins(self.config)})
         for name in self._leaving:
             self._push(ModelRemoved(name))
         self.clock.after(self._delays.reconnect_ns(), partial(self._connect_gateway, self._life))
-        for worker in list(self._workers.values()):
+        for member in self._living():
             delay_ns = self._delays.reconnect_ns()
-            self.clock.after(delay_ns, partial(self._connect_worker, self._life, worker))
-        for agent in list(self._agents.values()):
-            delay_ns = self._delays.reconnect_ns()
-            self.clock.after(delay_ns, partial(self._connect_agent, self._life, agent))
+            self.clock.after(delay_ns, partial(self._connect_member, self._life, member))
 
     def _end_life(self) -> None:
         """The controller is killed; what it was told and has not acted on is lost."""
@@ -236,11 +238,7 @@ class SimWorld:
         for channel in (*life.uplinks.values(), life.gateway_uplink):
             if channel is not None:
                 channel.cut(-1)
-        for orders in (
-            *life.orders.values(),
-            *life.agent_orders.values(),
-            life.gateway_orders,
-        ):
+        for orders in (*life.orders.values(), life.gateway_orders):
             if orders is not None:
                 orders.cut(lost_after_ns)
         self._life = None
@@ -250,7 +248,7 @@ class SimWorld:
 
     def _flush(self, life: _Life) -> None:
         self.stale_events += life.controller.stale_events
-        self.book.scales_of(life.tracker.flush())
+        self.notes.scales_of(life.tracker.flush())
 
     # -- stepping -------------------------------------------------------------------------------
 
@@ -271,30 +269,26 @@ class SimWorld:
         now_ns = self._last_step_ns = self.clock.now_ns
         self.steps += 1
         commands = life.controller.step(now_ns, events)
-        self.book.step(now_ns, events, commands)
-        life.checker.observe(events, commands)
+        self.notes.step(now_ns, events, commands)
+        life.checker.observe(now_ns, events, commands)
         life.table.observe(life.controller.fleet, events, commands)
         self._layers.ordered(commands)
         self._silences.ordered(commands, life.began_ns)
-        self.book.scales_of(life.tracker.observe(now_ns, events, commands, now_ns))
+        changes = life.follower.step(now_ns, events, commands)
+        self.notes.scales_of(life.tracker.observe(now_ns, changes, now_ns))
         for command in commands:
             self._carry_out(life, command)
-        self.book.count_instances(now_ns, life.controller)
+        self.notes.count_instances(now_ns, life.controller)
         if any(isinstance(news, _BYTES_MOVE) for news in (*events, *commands)):
-            self.book.traffic(now_ns, self._transfers.carried_bytes())
+            self.notes.traffic(now_ns, self._transfers.carried_bytes())
 
     def _carry_out(self, life: _Life, command: AnyCommand) -> None:
-        if isinstance(command, StartLoad) and command.rank == 0:
-            self._firsts[command.instance] = command.worker
         if isinstance(command, StartLoad | Release):
             life.orders[command.worker].send(command)
         elif isinstance(command, StartCopy | DropCopy):
-            life.agent_orders[command.agent].send(command)
+            life.orders[command.agent].send(command)
         elif isinstance(command, AmendLoad):
-            if command.receiver.is_agent:
-                life.agent_orders[command.receiver].send(command)
-            else:
-                life.orders[command.receiver].send(command)
+            life.orders[command.receiver].send(command)
         elif isinstance(command, Dispatch | FailRequest):
             # The controller knows requests from this gateway only, so it is connected.
             assert life.gateway_orders is not None
@@ -356,67 +350,69 @@ class SimWorld:
         life.gateway_orders = SimChannel(self.clock, delay, self._gateway.take_order)
         self._gateway.joined()
 
-    def _connect_worker(self, life: _Life, worker: SimWorker) -> None:
-        if self._life is not life or self._workers.get(worker.ref.worker) is not worker:
+    def _connect_member(self, life: _Life, member: SimMember) -> None:
+        ref = member.ref
+        if self._life is not life or self._fellows(ref).get(ref.worker) is not member:
             return
-        if self._silences.is_silent(worker.ref) or worker.ref in life.uplinks:
+        if self._silences.is_silent(ref) or ref in life.uplinks:
             return
-        self._live_link.join(worker.ref, worker)
-        uplink = self._uplink(life)
-        life.uplinks[worker.ref] = uplink
-        life.orders[worker.ref] = SimChannel(self.clock, self._delays.plain_ns, worker.take_order)
-        uplink.send(WorkerJoined(worker.ref, worker.device, worker.report()))
-        worker.joined()
-
-    def _connect_agent(self, life: _Life, agent: SimAgent) -> None:
-        if self._life is not life or self._agents.get(agent.ref.worker) is not agent:
-            return
-        if self._silences.is_silent(agent.ref) or agent.ref in life.uplinks:
-            return
-        uplink = self._uplink(life)
-        life.uplinks[agent.ref] = uplink
-        life.agent_orders[agent.ref] = SimChannel(
-            self.clock, self._delays.plain_ns, agent.take_order
-        )
-        uplink.send(AgentJoined(agent.ref, agent.host, agent.report()))
-        agent.joined()
+        uplink = life.uplinks[ref] = self._uplink(life)
+        life.orders[ref] = SimChannel(self.clock, self._delays.plain_ns, member.take_order)
+        if member.host is not None:
+            uplink.send(AgentJoined(ref, member.host, member.copy_reports()))
+        elif member.device is not None:
+            self._live_link.join(ref, member)
+            uplink.send(WorkerJoined(ref, member.device, member.instance_report()))
+        member.put(ControllerMet())
 
     def _gateway_says(self, event: GatewayEvent) -> None:
+        self._requests.said(event)
         # Without a controller nothing is lost: the next one hears of every transcript.
         if self._life is not None and self._life.gateway_uplink is not None:
             self._life.gateway_uplink.send(event)
 
-    def _worker_says(self, ref: WorkerRef, event: AnyEvent) -> None:
+    def _member_reports(self, ref: WorkerRef, event: AnyEvent) -> None:
         self._layers.says(ref, event)
-        # The next controller hears in WorkerJoined what is left of it.
+        # The next controller learns from WorkerJoined what is left of it.
         if self._life is not None and ref in self._life.uplinks:
             self._life.uplinks[ref].send(event)
 
-    # -- workers --------------------------------------------------------------------------------
+    # -- members --------------------------------------------------------------------------------
 
-    def _start_worker(self, number: int, incarnation: int) -> None:
-        ref = WorkerRef(number, incarnation)
-        device = self._topology.devices[ref] = self.config.device(number)
-        around = SimSurroundings(
+    def _fellows(self, ref: WorkerRef) -> dict[int, SimMember]:
+        """The living members of its kind."""
+        return self._agents if ref.is_agent else self._workers
+
+    def _start_member(self, ref: WorkerRef) -> None:
+        device = host = None
+        if ref.is_agent:
+            host = self.config.hosts[ref.worker - AGENT_NUMBERS_FROM]
+            self._topology.agents[ref] = host
+        else:
+            device = self._topology.devices[ref] = self.config.device(ref.worker)
+        around = MemberWorld(
             ref=ref,
-            device=device,
             config=self.config,
             clock=self.clock,
+            transfers=self._transfers,
+            refusals=self._refusals,
             checkers=self._checkers,
             live_checker=self._live_checker,
-            say=partial(self._worker_says, ref),
+            report=partial(self._member_reports, ref),
             emit=partial(self._emit, ref),
             tell=partial(self._live_link.send, ref),
-            given={},
+            make_member=self._make_member,
+            device=device,
+            host=host,
         )
-        worker = SimWorker(around, self._transfers, partial(self._tell_first, ref))
-        self._workers[number] = worker
-        self._live_link.join(ref, worker)
-        self._meet_gateway(worker)
+        member = self._fellows(ref)[ref.worker] = SimMember(around)
+        if not ref.is_agent:
+            self._live_link.join(ref, member)
+            self._meet_gateway(member)
         if self._life is not None:
-            self._connect_worker(self._life, worker)
+            self._connect_member(self._life, member)
 
-    def _meet_gateway(self, worker: SimWorker) -> None:
+    def _meet_gateway(self, worker: SimMember) -> None:
         """A connection between the two is open."""
         self._emitting[worker.ref] = SimChannel(
             self.clock, self._worker_delay_ns, partial(self._gateway.take_message, worker.ref)
@@ -430,23 +426,25 @@ class SimWorld:
         """A worker tells the gateway, if there is a connection."""
         if ref in self._emitting:
             self._emitting[ref].send(message)
-        elif isinstance(message, SimAttemptTaken):
-            self._workers[ref.worker].gateway_unknown(message.request, message.attempt)
+        elif isinstance(message, AttemptTaken):
+            unknown = GatewayUnknown(GATEWAY, message.request, message.attempt)
+            self._workers[ref.worker].put(unknown)
 
-    def _tell_first(self, sender: WorkerRef, message: RankLayers) -> None:
-        """A rank of a live instance tells rank 0 what it has."""
-        self._live_link.send(sender, self._firsts[message.instance], message)
-
-    def _lose_worker(self, number: int) -> None:
-        """The worker dies: the last of what it sent is lost, then both sides see the end."""
-        worker = self._workers.pop(number, None)
-        if worker is None:
+    def _lose_member(self, number: int) -> None:
+        """The member dies: the last of what it sent is lost, then both sides see the end."""
+        fellows = self._fellows(WorkerRef(number))
+        member = fellows.pop(number, None)
+        if member is None:
             return
-        ref = worker.ref
+        ref = member.ref
         lost_after_ns = self.clock.now_ns - self._delays.loss_window_ns()
-        worker.die()
+        member.die()
+        self._silences.died(ref)
         self._live_link.leave(ref)
-        del self._topology.devices[ref]
+        if ref.is_agent:
+            del self._topology.agents[ref]
+        else:
+            del self._topology.devices[ref]
         if ref in self._emitting:
             gone = partial(self._gateway.worker_gone, ref)
             self._emitting.pop(ref).cut(lost_after_ns, gone)
@@ -455,8 +453,8 @@ class SimWorld:
             lost = WorkerLost(ref, "killed by a fault")
             life.uplinks[ref].cut(lost_after_ns, partial(self._deliver_to, life, lost))
             life.orders[ref].cut(-1)
-        rejoin_ns = self.config.faults.rejoin_ns
-        self.clock.after(rejoin_ns, partial(self._start_worker, number, ref.incarnation + 1))
+        successor = WorkerRef(number, ref.incarnation + 1)
+        self.clock.after(self.config.faults.rejoin_ns, partial(self._start_member, successor))
 
     def _hand_over(self, sender: WorkerRef, receiver: WorkerRef) -> None:
         """A live batch goes over; maybe one of both is lost meanwhile."""
@@ -464,39 +462,7 @@ class SimWorld:
         if loss is not None:
             which, after_ns = loss
             number = (sender, receiver)[which].worker
-            self.clock.after(after_ns, partial(self._lose_worker, number))
-
-    def _start_agent(self, number: int, incarnation: int) -> None:
-        ref = agent_ref(number, incarnation)
-        host = self._topology.agents[ref] = self.config.hosts[number]
-        agent = SimAgent(
-            ref,
-            host,
-            self.config,
-            self._transfers,
-            self._checkers,
-            say=partial(self._worker_says, ref),
-        )
-        self._agents[ref.worker] = agent
-        if self._life is not None:
-            self._connect_agent(self._life, agent)
-
-    def _lose_agent(self, number: int) -> None:
-        """The agent dies with the copies in its host's memory."""
-        agent = self._agents.pop(agent_ref(number).worker, None)
-        if agent is None:
-            return
-        ref = agent.ref
-        agent.die()
-        del self._topology.agents[ref]
-        life = self._life
-        if life is not None and ref in life.uplinks:
-            lost = WorkerLost(ref, "killed by a fault")
-            lost_after_ns = self.clock.now_ns - self._delays.loss_window_ns()
-            life.uplinks[ref].cut(lost_after_ns, partial(self._deliver_to, life, lost))
-            life.agent_orders[ref].cut(-1)
-        rejoin_ns = self.config.faults.rejoin_ns
-        self.clock.after(rejoin_ns, partial(self._start_agent, number, ref.incarnation + 1))
+            self.clock.after(after_ns, partial(self._lose_member, number))
 
     # -- members that are silent ----------------------------------------------------------------
 
@@ -504,18 +470,28 @@ class SimWorld:
         return [
             Watcher("controller", self._met_by_controller, self._controller_gives_up),
             Watcher("gateway", self._met_by_gateway, self._gateway_gives_up),
-            Watcher("supervisor", lambda: list(self._living()), self._lose, is_local=True),
+            Watcher(
+                "supervisor",
+                lambda: [member.ref for member in self._living()],
+                self._lose,
+                is_local=True,
+            ),
         ]
 
-    def _living(self) -> dict[WorkerRef, SimWorker | SimAgent]:
-        members: list[SimWorker | SimAgent] = [*self._workers.values(), *self._agents.values()]
-        return {member.ref: member for member in members}
+    def _living(self) -> list[SimMember]:
+        return [*self._workers.values(), *self._agents.values()]
+
+    def _find(self, ref: WorkerRef) -> SimMember | None:
+        """This life of a member, unless it is over."""
+        member = self._fellows(ref).get(ref.worker)
+        return member if member is not None and member.ref == ref else None
 
     def _met_by_controller(self) -> list[WorkerRef]:
         life = self._life
         if life is None:
             return []
-        return [ref for ref in self._living() if ref in life.uplinks and ref not in life.lost]
+        refs = [member.ref for member in self._living()]
+        return [ref for ref in refs if ref in life.uplinks and ref not in life.lost]
 
     def _met_by_gateway(self) -> list[WorkerRef]:
         for worker in self._gateway.workers_with_requests():
@@ -532,7 +508,7 @@ class SimWorld:
         ]
         if self._life is not None:
             life = self._life
-            found += [life.uplinks.get(ref), life.orders.get(ref), life.agent_orders.get(ref)]
+            found += [life.uplinks.get(ref), life.orders.get(ref)]
         return [channel for channel in found if channel is not None]
 
     def _silence(self, ref: WorkerRef, silent_ns: int, is_stopped: bool) -> None:
@@ -547,22 +523,19 @@ class SimWorld:
         self._live_link.go_on(ref)
         for channel in self._channels(ref):
             channel.go_on()
-        life, member = self._life, self._living().get(ref)
+        life, member = self._life, self._find(ref)
         delay_ns = self._delays.reconnect_ns()
         if life is not None and ref in life.lost:
             self.clock.after(delay_ns, partial(self._lose, ref))
-        elif isinstance(member, SimAgent):
-            if life is not None:
-                self.clock.after(delay_ns, partial(self._connect_agent, life, member))
         elif member is not None:
-            if ref not in self._emitting:
-                member.gateway_gone()
+            if not ref.is_agent and ref not in self._emitting:
+                member.put(GatewayGone(GATEWAY))
                 self.clock.after(delay_ns, partial(self._come_back_to_gateway, member))
             if life is not None:
-                self.clock.after(delay_ns, partial(self._connect_worker, life, member))
+                self.clock.after(delay_ns, partial(self._connect_member, life, member))
 
-    def _come_back_to_gateway(self, worker: SimWorker) -> None:
-        is_living = self._workers.get(worker.ref.worker) is worker
+    def _come_back_to_gateway(self, worker: SimMember) -> None:
+        is_living = self._find(worker.ref) is worker
         if is_living and worker.ref not in self._emitting:
             self._meet_gateway(worker)
             if self._silences.is_silent(worker.ref):
@@ -574,7 +547,7 @@ class SimWorld:
         assert life is not None, f"no watcher gives {ref} up"
         life.lost[ref] = None
         life.uplinks[ref].cut(-1)
-        (life.agent_orders if ref.is_agent else life.orders)[ref].cut(-1)
+        life.orders[ref].cut(-1)
         self._live_link.leave(ref)
         self._push(WorkerLost(ref, "it is silent"))
 
@@ -584,11 +557,13 @@ class SimWorld:
 
     def _lose(self, ref: WorkerRef) -> None:
         """This incarnation ends, if it lives."""
-        if ref in self._living():
-            if ref.is_agent:
-                self._lose_agent(ref.worker - AGENT_NUMBERS_FROM)
-            else:
-                self._lose_worker(ref.worker)
+        if self._find(ref) is not None:
+            self._lose_member(ref.worker)
+
+    def _may_loads_fail(self, model: str, since_ns: int) -> bool:
+        """Files of the model were wrong, or a member refused the model, since then."""
+        were_wrong = self._transfers.were_files_wrong(model, since_ns)
+        return were_wrong or self._refusals.were_there(model, since_ns)
 
     def _schedule(self, plan: FaultPlan) -> None:
         """Let every change and every fault come at its time."""
@@ -598,10 +573,10 @@ class SimWorld:
             config=self.config,
             clock=self.clock,
             transfers=self._transfers,
+            refusals=self._refusals,
             workers=self._workers,
             agents=self._agents,
-            lose_worker=self._lose_worker,
-            lose_agent=self._lose_agent,
+            lose=self._lose_member,
             end_life=self._end_life,
             cancel=self._gateway.cancel,
             silence=self._silence,

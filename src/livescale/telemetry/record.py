@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 import zstandard
@@ -143,6 +143,7 @@ class TrafficLine(Line, frozen=True, tag="traffic"):
 
 
 AnyLine = RunLine | StepLine | RequestLine | ScaleLine | TrafficLine
+Decoded = TypeVar("Decoded")
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyLine)
@@ -166,7 +167,7 @@ def read_record(path: Path) -> Iterator[AnyLine]:
     for number, file in parts:
         start = before[1] if before is not None and before[0] == number - 1 else None
         is_opening = False
-        for line in _read_part(file):
+        for line in decoded_lines(file, _decoder):
             if is_opening and isinstance(line, StepLine):
                 is_opening = False
                 continue
@@ -217,8 +218,10 @@ class RecordWriter:
         config: ControllerConfig,
         settings: dict[str, object] | None = None,
         start: str = "",
+        *,
+        is_continued: bool = False,
     ) -> None:
-        self.write(RunLine(RECORD_VERSION, world, config, settings or {}, start))
+        self.write(RunLine(RECORD_VERSION, world, config, settings or {}, start, is_continued))
 
     def step(
         self, now_ns: int, events: Sequence[AnyEvent], commands: Sequence[AnyCommand], done_ns: int
@@ -229,19 +232,18 @@ class RecordWriter:
         self._file.write(encode_line(line))
 
 
-def _read_part(path: Path) -> Iterator[AnyLine]:
+def decoded_lines(
+    path: Path, decoder: msgspec.json.Decoder[Decoded], kind: str = "run record"
+) -> Iterator[Decoded]:
+    """The whole lines of one file. RecordError names the first that is of no such record."""
+    number = 0
     try:
-        for number, text in enumerate(whole_lines(path), 1):
-            yield _decode(path, number, text)
+        for text in whole_lines(path):
+            number += 1
+            yield decoder.decode(text)
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
     except zstandard.ZstdError as error:
-        raise RecordError(f"{path}: not a compressed run record, or damaged: {error}") from error
-
-
-def _decode(path: Path, number: int, text: bytes) -> AnyLine:
-    try:
-        line: AnyLine = _decoder.decode(text)
+        raise RecordError(f"{path}: not a compressed {kind}, or damaged: {error}") from error
     except msgspec.MsgspecError as error:
-        raise RecordError(f"{path}:{number}: not a line of a run record: {error}") from error
-    return line
+        raise RecordError(f"{path}:{number}: not a line of a {kind}: {error}") from error

@@ -157,7 +157,7 @@ class RecordFile:
         if self.problem is None:
             self.problem = why
             _log.error(
-                "the run record %s cannot be written and is closed: %s; serving goes on",
+                "the record %s cannot be written and is closed: %s; serving goes on",
                 part_path(self._path, self._number),
                 why,
             )

@@ -1,18 +1,31 @@
-"""Replay: feed a run record to a fresh controller and demand the same commands, byte for byte."""
+"""Replay: feed a record to a fresh Controller or Member; the answers must be the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from livescale.control.controller import Controller
+from livescale.member.member import Member
+from livescale.telemetry.member_record import (
+    AnyMemberLine,
+    MemberLine,
+    MemberStepLine,
+    ShortenLine,
+    encode_effect,
+    error_text,
+)
 from livescale.telemetry.record import AnyLine, RunLine, StepLine
+from livescale.types import WorkerRef
+
+_SHOWN = 60
+"""Characters of an answer that are shown: of its beginning, and on each side of the difference."""
 
 
 class ReplayError(Exception):
-    """The controller answered otherwise than the record says, or the record cannot be replayed."""
+    """The answers are not those of the record, or the record cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +40,16 @@ class ReplayCheck:
     events: int
     commands: int
     left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReplayCheck:
+    """What was replayed of one life of a member: steps, inputs, and effects compared."""
+
+    ref: WorkerRef
+    steps: int
+    inputs: int
+    effects: int
 
 
 def replay(lines: Iterable[AnyLine]) -> ReplayCheck:
@@ -47,7 +70,13 @@ def replay(lines: Iterable[AnyLine]) -> ReplayCheck:
                 continue
             if controller is None:
                 raise ReplayError("the record has a step before its first run line")
-            _replay_step(controller, line, steps)
+            given = controller.step(line.now_ns, line.events)
+            # Bytes, not values: the order inside a dict belongs to the answer too.
+            _compare(
+                f"step {steps} at {line.now_ns} ns, command",
+                [msgspec.json.encode(command) for command in line.commands],
+                [msgspec.json.encode(command) for command in given],
+            )
             steps += 1
             events += len(line.events)
             commands += len(line.commands)
@@ -61,14 +90,64 @@ def replay(lines: Iterable[AnyLine]) -> ReplayCheck:
     return ReplayCheck(lives, steps, events, commands, left_out)
 
 
-def _replay_step(controller: Controller, line: StepLine, number: int) -> None:
-    given = controller.step(line.now_ns, line.events)
-    for index in range(max(len(given), len(line.commands))):
-        got = given[index] if index < len(given) else None
-        recorded = line.commands[index] if index < len(line.commands) else None
-        # Bytes, not values: the order inside a dict belongs to the answer too.
-        if msgspec.json.encode(got) != msgspec.json.encode(recorded):
-            raise ReplayError(
-                f"step {number} at {line.now_ns} ns, command {index}:"
-                f" recorded {recorded}, replayed {got}"
+def replay_member(lines: Iterable[AnyMemberLine]) -> MemberReplayCheck:
+    """Replay the life of a member. ReplayError at the first difference, or for lines that are no
+    such life."""
+    member: Member | None = None
+    steps = inputs = effects = 0
+    for line in lines:
+        if isinstance(line, MemberLine):
+            if member is not None:
+                raise ReplayError(f"a second member begins after {steps} steps of {member.ref}")
+            member = Member(
+                line.ref, line.memory_bytes, line.limits, address_bytes=line.address_bytes
             )
+        elif member is None:
+            raise ReplayError("the record has a step before its first line")
+        elif isinstance(line, ShortenLine):
+            member.shorten(line.steps)
+        else:
+            _replay_step(member, line, f"{member.ref}, step {steps} at {line.now_ns} ns")
+            steps += 1
+            inputs += len(line.inputs)
+            effects += len(line.effects)
+    if member is None:
+        raise ReplayError("the record has no lines: there is nothing to replay")
+    return MemberReplayCheck(member.ref, steps, inputs, effects)
+
+
+def _replay_step(member: Member, line: MemberStepLine, where: str) -> None:
+    given: list[bytes] = []
+    error = ""
+    try:
+        given = [encode_effect(e) for e in member.step(line.now_ns, line.inputs, line.steps_max)]
+    except Exception as raised:
+        error = error_text(raised)
+    if error != line.error:
+        shown = (line.error or "no error", error or "no error")
+        raise ReplayError(f"{where}: recorded {shown[0]}, replayed {shown[1]}")
+    _compare(f"{where}, effect", [bytes(effect) for effect in line.effects], given)
+
+
+def _compare(where: str, recorded: Sequence[bytes], given: Sequence[bytes]) -> None:
+    """ReplayError for the first of the encoded answers that differs, or that only one side has."""
+    for index in range(max(len(recorded), len(given))):
+        sides = [
+            answers[index].decode() if index < len(answers) else "nothing"
+            for answers in (recorded, given)
+        ]
+        if sides[0] != sides[1]:
+            pairs = zip(*sides, strict=False)
+            at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(map(len, sides)))
+            shown = [_shortened(side, at) for side in sides]
+            raise ReplayError(f"{where} {index}: recorded {shown[0]}, replayed {shown[1]}")
+
+
+def _shortened(text: str, at: int) -> str:
+    """The beginning of the text, and what surrounds its character `at`."""
+    if len(text) <= 4 * _SHOWN:
+        return text
+    first = max(at - _SHOWN, _SHOWN)
+    gap = " … " if first > _SHOWN else ""
+    last = at + _SHOWN
+    return f"{text[:_SHOWN]}{gap}{text[first:last]}{' …' if last < len(text) else ''}"

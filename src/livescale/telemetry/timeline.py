@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from livescale.messages.commands import Drain, Resume, StartLoad
-from livescale.messages.events import LoadCompleted, WorkerJoined, WorkerLost
 from livescale.slo import RequestTiming, SloAbsolute
-from livescale.telemetry.record import AnyLine, RequestLine, RunLine, StepLine
-from livescale.types import InstanceId, RequestId, WorkerRef
+from livescale.telemetry.history.reading import History
+from livescale.telemetry.record import AnyLine, RequestLine
+from livescale.types import InstanceState, RequestId
 
 
-def instances_over_time(lines: Iterable[AnyLine]) -> list[tuple[int, int]]:
-    """(now_ns, instances that serve from then on) in one start of a pool, one entry per change."""
-    instance_on: dict[WorkerRef, InstanceId] = {}
-    loading_ranks: dict[InstanceId, dict[int, None]] = {}
-    serving: dict[InstanceId, None] = {}
-    changes: list[tuple[int, int]] = []
-    for line in lines:
-        if isinstance(line, RunLine):
-            # A new controller hears of every instance again.
-            serving.clear()
-        if not isinstance(line, StepLine):
-            continue
-        for message in (*line.events, *line.commands):
-            if isinstance(message, StartLoad):
-                instance_on[message.worker] = message.instance
-                loading_ranks.setdefault(message.instance, {})[message.rank] = None
-            elif isinstance(message, LoadCompleted):
-                ranks = loading_ranks.get(message.instance, {})
-                ranks.pop(message.rank, None)
-                if not ranks:
-                    serving[message.instance] = None
-            elif isinstance(message, Resume):
-                serving[message.instance] = None
-            elif isinstance(message, WorkerJoined) and message.report is not None:
-                instance_on[message.worker] = message.report.instance
-                if message.report.is_loaded:
-                    serving[message.report.instance] = None
-            elif isinstance(message, Drain):
-                serving.pop(message.instance, None)
-            elif isinstance(message, WorkerLost):
-                lost = instance_on.pop(message.worker, None)
-                if lost is not None:
-                    serving.pop(lost, None)
-        if not changes or changes[-1][1] != len(serving):
-            changes.append((line.now_ns, len(serving)))
+def instances_over_time(history: History) -> list[tuple[int, int]]:
+    """(now_ns, instances that serve from then on), one entry per change, the first at the first
+    step. A controller that begins anew hears of every instance again."""
+    later_ns = history.end_ns + 1
+    deltas = Counter({history.started_ns: 0})
+    for instance in history.instances:
+        for known_ns, unknown_ns in instance.holdings[0].known_spans(later_ns):
+            for state, start_ns, stop_ns in instance.stretches(later_ns):
+                begun_ns, ended_ns = max(start_ns, known_ns), min(stop_ns, unknown_ns)
+                if state is InstanceState.SERVING and begun_ns < ended_ns:
+                    deltas[begun_ns] += 1
+                    deltas[ended_ns] -= 1
+    del deltas[later_ns]
+    count, changes = 0, list[tuple[int, int]]()
+    for at_ns, delta in sorted(deltas.items()):
+        count += delta
+        if delta or not changes:
+            changes.append((at_ns, count))
     return changes
 
 

@@ -7,6 +7,7 @@ Anything that the protocol does not allow ends the connection, never the process
 from __future__ import annotations
 
 import threading
+import time
 from typing import Protocol
 
 from livescale.transfer.carrier import Channel
@@ -18,10 +19,13 @@ from livescale.transfer.frames import (
     chunk_header,
     decode_header,
 )
-from livescale.transfer.outbox import Outbox, ProbeBytes, Settle, WantedChunk, Word
+from livescale.transfer.orders import TransferError
+from livescale.transfer.outbox import Outbox, OutboxFullError, ProbeBytes, Settle, WantedChunk, Word
 from livescale.types import WorkerRef
 
 _PROBE_CHUNK_BYTES = 256 << 10
+# How soon a parcel that found no room tries again.
+_ROOM_PAUSE_S = 0.002
 
 
 class Switchboard(Protocol):
@@ -89,6 +93,25 @@ class Connection:
 
     def join(self) -> None:
         self._receiving.join()
+
+    def post(self, body: bytes, patience_s: float, *, can_wait: bool) -> None:
+        """The parcel is on its way. Raises TransferError if too much waits to be sent, and still
+        does after `patience_s`, or if the connection has ended."""
+        # Before the parcel: should the connection end right after it, that is told.
+        self.carries_parcels = True
+        frame = Frame(FrameKind.PARCEL, self._worker, payload_bytes=len(body))
+        word = Word(frame.encode(), body, can_wait)
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            try:
+                self.outbox.put(word)
+                break
+            except OutboxFullError as error:
+                if time.monotonic() >= deadline_s:
+                    raise TransferError(str(error)) from None
+            time.sleep(_ROOM_PAUSE_S)
+        if not self.is_alive:
+            raise TransferError(f"the connection with {self.peer} has ended")
 
     def break_off(self, reason: str) -> None:
         """Both threads end soon. The first reason is told. Idempotent, from any thread."""

@@ -6,14 +6,11 @@ knows no controller, no model code and no event loop.
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from livescale.chunks import Feed
-from livescale.transfer.arena import Arena, ArenaError
+from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import Address, Channel
 from livescale.transfer.connection import Connection
 from livescale.transfer.content_hashes import ContentHashes
@@ -21,7 +18,6 @@ from livescale.transfer.exchange import Exchange, Introduction
 from livescale.transfer.filling import Filling
 from livescale.transfer.frames import (
     PARCEL_BYTES_MAX,
-    PROBE_BYTES_MAX,
     Frame,
     FrameError,
     FrameKind,
@@ -33,6 +29,7 @@ from livescale.transfer.holding import Holding
 from livescale.transfer.holdings import Holdings
 from livescale.transfer.nixl import NixlCarrier
 from livescale.transfer.orders import (
+    ABORTED,
     BytesMoved,
     ChunkObserver,
     ReceiveListener,
@@ -40,18 +37,17 @@ from livescale.transfer.orders import (
     TransferError,
     check_feeds,
 )
-from livescale.transfer.outbox import Outbox, OutboxFullError, Word
+from livescale.transfer.outbox import Outbox
 from livescale.transfer.patience import Patience
-from livescale.transfer.probe import Probe
+from livescale.transfer.probe import Probes
 from livescale.transfer.reception import Reception
+from livescale.transfer.receptions import Receptions
 from livescale.transfer.shm import ShmCarrier
 from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import Manifest, PlanId, WorkerRef
 
 _CHUNK_BYTES = 512 << 10
-# How soon a parcel that found no room tries again.
-_ROOM_PAUSE_S = 0.002
 
 
 class DataPlane:
@@ -62,17 +58,17 @@ class DataPlane:
     share one token bucket per direction.
 
     It listens on an ephemeral port of `host`, and on a unix socket in `shm_directory` if there is
-    one; peers on a host of the same `host_name` use that. Who connects must prove that it knows
-    the `secret`, and so does this side. `carrier`: "auto"; "tcp" leaves shared memory out; "nixl"
-    takes NIXL in the place of TCP, which all peers must do then.
+    one, for peers on a host of the same `host_name`. Both sides prove that they know the `secret`.
+    `carrier`: "auto"; "tcp" is without shared memory; "nixl" takes NIXL in the place of TCP, which
+    all peers must do then.
 
-    `stall_s`: how long a feed may bring nothing before that is told. `order_wait_s` bounds how
-    long a want waits for its copy, and a feed for its holder to be introduced; `handshake_s` the
-    opening of a connection; `withdraw_wait_s` how long a peer may hold up `withdraw` and `abort`
-    before it loses its connection. `parameter_share_percent` is what parameters may take of a
-    limited uplink. `on_parcel` is told of parcels, and `on_disconnected` of peers whose connection
-    has ended after parcels went over it (some may be lost); both are called from the data plane's
-    threads, in the order in which things happened on the connection, and must not block.
+    A feed that brings nothing for `stall_s` is reported. `order_wait_s` bounds how long a want
+    waits for its copy, and a feed for its holder to be introduced; `handshake_s` the opening of a
+    connection; `withdraw_wait_s` how long a peer may hold up `withdraw` and `abort` before it loses
+    its connection. Parameters take `parameter_share_percent` of a limited uplink at most.
+    `on_parcel` gets parcels, `on_disconnected` peers whose connection has ended after parcels went
+    over it (some may be lost); the data plane's threads call both, in the order of events on the
+    connection, and must not be blocked.
     """
 
     def __init__(
@@ -111,12 +107,8 @@ class DataPlane:
         view = memory.view(0, memory.size_bytes)
         self._holdings = Holdings(worker)
         self._contents = ContentHashes(worker)
-        self._lock = threading.Lock()
-        self._receptions: dict[PlanId, Reception] = {}
-        self._probes: dict[int, Probe] = {}
-        self._probe_numbers = itertools.count()
-        self._moved = BytesMoved()
-        self._is_closed = False
+        self._receptions = Receptions(worker, self._holdings)
+        self._probes = Probes(worker)
         tcp = TcpCarrier(host, view, self._uplink, self._downlink)
         network: TcpCarrier | NixlCarrier = tcp
         if carrier == "nixl":
@@ -134,12 +126,12 @@ class DataPlane:
             handshake_s=handshake_s,
             eager_peers_max=eager_peers_max,
             make=self._connection,
-            tell_connected=self._connected,
-            tell_unreachable=self._unreachable,
+            tell_connected=self._receptions.connected,
+            tell_unreachable=self._receptions.unreachable,
         )
         self._patience = Patience(
             worker=worker,
-            receptions=self._all_receptions,
+            receptions=self._receptions.all,
             holdings=self._holdings,
             exchange=self._exchange,
             stall_ns=int(stall_s * 1e9),
@@ -154,12 +146,10 @@ class DataPlane:
         """The peer, which listens there, can be asked. Returns at once; raises TransferError for
         this worker itself or an incarnation that was followed by another."""
         self._exchange.introduce(Introduction(peer, address, shm_path))
-        for reception in self._all_receptions():
-            reception.introduced(peer)
+        self._receptions.introduced(peer)
 
     def reach(self, peer: WorkerRef) -> None:
-        """A connection with the peer, if it was introduced, is there or being opened. Returns at
-        once."""
+        """If the peer was introduced, a connection is there or being opened. Returns at once."""
         self._exchange.reach(peer)
 
     def disconnect(self, peer: WorkerRef) -> None:
@@ -188,17 +178,11 @@ class DataPlane:
                 listener,
                 observer=self._observer,
                 reach=self._exchange.reach,
-                tell_over=self._strike,
+                tell_over=self._receptions.remove,
                 contents=self._contents,
             )
             check_feeds(order.feeds, reception.holding.grid.chunks)
-            with self._lock:
-                if self._is_closed:
-                    raise ArenaError(f"{self.worker} closed its data plane")
-                if order.plan in self._receptions:
-                    raise ArenaError("it is already being received")
-                self._holdings.add(reception.holding)
-                self._receptions[order.plan] = reception
+            self._receptions.add(reception)
         except ValueError as error:  # ArenaError, too
             listener.failed(f"plan {order.plan}: {error}")
             return
@@ -209,17 +193,16 @@ class DataPlane:
         """These feeds, and no others, bring what is missing of the plan. Chunks that are here or
         under way on a feed that stays are not asked for again. Nothing happens for a plan that is
         over. Raises ValueError for feeds that cannot be."""
-        reception = self._reception(plan)
+        reception = self._receptions.find(plan)
         if reception is not None:
             reception.amend(feeds)
 
     def abort(self, plan: PlanId) -> None:
-        """Nothing of the plan goes on here: its listener was told "aborted", nobody writes into
-        the memory for it, and who wanted parts of it was refused. What still comes is thrown
-        away."""
-        reception = self._reception(plan)
+        """Nothing of the plan goes on here: its listener got "aborted", nothing is written for it,
+        and wants for parts of it were refused. What still comes is thrown away."""
+        reception = self._receptions.find(plan)
         if reception is not None:
-            reception.abort()
+            reception.fail(ABORTED)
             self._wait_unread(reception.holding)
 
     # -- giving -----------------------------------------------------------------------------------
@@ -261,48 +244,16 @@ class DataPlane:
         """
         if len(body) > PARCEL_BYTES_MAX:
             raise TransferError(f"a parcel of {len(body)} bytes is above {PARCEL_BYTES_MAX}")
-        connection = self._exchange.wait(peer)
-        # Before the parcel: should the connection end right after it, that is told.
-        connection.carries_parcels = True
-        frame = Frame(FrameKind.PARCEL, self.worker, payload_bytes=len(body))
-        word = Word(frame.encode(), body, can_wait)
-        deadline_s = time.monotonic() + patience_s
-        while True:
-            try:
-                connection.outbox.put(word)
-                break
-            except OutboxFullError as error:
-                if time.monotonic() >= deadline_s:
-                    raise TransferError(str(error)) from None
-            time.sleep(_ROOM_PAUSE_S)
-        if not connection.is_alive:
-            raise TransferError(f"the connection with {peer} has ended")
+        self._exchange.wait(peer).post(body, patience_s, can_wait=can_wait)
 
     def probe(self, peer: WorkerRef, size_bytes: int, timeout_s: float = 30.0) -> int:
         """Bytes per second at which the peer's memory comes here, measured with `size_bytes` to
         nowhere. Blocks. Raises TransferError."""
-        if not 1 <= size_bytes <= PROBE_BYTES_MAX:
-            raise TransferError(f"a probe of {size_bytes} bytes is not in 1..{PROBE_BYTES_MAX}")
-        connection = self._exchange.wait(peer)
-        probe = Probe(connection, size_bytes)
-        with self._lock:
-            number = next(self._probe_numbers)
-            self._probes[number] = probe
-        try:
-            frame = Frame(FrameKind.PROBE, self.worker, number, chunk=size_bytes)
-            connection.outbox.put(Word(frame.encode()))
-            return probe.wait(timeout_s)
-        finally:
-            with self._lock:
-                del self._probes[number]
+        return self._probes.measure(self._exchange.wait(peer), size_bytes, timeout_s)
 
     def usage(self) -> BytesMoved:
         """Payload bytes moved so far."""
-        with self._lock:
-            moved = self._moved
-            for connection in self._exchange.connections():
-                moved = _with(moved, connection)
-        return moved
+        return self._exchange.usage()
 
     def close(self) -> None:
         """All orders have ended, all connections are closed and all threads are gone.
@@ -310,11 +261,8 @@ class DataPlane:
         The memory stays. Idempotent. Not to be called by a listener.
         """
         reason = f"{self.worker} closed its data plane"
-        with self._lock:
-            self._is_closed = True
-        # First those who wait for news, so that they hear the cause and not its consequences.
-        for reception in self._all_receptions():
-            reception.fail(reason)
+        # First those that wait for news, so that they get the cause and not its consequences.
+        self._receptions.close(reason)
         self._uplink.close()
         self._downlink.close()
         self._exchange.close(reason)
@@ -337,15 +285,15 @@ class DataPlane:
                 self._holdings.stop(connection.outbox, frame.plan, frame.attempt, ranges)
             case FrameKind.REFUSE:
                 reason = connection.channel.receive(frame.payload_bytes).decode(errors="replace")
-                reception = self._reception(frame.plan)
+                reception = self._receptions.find(frame.plan)
                 if reception is not None and reception.order.attempt == frame.attempt:
                     reception.refused(connection.peer, reason)
             case FrameKind.PARCEL:
                 self._take_parcel(connection, frame)
             case FrameKind.PROBE:
-                self._answer_probe(connection, frame)
+                self._probes.answer(connection, frame)
             case FrameKind.PROBED:
-                self._take_probed(connection, frame)
+                self._probes.take(connection, frame)
             case FrameKind.HELLO:
                 raise FrameError("HELLO on an open connection")
 
@@ -354,20 +302,15 @@ class DataPlane:
 
     def ended(self, connection: Connection, reason: str) -> None:
         self._holdings.forget_peer(connection.outbox)
-        with self._lock:
-            self._moved = _with(self._moved, connection)
-            self._exchange.forget(connection)
-            probes = [probe for probe in self._probes.values() if probe.connection is connection]
-        for probe in probes:
-            probe.fail(reason)
-        for reception in self._all_receptions():
-            reception.connection_ended(connection, reason)
+        self._exchange.forget(connection)
+        self._probes.connection_ended(connection, reason)
+        self._receptions.connection_ended(connection, reason)
         if connection.carries_parcels and self.on_disconnected is not None:
             self.on_disconnected(connection.peer)
 
     def _take_chunk(self, connection: Connection, frame: Frame) -> None:
         size_bytes = frame.payload_bytes
-        reception = self._reception(frame.plan)
+        reception = self._receptions.find(frame.plan)
         arrival = None if reception is None else reception.chunk_begins(connection, frame)
         if reception is None or arrival is None:
             connection.channel.discard_range(size_bytes)
@@ -385,50 +328,12 @@ class DataPlane:
         if self.on_parcel is not None:
             self.on_parcel(connection.peer, body)
 
-    def _answer_probe(self, connection: Connection, frame: Frame) -> None:
-        if not 1 <= frame.chunk <= PROBE_BYTES_MAX:
-            raise FrameError(f"a probe of {frame.chunk} bytes")
-        try:
-            connection.outbox.put_probe(frame.plan, frame.chunk)
-        except OutboxFullError as error:
-            raise FrameError(str(error)) from None
-
-    def _take_probed(self, connection: Connection, frame: Frame) -> None:
-        with self._lock:
-            probe = self._probes.get(frame.plan)
-        begin_ns = time.monotonic_ns()
-        connection.channel.discard_range(frame.payload_bytes)
-        connection.count(frame.payload_bytes, frame.payload_bytes)
-        if probe is not None and probe.connection is connection:
-            probe.took(frame.payload_bytes, begin_ns, time.monotonic_ns())
-
     # -- inside -----------------------------------------------------------------------------------
 
     def _connection(self, peer: WorkerRef, channel: Channel, is_own: bool) -> Connection:
         outbox = Outbox(peer, self._holdings.lock)
         size = self._memory.size_bytes
         return Connection(self.worker, outbox, channel, self, size, is_own)
-
-    def _connected(self, connection: Connection) -> None:
-        for reception in self._all_receptions():
-            reception.connected(connection)
-
-    def _unreachable(self, peer: WorkerRef, reason: str) -> None:
-        for reception in self._all_receptions():
-            reception.unreachable(peer, reason)
-
-    def _strike(self, reception: Reception) -> None:
-        with self._lock:
-            if self._receptions.get(reception.order.plan) is reception:
-                del self._receptions[reception.order.plan]
-
-    def _reception(self, plan: PlanId) -> Reception | None:
-        # One look-up, for every chunk: the interpreter's lock is enough.
-        return self._receptions.get(plan)
-
-    def _all_receptions(self) -> list[Reception]:
-        with self._lock:
-            return [self._receptions[plan] for plan in sorted(self._receptions)]
 
     def _wait_unread(self, holding: Holding) -> None:
         """Nobody reads from the copy, which was taken away; who does not let go is cut off."""
@@ -443,15 +348,5 @@ class DataPlane:
         host, port = self.address
         return (
             f"<DataPlane {self.worker} on {host}:{port}, {len(self.connected())} peers, "
-            f"{len(self._all_receptions())} receptions, {self._holdings}>"
+            f"{len(self._receptions.all())} receptions, {self._holdings}>"
         )
-
-
-def _with(moved: BytesMoved, connection: Connection) -> BytesMoved:
-    return BytesMoved(
-        parameter_sent_bytes=moved.parameter_sent_bytes + connection.sent_bytes,
-        parameter_received_bytes=moved.parameter_received_bytes + connection.received_bytes,
-        parcel_sent_bytes=moved.parcel_sent_bytes + connection.parcel_sent_bytes,
-        parcel_received_bytes=moved.parcel_received_bytes + connection.parcel_received_bytes,
-        discarded_bytes=moved.discarded_bytes + connection.discarded_bytes,
-    )

@@ -9,19 +9,17 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from livescale.transfer.carrier import Address, Carrier, Channel, ChannelClosedError
 from livescale.transfer.connection import Connection
-from livescale.transfer.frames import FrameError
-from livescale.transfer.greeting import Greeting
 from livescale.transfer.nixl import NixlCarrier
-from livescale.transfer.orders import TransferError
+from livescale.transfer.orders import BytesMoved, TransferError
 from livescale.transfer.shm import ShmCarrier
+from livescale.transfer.strangers import Strangers
 from livescale.transfer.tcp import TcpCarrier
 from livescale.types import Value, WorkerRef
 
-_STRANGERS_MAX = 64
 _ACCEPT_PAUSE_S = 0.1
 
 
@@ -64,19 +62,17 @@ class Exchange:
         self._make = make
         self._tell_connected = tell_connected
         self._tell_unreachable = tell_unreachable
-        self._greeting = Greeting(worker, secret, handshake_s)
+        self._strangers = Strangers(worker, secret, handshake_s)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._introduced: dict[int, Introduction] = {}
         # By worker number, and whether it was opened here.
         self._connections: dict[tuple[int, bool], Connection] = {}
         self._calling: set[WorkerRef] = set()
-        # Channels on whose other end nobody has said who it is.
-        self._strangers: list[Channel] = []
-        # Those of them that were opened there, in the order in which they came.
-        self._callers: list[Channel] = []
         self._threads: list[threading.Thread] = []
         self._ended: list[Connection] = []
+        # What went over connections that are forgotten.
+        self._moved = BytesMoved()
         # Forgotten, but their last thread may still be telling of it.
         self._leaving: list[Connection] = []
         self._closing = threading.Event()
@@ -155,8 +151,14 @@ class Exchange:
                 del self._connections[key]
             if connection in self._ended:
                 self._ended.remove(connection)
+            self._moved = _with(self._moved, connection)
             self._leaving = [c for c in self._leaving if c.is_running]
             self._leaving.append(connection)
+
+    def usage(self) -> BytesMoved:
+        """Payload bytes that went over all connections so far."""
+        with self._lock:
+            return functools.reduce(_with, self.connections(), self._moved)
 
     def disconnect(self, peer: WorkerRef) -> None:
         """The peer is a stranger again."""
@@ -170,7 +172,6 @@ class Exchange:
         """All connections have ended and all threads are gone."""
         with self._lock:
             self._closing.set()
-            strangers = list(self._strangers)
             connections = [*self._connections.values(), *self._ended, *self._leaving]
         carriers: list[Carrier] = [self._network]
         if self._shm is not None:
@@ -179,8 +180,7 @@ class Exchange:
             carrier.break_off()
         for connection in connections:
             connection.break_off(reason)
-        for channel in strangers:
-            channel.break_off()
+        self._strangers.close()
         for connection in connections:
             connection.join()
         with self._lock:
@@ -216,24 +216,15 @@ class Exchange:
         if self._shm is not None and known.shm_path is not None:
             # Not reachable this way: another host after all.
             with contextlib.suppress(OSError):
-                return self._greet(known.peer, self._shm.connect(known.shm_path, self._handshake_s))
+                near = self._shm.connect(known.shm_path, self._handshake_s)
+                return self._strangers.call(known.peer, near)
         try:
             channel = self._network.connect(known.address, self._handshake_s)
-            return self._greet(known.peer, channel)
+            return self._strangers.call(known.peer, channel)
         except OSError as error:
             raise TransferError(
                 f"cannot connect to {known.peer} at {known.address}: {error}"
             ) from error
-
-    def _greet(self, peer: WorkerRef, channel: Channel) -> Channel:
-        with self._stranger(channel):
-            try:
-                self._greeting.call(channel, peer)
-                channel.share_memory(self._handshake_s)
-            except (OSError, FrameError) as error:
-                channel.close()
-                raise TransferError(str(error)) from error
-        return channel
 
     def _accept(self, carrier: Carrier) -> None:
         while not self._closing.is_set():
@@ -245,33 +236,15 @@ class Exchange:
                 # The process is out of file descriptors, mostly: others may free some.
                 self._closing.wait(_ACCEPT_PAUSE_S)
                 continue
-            with self._lock:
-                # Who says nothing makes room: members are never kept out by strangers.
-                if len(self._callers) >= _STRANGERS_MAX:
-                    self._callers.pop(0).break_off()
-                self._callers.append(channel)
+            self._strangers.came(channel)
             if not self._run(functools.partial(self._welcome, channel), "greets"):
                 channel.close()
 
     def _welcome(self, channel: Channel) -> None:
         """Whoever opened the channel is known and connected, or the channel is closed."""
-        with self._stranger(channel):
-            try:
-                peer = self._greeting.answer(channel, self._refuse_unwanted)
-                channel.share_memory(self._handshake_s)
-            except (OSError, FrameError):
-                self._greeted(channel)
-                channel.close()
-                return
-        self._greeted(channel)
-        if not self._establish(peer, channel, is_own=False):
+        peer = self._strangers.answer(channel, self._refuse_unwanted)
+        if peer is not None and not self._establish(peer, channel, is_own=False):
             channel.close()
-
-    def _greeted(self, channel: Channel) -> None:
-        """It need not make room any more."""
-        with self._lock:
-            if channel in self._callers:
-                self._callers.remove(channel)
 
     def _establish(self, peer: WorkerRef, channel: Channel, is_own: bool) -> bool:
         """The channel is the connection with the peer and runs; False if it may not be."""
@@ -325,20 +298,6 @@ class Exchange:
         for connection in meant:
             connection.break_off(reason)
 
-    @contextlib.contextmanager
-    def _stranger(self, channel: Channel) -> Iterator[None]:
-        """Meanwhile `close` breaks the channel off."""
-        with self._lock:
-            self._strangers.append(channel)
-            is_closing = self._closing.is_set()
-        if is_closing:
-            channel.break_off()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._strangers.remove(channel)
-
     def _run(self, run: Callable[[], None], does: str) -> bool:
         """The thread runs and `close` will wait for it; False when closing."""
         with self._lock:
@@ -352,3 +311,13 @@ class Exchange:
 
     def __repr__(self) -> str:
         return f"<Exchange {self._worker}, connected {len(self.connected())}>"
+
+
+def _with(moved: BytesMoved, connection: Connection) -> BytesMoved:
+    return BytesMoved(
+        parameter_sent_bytes=moved.parameter_sent_bytes + connection.sent_bytes,
+        parameter_received_bytes=moved.parameter_received_bytes + connection.received_bytes,
+        parcel_sent_bytes=moved.parcel_sent_bytes + connection.parcel_sent_bytes,
+        parcel_received_bytes=moved.parcel_received_bytes + connection.parcel_received_bytes,
+        discarded_bytes=moved.discarded_bytes + connection.discarded_bytes,
+    )

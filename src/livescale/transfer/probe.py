@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 
 from livescale.transfer.connection import Connection
+from livescale.transfer.frames import PROBE_BYTES_MAX, Frame, FrameError, FrameKind
 from livescale.transfer.orders import TransferError
+from livescale.transfer.outbox import OutboxFullError, Word
+from livescale.types import WorkerRef
 
 
 class Probe:
@@ -47,3 +52,54 @@ class Probe:
             raise TransferError(f"the probe of {peer} failed: {self._reason}")
         elapsed_ns = max(1, self._end_ns - self._start_ns)
         return (self._came_bytes - self._uncounted_bytes) * 1_000_000_000 // elapsed_ns
+
+
+class Probes:
+    """Probes of this side under way, and answers to those of others."""
+
+    def __init__(self, worker: WorkerRef) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._probes: dict[int, Probe] = {}
+
+    def measure(self, connection: Connection, size_bytes: int, timeout_s: float) -> int:
+        """Bytes per second at which the peer's memory comes here. Blocks. Raises TransferError."""
+        if not 1 <= size_bytes <= PROBE_BYTES_MAX:
+            raise TransferError(f"a probe of {size_bytes} bytes is not in 1..{PROBE_BYTES_MAX}")
+        probe = Probe(connection, size_bytes)
+        with self._lock:
+            number = next(self._numbers)
+            self._probes[number] = probe
+        try:
+            frame = Frame(FrameKind.PROBE, self._worker, number, chunk=size_bytes)
+            connection.outbox.put(Word(frame.encode()))
+            return probe.wait(timeout_s)
+        finally:
+            with self._lock:
+                del self._probes[number]
+
+    def answer(self, connection: Connection, frame: Frame) -> None:
+        """The peer gets the bytes that it asks for. Raises FrameError."""
+        if not 1 <= frame.chunk <= PROBE_BYTES_MAX:
+            raise FrameError(f"a probe of {frame.chunk} bytes")
+        try:
+            connection.outbox.put_probe(frame.plan, frame.chunk)
+        except OutboxFullError as error:
+            raise FrameError(str(error)) from None
+
+    def take(self, connection: Connection, frame: Frame) -> None:
+        """A part of what was asked for comes, and is thrown away."""
+        with self._lock:
+            probe = self._probes.get(frame.plan)
+        begin_ns = time.monotonic_ns()
+        connection.channel.discard_range(frame.payload_bytes)
+        connection.count(frame.payload_bytes, frame.payload_bytes)
+        if probe is not None and probe.connection is connection:
+            probe.took(frame.payload_bytes, begin_ns, time.monotonic_ns())
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        with self._lock:
+            probes = [probe for probe in self._probes.values() if probe.connection is connection]
+        for probe in probes:
+            probe.fail(reason)

@@ -7,18 +7,14 @@ here.
 
 from __future__ import annotations
 
-import array
-import collections
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-import xxhash
-
 from livescale.chunks import Feed
 from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import WritePermit
+from livescale.transfer.chunk_sources import ChunkSources
 from livescale.transfer.connection import Connection
 from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.frames import Frame, FrameError
@@ -27,18 +23,13 @@ from livescale.transfer.holdings import Holdings
 from livescale.transfer.intake import Arrival, Intake, stop_all_word, stop_words, want_words
 from livescale.transfer.layer_checks import LayerChecks
 from livescale.transfer.orders import (
-    ABORTED,
     ChunkObserver,
-    ContentChecks,
     ReceiveListener,
     ReceiveOrder,
     check_feeds,
-    holder_of,
 )
 from livescale.types import WorkerRef
 
-_MISSING, _ARRIVING, _PRESENT = 0, 1, 2
-_NOBODY = -1
 _CORRUPT_MAX = 2
 
 
@@ -62,22 +53,19 @@ class Reception:
         self.holding = Holding(order.manifest, order.chunk_bytes, order.offset_bytes)
         self.permit = WritePermit()
         self.received_bytes = 0
+        self.is_over = False
         self._worker = worker
         self._holdings = holdings
         self._listener = listener
         self._observer = observer
         self._reach = reach
         self._tell_over = tell_over
-        self._arena = arena
-        self._contents = contents
         grid = self.holding.grid
-        self._checks = LayerChecks(arena, self.holding, self._is_in_place)
         self._lock = threading.Lock()
-        self._intakes: list[Intake] = []
-        self._state = bytearray(grid.chunks)
-        # By chunk: the intake that is to bring it, and the one that brought it.
-        self._owner = array.array("i", [_NOBODY]) * grid.chunks
-        self._source = array.array("i", [_NOBODY]) * grid.chunks
+        self._chunks = ChunkSources(grid.chunks)
+        self._checks = LayerChecks(
+            order, arena, self.holding, contents, self._chunks.is_there, self
+        )
         self._missing_layers = set(range(len(order.manifest.layers)))
         # Layers that were corrupt are wanted only from holders that have verified them.
         self._was_corrupt: set[int] = set()
@@ -86,11 +74,6 @@ class Reception:
         # Reentrant, because a listener may abort the plan while it is being told of it.
         self._telling = threading.RLock()
         self._has_begun = False
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
 
     def begin(self) -> None:
         """What is missing is asked for. Layers that need no bytes have arrived."""
@@ -98,13 +81,13 @@ class Reception:
         for layer in order.present_layers:
             self._missing_layers.discard(layer)
             for chunk in self.holding.grid.of_layer(layer):
-                self._state[chunk] = _PRESENT
+                self._chunks.set_there(chunk)
                 self._holdings.mark(self.holding, chunk)
             self._holdings.verify(self.holding, layer)
         empty = [layer for layer, size in enumerate(self.holding.grid.layer_bytes) if not size]
         for layer in empty:
             if layer in self._missing_layers:
-                self._layer_is_whole(layer, xxhash.xxh3_64_hexdigest(b""))
+                self._checks.is_empty(layer)
         with self._telling:
             self._complete_if_whole()
         self.amend(order.feeds)
@@ -115,14 +98,13 @@ class Reception:
         feeds = tuple(feeds)
         check_feeds(feeds, self.holding.grid.chunks)
         with self._lock:
-            if self._is_over:
+            if self.is_over:
                 return
-            listed = self._assign(feeds)
-            for index, intake in enumerate(self._intakes):
-                self._stop_unowned(index, intake)
-                intake.to_ask = listed.get(index, collections.deque())
-                intake.is_closed = index not in listed
-            hanging = self._hanging()
+            for intake, dropped in self._chunks.assign(feeds):
+                if dropped and intake.connection is not None:
+                    for word in stop_words(self.order, self._worker, dropped):
+                        intake.connection.outbox.put(word)
+            hanging = self._chunks.hanging()
         self._cut(hanging)
         self._ask_all()
 
@@ -145,24 +127,22 @@ class Reception:
         is not the chunk that its number says."""
         chunk = frame.chunk
         with self._lock:
-            index = self._asked_of(connection, frame)
+            if self.is_over or frame.attempt != self.order.attempt:
+                return None
+            index = self._chunks.index_asked(connection, chunk)
             if index is None:
                 return None
-            intake = self._intakes[index]
             layer, offset, size = self.holding.grid.place(chunk)
             if (frame.layer, frame.payload_bytes) != (layer, size):
                 raise FrameError(
                     f"chunk {chunk} is {frame.payload_bytes} bytes of layer {frame.layer} where "
                     f"{size} bytes of layer {layer} belong"
                 )
-            if self._state[chunk] != _MISSING:
-                intake.took(chunk)
-                self._ask(intake)
+            if not self._chunks.begin(index, chunk):
+                self._ask(self._chunks.intakes[index])
                 return None
-            self._state[chunk] = _ARRIVING
             if frame.is_unproved or connection.channel.is_network:
                 self.holding.doubt(layer)
-            intake.arriving = chunk
             is_first, self._has_begun = not self._has_begun, True
         if is_first:
             self._tell(self._listener.first_byte)
@@ -173,22 +153,17 @@ class Reception:
         chunk = arrival.chunk
         with self._lock:
             self.received_bytes += written_bytes
-            if self._is_over or written_bytes < arrival.size_bytes:
+            if self.is_over or written_bytes < arrival.size_bytes:
                 return
-            intake = self._intakes[arrival.intake]
-            self._state[chunk] = _PRESENT
-            self._source[chunk] = arrival.intake
-            intake.arriving = None
-            intake.took(chunk)
+            self._chunks.end(arrival.intake, chunk)
+            intake = self._chunks.intakes[arrival.intake]
             if intake.to_ask:
                 self._ask(intake)
         # Before hashing: whoever wants the chunk gets it as early as possible, and verifies it.
         self._holdings.mark(self.holding, chunk)
         if self._observer is not None:
             self._observer(self.order.plan, chunk, arrival.size_bytes, time.monotonic_ns())
-        checksum = self._checks.chunk_came(arrival.layer)
-        if checksum is not None:
-            self._layer_is_whole(arrival.layer, checksum)
+        self._checks.chunk_came(arrival.layer)
 
     def refused(self, peer: WorkerRef, reason: str) -> None:
         """The holder gives no more for this order."""
@@ -204,9 +179,9 @@ class Reception:
     def connection_ended(self, connection: Connection, reason: str) -> None:
         """What is owed on it does not come; a chunk that was arriving did not arrive."""
         with self._lock:
-            on_it = [i for i in self._intakes if i.connection is connection]
+            on_it = [i for i in self._chunks.intakes if i.connection is connection]
             for intake in on_it:
-                self._take_back(intake)
+                self._chunks.take_back(intake)
                 intake.connection = None
             owing = [i for i in on_it if i.to_ask and not i.is_closed]
         for intake in owing:
@@ -216,8 +191,8 @@ class Reception:
     def check_stalls(self, now_ns: int, stall_ns: int) -> None:
         """Feeds that have brought nothing for too long are told of."""
         with self._lock:
-            stalled = [i for i in self._intakes if i.has_just_stalled(now_ns, stall_ns)]
-            hanging = self._hanging()
+            stalled = [i for i in self._chunks.intakes if i.has_just_stalled(now_ns, stall_ns)]
+            hanging = self._chunks.hanging()
         self._cut(hanging)
         for intake in stalled:
             reason = f"no byte came from {intake.upstream} for {stall_ns / 1e9:g} s"
@@ -228,7 +203,7 @@ class Reception:
         with self._lock:
             return [
                 intake.upstream
-                for intake in self._intakes
+                for intake in self._chunks.intakes
                 if intake.connection is None and intake.to_ask and intake.made_ns < before_ns
             ]
 
@@ -237,20 +212,16 @@ class Reception:
     def fail(self, reason: str) -> None:
         """The order is over, and nobody writes into the memory for it. Idempotent."""
         with self._telling:
-            if self._is_over:
+            if self.is_over:
                 return
             self._end(reason)
             self._holdings.remove(self.holding, f"{self._worker} gave it up: {reason}")
             self._listener.failed(reason)
 
-    def abort(self) -> None:
-        """The worker itself wants no more of it. Idempotent."""
-        self.fail(ABORTED)
-
     def _end(self, reason: str | None) -> None:
         with self._lock:
-            self._is_over = True
-            intakes = list(self._intakes)
+            self.is_over = True
+            intakes = list(self._chunks.intakes)
         if reason is not None:
             self.permit.revoke()
         self._tell_over(self)
@@ -259,46 +230,11 @@ class Reception:
             if intake.connection is not None:
                 intake.connection.outbox.put(stop_all_word(self.order, self._worker))
 
-    def _layer_is_whole(self, layer: int, checksum: str) -> None:
-        right = self.order.manifest.layers[layer].checksum
-        if checksum == right and self._needs_proof(layer):
-            entry = self.order.manifest.layers[layer]
-            place = self.holding.place(layer, 0)
-            content = self._arena.view(place, entry.size_bytes)
-            then = functools.partial(self._content_is_known, layer)
-            self._contents.start(content, lambda: not self._is_over, then)
-        elif checksum == right:
-            self._layer_is_right(layer)
-        elif not self.holding.grid.layer_bytes[layer]:
-            self.fail(f"plan {self.order.plan}: layer {layer} has no bytes but checksum {right}")
-        else:
-            self._layer_is_corrupt(layer, f"checksum of layer {layer} is {checksum}, not {right}")
+    # -- verdicts on layers -----------------------------------------------------------------------
 
-    def _needs_proof(self, layer: int) -> bool:
-        """A checksum that agrees is not enough: an attacker may have made it agree."""
-        match self.order.content_checks:
-            case ContentChecks.NONE:
-                return False
-            case ContentChecks.NETWORK:
-                return self.holding.is_unproved(layer)
-            case ContentChecks.ALL:
-                return self.holding.grid.layer_bytes[layer] > 0
-
-    def _content_is_known(self, layer: int, content_hash: str) -> None:
-        manifest = self.order.manifest
-        right = manifest.layers[layer].content_hash
-        if content_hash == right:
-            self._layer_is_right(layer)
-        else:
-            # Not asked for again: an accident would have been found by the checksum.
-            self.fail(
-                f"plan {self.order.plan}: layer {layer} of {manifest.model} has the SHA-256"
-                f" {content_hash}, not {right}, though its checksum agrees: its bytes were changed"
-            )
-
-    def _layer_is_right(self, layer: int) -> None:
+    def layer_is_right(self, layer: int) -> None:
         with self._telling:
-            if self._is_over:
+            if self.is_over:
                 return
             self._holdings.verify(self.holding, layer)
             self._missing_layers.discard(layer)
@@ -307,113 +243,40 @@ class Reception:
 
     def _complete_if_whole(self) -> None:
         # The listener may have aborted the plan.
-        if self._is_over or self._missing_layers:
+        if self.is_over or self._missing_layers:
             return
         self._holdings.complete(self.holding)
         self._end(None)
         self._listener.completed(self.received_bytes)
 
-    def _layer_is_corrupt(self, layer: int, problem: str) -> None:
+    def layer_is_corrupt(self, layer: int, problem: str) -> None:
         """Its chunks are asked for again where they came from; whoever was wrong twice fails."""
         self._holdings.reset(self.holding, layer)
         wrong_twice = []
         with self._lock:
             self._was_corrupt.add(layer)
             chunks = self.holding.grid.of_layer(layer)
-            for index in sorted({self._source[chunk] for chunk in chunks}):
+            for index in self._chunks.sources(chunks):
                 self._corrupt[index, layer] = self._corrupt.get((index, layer), 0) + 1
                 if self._corrupt[index, layer] >= _CORRUPT_MAX:
-                    wrong_twice.append(self._intakes[index])
-            for chunk in chunks:
-                self._state[chunk] = _MISSING
+                    wrong_twice.append(self._chunks.intakes[index])
+            # First: what is hashed from its start again must not find the wrong bytes in place.
+            self._chunks.lose(chunks)
             self._checks.reset(layer)
-            self._give_back(chunks)
         for intake in wrong_twice:
             self._fail(intake, f"{problem}, for the second time")
         self._ask_all()
 
     # -- who brings what --------------------------------------------------------------------------
 
-    def _assign(self, feeds: tuple[Feed, ...]) -> dict[int, collections.deque[int]]:
-        """Every chunk has the first feed that lists it as its owner. Returns what each intake
-        has to ask for, by index."""
-        self._owner = array.array("i", [_NOBODY]) * len(self._owner)
-        listed: dict[int, collections.deque[int]] = {}
-        for feed in feeds:
-            index = self._index_of_open(holder_of(feed))
-            intake = self._intakes[index]
-            intake.window = feed.window
-            to_ask = listed.setdefault(index, collections.deque())
-            for chunk in (chunk for part in feed.chunks for chunk in part):
-                if self._owner[chunk] == _NOBODY:
-                    self._owner[chunk] = index
-                    if self._state[chunk] == _MISSING and chunk not in intake.asked:
-                        to_ask.append(chunk)
-        return listed
-
-    def _index_of_open(self, upstream: WorkerRef) -> int:
-        """The intake that gets chunks from this holder; a holder that failed may try again."""
-        for index, intake in enumerate(self._intakes):
-            if intake.upstream == upstream and not intake.is_closed:
-                return index
-        self._intakes.append(Intake(upstream, time.monotonic_ns()))
-        return len(self._intakes) - 1
-
-    def _stop_unowned(self, index: int, intake: Intake) -> None:
-        """What it was asked for and others are to bring now is not waited for any more."""
-        dropped = [
-            chunk
-            for chunk in sorted(intake.asked)
-            if self._owner[chunk] != index and chunk != intake.arriving
-        ]
-        intake.asked.difference_update(dropped)
-        if dropped and intake.connection is not None:
-            for word in stop_words(self.order, self._worker, dropped):
-                intake.connection.outbox.put(word)
-
-    def _hanging(self) -> list[Connection]:
-        """On these a chunk has begun and does not go on that somebody else is to bring: nobody can
-        be asked for it before it is certain that the rest does not come."""
-        return [
-            intake.connection
-            for index, intake in enumerate(self._intakes)
-            if intake.connection is not None
-            and intake.arriving is not None
-            and intake.is_stalled
-            and self._owner[intake.arriving] != index
-        ]
-
     def _cut(self, hanging: list[Connection]) -> None:
         for connection in hanging:
             connection.break_off(f"{connection.peer} does not end a chunk that it began")
 
-    def _take_back(self, intake: Intake) -> None:
-        """Nothing that it was asked for comes; whoever is to bring the chunks has to ask."""
-        chunks = set(intake.asked)
-        if intake.arriving is not None:
-            chunks.add(intake.arriving)
-            self._state[intake.arriving] = _MISSING
-            intake.arriving = None
-        intake.asked.clear()
-        self._give_back(sorted(chunks))
-
-    def _give_back(self, chunks: Iterable[int]) -> None:
-        """Missing chunks are asked for next: of their owner, else of who brought them, else of
-        anybody who is open; if nobody is, they wait for new feeds."""
-        opened = [index for index, intake in enumerate(self._intakes) if not intake.is_closed]
-        again: dict[int, list[int]] = {}
-        for chunk in chunks:
-            for index in (self._owner[chunk], self._source[chunk], *opened):
-                if index != _NOBODY and not self._intakes[index].is_closed:
-                    again.setdefault(index, []).append(chunk)
-                    break
-        for index, given in again.items():
-            self._intakes[index].to_ask.extendleft(reversed(given))
-
     def _fail(self, intake: Intake, reason: str) -> None:
         """Its chunks wait for `amend`."""
         with self._lock:
-            if intake.is_closed or self._is_over:
+            if intake.is_closed or self.is_over:
                 return
             intake.is_closed = True
             if intake.connection is not None and intake.asked:
@@ -424,7 +287,7 @@ class Reception:
 
     def _ask_all(self) -> None:
         with self._lock:
-            intakes = [i for i in self._intakes if i.to_ask and not i.is_closed]
+            intakes = self._chunks.asking()
         for intake in intakes:
             self._connect(intake)
 
@@ -440,7 +303,7 @@ class Reception:
             self.connection_ended(connection, "the connection was lost")
 
     def _ask(self, intake: Intake) -> None:
-        if intake.connection is None or intake.is_closed or self._is_over:
+        if intake.connection is None or intake.is_closed or self.is_over:
             return
         chunks = intake.next_to_ask()
         grid = self.holding.grid
@@ -453,30 +316,19 @@ class Reception:
         ):
             intake.connection.outbox.put(word)
 
-    def _asked_of(self, connection: Connection, frame: Frame) -> int | None:
-        if self._is_over or frame.attempt != self.order.attempt:
-            return None
-        for index, intake in enumerate(self._intakes):
-            if intake.connection is connection and frame.chunk in intake.asked:
-                return index
-        return None
-
     def _open_intakes(self, peer: WorkerRef) -> list[Intake]:
         with self._lock:
-            return [i for i in self._intakes if i.upstream == peer and not i.is_closed]
-
-    def _is_in_place(self, chunk: int) -> bool:
-        return self._state[chunk] == _PRESENT
+            return self._chunks.open_from(peer)
 
     def _tell(self, news: Callable[..., None], *args: object) -> None:
         with self._telling:
-            if not self._is_over:
+            if not self.is_over:
                 news(*args)
 
     def __repr__(self) -> str:
         layers = len(self.order.manifest.layers)
-        state = "over, " if self._is_over else ""
+        state = "over, " if self.is_over else ""
         return (
             f"<Reception plan {self.order.plan}, {state}{layers - len(self._missing_layers)}/"
-            f"{layers} layers, {self.received_bytes} bytes, {self._intakes}>"
+            f"{layers} layers, {self.received_bytes} bytes, {self._chunks.intakes}>"
         )

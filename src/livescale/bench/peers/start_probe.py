@@ -1,6 +1,6 @@
 """A worker that says when each part of its start was over: the probe of `bench coldstart`.
 
-The parts are those of `runtime/worker_process.py`, on the same InstanceHost, without a controller:
+The parts are those of `runtime/worker_process.py`, on the same WorkerThread, without a controller:
 orders come as lines. Heavy imports stand inside a function because they are what is measured.
 """
 
@@ -10,14 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from livescale.bench.peers.line_server import Job, serve_lines
 
 if TYPE_CHECKING:
-    from livescale.runtime.instance_host import InstanceHost
+    from livescale.runtime.worker_thread import WorkerThread
 
 _WAIT_S = 300.0
 _INSTANCE = 1
@@ -62,8 +61,8 @@ class _Probe:
         from livescale.engine.warm_up import warm_up
         from livescale.latency.linear import LinearLatency
         from livescale.runtime.boot import WorkerBoot
-        from livescale.runtime.instance_host import InstanceHost
         from livescale.runtime.wire import Address
+        from livescale.runtime.worker_thread import WorkerThread
         from livescale.topology import Device
         from livescale.transfer.arena import Arena
         from livescale.transfer.data_plane import DataPlane
@@ -93,7 +92,7 @@ class _Probe:
         self._worker = boot.worker
         self._chunk_bytes = job["chunk_bytes"]
         self._data_plane = DataPlane(boot.worker, arena)
-        self._host: InstanceHost = InstanceHost(boot, arena, executor, self._data_plane, self)
+        self._host: WorkerThread = WorkerThread(boot, arena, executor, self._data_plane, self)
         threading.Thread(target=self._host.run, daemon=True).start()
         for peer in job["peers"]:
             self._connect(peer)
@@ -129,7 +128,7 @@ class _Probe:
         times = {"order_ns": time.monotonic_ns()}
         times |= self._load(job, FromWorker(WorkerRef(job["source"])), None)
         ask = Submit("r", 0, _INSTANCE, tuple(job["prompt"]), (), SamplingParams(1))
-        self._host.post(partial(self._host.attempts.submit, "g", ask))
+        self._host.submit("g", ask)
         times["first_token_ns"], _ = self._heard(Tokens)
         return dict(times)
 
@@ -155,7 +154,7 @@ class _Probe:
             measure_capacity=False,
         )
         place = None if directory is None else str(Path(directory))
-        self._host.post(partial(self._host.load, Order(command, manifest, place)))
+        self._host.obey(Order(command, manifest, place))
         first_byte_ns, begun = self._heard(LoadStarted, LoadFailed)
         completed_ns, ended = self._heard(LoadCompleted, LoadFailed, known=begun)
         if isinstance(ended, LoadFailed):
@@ -168,7 +167,7 @@ class _Probe:
         from livescale.runtime.wire import Order
 
         order = Order(Release(_INSTANCE, 0, self._worker))
-        self._host.post(partial(self._host.release, order))
+        self._host.obey(order)
         self._heard(Released)
         return {}
 

@@ -335,7 +335,7 @@ async def _is_healthy(scene: FaultScene) -> bool:
 
 async def _is_whole(scene: FaultScene) -> bool:
     """All workers and agents are members again."""
-    site = scene.pool.site
+    site = scene.pool.layout
     wanted = {"livescale_workers": len(site.seats), "livescale_agents": len(site.agents)}
     try:
         text = (await scene.client.get("/metrics", timeout=_ANSWER_S)).text

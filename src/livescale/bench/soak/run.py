@@ -28,9 +28,10 @@ from livescale.bench.soak.load import LoadShape, SoakLoad
 from livescale.bench.soak.report import SoakReport, fault_line
 from livescale.bench.soak.watch import HeldWatch
 from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
-from livescale.config import PoolConfig, load_config
+from livescale.config import PoolConfig
+from livescale.config_reading import load_config
 from livescale.engine.make import make_model
-from livescale.runtime.site import site_of
+from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import Pool, PoolFailed
 from livescale.testbed.bed import Testbed
 from livescale.testbed.errors import TestbedError
@@ -117,12 +118,12 @@ async def _soak(
     say: Callable[[str], None],
 ) -> SoakReport:
     config = _config(options, scratch, has_links=bed is not None)
-    site = None if bed is None else site_of(bed.topology(), config, bed)
-    pool = Pool(config, site=site)
+    layout = None if bed is None else layout_of(bed.topology(), config, bed)
+    pool = Pool(config, layout=layout)
     manifest = pool.models[0].manifest
     vocabulary = msgspec.json.decode(manifest.config_json)["vocab_size"]
     shape = LoadShape(options.requests, options.seed, options.rate, _MODELS, vocabulary)
-    say(f"starting {pool.site} …")
+    say(f"starting {pool.layout} …")
     async with pool, httpx.AsyncClient(base_url=pool.base_url, trust_env=False) as client:
         await pool.ready()
         scene = FaultScene(

@@ -1,0 +1,58 @@
+"""What live work takes, as measured on one instance, and how much of it decodes wait for."""
+
+from __future__ import annotations
+
+from livescale.batching.batcher import Batcher
+from livescale.batching.live_batch import LiveBatch, LiveLimits
+from livescale.batching.run import Run
+
+_MEASURED_TOKENS_MIN = 16
+"""Runs of fewer tokens say little of what a prompt's token takes."""
+
+
+class LivePace:
+    """Reckons in what one token takes in one decoder layer."""
+
+    def __init__(self, batcher: Batcher, limits: LiveLimits) -> None:
+        self._batcher = batcher
+        self._limits = limits
+        self._decoder_layers = batcher.span.stop - 2
+        #: what one token takes in one layer, measured; 0: not yet
+        self.token_layer_ps = 0
+        #: live work since decodes had their turn
+        self.live_ns = 0
+
+    def ran(self, run: Run, elapsed_ns: int, *, was_live: bool) -> None:
+        """How long a committed Run took."""
+        self.live_ns = self.live_ns + elapsed_ns if was_live else 0
+        if run.steps > 1 or run.prefill_tokens < _MEASURED_TOKENS_MIN:
+            return
+        stop = self._decoder_layers + 1
+        layers = min(run.span.stop, stop) - max(run.span.start, 1)
+        measured = elapsed_ns * 1000 // (run.token_count * layers)
+        known = self.token_layer_ps
+        self.token_layer_ps = measured if not known else (3 * known + measured) // 4
+
+    def prefill_tokens_per_s(self) -> int | None:
+        """Rate of prefills; None before the first one."""
+        if not self.token_layer_ps:
+            return None
+        return max(1, 10**12 // (self.token_layer_ps * self._decoder_layers))
+
+    def batch_tokens_max(self) -> int:
+        """Tokens of a live batch, so that one layer of it takes no longer than a Run may."""
+        tokens_max = self._limits.batch_tokens_max
+        if self.token_layer_ps:
+            tokens_max = min(tokens_max, self._limits.span_ns * 1000 // self.token_layer_ps)
+        return tokens_max
+
+    def layer_ns(self, batch: LiveBatch) -> int:
+        """What one layer of the batch should take; 0: not known."""
+        return self.token_layer_ps * batch.tokens // 1000
+
+    def left_ns(self) -> int:
+        """Live work that decodes still wait for before they have their turn."""
+        run_tokens = self._batcher.config.run_tokens_max
+        full_ps = run_tokens * self._decoder_layers * self.token_layer_ps
+        gap_ns = self._limits.gap_ns or max(self._limits.span_ns, 3 * full_ps // 4000)
+        return gap_ns - self.live_ns

@@ -1,0 +1,102 @@
+"""What targets offer to one source, and the window of its pulls that are under way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from livescale.batching.kv_room import KvRoom
+from livescale.batching.live_messages import BatchKey, Offer
+from livescale.types import WorkerRef
+
+_OFFERS_MAX = 256
+"""Batches that one target has to offer at once, at most; what it offers beyond is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullUnderWay:
+    """A pull that was not answered yet, and the blocks that wait for the batch."""
+
+    peer: WorkerRef
+    offer: Offer
+    reservation: int
+    asked_ns: int
+    without_rows: bool
+
+
+class PullWindow:
+    """Chooses what to pull: of up to `pulls_max` batches the rows may be on their way at once."""
+
+    def __init__(self, room: KvRoom, pulls_max: int) -> None:
+        self._room = room
+        self._pulls_max = pulls_max
+        self._offers: dict[WorkerRef, dict[BatchKey, Offer]] = {}
+        #: the first one asked first
+        self.under_way: dict[BatchKey, PullUnderWay] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is offered or under way."""
+        return not (self._offers or self.under_way)
+
+    @property
+    def is_full(self) -> bool:
+        """As many batches as may be are on their way with their rows."""
+        rows_coming = sum(not pull.without_rows for pull in self.under_way.values())
+        return rows_coming >= self._pulls_max
+
+    def offered_by(self, peer: WorkerRef) -> int:
+        """How many batches this target offers."""
+        return len(self._offers.get(peer, ()))
+
+    def targets(self) -> list[tuple[WorkerRef, BatchKey]]:
+        """Targets that offer something, and one batch of each."""
+        return [(peer, min(self._offers[peer])) for peer in sorted(self._offers)]
+
+    def keep(self, peer: WorkerRef, offer: Offer) -> None:
+        """The target offers this batch."""
+        if len(self._offers.setdefault(peer, {})) < _OFFERS_MAX:
+            self._offers[peer][offer.batch] = offer
+
+    def drop(self, peer: WorkerRef, key: BatchKey) -> None:
+        """The target does not offer this batch any more."""
+        offers = self._offers.get(peer, {})
+        if offers.pop(key, None) is not None and not offers:
+            del self._offers[peer]
+
+    def drop_all(self, peer: WorkerRef) -> None:
+        """The target offers nothing any more."""
+        self._offers.pop(peer, None)
+
+    def choose(self) -> tuple[WorkerRef, Offer] | None:
+        """What to pull next: of those from whom the fewest are under way the first in line that
+        there is room for. Without rows the last in line, if its turn is far away."""
+        pulls = Counter(pull.peer for pull in self.under_way.values())
+        for peer in sorted(self._offers, key=lambda peer: (pulls[peer], peer)):
+            offers = self._offers[peer]
+            if self.is_full and len(offers) < 2:
+                continue
+            offer = offers[max(offers) if self.is_full else min(offers)]
+            if self._room.fits(offer.needs):
+                return peer, offer
+        return None
+
+    def begin(self, pull: PullUnderWay) -> None:
+        """The pull was sent."""
+        self.drop(pull.peer, pull.offer.batch)
+        self.under_way[pull.offer.batch] = pull
+
+    def end(self, peer: WorkerRef, key: BatchKey) -> PullUnderWay | None:
+        """The target answers. None: no such pull was sent."""
+        pull = self.under_way.get(key)
+        if pull is None or pull.peer != peer:
+            return None
+        self.drop(peer, key)
+        return self.under_way.pop(key)
+
+    def token_layers(self, layers: int, done: int) -> int:
+        """Prefill work that is on its way, if of batches with rows `done` of `layers` are done."""
+        return sum(
+            sum(pull.offer.tokens) * (layers if pull.without_rows else layers - done)
+            for pull in self.under_way.values()
+        )

@@ -1,0 +1,81 @@
+"""What a controller's owner may know of its state: a value, computed when asked."""
+
+from __future__ import annotations
+
+from livescale.control.fleet import Fleet
+from livescale.control.host_copies import HostCopies
+from livescale.control.model_state import ModelState
+from livescale.control.pool import ParameterPool
+from livescale.policies import ModelPolicy
+from livescale.types import InstanceId, InstanceState, Value
+
+
+class InstanceSummary(Value, frozen=True):
+    """A living instance: its devices, one per rank, and what it last reported of its KV blocks."""
+
+    model: str
+    state: InstanceState
+    devices: int
+    kv_blocks_used: int
+    kv_blocks: int
+
+
+class ModelSummary(Value, frozen=True):
+    """A model of the pool: its living instances by state, and its complete copies on hosts.
+
+    `problem` is why it cannot be loaded, or kept in host memory, now (None: it can); `is_failing`
+    is True if its last load to devices, or to host memory, failed; `failed_loads` counts both.
+    """
+
+    policy: ModelPolicy
+    instances: dict[str, int]
+    host_copies: int
+    problem: str | None
+    is_failing: bool
+    failed_loads: int
+
+
+class ControllerStatus(Value, frozen=True):
+    """Models by name, living instances by id, how many members are alive, and the most bytes that
+    one host's memory has left for copies (0: there is no host)."""
+
+    models: dict[str, ModelSummary]
+    instances: dict[InstanceId, InstanceSummary]
+    workers: int
+    agents: int
+    host_room_bytes: int
+
+
+def status_of(
+    fleet: Fleet, pool: ParameterPool, models: dict[str, ModelState], host_copies: HostCopies
+) -> ControllerStatus:
+    """The status of the controller that owns these parts."""
+    rooms = {record.ref: record.host.memory_bytes for record in fleet.living_agents()}
+    states: dict[str, dict[str, int]] = {name: {} for name in models}
+    for instance in fleet.instances.values():
+        of_model = states[instance.model]
+        of_model[instance.state] = of_model.get(instance.state, 0) + 1
+    shown: dict[str, ModelSummary] = {}
+    for name, state in models.items():
+        loads, copies = state.load_failures, host_copies.failures(name)
+        on_hosts = pool.host_copies(name)
+        for copy in on_hosts:
+            rooms[copy.holder] -= copy.size_bytes
+        shown[name] = ModelSummary(
+            policy=state.policy,
+            instances=states[name],
+            host_copies=sum(copy.is_complete for copy in on_hosts),
+            problem=loads.problem or (copies.problem if copies is not None else None),
+            is_failing=bool(loads.in_a_row or (copies is not None and copies.in_a_row)),
+            failed_loads=loads.total + (copies.total if copies is not None else 0),
+        )
+    return ControllerStatus(
+        models=shown,
+        instances={
+            number: InstanceSummary(i.model, i.state, len(i.workers), i.kv_blocks_used, i.kv_blocks)
+            for number, i in fleet.instances.items()
+        },
+        workers=len(fleet.workers),
+        agents=len(fleet.agents),
+        host_room_bytes=max(rooms.values(), default=0),
+    )

@@ -1,0 +1,173 @@
+"""Attempts at requests on a worker's instance, and the gateways that read their tokens.
+
+A gateway's messages become requests of the LiveBatcher, and what becomes of them is sent to gateway
+and controller. An attempt may come from another worker and may go back; who owns it is for the
+gateway's Ledger to say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.run import EmittedTokens, SequenceSpec
+from livescale.member.effects import Answer, Effect, Emit, Report
+from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
+from livescale.messages.events import RequestEnded
+from livescale.types import InstanceId, Outcome, RequestId, WorkerRef
+
+_GIVEN_MAX = 4096
+"""Attempts that others took over, as remembered: the oldest are forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """An attempt that a partner took over, and when that was learned."""
+
+    partner: WorkerRef
+    gateway: str
+    request: RequestId
+    attempt: int
+    since_ns: int
+
+
+class HostedAttempts:
+    """What one worker runs for which gateway."""
+
+    def __init__(self, worker: WorkerRef, emit: Callable[[Effect], None], telling_ns: int) -> None:
+        """`telling_ns`: a worker that takes an attempt over has told its gateway by then."""
+        self._worker = worker
+        self._emit = emit
+        self._telling_ns = telling_ns
+        #: what others took over, the earliest first; of earlier instances, too
+        self._given: deque[_Given] = deque(maxlen=_GIVEN_MAX)
+        self._instance: InstanceId | None = None
+        self._live: LiveBatcher | None = None
+        self._gateway_of: dict[RequestId, str] = {}
+
+    # -- the instance ---------------------------------------------------------------------------
+
+    def open(self, instance: InstanceId, live: LiveBatcher) -> None:
+        """From now on attempts run there."""
+        self._instance, self._live = instance, live
+
+    def close(self) -> None:
+        """The instance goes: what it still has runs elsewhere."""
+        assert self._live is not None
+        for request, attempt in self._live.give_back():
+            self._give_back(self._gateway_of[request], request, attempt)
+        self._gateway_of.clear()
+        self._instance = self._live = None
+
+    def gateway_of(self, request: RequestId) -> str:
+        """The gateway that asked for the request; "" if it is not wanted any more."""
+        return self._gateway_of.get(request, "")
+
+    # -- what gateways ask for ------------------------------------------------------------------
+
+    def submit(self, gateway: str, instance: InstanceId, spec: SequenceSpec) -> None:
+        """Queue an attempt on the instance, or answer why not."""
+        if self._live is None or self._instance != instance:
+            # A live instance goes with its load, while requests are on their way to it.
+            self._give_back(gateway, spec.request, spec.attempt)
+            return
+        try:
+            self._live.add(spec)
+        except ValueError as error:
+            failed = AttemptFailed(spec.request, spec.attempt, str(error))
+            self._emit(Answer(gateway, failed))
+            self._end(spec.request, spec.attempt, Outcome.FAILED)
+        else:
+            self._gateway_of[spec.request] = gateway
+
+    def cancel(self, request: RequestId, attempt: int) -> None:
+        """The attempt is not wanted any more: free its KV at once."""
+        if self.disown(request, attempt):
+            self._end(request, attempt, Outcome.CANCELLED)
+
+    def disown(self, request: RequestId, attempt: int) -> bool:
+        """Another worker runs the attempt, or a newer one: forget it without an answer. False if it
+        is not here."""
+        is_here = self._live is not None and self._live.cancel(request, attempt)
+        if is_here:
+            self._gateway_of.pop(request, None)
+        return is_here
+
+    def gateway_gone(self, gateway: str) -> None:
+        """Nothing can be sent to this gateway. Whether it lives, and what it wants, is the
+        controller's to say: the gateway may have lost the connection alone."""
+        for request, attempt in self._live.requests() if self._live is not None else ():
+            self.gateway_unknown(gateway, request, attempt)
+
+    def gateway_unknown(self, gateway: str, request: RequestId, attempt: int) -> None:
+        """No connection leads to the gateway of an attempt that was taken over: only the controller
+        can tell whether that lives."""
+        if self._gateway_of.get(request) == gateway and self.disown(request, attempt):
+            self._end(request, attempt, Outcome.RETURNED)
+
+    # -- what becomes of attempts ---------------------------------------------------------------
+
+    def taken(self, gateway: str, spec: SequenceSpec, *, is_decoding: bool) -> None:
+        """The attempt is this worker's; its gateway learns that before any token. The first tokens
+        of one that decodes are sent again: they may be on their way from another worker still."""
+        request, attempt = spec.request, spec.attempt
+        # Maybe it was given away here and has come back: who had it meanwhile may die.
+        for given in [g for g in self._given if (g.request, g.attempt) == (request, attempt)]:
+            self._given.remove(given)
+        self._gateway_of[request] = gateway
+        self._emit(Answer(gateway, AttemptTaken(request, attempt, spec.moves)))
+        if is_decoding:
+            repeated = EmittedTokens(request, attempt, 0, spec.generated_ids, None)
+            self._emit(Emit(gateway, (repeated,), is_repeated=True))
+
+    def given(
+        self, now_ns: int, partner: WorkerRef, attempts: Sequence[tuple[RequestId, int]]
+    ) -> None:
+        """These are the partner's from now on. It tells the gateways, but may die before."""
+        self._forget_old(now_ns)
+        for request, attempt in attempts:
+            gateway = self._gateway_of.pop(request)
+            self._given.append(_Given(partner, gateway, request, attempt, now_ns))
+
+    def partner_lost(self, now_ns: int, partner: WorkerRef) -> None:
+        """What it took over last may be known to no gateway: this worker says that it has not got
+        it. A gateway that knows the partner's part takes no notice of that."""
+        self._forget_old(now_ns)
+        lost = [given for given in self._given if given.partner == partner]
+        for given in lost:
+            self._given.remove(given)
+            self._give_back(given.gateway, given.request, given.attempt)
+
+    def emitted(self, emitted: Sequence[EmittedTokens]) -> None:
+        """Send a Run's tokens to those who read them."""
+        by_gateway: dict[str, list[EmittedTokens]] = {}
+        for tokens in emitted:
+            by_gateway.setdefault(self._gateway_of[tokens.request], []).append(tokens)
+        for gateway, its in by_gateway.items():
+            self._emit(Emit(gateway, its))
+        for tokens in emitted:
+            if tokens.finish_reason is not None:
+                del self._gateway_of[tokens.request]
+                count = tokens.index + len(tokens.token_ids)
+                self._end(tokens.request, tokens.attempt, Outcome.FINISHED, count)
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _forget_old(self, now_ns: int) -> None:
+        while self._given and self._given[0].since_ns + self._telling_ns < now_ns:
+            self._given.popleft()
+
+    def _give_back(self, gateway: str, request: RequestId, attempt: int) -> None:
+        self._emit(Answer(gateway, AttemptReturned(request, attempt)))
+        self._end(request, attempt, Outcome.RETURNED)
+
+    def _end(
+        self, request: RequestId, attempt: int, outcome: Outcome, output_tokens: int = 0
+    ) -> None:
+        ended = RequestEnded(request, attempt, outcome, output_tokens, self._worker)
+        self._emit(Report(ended))
+
+    def __repr__(self) -> str:
+        return f"<HostedAttempts at {len(self._gateway_of)} requests on {self._worker}>"

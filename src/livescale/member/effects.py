@@ -1,0 +1,169 @@
+"""Everything that a member ever asks its shell to do: the effects of `Member.step`. Values only.
+
+A shell carries effects out in order and decides nothing. Where an effect fails, or ends, an input
+says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from livescale.batching.live_messages import BatchKey, Handover, KvLayer
+from livescale.batching.run import EmittedTokens, Run
+from livescale.chunks import Feed
+from livescale.control.residency import Resident
+from livescale.member.inputs import PeerMessage
+from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
+from livescale.messages.commands import StartCopy, StartLoad
+from livescale.messages.events import AnyEvent
+from livescale.types import Value, WorkerRef
+
+KvPlaces = tuple[tuple[int, tuple[int, ...]], ...]
+"""Per request: positions, and the blocks in which they lie (none: it has ended)."""
+
+
+class Report(Value, frozen=True, tag=True):
+    """Send the event to the controller, if one is there."""
+
+    event: AnyEvent
+
+
+class Answer(Value, frozen=True, tag=True):
+    """Send the gateway what became of an attempt. Where no connection leads there, an AttemptTaken
+    ends in GatewayUnknown."""
+
+    gateway: str
+    answer: AttemptTaken | AttemptReturned | AttemptFailed
+
+
+class Emit(Value, frozen=True, tag=True):
+    """Send the gateway tokens: those of the Run that has just ended, or (`is_repeated`) tokens
+    that another worker may have sent, too."""
+
+    gateway: str
+    emitted: Sequence[EmittedTokens]
+    is_repeated: bool = False
+
+
+class TellPeer(Value, frozen=True, tag=True):
+    """Send another worker a message. With a Handover go the rows of its batch, with a KvLayer the
+    KV of `places`: `size_bytes` together."""
+
+    peer: WorkerRef
+    message: PeerMessage
+    gateways: tuple[str, ...] = ()
+    places: KvPlaces = ()
+    size_bytes: int = 0
+
+
+class Refuse(Value, frozen=True, tag=True):
+    """What the peer sent is not to be believed; the reason is for people."""
+
+    peer: WorkerRef
+    reason: str
+
+
+class Reach(Value, frozen=True, tag=True):
+    """A message to this worker is to be expected: the way there may be made ready."""
+
+    peer: WorkerRef
+
+
+class Fetch(Value, frozen=True, tag=True):
+    """Bring the model's layers to `offset_bytes` of the memory by the order's feeds, and pass on
+    what is there. The bytes of `resident` layers lie in the memory already, at their own place."""
+
+    holding: int
+    offset_bytes: int
+    order: StartLoad | StartCopy
+    resident: Resident | None = None
+
+
+class AmendFetch(Value, frozen=True, tag=True):
+    """Get what is missing by these feeds. Layers that are there stay."""
+
+    holding: int
+    feeds: tuple[Feed, ...]
+
+
+class Drop(Value, frozen=True, tag=True):
+    """Forget the holding: afterwards its bytes are neither written nor read, by the executor
+    neither."""
+
+    holding: int
+
+
+class KeepLayers(Value, frozen=True, tag=True):
+    """Copy the first layers of what lies at the start of the memory to the resident's place."""
+
+    resident: Resident
+
+
+class Assign(Value, frozen=True, tag=True):
+    """Let the executor take the model over: ends in ExecutorReady or HoldingFailed."""
+
+    holding: int
+
+
+class Materialize(Value, frozen=True, tag=True):
+    """The executor may use this layer of its model."""
+
+    layer: int
+
+
+class Measure(Value, frozen=True, tag=True):
+    """Time a prefill of the model, which serves nothing yet: ends in RateMeasured."""
+
+    holding: int
+
+
+class Execute(Value, frozen=True, tag=True):
+    """Run it; ends in RunEnded, before any other input. Rows that go in and come out are those of
+    the live `batch`. Progress is worth a report from `report_due_ns` on: a Run of many steps may
+    end there."""
+
+    run: Run
+    batch: BatchKey | None
+    report_due_ns: int
+
+
+class TakeOver(Value, frozen=True, tag=True):
+    """A batch was taken over: keep the rows that came as `content`, if it has any."""
+
+    message: Handover
+    content: int
+
+
+class WriteKv(Value, frozen=True, tag=True):
+    """Write one layer's KV, which came as `content`, into the blocks of the batch's requests."""
+
+    message: KvLayer
+    places: KvPlaces
+    content: int
+
+
+class ForgetRows(Value, frozen=True, tag=True):
+    """Rows of this batch are not wanted any more."""
+
+    batch: BatchKey
+
+
+Effect = (
+    Report
+    | Answer
+    | Emit
+    | TellPeer
+    | Refuse
+    | Reach
+    | Fetch
+    | AmendFetch
+    | Drop
+    | KeepLayers
+    | Assign
+    | Materialize
+    | Measure
+    | Execute
+    | TakeOver
+    | WriteKv
+    | ForgetRows
+)

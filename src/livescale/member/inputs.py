@@ -1,0 +1,166 @@
+"""Everything that a member is ever told: the inputs of `Member.step`. Values only.
+
+Orders come from the controller, attempts from gateways, messages from peers, and news from what the
+member started itself: transfers, its executor, its memory. `holding` numbers one life of a model's
+bytes on the member; news of a holding that is gone are late, and nothing follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from livescale.batching.batcher import BatcherConfig
+from livescale.batching.live_messages import LiveMessage
+from livescale.batching.run import SequenceSpec
+from livescale.messages.attempts import Cancel, Disown
+from livescale.messages.commands import AmendLoad, DropCopy, Release, StartCopy, StartLoad
+from livescale.types import InstanceId, RequestId, Value, WorkerRef
+
+MemberOrder = StartLoad | AmendLoad | Release | StartCopy | DropCopy
+
+
+class RankLayers(Value, frozen=True, tag=True):
+    """Message to rank 0 of a live instance: a rank has layers 0…watermark-1."""
+
+    instance: InstanceId
+    rank: int
+    watermark: int
+
+
+PeerMessage = LiveMessage | RankLayers
+
+
+class Ordered(Value, frozen=True, tag=True):
+    """An order of the controller. Orders that bring a model have the sizes of its layers, and an
+    `identity` that equals another one's when all bytes are the same."""
+
+    command: MemberOrder
+    layer_bytes: tuple[int, ...] = ()
+    identity: str = ""
+
+
+class ControllerMet(Value, frozen=True, tag=True):
+    """A life of the controller was met that may know nothing of the member but its report."""
+
+
+class FirstByteCame(Value, frozen=True, tag=True):
+    """Bytes of the holding begin to arrive."""
+
+    holding: int
+
+
+class LayerCame(Value, frozen=True, tag=True):
+    """A layer is complete and verified. In any order, each layer once."""
+
+    holding: int
+    layer: int
+
+
+class AllCame(Value, frozen=True, tag=True):
+    """Every layer is there."""
+
+    holding: int
+
+
+class HoldingFailed(Value, frozen=True, tag=True):
+    """The holding can never be whole: its files, its memory or its executor refuse."""
+
+    holding: int
+    reason: str
+
+
+class FeedEnded(Value, frozen=True, tag=True):
+    """Nothing (more) comes from this holder; what is there stays. `is_stalled`: it may come yet."""
+
+    holding: int
+    upstream: WorkerRef
+    reason: str
+    is_stalled: bool
+
+
+class ExecutorReady(Value, frozen=True, tag=True):
+    """The executor has taken the model over, with KV for so many blocks. One position takes
+    `kv_layer_bytes` of KV in one layer, and `row_bytes` as a hidden row."""
+
+    holding: int
+    limits: BatcherConfig
+    kv_layer_bytes: int
+    row_bytes: int
+
+
+class RunEnded(Value, frozen=True, tag=True):
+    """The Run that was ordered last is over: per sampling segment a token per step. Its last step
+    took `elapsed_ns`."""
+
+    token_ids: Sequence[Sequence[int]]
+    elapsed_ns: int
+
+
+class RateMeasured(Value, frozen=True, tag=True):
+    """What `Measure` found."""
+
+    holding: int
+    prefill_tokens_per_s: int
+
+
+class Submitted(Value, frozen=True, tag=True):
+    """A gateway asks for an attempt on an instance."""
+
+    gateway: str
+    instance: InstanceId
+    spec: SequenceSpec
+
+
+class GatewayGone(Value, frozen=True, tag=True):
+    """No connection leads to this gateway any more."""
+
+    gateway: str
+
+
+class GatewayUnknown(Value, frozen=True, tag=True):
+    """No connection leads to the gateway of an attempt that was taken over."""
+
+    gateway: str
+    request: RequestId
+    attempt: int
+
+
+class PeerSent(Value, frozen=True, tag=True):
+    """A message of another worker. `size_bytes` of rows or KV came along, and lie with the shell
+    under the number `content` until the end of the step. A Handover names the gateway of each of
+    its requests ("": the request is not wanted any more)."""
+
+    peer: WorkerRef
+    message: PeerMessage
+    gateways: tuple[str, ...] = ()
+    size_bytes: int = 0
+    content: int = 0
+
+
+class PeerLost(Value, frozen=True, tag=True):
+    """Another worker, or the way to it, is gone. With `is_refused` the way stands: what came from
+    there is no message."""
+
+    peer: WorkerRef
+    is_refused: bool = False
+
+
+MemberInput = (
+    Ordered
+    | ControllerMet
+    | FirstByteCame
+    | LayerCame
+    | AllCame
+    | HoldingFailed
+    | FeedEnded
+    | ExecutorReady
+    | RunEnded
+    | RateMeasured
+    | Submitted
+    | Cancel
+    | Disown
+    | GatewayGone
+    | GatewayUnknown
+    | PeerSent
+    | PeerLost
+)

@@ -1,0 +1,126 @@
+"""What the processes of workers and host agents share: a data plane, a thread, a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from livescale.messages.events import AnyEvent
+from livescale.runtime.boot import AgentBoot, Status, WorkerBoot, answer_parent_from, report
+from livescale.runtime.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.heartbeat import Heartbeats
+from livescale.runtime.member_thread import MemberThread
+from livescale.runtime.wire import Address, AgentHello, Examined, WorkerHello
+from livescale.topology import Device, Host
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.types import WorkerRef
+
+_log = logging.getLogger(__name__)
+
+
+def open_data_plane(
+    boot: WorkerBoot | AgentBoot, member: WorkerRef, place: Device | Host, memory: Arena
+) -> DataPlane:
+    """The data plane of a member whose links are those of `place`."""
+    return DataPlane(
+        member,
+        memory,
+        host=boot.data_host,
+        host_name=host_name(place),
+        secret=boot.secret,
+        carrier=boot.carrier,
+        shm_directory=Path(boot.shm_directory),
+        uplink_bytes_per_s=place.uplink_bytes_per_s if boot.keeps_rates else None,
+        downlink_bytes_per_s=place.downlink_bytes_per_s if boot.keeps_rates else None,
+        parameter_share_percent=boot.parameter_share_percent,
+        stall_s=boot.stall_ms / 1000,
+    )
+
+
+def host_name(place: Device | Host) -> str:
+    """The host that it is, or is on."""
+    return place.host if isinstance(place, Device) else place.name
+
+
+class MemberSocket(ABC):
+    """The socket thread of a member: its wire to the controller."""
+
+    def __init__(
+        self,
+        boot: WorkerBoot | AgentBoot,
+        member: WorkerRef,
+        place: Device | Host,
+        data_plane: DataPlane,
+    ) -> None:
+        self._boot = boot
+        self._member = member
+        self._data_plane = data_plane
+        self.loop = asyncio.new_event_loop()
+        acquaintances = Acquaintances(
+            member,
+            host_name(place),
+            data_plane,
+            measures_links=place.downlink_bytes_per_s is None,
+        )
+        self._heartbeats = Heartbeats(boot.lost_after_ms, lambda: self.thread.pulse.is_working())
+        self._link = ControllerLink(
+            boot.controller,
+            boot.secret,
+            acquaintances,
+            hello=self._greet,
+            obey=lambda order: self.thread.obey(order),
+            refused=self._end,
+            gone=lambda peer: self.thread.lose_peer(peer),
+            heartbeats=self._heartbeats,
+        )
+        self._thread: MemberThread | None = None
+
+    @property
+    def thread(self) -> MemberThread:
+        assert self._thread is not None, "serve() comes first"
+        return self._thread
+
+    def to_controller(self, event: AnyEvent | Examined) -> None:
+        """Send the event to the controller. From any thread; never blocks."""
+        self.loop.call_soon_threadsafe(self._link.send, event)
+
+    def serve(self, thread: MemberThread) -> None:
+        """Begin to talk, and run the member's thread here until SIGTERM."""
+        self._thread = thread
+        signal.signal(signal.SIGTERM, lambda *_: thread.stop())
+        threading.Thread(target=self._run, name="sockets", daemon=True).start()
+        answer_parent_from(self.loop, thread.pulse.is_working)
+        report(Status(is_ready=True))
+        thread.run()
+        self._data_plane.close()
+
+    # -- the socket thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._talk())
+
+    async def _talk(self) -> None:
+        await asyncio.gather(self._link.run(), self._heartbeats.run())
+
+    def _greet(self) -> list[WorkerHello | AgentHello]:
+        self.thread.meet_controller()
+        return [self.hello()]
+
+    @abstractmethod
+    def hello(self) -> WorkerHello | AgentHello:
+        """Who this is and what it holds; a restarted controller builds its state from that."""
+
+    @property
+    def data_address(self) -> Address:
+        host, port = self._data_plane.address
+        return Address(host, port)
+
+    def _end(self, reason: str) -> None:
+        _log.warning("%s ends: %s", self._member, reason)
+        self.thread.stop()

@@ -1,0 +1,284 @@
+"""The thread of a member: what the production Member asks for, carried out in the real world.
+
+Orders, messages and news come from other threads and wait in an inbox; between two Runs they become
+inputs of the Member. Memory, its data plane and the controller are the business of this file; what
+workers have besides is in `worker_thread.py`. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import xxhash
+
+from livescale.control.residency import Resident
+from livescale.member.effects import AmendFetch, Drop, Fetch, KeepLayers, Report
+from livescale.member.inputs import (
+    AllCame,
+    ControllerMet,
+    FeedEnded,
+    FirstByteCame,
+    HoldingFailed,
+    LayerCame,
+    MemberInput,
+    Ordered,
+)
+from livescale.member.member import Member
+from livescale.messages.commands import AmendLoad, StartCopy, StartLoad
+from livescale.messages.events import AnyEvent
+from livescale.runtime.examination import held_copy
+from livescale.runtime.heartbeat import WorkPulse
+from livescale.runtime.model_fetch import FetchOrder, ModelFetch
+from livescale.runtime.wire import Examine, Examined, Order
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.transfer.orders import ContentChecks
+from livescale.types import Manifest, PlanId, WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSetting:
+    """How a member treats its memory and its files. `lost_after_ms` and `stuck_after_ms` bound the
+    silence of its thread."""
+
+    storage_bytes_per_s: int | None = None
+    content_checks: ContentChecks = ContentChecks.NETWORK
+    lost_after_ms: int = 5000
+    stuck_after_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    """What only the real world knows of an order: the bytes' description, and where files lie."""
+
+    manifest: Manifest
+    directory: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """A holding as it lies in the memory."""
+
+    number: int
+    manifest: Manifest
+    memory: memoryview
+    fetch: ModelFetch
+    rank: int
+
+
+class MemberThread:
+    """Runs one Member. `report` sends to the controller; it is called on this thread."""
+
+    def __init__(
+        self,
+        member: Member,
+        memory: Arena,
+        data_plane: DataPlane,
+        report: Callable[[AnyEvent | Examined], None],
+        setting: MemberSetting,
+    ) -> None:
+        self.member = member
+        self._memory = memory
+        self._data_plane = data_plane
+        self._report = report
+        self._setting = setting
+        self._inbox: queue.SimpleQueue[MemberInput | Callable[[], object] | None] = (
+            queue.SimpleQueue()
+        )
+        #: what the next step absorbs
+        self._inputs: list[MemberInput] = []
+        #: asked by those who answer for this thread
+        self.pulse = WorkPulse(setting.lost_after_ms, setting.stuck_after_ms, self.post)
+        self._materials: dict[PlanId, _Material] = {}
+        self._held: dict[int, HeldBytes] = {}
+        self._carry: dict[type, Callable[[Any], None]] = {
+            Report: lambda effect: self._report(effect.event),
+            Fetch: self._fetch,
+            AmendFetch: self._amend,
+            Drop: self._drop,
+            KeepLayers: self._keep_layers,
+        }
+
+    # -- from other threads ---------------------------------------------------------------------
+
+    def post(self, work: MemberInput | Callable[[], object]) -> None:
+        """Let the thread take this in between two Runs."""
+        self._inbox.put(work)
+
+    def obey(self, order: Order | Examine) -> None:
+        """An order of the controller, or its question what the memory holds."""
+        if isinstance(order, Examine):
+            self.post(partial(self._examine, order))
+        else:
+            self.post(partial(self._take_order, order))
+
+    def meet_controller(self) -> None:
+        """A life of the controller was met that knows no more than the reports."""
+        self.post(ControllerMet())
+
+    def lose_peer(self, peer: WorkerRef) -> None:
+        """The controller gave a worker up: a member without an instance has no peers."""
+
+    def stop(self) -> None:
+        """End `run` after the Run in flight."""
+        self._inbox.put(None)
+
+    # -- the main loop --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until `stop`. An error of the executor ends the member: its state is unknown."""
+        while self._take_in():
+            with self.pulse.piece():
+                inputs, self._inputs = self._inputs, []
+                for effect in self.member.step(time.monotonic_ns(), inputs):
+                    self._carry[type(effect)](effect)
+                self._after_step()
+
+    def _take_in(self) -> bool:
+        """Gather what waits; sleep while there is nothing to do. False to stop."""
+        try:
+            work = self._inbox.get(not self._inputs, self._patience_s())
+            while True:
+                if work is None:
+                    return False
+                if callable(work):
+                    with self.pulse.piece():
+                        work()
+                else:
+                    self._inputs.append(work)
+                work = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _patience_s(self) -> float | None:
+        wake_ns = self.member.wake_ns()
+        return None if wake_ns is None else max(0, wake_ns - time.monotonic_ns()) / 1e9
+
+    def _after_step(self) -> None:
+        """Everything that the step asked for was carried out."""
+        living = {holding.order.plan for holding in self.member.holdings}
+        for plan in [plan for plan in self._materials if plan not in living]:
+            del self._materials[plan]
+
+    # -- orders ---------------------------------------------------------------------------------
+
+    def _take_order(self, order: Order) -> None:
+        command, manifest = order.command, order.manifest
+        if isinstance(command, StartLoad | StartCopy):
+            assert manifest is not None, f"{self!r} is given {command.model} without its manifest"
+            self._materials[command.plan] = _Material(manifest, order.directory)
+            layer_bytes = tuple(entry.size_bytes for entry in manifest.layers)
+            self._inputs.append(Ordered(command, layer_bytes, _identity(manifest)))
+            return
+        if isinstance(command, AmendLoad) and command.plan in self._materials:
+            manifest = self._materials[command.plan].manifest
+            self._materials[command.plan] = _Material(manifest, order.directory)
+        self._inputs.append(Ordered(command))
+
+    def _examine(self, asked: Examine) -> None:
+        """Say what the memory holds, byte for byte."""
+        copies = tuple(
+            held_copy(held.manifest, held.memory, held.fetch.present(), held.rank)
+            for held in self._held.values()
+        )
+        self._report(Examined(asked.call, self.member.ref, copies))
+
+    # -- effects --------------------------------------------------------------------------------
+
+    def _fetch(self, effect: Fetch) -> None:
+        """Begin to receive or to read."""
+        order, material = effect.order, self._materials[effect.order.plan]
+        manifest, offset_bytes = material.manifest, effect.offset_bytes
+        try:
+            self._memory.check_fits(manifest, offset_bytes)
+            self._memory.touch(offset_bytes, manifest.size_bytes)
+            memory = self._memory.view(offset_bytes, manifest.size_bytes)
+            fetch_order = FetchOrder(
+                plan=order.plan,
+                attempt=0,
+                manifest=manifest,
+                chunk_bytes=order.chunk_bytes,
+                offset_bytes=offset_bytes,
+                storage_bytes_per_s=self._setting.storage_bytes_per_s,
+                present_layers=self._restore(manifest, memory, effect.resident),
+                content_checks=self._setting.content_checks,
+            )
+            listener = _News(self.post, effect.holding)
+            fetch = ModelFetch(fetch_order, memory, self._data_plane, listener)
+            self._held[effect.holding] = HeldBytes(
+                effect.holding, manifest, memory, fetch, order.rank
+            )
+            fetch.start(order.feeds, material.directory)
+        except ValueError as error:
+            self._inputs.append(HoldingFailed(effect.holding, str(error)))
+
+    def _restore(
+        self, manifest: Manifest, memory: memoryview, resident: Resident | None
+    ) -> tuple[int, ...]:
+        """Put what is kept of the model to its place. Returns the layers whose checksums agree."""
+        if resident is None:
+            return ()
+        memory[: resident.size_bytes] = self._memory.view(
+            resident.offset_bytes, resident.size_bytes
+        )
+        return tuple(
+            entry.layer
+            for entry in manifest.layers[: resident.layers]
+            if xxhash.xxh3_64_hexdigest(
+                memory[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
+            )
+            == entry.checksum
+        )
+
+    def _amend(self, effect: AmendFetch) -> None:
+        held = self._held[effect.holding]
+        held.fetch.amend(effect.feeds, self._materials[held.fetch.order.plan].directory)
+
+    def _drop(self, effect: Drop) -> None:
+        """Bytes are neither written nor read when this returns."""
+        held = self._held.pop(effect.holding, None)
+        if held is not None:
+            held.fetch.stop()
+            self._memory.give_back(held.fetch.order.offset_bytes, held.manifest.size_bytes)
+
+    def _keep_layers(self, effect: KeepLayers) -> None:
+        kept = effect.resident
+        place = self._memory.view(kept.offset_bytes, kept.size_bytes)
+        place[:] = self._memory.view(0, kept.size_bytes)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.member!r}>"
+
+
+class _News:
+    """FetchListener: every piece of news becomes an input, in order."""
+
+    def __init__(self, post: Callable[[MemberInput], None], holding: int) -> None:
+        self._post = post
+        self._holding = holding
+
+    def first_byte(self) -> None:
+        self._post(FirstByteCame(self._holding))
+
+    def layer_arrived(self, layer: int) -> None:
+        self._post(LayerCame(self._holding, layer))
+
+    def completed(self, received_bytes: int) -> None:
+        self._post(AllCame(self._holding))
+
+    def failed(self, reason: str) -> None:
+        self._post(HoldingFailed(self._holding, reason))
+
+    def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
+        self._post(FeedEnded(self._holding, upstream, reason, is_stalled))
+
+
+def _identity(manifest: Manifest) -> str:
+    """Names the bytes: fine-tunes of one model share its manifest's id."""
+    checksums = "".join(entry.checksum for entry in manifest.layers)
+    return f"{manifest.id}-{xxhash.xxh3_64_hexdigest(checksums.encode())}"

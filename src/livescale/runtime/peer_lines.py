@@ -1,0 +1,190 @@
+"""The ways to other workers: messages of live pairs, with rows and KV, as data plane parcels.
+
+Sending is done by a thread per peer, because opening a connection and waiting for room take time.
+What goes wrong on the way to a peer ends the cooperation with that peer, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from livescale.batching.live_messages import KvLayer
+from livescale.runtime.live_parcels import Assembler, Letter, ParcelError, pack
+from livescale.transfer.data_plane import DataPlane
+from livescale.transfer.orders import TransferError
+from livescale.types import WorkerRef
+
+_log = logging.getLogger(__name__)
+# What a source asks for at once is some layers' KV of one batch, which is far less.
+_WAITING_BYTES_MAX = 1 << 30
+_PARCEL_COST_BYTES = 1 << 10
+"""What a parcel takes that waits, besides its bytes."""
+
+
+class PeerLines:
+    """All peers of one worker. Methods are called on the member's thread, which `post` lets do
+    something between two Runs."""
+
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        *,
+        patience_s: float,
+        post: Callable[[Callable[[], None]], None],
+        expected: Callable[[WorkerRef, Letter], int | None],
+        came: Callable[[WorkerRef, Letter, bytearray], None],
+        lost: Callable[[WorkerRef, bool], None],
+        waiting_bytes_max: int = _WAITING_BYTES_MAX,
+    ) -> None:
+        """`patience_s`: how long a peer may leave what it is sent unread. `expected` says how many
+        bytes come with a letter (None: they are not wanted) or raises ValueError; `came` is given
+        letters that are complete; `lost` peers that are lost, or (True) that sent what is no
+        message. `waiting_bytes_max`: of all parcels that wait for the end of a Run."""
+        self._data_plane = data_plane
+        self._patience_s = patience_s
+        self._post = post
+        self._expected = expected
+        self._came = came
+        self._lost = lost
+        self._lines: dict[WorkerRef, _Line] = {}
+        self._assemblers: dict[WorkerRef, Assembler] = {}
+        self._waiting_bytes_max = waiting_bytes_max
+        self._waiting_bytes = 0
+        #: a parcel of theirs found no room, which they have not been given up for yet
+        self._crowded_out: set[WorkerRef] = set()
+        self._waiting_lock = threading.Lock()
+        data_plane.on_parcel = self._arrived
+        data_plane.on_disconnected = lambda peer: post(partial(self.lose, peer))
+
+    def close(self) -> None:
+        """Nothing more is sent."""
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
+
+    def lose(self, peer: WorkerRef) -> None:
+        """What was sent to this worker, or came from it, may be lost, or it is gone."""
+        self._assemblers.pop(peer, None)
+        line = self._lines.pop(peer, None)
+        if line is not None:
+            line.close()
+        self._lost(peer, False)
+
+    def distrust(self, peer: WorkerRef, reason: str) -> None:
+        """What the peer sent is not to be believed: what follows of it is no message either."""
+        _log.warning("no more live work with %s: %s", peer, reason)
+        self._assemblers.pop(peer, None)
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def send(self, peer: WorkerRef, letter: Letter, content: Sequence[memoryview]) -> None:
+        """Queue the letter behind those that were sent before."""
+        line = self._lines.get(peer)
+        if line is None:
+            line = _Line(peer, self._data_plane, self._patience_s, self._broken)
+            self._lines[peer] = line
+        try:
+            # Rows of the next batch are waited for by the source, KV only by decodes.
+            can_wait = isinstance(letter.message, KvLayer)
+            line.put(pack(letter, content), can_wait=can_wait)
+        except ParcelError as error:
+            self._give_up(peer, str(error))
+
+    def _broken(self, line: _Line, reason: str) -> None:
+        """A line's thread gave up (called from there)."""
+        self._post(partial(self._line_broken, line, reason))
+
+    def _line_broken(self, line: _Line, reason: str) -> None:
+        if self._lines.get(line.peer) is line:
+            self._give_up(line.peer, reason)
+
+    def _give_up(self, peer: WorkerRef, reason: str) -> None:
+        _log.warning("no more live work with %s: %s", peer, reason)
+        self.lose(peer)
+
+    # -- receiving ------------------------------------------------------------------------------
+
+    def _arrived(self, peer: WorkerRef, parcel: bytes) -> None:
+        """On a thread of the data plane. A parcel that finds no room is lost."""
+        size_bytes = len(parcel) + _PARCEL_COST_BYTES
+        with self._waiting_lock:
+            has_room = self._waiting_bytes + size_bytes <= self._waiting_bytes_max
+            if has_room:
+                self._waiting_bytes += size_bytes
+            elif peer in self._crowded_out:
+                return
+            else:
+                self._crowded_out.add(peer)
+        if has_room:
+            self._post(partial(self._received, peer, parcel))
+        else:
+            self._post(partial(self._overflowed, peer))
+
+    def _received(self, peer: WorkerRef, parcel: bytes) -> None:
+        with self._waiting_lock:
+            self._waiting_bytes -= len(parcel) + _PARCEL_COST_BYTES
+        assembler = self._assemblers.get(peer)
+        if assembler is None:
+            assembler = Assembler(partial(self._expected, peer))
+            self._assemblers[peer] = assembler
+        try:
+            complete = assembler.take(parcel)
+        except ValueError as error:
+            self._refuse(peer, str(error))
+        else:
+            if complete is not None:
+                self._came(peer, *complete)
+
+    def _overflowed(self, peer: WorkerRef) -> None:
+        with self._waiting_lock:
+            self._crowded_out.remove(peer)
+        self._refuse(peer, "its parcels found no room among those that wait")
+
+    def _refuse(self, peer: WorkerRef, reason: str) -> None:
+        """What it sent is no message, or was lost: it is told so where it waits for an answer."""
+        self.distrust(peer, reason)
+        self._lost(peer, True)
+
+    def __repr__(self) -> str:
+        return f"<PeerLines {sorted(self._lines)}>"
+
+
+class _Line:
+    """What is sent to one peer, one message behind the other, by a thread of its own."""
+
+    def __init__(
+        self,
+        peer: WorkerRef,
+        data_plane: DataPlane,
+        patience_s: float,
+        broken: Callable[[_Line, str], None],
+    ) -> None:
+        self.peer = peer
+        self._data_plane = data_plane
+        self._patience_s = patience_s
+        self._broken = broken
+        self._parcels: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
+        self._is_closed = False
+        threading.Thread(target=self._run, name=f"live work with {peer}", daemon=True).start()
+
+    def put(self, parcels: list[bytes], *, can_wait: bool) -> None:
+        for parcel in parcels:
+            self._parcels.put((parcel, can_wait))
+
+    def close(self) -> None:
+        """What was not sent is not sent."""
+        self._is_closed = True
+        self._parcels.put(None)
+
+    def _run(self) -> None:
+        while (entry := self._parcels.get()) is not None and not self._is_closed:
+            parcel, can_wait = entry
+            try:
+                self._data_plane.post(self.peer, parcel, self._patience_s, can_wait=can_wait)
+            except TransferError as error:
+                self._broken(self, str(error))
+                return

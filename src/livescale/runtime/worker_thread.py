@@ -1,0 +1,274 @@
+"""The thread of a worker: what its Member asks of an executor, of peers and of gateways.
+
+An instance is three verbs: the Member gives Runs, the executor runs them here, and their results go
+back as inputs before anything else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from livescale.batching.batcher import BatcherConfig
+from livescale.batching.live_messages import BatchKey, Handover, KvLayer
+from livescale.batching.run import SequenceSpec
+from livescale.engine.errors import ModelError
+from livescale.engine.model_config import parse_config
+from livescale.engine.model_files import model_spec
+from livescale.engine.run_result import InstanceExecutor
+from livescale.member.effects import (
+    Answer,
+    Assign,
+    Drop,
+    Emit,
+    Execute,
+    ForgetRows,
+    Materialize,
+    Measure,
+    Reach,
+    Refuse,
+    TakeOver,
+    TellPeer,
+    WriteKv,
+)
+from livescale.member.inputs import (
+    ExecutorReady,
+    HoldingFailed,
+    PeerLost,
+    PeerSent,
+    RankLayers,
+    RateMeasured,
+    RunEnded,
+    Submitted,
+)
+from livescale.member.member import Member
+from livescale.member.serving import ServingLimits
+from livescale.messages.events import AnyEvent
+from livescale.runtime.boot import WorkerBoot
+from livescale.runtime.live_parcels import Letter, ParcelError
+from livescale.runtime.member_thread import MemberSetting, MemberThread
+from livescale.runtime.peer_lines import PeerLines
+from livescale.runtime.wire import Examined, FromTokenServer, Submit, Token, Tokens
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.types import LayerSpan, RequestId, TokenLogprobs, WorkerRef
+
+if TYPE_CHECKING:
+    from livescale.engine.run_result import HiddenRows
+
+# Long enough that a Run's fixed cost does not count, short enough to be over in a moment.
+_MEASURED_TOKENS = 256
+
+
+class Reporter(Protocol):
+    """Where a worker's messages go. Both calls may come from any thread and never block."""
+
+    def to_controller(self, event: AnyEvent | Examined) -> None: ...
+
+    def to_gateway(self, gateway: str, message: FromTokenServer) -> None: ...
+
+
+class WorkerThread(MemberThread):
+    """Runs the Member of one worker, with its device, arena and KV pool."""
+
+    def __init__(
+        self,
+        boot: WorkerBoot,
+        arena: Arena,
+        executor: InstanceExecutor,
+        data_plane: DataPlane,
+        reporter: Reporter,
+        make_member: Callable[..., Member] = Member,
+    ) -> None:
+        """`make_member` takes the arguments of a Member."""
+        limits = ServingLimits(boot.device.kind, boot.live, boot.resident_bytes)
+        super().__init__(
+            make_member(boot.worker, arena.size_bytes, limits),
+            arena,
+            data_plane,
+            reporter.to_controller,
+            MemberSetting(
+                storage_bytes_per_s=boot.storage_bytes_per_s,
+                lost_after_ms=boot.lost_after_ms,
+                stuck_after_ms=boot.stuck_after_ms,
+            ),
+        )
+        self._boot = boot
+        self._executor = executor
+        self._reporter = reporter
+        self._peers = PeerLines(
+            data_plane,
+            patience_s=boot.live.answer_ns / 1e9,
+            post=self.post,
+            expected=self._expected_bytes,
+            came=self._came,
+            lost=lambda peer, is_refused: self._inputs.append(PeerLost(peer, is_refused)),
+        )
+        self._vocabulary = 0
+        self._rows: dict[BatchKey, HiddenRows] = {}
+        #: what came with messages of peers, until the end of the step
+        self._contents: dict[int, bytearray] = {}
+        self._logprobs: Mapping[RequestId, TokenLogprobs] = {}
+        self._carry |= {
+            Answer: lambda effect: reporter.to_gateway(effect.gateway, effect.answer),
+            Emit: self._emit,
+            TellPeer: self._tell,
+            Refuse: lambda effect: self._peers.distrust(effect.peer, effect.reason),
+            Reach: lambda effect: data_plane.reach(effect.peer),
+            Assign: self._assign,
+            Materialize: lambda effect: executor.materialize(effect.layer),
+            Measure: self._measure,
+            Execute: self._execute,
+            TakeOver: self._take_over,
+            WriteKv: self._write_kv,
+            ForgetRows: self._forget_rows,
+        }
+
+    def run(self) -> None:
+        super().run()
+        self._peers.close()
+
+    # -- from other threads ---------------------------------------------------------------------
+
+    def submit(self, gateway: str, message: Submit) -> None:
+        """A gateway asks for an attempt."""
+        spec = SequenceSpec(
+            message.request,
+            message.attempt,
+            message.prompt_ids,
+            message.sampling,
+            message.generated_ids,
+        )
+        self.post(Submitted(gateway, message.instance, spec))
+
+    def lose_peer(self, peer: WorkerRef) -> None:
+        """The controller gave this member up."""
+        self.post(lambda: self._peers.lose(peer))
+
+    # -- effects: the executor ------------------------------------------------------------------
+
+    def _assign(self, effect: Assign) -> None:
+        held = self._held.get(effect.holding)
+        if held is None:
+            return  # its memory refused it
+        manifest, executor = held.manifest, self._executor
+        try:
+            executor.assign(manifest, held.memory)
+        except (ModelError, ValueError) as error:
+            self._inputs.append(HoldingFailed(effect.holding, str(error)))
+            return
+        where = f"config of {manifest.model}"
+        self._vocabulary = parse_config(manifest.config_json, where).vocab_size
+        limits = BatcherConfig(
+            kv_blocks=executor.kv_blocks,
+            block_tokens=self._boot.block_tokens,
+            run_tokens_max=self._boot.run_tokens_max,
+            sequences_max=self._boot.sequences_max,
+            oldest_prompt_percent=self._boot.oldest_prompt_percent,
+            growth_tokens=self._boot.growth_tokens,
+        )
+        self._inputs.append(
+            ExecutorReady(
+                holding=effect.holding,
+                limits=limits,
+                kv_layer_bytes=executor.kv_layer_bytes(1),
+                row_bytes=model_spec(manifest).row_bytes_per_token,
+            )
+        )
+
+    def _drop(self, effect: Drop) -> None:
+        super()._drop(effect)
+        self._executor.release()
+        self._rows.clear()
+
+    def _measure(self, effect: Measure) -> None:
+        held = self._held[effect.holding]
+        tokens = min(_MEASURED_TOKENS, self._boot.run_tokens_max)
+        span = LayerSpan(0, len(held.manifest.layers))
+        rate = self._executor.prefill_tokens_per_s(span, tokens)
+        self._inputs.append(RateMeasured(effect.holding, rate))
+
+    def _execute(self, effect: Execute) -> None:
+        run, batch = effect.run, effect.batch
+        rows = self._rows.pop(batch) if batch is not None and run.span.start else None
+        began_ns = time.monotonic_ns()
+        result = self._executor.run(run, rows)
+        elapsed_ns = time.monotonic_ns() - began_ns
+        if batch is not None and result.hidden is not None:
+            self._rows[batch] = result.hidden
+        self._logprobs = result.logprobs
+        self._inputs.append(RunEnded([(token,) for token in result.token_ids], elapsed_ns))
+
+    def _forget_rows(self, effect: ForgetRows) -> None:
+        self._rows.pop(effect.batch, None)
+
+    # -- effects: gateways ----------------------------------------------------------------------
+
+    def _emit(self, effect: Emit) -> None:
+        logprobs = {} if effect.is_repeated else self._logprobs
+        tokens = tuple(
+            Token(
+                request=emitted.request,
+                attempt=emitted.attempt,
+                index=emitted.index + place,
+                token_id=token_id,
+                finish_reason=emitted.finish_reason,
+                logprobs=logprobs.get(emitted.request),
+                cached_tokens=emitted.cached_tokens,
+            )
+            for emitted in effect.emitted
+            for place, token_id in enumerate(emitted.token_ids)
+        )
+        self._reporter.to_gateway(effect.gateway, Tokens(tokens))
+
+    # -- effects: peers -------------------------------------------------------------------------
+
+    def _tell(self, effect: TellPeer) -> None:
+        message, executor = effect.message, self._executor
+        # The executor takes one rank only, and refuses more by name.
+        assert not isinstance(message, RankLayers), f"{self!r} has one rank"
+        content: list[memoryview] = []
+        if isinstance(message, Handover) and message.rows:
+            content = [executor.export_rows(self._rows[message.batch])]
+        elif isinstance(message, KvLayer):
+            content = [executor.export_kv(message.layer - 1, t, n) for n, t in effect.places]
+        letter = Letter(message, effect.gateways, effect.size_bytes)
+        self._peers.send(effect.peer, letter, content)
+
+    def _take_over(self, effect: TakeOver) -> None:
+        if effect.message.rows:
+            content = memoryview(self._contents[effect.content])
+            rows = self._executor.import_rows(content, effect.message.rows)
+            self._rows[effect.message.batch] = rows
+
+    def _write_kv(self, effect: WriteKv) -> None:
+        """Write it into the blocks of the requests that are still here."""
+        first, view = 0, memoryview(self._contents[effect.content])
+        for tokens, block_table in effect.places:
+            stop = first + self._executor.kv_layer_bytes(tokens)
+            if block_table:
+                part = view[first:stop]
+                self._executor.import_kv(effect.message.layer - 1, block_table, tokens, part)
+            first = stop
+
+    # -- what peers send ------------------------------------------------------------------------
+
+    def _expected_bytes(self, peer: WorkerRef, letter: Letter) -> int | None:
+        message = letter.message
+        size_bytes = self.member.expected_bytes(peer, message)
+        if size_bytes is not None and isinstance(message, Handover):
+            for spec in message.requests:
+                ids = (*spec.prompt_ids, *spec.generated_ids)
+                if not all(0 <= i < self._vocabulary for i in ids):
+                    raise ParcelError(f"{spec.request} has tokens that this model has not")
+        return size_bytes
+
+    def _came(self, peer: WorkerRef, letter: Letter, content: bytearray) -> None:
+        number = len(self._contents) + 1
+        self._contents[number] = content
+        self._inputs.append(PeerSent(peer, letter.message, letter.gateways, len(content), number))
+
+    def _after_step(self) -> None:
+        super()._after_step()
+        self._contents.clear()

@@ -1,0 +1,1 @@
+"""What must hold in every simulated world, stated from outside: one property per checker."""

@@ -1,0 +1,202 @@
+"""Every order ends in exactly one terminal event, or in the loss of the one who should report.
+
+Orders are new and go to living members; attempts of a request grow, and it fails only when none is
+under way.
+"""
+
+from __future__ import annotations
+
+from livescale.messages.commands import (
+    AnyCommand,
+    Dispatch,
+    DropCopy,
+    FailRequest,
+    Release,
+    StartCopy,
+    StartLoad,
+)
+from livescale.messages.events import (
+    AgentJoined,
+    AnyEvent,
+    BatchTaken,
+    CopyCompleted,
+    CopyDropped,
+    CopyFailed,
+    LoadCompleted,
+    LoadFailed,
+    Released,
+    RequestArrived,
+    RequestCancelled,
+    RequestEnded,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.invariants import require
+from livescale.sim.checkers.knowledge import Knowledge, OrderKey
+from livescale.types import Outcome, RequestId, WorkerRef
+
+
+class AnswerChecker:
+    """Orders of one life of a controller, and their ends. Lost attempts are told to `failures`."""
+
+    def __init__(self, knowledge: Knowledge, failures: FailureChecker) -> None:
+        self._knowledge = knowledge
+        self._failures = failures
+        #: unanswered orders and the member that must answer
+        self._open: dict[OrderKey, WorkerRef] = {}
+        self._answered: dict[OrderKey, None] = {}
+        #: the newest attempt of each request, and who runs it if it is under way
+        self._attempts: dict[RequestId, int] = {}
+        #: how often the current attempt was taken over
+        self._moves: dict[RequestId, int] = {}
+        self._running: dict[RequestId, WorkerRef] = {}
+        #: requests that nobody waits for any more, and those that are over
+        self._cancelled: dict[RequestId, None] = {}
+        self._over: dict[RequestId, None] = {}
+
+    def absorb(self, event: AnyEvent) -> None:
+        """Before the knowledge has this event."""
+        if isinstance(event, WorkerJoined):
+            for old in self._knowledge.predecessors(event.worker) or ():
+                self._lost(old)
+        elif isinstance(event, AgentJoined):
+            for old in self._knowledge.predecessors(event.agent) or ():
+                self._lost(old)
+        elif isinstance(event, WorkerLost):
+            self._lost(event.worker)
+        elif isinstance(event, RequestArrived):
+            # What was over here may not be at the gateway: it begins anew.
+            was_over = self._over.pop(event.request, 0) is None
+            if was_over or event.attempt > self._attempts.get(event.request, -1):
+                self._attempts[event.request] = event.attempt
+                self._moves[event.request] = event.moves
+                if event.worker is not None:
+                    self._running[event.request] = event.worker
+            elif self._is_given_back(event):
+                self._stops(event.request)
+        elif isinstance(event, RequestEnded):
+            self._ended(event)
+        elif isinstance(event, RequestCancelled):
+            if event.request in self._running:
+                self._cancelled[event.request] = None
+            else:
+                self._over[event.request] = None
+        elif isinstance(event, BatchTaken):
+            self._taken(event)
+        elif isinstance(event, LoadCompleted | LoadFailed):
+            self._answer(("load", event.instance, event.attempt, event.rank))
+        elif isinstance(event, Released):
+            self._answer(("release", event.instance, event.attempt, event.rank))
+        elif isinstance(event, CopyCompleted | CopyFailed):
+            self._answer(("copy", event.plan, event.agent))
+        elif isinstance(event, CopyDropped):
+            self._answer(("drop", event.plan, event.agent))
+
+    def check(self, command: AnyCommand) -> None:
+        if isinstance(command, StartLoad):
+            key: OrderKey = ("load", command.instance, command.attempt, command.rank)
+            self._ask(key, command.worker)
+        elif isinstance(command, Release):
+            key = ("release", command.instance, command.attempt, command.rank)
+            self._ask(key, command.worker)
+        elif isinstance(command, StartCopy):
+            self._ask(("copy", command.plan, command.agent), command.agent)
+        elif isinstance(command, DropCopy):
+            self._ask(("drop", command.plan, command.agent), command.agent)
+        elif isinstance(command, Dispatch):
+            attempt = self._attempts.get(command.request, 0)
+            require(command.attempt > attempt, "attempts grow", command, attempt)
+            is_alone = command.request not in self._running
+            require(is_alone, "one attempt at a time", command)
+            self._require_alive(command, command.worker)
+            self._attempts[command.request] = command.attempt
+            self._moves[command.request] = 0
+            self._running[command.request] = command.worker
+        elif isinstance(command, FailRequest):
+            is_over = command.request not in self._running
+            require(is_over, "a request fails after its last attempt", command)
+            self._over[command.request] = None
+
+    def all_answered(self) -> None:
+        require(not self._open, "every order is answered", self._open)
+        require(not self._running, "every attempt ends", self._running)
+
+    # -- what can be asked ----------------------------------------------------------------------
+
+    def is_over(self, request: RequestId) -> bool:
+        return request in self._over
+
+    def is_running(self, request: RequestId) -> bool:
+        """An attempt of it is under way."""
+        return request in self._running
+
+    def running_on(self, worker: WorkerRef) -> list[RequestId]:
+        """Requests whose attempt is under way there."""
+        return [request for request, runs in self._running.items() if runs == worker]
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _is_given_back(self, event: RequestArrived) -> bool:
+        """A gateway announces the attempt that is under way as one that nobody runs: the worker's
+        own word of that may be lost."""
+        is_current = event.attempt == self._attempts[event.request] and event.worker is None
+        return is_current and event.request in self._running
+
+    def _ended(self, event: RequestEnded) -> None:
+        """Gateway and worker may both see the end: the second news is stale. So is that of a worker
+        from which the attempt was taken over."""
+        worker = self._running.get(event.request)
+        is_current = event.attempt == self._attempts.get(event.request)
+        is_lost = event.outcome is Outcome.WORKER_LOST
+        if worker is None or not is_current or not (is_lost or event.worker in (None, worker)):
+            return
+        if is_lost:
+            self._failures.lost(event.request, event.attempt)
+        self._stops(event.request)
+        if event.outcome not in (Outcome.WORKER_LOST, Outcome.RETURNED):
+            self._over[event.request] = None
+
+    def _taken(self, event: BatchTaken) -> None:
+        """Current attempts are this worker's now, wherever they were, and it ends them; but not
+        those that another one has taken over since."""
+        for request, attempt, moves in event.takings:
+            is_current = attempt == self._attempts.get(request) and request not in self._over
+            if not is_current or moves < self._moves[request]:
+                continue
+            self._moves[request] = moves
+            self._failures.found(request, attempt)
+            if self._knowledge.is_alive(event.worker):
+                self._running[request] = event.worker
+
+    def _stops(self, request: RequestId) -> None:
+        """Its attempt is not under way any more."""
+        del self._running[request]
+        if self._cancelled.pop(request, 0) is None:
+            self._over[request] = None
+
+    def _require_alive(self, order: object, member: WorkerRef) -> None:
+        require(self._knowledge.is_alive(member), "only living members get orders", order, member)
+
+    def _ask(self, key: OrderKey, member: WorkerRef) -> None:
+        self._require_alive(key, member)
+        require(key not in self._open and key not in self._answered, "orders are new", key)
+        self._open[key] = member
+
+    def _answer(self, key: OrderKey) -> None:
+        require(key not in self._answered, "an order is answered once", key)
+        if key in self._open:
+            del self._open[key]
+            self._answered[key] = None
+
+    def _lost(self, member: WorkerRef) -> None:
+        """The loss answers whatever the member was asked, in the place of every answer.
+
+        One lost rank loses the instance, and with it what its rank 0 was asked.
+        """
+        firsts = [self._knowledge.ranks[i].get(0) for i in self._knowledge.instances_on(member)]
+        for key in [key for key, asked in self._open.items() if asked == member]:
+            del self._open[key]
+        for request in [r for r, runs in self._running.items() if runs in (member, *firsts)]:
+            self._failures.lost(request, self._attempts[request])
+            self._stops(request)

@@ -1,0 +1,214 @@
+"""What must hold of live batches, and of an overloaded instance that a loading one helps.
+
+Stated from what workers run and what they tell each other. No layer is run before it is there, each
+layer of a request is run once and in order by whoever owns it, rows and KV come from layers that
+were run, and no token is computed from KV that is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from livescale.batching.live_messages import BatchKey, Handover
+from livescale.batching.run import Run
+from livescale.plans import Pairing
+from livescale.sim.checkers.invariants import require
+from livescale.sim.config import SimConfig
+from livescale.types import InstanceId, LayerSpan, RequestId, WorkerRef
+
+_SLACK_NS = 1_000_000
+"""What a pull may take besides messages on their way."""
+
+
+class PairMember(Protocol):
+    """An instance as one of a live pair, seen from outside."""
+
+    @property
+    def instance(self) -> InstanceId: ...
+
+    @property
+    def pairing(self) -> Pairing | None: ...
+
+    @property
+    def waits_for_layer(self) -> tuple[tuple[int, int], ...]:
+        """Requests of the batch that it offers, if it can run no layer yet: tokens of each now and
+        at most."""
+        ...
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def has_room(self, needs: Sequence[tuple[int, int]]) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Part:
+    """How far a request in a live batch is on one instance."""
+
+    next_layer: int
+    tokens: int
+    kv_missing: dict[int, None] = field(default_factory=dict)
+    #: came from another instance without rows
+    is_from_prompt: bool = False
+
+
+class LiveChecker:
+    """Live work of all instances, over all lives of the controller. `free_ns` says when all that a
+    worker has sent will have left it."""
+
+    def __init__(self, config: SimConfig, free_ns: Callable[[WorkerRef], int]) -> None:
+        self._free_ns = free_ns
+        self._layers = {policy.spec.name: policy.spec.layers for policy in config.policies}
+        self._ranks = {policy.spec.name: policy.spec.tp_size for policy in config.policies}
+        late_ns = config.faults.late_ns_max if config.faults.late_permille else 0
+        #: an offer, a pull and a handover; and the loss of a source that a target has not heard of
+        self._slack_ns = 4 * (config.message_delay_ns + late_ns) + _SLACK_NS
+        #: layers 0…watermark-1 that the ranks of an instance have
+        self._watermarks: dict[InstanceId, dict[int, int]] = {}
+        self._parts: dict[InstanceId, dict[tuple[RequestId, int], _Part]] = {}
+        self._taken: dict[tuple[InstanceId, BatchKey], list[tuple[RequestId, int]]] = {}
+        self._members: dict[WorkerRef, PairMember] = {}
+        #: workers of loading instances, by the worker of the source that they were given
+        self._targets: dict[WorkerRef, list[WorkerRef]] = {}
+        self._idle_since_ns: dict[InstanceId, int] = {}
+        #: targets that were asked for batches without their rows
+        self._pulled_bare: dict[InstanceId, None] = {}
+
+    # -- layers ---------------------------------------------------------------------------------
+
+    def has_layers(self, instance: InstanceId, rank: int, watermark: int) -> None:
+        """A rank has layers 0…watermark-1."""
+        self._watermarks.setdefault(instance, {})[rank] = watermark
+
+    def runs(self, instance: InstanceId, model: str, run: Run, *, is_live: bool) -> None:
+        """The instance starts a Run: some layers of a live batch, or the whole model."""
+        ranks = self._watermarks.get(instance, {})
+        has_all = len(ranks) == self._ranks[model] and min(ranks.values()) >= run.span.stop
+        if is_live:
+            require(has_all, "only layers that are there are run", instance, run.span, ranks)
+            self._runs_part(instance, run)
+            return
+        is_whole = has_all and run.span == LayerSpan(0, self._layers[model])
+        require(is_whole, "only complete models serve", instance, run.span, ranks)
+        parts = self._parts.get(instance)
+        if not parts:
+            return
+        for segment in run.segments:
+            part = parts.pop((segment.request, segment.attempt), None)
+            if part is None or segment.first_position < part.tokens:
+                continue  # never in a live batch here, or computed anew
+            is_computed = part.next_layer == run.span.stop
+            require(is_computed, "a request decodes after its last layer", instance, segment, part)
+            require(not part.kv_missing, "a request decodes when its KV is there", segment, part)
+
+    def _runs_part(self, instance: InstanceId, run: Run) -> None:
+        parts = self._parts.setdefault(instance, {})
+        for segment in run.segments:
+            known = (segment.request, segment.attempt)
+            part = parts.get(known)
+            # Without its rows a batch begins anew where it is taken, or stays after all.
+            may_begin_anew = instance in self._pulled_bare or (
+                part is not None and (part.kv_missing or part.is_from_prompt)
+            )
+            if part is None or (run.span.start == 0 and may_begin_anew):
+                is_from_prompt = part is not None and part.is_from_prompt
+                part = parts[known] = _Part(0, segment.token_count, is_from_prompt=is_from_prompt)
+            is_next = run.span.start == part.next_layer and segment.first_position == 0
+            require(is_next, "layers are run once and in order", instance, run.span, known, part)
+            require(segment.token_count == part.tokens, "all of a prompt is run", known, part)
+            part.next_layer = run.span.stop
+
+    # -- what passes from one to the other ------------------------------------------------------
+
+    def pulls_without_rows(self, target: InstanceId) -> None:
+        """A source asks the target for a batch without what was run of it."""
+        self._pulled_bare[target] = None
+
+    def hands(self, message: Handover) -> None:
+        """The batch leaves its target."""
+        parts = self._parts.get(message.batch.target, {})
+        if not message.next_layer:
+            # What was run of it is given up: if it comes back, it begins anew.
+            for spec in message.requests:
+                parts.pop((spec.request, spec.attempt), None)
+        for spec in message.requests if message.rows else ():
+            part = parts.get((spec.request, spec.attempt))
+            is_done = part is not None and part.next_layer == message.next_layer
+            require(is_done, "rows are those of the layers that were run", message, spec, part)
+
+    def handed(self, instance: InstanceId, message: Handover) -> None:
+        """The instance takes the batch over."""
+        parts = self._parts.setdefault(instance, {})
+        taken = self._taken[instance, message.batch] = []
+        for spec in message.requests:
+            known = (spec.request, spec.attempt)
+            parts.pop(known, None)
+            if not message.next_layer:
+                tokens = len(spec.prompt_ids) + len(spec.generated_ids)
+                parts[known] = _Part(0, tokens, is_from_prompt=True)
+            else:
+                # Of one that decodes, the last token is computed with the KV of all others.
+                tokens = len(spec.prompt_ids) + len(spec.generated_ids) - message.decoding
+                parts[known] = part = _Part(message.next_layer, tokens)
+                wants_kv = spec.sampling.output_tokens_max > len(spec.generated_ids) + 1
+                if wants_kv or message.decoding:
+                    part.kv_missing = dict.fromkeys(range(1, message.next_layer - message.decoding))
+                taken.append(known)
+
+    def kv_came(self, instance: InstanceId, batch: BatchKey, layer: int) -> None:
+        """The KV of one layer of a batch that was taken over is here."""
+        for known in self._taken.get((instance, batch), ()):
+            part = self._parts[instance].get(known)
+            if part is not None:
+                part.kv_missing.pop(layer, None)
+
+    # -- pairs ----------------------------------------------------------------------------------
+
+    def joins(self, worker: WorkerRef, member: PairMember) -> None:
+        """The worker is rank 0 of this instance from now on."""
+        self._members[worker] = member
+        if member.pairing is not None and member.pairing.source is not None:
+            self._targets.setdefault(member.pairing.source, []).append(worker)
+
+    def leaves(self, worker: WorkerRef) -> None:
+        """The worker has no instance any more."""
+        member = self._members.pop(worker, None)
+        if member is None:
+            return
+        self._idle_since_ns.pop(member.instance, None)
+        self._parts.pop(member.instance, None)
+        if member.pairing is not None and member.pairing.source is not None:
+            self._targets[member.pairing.source].remove(worker)
+
+    def looks(self, worker: WorkerRef, now_ns: int) -> None:
+        """Something has happened on the worker's instance."""
+        for target in self._targets.get(worker, ()):
+            self._check_pair(target, worker, now_ns)
+        member = self._members.get(worker)
+        pairing = member.pairing if member is not None else None
+        if member is not None and pairing is not None and pairing.source is not None:
+            self._check_pair(worker, pairing.source, now_ns)
+
+    def _check_pair(self, worker: WorkerRef, source: WorkerRef, now_ns: int) -> None:
+        target = self._members[worker]
+        since_ns = self._idle_since_ns.get(target.instance, now_ns)
+        # Words wait behind rows and KV, also behind those that nobody wants any more.
+        since_ns = max(since_ns, self._free_ns(worker), self._free_ns(source))
+        rule = "a source is not idle while its target waits for its first layer"
+        if now_ns - since_ns > self._slack_ns:
+            require(False, rule, target, self._members.get(source), since_ns, now_ns)
+        if self._is_idle_source(target, source):
+            self._idle_since_ns[target.instance] = since_ns
+        else:
+            self._idle_since_ns.pop(target.instance, None)
+
+    def _is_idle_source(self, target: PairMember, worker: WorkerRef) -> bool:
+        """The target's first batch could run on its source, which does nothing."""
+        source, needs, pairing = self._members.get(worker), target.waits_for_layer, target.pairing
+        if source is None or pairing is None or not needs:
+            return False
+        # With several targets it may wait for another one's answer.
+        is_its_own = source.instance == pairing.source_instance and len(self._targets[worker]) == 1
+        return is_its_own and source.is_idle and source.has_room(needs)

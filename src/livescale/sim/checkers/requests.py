@@ -1,0 +1,166 @@
+"""Rules about requests at the gateway of a world, over all lives of the controller.
+
+A request ends once, with all its tokens, or fails because its world makes that inevitable: at its
+arrival the model was not served, or as many requests waited as may; or it waited too long; or a
+controller failed it, for which there are rules of their own (`failure_checker.py`); or no device
+could hold it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from livescale.batching.run import EmittedTokens
+from livescale.fair_line import OVERFULL
+from livescale.messages.commands import Dispatch
+from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.invariants import InvariantBroken, require
+from livescale.sim.config import SimConfig
+from livescale.types import Outcome, RequestId, WorkerRef
+
+
+class UnexplainedFailure(InvariantBroken):
+    """A request failed, and nothing in its world made that inevitable."""
+
+
+class RequestChecker:
+    """What the gateway receives, and how its requests end."""
+
+    def __init__(self, config: SimConfig, failures: FailureChecker) -> None:
+        self._config = config
+        self._failures = failures
+        #: of each request the model, the client and how many tokens its prompt and its output have
+        self._requests: dict[RequestId, tuple[str, str, int, int]] = {}
+        self._outcomes: dict[RequestId, Outcome] = {}
+        #: requests that no worker has, since when, and by model and client their number and tokens
+        self._waiting: dict[RequestId, int] = {}
+        self._lines: dict[str, Counter[str]] = {}
+        self._prompts: dict[str, Counter[str]] = {}
+        #: why requests that have just arrived must be refused ("": they must not)
+        self._refusals: dict[RequestId, str] = {}
+
+    def arrived(
+        self,
+        now_ns: int,
+        request: RequestId,
+        model: str,
+        client: str,
+        prompt_tokens: int,
+        output_tokens: int,
+    ) -> None:
+        """Before the request is accepted or refused."""
+        require(request not in self._requests, "request ids are unique", request)
+        self._requests[request] = model, client, prompt_tokens, output_tokens
+        self._refusals[request] = self._refusal(now_ns, model, client, prompt_tokens)
+        self._wait(now_ns, request)
+
+    def moved(self, now_ns: int, request: RequestId, worker: WorkerRef | None) -> None:
+        """The worker has the request from now on (None: it waits)."""
+        if worker is None:
+            self._wait(now_ns, request)
+        else:
+            self._leave_line(request)
+
+    def said(self, event: RequestArrived | RequestCancelled | RequestEnded) -> None:
+        """The gateway tells the controller, or would if there were one."""
+        if isinstance(event, RequestArrived):
+            refusal = self._refusals.pop(event.request, "")
+            require(not refusal, "what must be refused is not accepted", event, refusal)
+        elif isinstance(event, RequestEnded) and event.outcome is Outcome.WORKER_LOST:
+            self._failures.lost(event.request, event.attempt)
+
+    def dispatched(self, order: Dispatch, attempt: int, worker: WorkerRef | None) -> None:
+        require(order.attempt > attempt, "attempts grow", order, attempt, worker)
+
+    def tokens(self, emitted: EmittedTokens, accepted: int, prompt_tokens: int) -> None:
+        first = prompt_tokens + emitted.index
+        expected = range(first, first + len(emitted.token_ids))
+        # The busiest of all rules: nothing is put together for the one that holds.
+        if emitted.index != accepted or emitted.token_ids != expected:
+            require(emitted.index == accepted, "each index comes once, in order", emitted, accepted)
+            are_same = list(emitted.token_ids) == list(expected)
+            require(are_same, "a retry goes on with the same tokens", emitted)
+
+    def ended(
+        self, now_ns: int, request: RequestId, outcome: Outcome, tokens: int, wanted: int
+    ) -> None:
+        require(request not in self._outcomes, "a request ends once", request)
+        self._outcomes[request] = outcome
+        waited_ns = now_ns - self._waiting.get(request, now_ns)
+        self._leave_line(request)
+        refusal = self._refusals.pop(request, "")
+        if outcome is Outcome.FINISHED:
+            require(tokens == wanted, "a finished request has all its tokens", request, tokens)
+        elif outcome is Outcome.FAILED and not refusal:
+            self._check_failure(request, waited_ns)
+
+    def all_ended(self) -> None:
+        waiting = [request for request in self._requests if request not in self._outcomes]
+        require(not waiting, "every request ends", waiting)
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _check_failure(self, request: RequestId, waited_ns: int) -> None:
+        """The request was accepted, and fails."""
+        model, _, prompt_tokens, output_tokens = self._requests[request]
+        timeout_ns = self._config.queue_timeout_ns
+        was_late = timeout_ns is not None and waited_ns >= timeout_ns
+        could_run = prompt_tokens + output_tokens <= self._tokens_held_max(model)
+        if could_run and not was_late and not self._failures.has_failed(request):
+            raise UnexplainedFailure(f"a request fails that need not: {request} of {model}")
+
+    def _refusal(self, now_ns: int, model: str, client: str, prompt_tokens: int) -> str:
+        """Why a request of the client is refused now ("": it is not)."""
+        config = self._config
+        if not self._is_served(now_ns, model):
+            return "its model is not served"
+        if not self._lines.get(model):
+            return ""
+        if _is_full(self._lines[model], client, 1, config.queue_requests_max):
+            return "too many requests wait"
+        most = config.queue_prompt_tokens_max
+        if most is not None and _is_full(self._prompts[model], client, prompt_tokens, most):
+            return "too many prompt tokens wait"
+        return ""
+
+    def _is_served(self, now_ns: int, model: str) -> bool:
+        is_there = any(p.spec.name == model for p in self._config.controller.models)
+        for change in self._config.changes:
+            if change.at_ns <= now_ns:
+                if change.added is not None and change.added.spec.name == model:
+                    is_there = True
+                is_there = is_there and change.removed != model
+        return is_there
+
+    def _tokens_held_max(self, model: str) -> int:
+        """Of one request, by the device that holds most."""
+        config, spec = self._config, self._config.spec(model)
+        fitting = [d for d in config.devices if d.arena_bytes >= spec.size_bytes]
+        limits = [config.batcher(spec, device) for device in fitting]
+        return max((b.kv_blocks * b.block_tokens for b in limits), default=0)
+
+    def _wait(self, now_ns: int, request: RequestId) -> None:
+        if request not in self._waiting:
+            self._waiting[request] = now_ns
+            model, client, prompt_tokens, _ = self._requests[request]
+            self._lines.setdefault(model, Counter())[client] += 1
+            self._prompts.setdefault(model, Counter())[client] += prompt_tokens
+
+    def _leave_line(self, request: RequestId) -> None:
+        if self._waiting.pop(request, None) is not None:
+            model, client, prompt_tokens, _ = self._requests[request]
+            for line, amount in ((self._lines[model], 1), (self._prompts[model], prompt_tokens)):
+                line[client] -= amount
+                if not line[client]:
+                    del line[client]
+
+
+def _is_full(line: Counter[str], client: str, more: int, most: int) -> bool:
+    """So many more of the client do not fit in. Clients below their share of the line get places
+    beyond its bound."""
+    total, own, clients = line.total() + more, line[client], len({*line, client})
+    if total <= most:
+        return False
+    is_below = not own or (own + more) * clients <= most
+    return not is_below or total > OVERFULL * most

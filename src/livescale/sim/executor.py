@@ -1,0 +1,127 @@
+"""The executor of a simulated worker: a Run takes what the latency model says.
+
+A Run of several steps (a stretch) is one event. It ends with the step that is under way when
+something comes in for the worker.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+from livescale.batching.run import Run
+from livescale.latency.models import AnyLatency
+from livescale.latency.work import RunWork, span_ns
+from livescale.member.effects import Execute
+from livescale.member.inputs import ExecutorReady, RunEnded
+from livescale.sim.clock import COMMIT_PRIORITY, Clock
+from livescale.sim.config import SimConfig
+from livescale.topology import Device
+from livescale.types import LayerSpan, ModelSpec
+
+_NS_PER_S = 1_000_000_000
+
+
+class SimExecutor:
+    """One model at a time, one Run at a time."""
+
+    def __init__(
+        self,
+        config: SimConfig,
+        device: Device,
+        clock: Clock,
+        shorten: Callable[[int], Run],
+        ended: Callable[[RunEnded], None],
+    ) -> None:
+        """`shorten` cuts the Run in flight after so many steps; `ended` is given its result."""
+        self._config = config
+        self._device = device
+        self._clock = clock
+        self._shorten = shorten
+        self._ended = ended
+        self._spec: ModelSpec | None = None
+        self._latency: AnyLatency | None = None
+        self._run: Run | None = None
+        self._began_ns = 0
+        #: when the steps of the Run in flight, or of the last one, end
+        self.step_ns: list[int] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """No Run is in flight. (None that could be started is left.)"""
+        return self._run is None
+
+    def assign(self, holding: int, spec: ModelSpec) -> ExecutorReady:
+        """Take the model over."""
+        self._spec, self._latency = spec, self._config.latency_of(spec.name)
+        return ExecutorReady(
+            holding=holding,
+            limits=self._config.batcher(spec, self._device),
+            kv_layer_bytes=spec.kv_bytes_per_token // (spec.layers - 2),
+            row_bytes=spec.row_bytes_per_token,
+        )
+
+    def prefill_tokens_per_s(self) -> int:
+        """The rate that a long prompt would show."""
+        assert self._latency is not None
+        tokens = self._config.run_tokens_max
+        run_ns = self._latency.run_ns(RunWork(((tokens, 0),)))
+        return max(tokens * _NS_PER_S // max(run_ns, 1), 1)
+
+    def start(self, effect: Execute, due_ns: int) -> None:
+        """Let the Run take its time. A stretch ends where progress is worth a report (`due_ns`)."""
+        spec, latency, run = self._spec, self._latency, effect.run
+        assert spec is not None
+        assert latency is not None
+        now_ns = self._began_ns = self._clock.now_ns
+        work = run.work
+        if effect.batch is not None:
+            layers = _decoder_layers(run.span, spec.layers)
+            self.step_ns = [now_ns + span_ns(latency, work, layers, spec.layers - 2)]
+        elif run.steps == 1:
+            self.step_ns = [now_ns + latency.run_ns(work)]
+        else:
+            first_ns = latency.run_ns(work)
+            steps = min(run.steps, max(due_ns - now_ns, 0) // max(first_ns, 1) + 2)
+            times = latency.decode_ns(work.decodes, work.decode_context_tokens, steps)
+            self.step_ns = list(itertools.accumulate(times, initial=now_ns))[1:]
+            last = min(bisect.bisect_left(self.step_ns, due_ns) + 1, steps)
+            del self.step_ns[last:]
+            run = self._shorten(last)
+        self._end_later(run)
+
+    def end_stretch(self) -> None:
+        """Something came in: the Run in flight ends with the step that is under way."""
+        if self._run is None or self._run.steps == 1:
+            return
+        over = bisect.bisect_right(self.step_ns, self._clock.now_ns)
+        if over + 1 < self._run.steps:
+            del self.step_ns[over + 1 :]
+            self._end_later(self._shorten(over + 1))
+
+    def stop(self) -> None:
+        """Nothing comes of the Run in flight."""
+        self._run = None
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _end_later(self, run: Run) -> None:
+        self._run = run
+        self._clock.at(self.step_ns[-1], partial(self._end, run), COMMIT_PRIORITY)
+
+    def _end(self, run: Run) -> None:
+        if self._run is not run:
+            return
+        self._run = None
+        # The token at a position is the position: another computation of it gives the same.
+        ends = [s.first_position + len(s.token_ids) for s in run.segments if s.samples]
+        began_ns = self.step_ns[-2] if run.steps > 1 else self._began_ns
+        token_ids = [range(end, end + run.steps) for end in ends]
+        self._ended(RunEnded(token_ids, self.step_ns[-1] - began_ns))
+
+
+def _decoder_layers(span: LayerSpan, layers: int) -> int:
+    """How many of the span's layers are neither the embedding nor the head."""
+    return min(span.stop, layers - 1) - max(span.start, 1)

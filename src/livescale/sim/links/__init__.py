@@ -1,0 +1,1 @@
+"""What bytes and messages cross in simulated worlds: links, flows, channels."""

@@ -1,0 +1,285 @@
+"""Transfers under way: which layers arrive where and when, and what breaks when a holder goes.
+
+Every feed is a flow over the links of its path and moves one part of a layer at a time; rates
+change when flows come and go, and when one catches up with what its sender itself is getting. So
+there is an event per feed and layer, whatever the number of chunks. A receiver passes on what it
+has while it receives, one chunk behind. Receivers are told, nothing is decided.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from livescale.chunks import ChunkGrid, Feed
+from livescale.sim.clock import Clock
+from livescale.sim.links.feeding import LayerPiece, all_chunks, bytes_in, pieces_of
+from livescale.sim.links.flows import (
+    HoldingKey,
+    SimFlow,
+    SimHolding,
+    SimLoadListener,
+    SimReception,
+)
+from livescale.sim.links.movement import Movement
+from livescale.sim.links.slowdowns import Slowdowns
+from livescale.topology import Topology
+from livescale.types import FromWorker, PlanId, WorkerRef
+
+_CORRUPT_MAX = 2
+"""A feed that brought a layer wrong so many times fails, as in the real reception."""
+
+
+class Transfers:
+    """All holdings and receptions of the world.
+
+    `wait_ns` is how long a holder may take to have (or begin to get) what it is asked for;
+    `stall_ns` how long a receiver waits for bytes before it says so. With `load_ns` a device has
+    all its layers after that time, whatever its feeds say. Members must be in the topology while
+    they hold or receive something.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        topology: Topology,
+        wait_ns: int,
+        stall_ns: int,
+        load_ns: int | None = None,
+    ) -> None:
+        self._clock = clock
+        self._wait_ns = wait_ns
+        self._load_ns = load_ns
+        self._moves = Movement(clock, topology, self._arrived)
+        self.slowdowns = Slowdowns(clock, self._moves, stall_ns)
+        self._holdings = self._moves.holdings
+        self._receiving = self._moves.receiving
+        self._receptions: dict[tuple[PlanId, WorkerRef], SimReception] = {}
+        self._keys_of: dict[WorkerRef, dict[HoldingKey, None]] = {}
+        #: models whose files are wrong until then
+        self._spoiled: dict[str, int] = {}
+
+    # -- for members --------------------------------------------------------------------------
+
+    def receive(
+        self,
+        plan: PlanId,
+        key: HoldingKey,
+        grid: ChunkGrid,
+        feeds: tuple[Feed, ...],
+        listener: SimLoadListener,
+        present_layers: range = range(0),
+    ) -> None:
+        """The member asks for these chunks; from now on it passes on what it has, at first
+        `present_layers`, which it does not ask for."""
+        assert key not in self._holdings, f"{key} is there already"
+        holding = self._holdings[key] = SimHolding(grid, all_chunks(grid))
+        is_timed = self._load_ns is not None and not key[0].is_agent
+        reception = SimReception(plan, key, holding, listener, is_timed)
+        self._receptions[reception.place] = self._receiving[key] = reception
+        self._keys_of.setdefault(key[0], {})[key] = None
+        if present_layers and not is_timed:
+            reception.begin()
+            for layer in present_layers:
+                holding.missing[layer] = 0
+                listener.layer_arrived(plan, layer)
+        if self._load_ns is not None and is_timed:
+            self._clock.after(self._load_ns, partial(self._load_at_once, reception))
+            return
+        self._ask(reception, feeds)
+        self._moves.touch_all(self._moves.readers(key))
+
+    def amend(self, plan: PlanId, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
+        """What is missing comes by these feeds. Feeds that stay go on; late orders are ignored."""
+        reception = self._receptions.get((plan, receiver))
+        if reception is None or reception.is_timed:
+            return
+        kept = [flow for flow in reception.flows if not flow.is_over and flow.feed in feeds]
+        for flow in reception.flows:
+            if flow not in kept:
+                self._moves.close(flow)
+        reception.flows = kept
+        known = [flow.feed for flow in kept]
+        self._ask(reception, tuple(feed for feed in feeds if feed not in known))
+
+    def drop(self, key: HoldingKey) -> None:
+        """The member has none of it any more: it receives nothing and sends nothing of it."""
+        reception = self._receiving.get(key)
+        if reception is not None:
+            self._end(reception)
+        for flow in self._moves.readers(key):
+            if not flow.is_over:
+                self._fail(flow, "was dropped there")
+        if self._holdings.pop(key, None) is not None:
+            del self._keys_of[key[0]][key]
+
+    def node_gone(self, member: WorkerRef) -> None:
+        """The member died with all it held."""
+        for key in list(self._keys_of.get(member, ())):
+            self.drop(key)
+
+    def carried_bytes(self) -> dict[str, int]:
+        """What links have carried by now, by kind of link. Each byte counts once per link that it
+        crossed; of the two ends of a hop, the sender's NIC and the sender's leaf count."""
+        return self._moves.carried_bytes()
+
+    def missing_bytes(self, member: WorkerRef, model: str, rank: int, layer: int) -> int:
+        """Bytes of a layer that the member, which receives or holds the rank, still lacks."""
+        holding = self._holdings[member, model, rank]
+        missing = holding.missing[layer]
+        return bytes_in(holding.grid, LayerPiece(layer, missing)) if missing else 0
+
+    def check_links(self) -> None:
+        """No link has carried more than its rate times time. Raises InvariantBroken. That none
+        is given away above its rate is looked at whenever rates change, without this."""
+        self._moves.check_links()
+
+    # -- faults -------------------------------------------------------------------------------
+
+    def spoil(self, model: str, until_ns: int) -> None:
+        """The model's files are wrong until then: no load that reads from storage ends well."""
+        self._spoiled[model] = max(until_ns, self._spoiled.get(model, 0))
+
+    def were_files_wrong(self, model: str, since_ns: int) -> bool:
+        """The model's files were wrong at some time since then."""
+        return self._spoiled.get(model, 0) > since_ns
+
+    def break_feed(self, choice: int) -> None:
+        """One of the feeds under way fails: the number `choice`, counted round and round."""
+        flows = [
+            flow
+            for reception in self._receptions.values()
+            for flow in reception.flows
+            if not flow.is_over and flow.sender is not None and flow.next_wanted(0) is not None
+        ]
+        if flows:
+            self._fail(flows[choice % len(flows)], "its bytes were corrupt")
+
+    def corrupt(self, choice: int) -> None:
+        """The next layer that is complete on one of the receptions under way is wrong, and comes
+        again from the same feeds. Counted round and round."""
+        receptions = [r for r in self._receptions.values() if not r.is_timed]
+        if receptions:
+            receptions[choice % len(receptions)].corruptions += 1
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def _ask(self, reception: SimReception, feeds: tuple[Feed, ...]) -> None:
+        """Every chunk comes from the first feed that lists it; feeds that stay are the first."""
+        claimed = [0] * len(reception.holding.missing)
+        for flow in reception.flows:
+            for piece in flow.pieces:
+                claimed[piece.layer] |= piece.chunks
+        for feed in feeds:
+            pieces = []
+            for piece in pieces_of(reception.holding.grid, feed.chunks):
+                chunks = piece.chunks & ~claimed[piece.layer]
+                claimed[piece.layer] |= chunks
+                if chunks:
+                    pieces.append(LayerPiece(piece.layer, chunks))
+            self._start(SimFlow(reception, feed, pieces, self._clock.now_ns))
+        self._complete_if_whole(reception)
+
+    def _start(self, flow: SimFlow) -> None:
+        upstream, reception = flow.feed.upstream, flow.reception
+        reception.flows.append(flow)
+        if isinstance(upstream, FromWorker):
+            flow.sender = (upstream.worker, *reception.key[1:])
+            if flow.sender not in self._holdings:
+                self._clock.after(self._wait_ns, partial(self._fail_without_holder, flow))
+            self.slowdowns.begins(flow, upstream.worker)
+        self._moves.add(flow)
+
+    def _fail_without_holder(self, flow: SimFlow) -> None:
+        if not flow.is_over and flow.sender not in self._holdings:
+            self._fail(flow, "does not hold it")
+
+    def _load_at_once(self, reception: SimReception) -> None:
+        """All layers are there, in their order."""
+        if self._receptions.get(reception.place) is not reception:
+            return
+        plan, listener, missing = reception.plan, reception.listener, reception.holding.missing
+        listener.load_started(plan)
+        for layer in range(len(missing)):
+            missing[layer] = 0
+            listener.layer_arrived(plan, layer)
+        self._moves.touch_all(self._moves.readers(reception.key))
+        self._complete_if_whole(reception)
+
+    # -- what comes ---------------------------------------------------------------------------
+
+    def _arrived(self, flow: SimFlow, layer: int) -> None:
+        """All that the flow brings of the layer is there."""
+        reception = flow.reception
+        if reception.holding.missing[layer]:
+            return
+        if flow.sender is None and self._clock.now_ns < self._spoiled.get(reception.key[1], 0):
+            if not reception.is_failing:
+                reception.is_failing = True
+                self._clock.after(0, partial(self._fail_load, reception, layer))
+            return
+        if reception.corruptions:
+            reception.corruptions -= 1
+            self._fetch_again(reception, layer)
+            return
+        reception.listener.layer_arrived(reception.plan, layer)
+        self._complete_if_whole(reception)
+
+    def _complete_if_whole(self, reception: SimReception) -> None:
+        if not any(reception.holding.missing) and not reception.is_failing:
+            self._end(reception)
+            reception.listener.load_completed(reception.plan)
+
+    def _fail_load(self, reception: SimReception, layer: int) -> None:
+        """Nothing of it is kept: there is no other holder to ask."""
+        if self._receptions.get(reception.place) is reception:
+            self.drop(reception.key)
+            reason = f"layer {layer} has another checksum"
+            reception.listener.load_failed(reception.plan, reason)
+
+    def _end(self, reception: SimReception) -> None:
+        del self._receptions[reception.place], self._receiving[reception.key]
+        for flow in reception.flows:
+            self._moves.close(flow)
+
+    def _fetch_again(self, reception: SimReception, layer: int) -> None:
+        """Its chunks are missing again, and asked for next where they came from, but only from
+        those who have all of it. Whoever was wrong twice fails."""
+        reception.was_corrupt[layer] = None
+        readers = self._moves.readers(reception.key)
+        gave_up: dict[SimReception, SimFlow] = {}
+        for reader in readers:
+            if reader.piece is not None and reader.piece.layer == layer:
+                self._moves.give_up(reader)
+                gave_up[reader.reception] = reader
+        left = all_chunks(reception.holding.grid)[layer]
+        reception.holding.missing[layer] = left
+        is_open = [flow for flow in reception.flows if not flow.is_over]
+        wrong_twice = []
+        for flow in is_open:
+            chunks = flow.brought.pop(layer, 0)
+            if chunks:
+                left &= ~chunks
+                flow.want_again(LayerPiece(layer, chunks))
+                flow.corrupt[layer] = flow.corrupt.get(layer, 0) + 1
+                if flow.corrupt[layer] >= _CORRUPT_MAX and flow.sender is not None:
+                    wrong_twice.append(flow)
+        if left:
+            # Who brought these is gone; any other may bring them.
+            is_open[0].want_again(LayerPiece(layer, left))
+        self._moves.touch_all([*readers, *is_open])
+        for flow in wrong_twice:
+            if not flow.is_over:
+                self._fail(flow, f"layer {layer} was corrupt for the second time")
+        for reader in gave_up.values():
+            # What it kept may have been the last that was missing.
+            if not reader.is_over:
+                self._arrived(reader, layer)
+
+    def _fail(self, flow: SimFlow, reason: str) -> None:
+        """Everything from this holder has failed; what it owed waits for `amend`."""
+        upstream, reception = flow.feed.upstream, flow.reception
+        assert isinstance(upstream, FromWorker)
+        for other in reception.flows:
+            if other.feed.upstream == upstream:
+                self._moves.close(other)
+        reception.listener.feed_failed(reception.plan, upstream.worker, reason, False)

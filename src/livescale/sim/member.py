@@ -1,0 +1,441 @@
+"""A member of the simulated world: the production Member, and a shell that lives in virtual time.
+
+Effects are carried out over the clock, links and latency models; nothing is decided here. As on a
+real member's thread, inputs wait while a Run is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from livescale.batching.live_messages import Handover, Pull
+from livescale.chunks import ChunkGrid, Feed
+from livescale.member.effects import (
+    AmendFetch,
+    Answer,
+    Assign,
+    Drop,
+    Effect,
+    Emit,
+    Execute,
+    Fetch,
+    ForgetRows,
+    KeepLayers,
+    Materialize,
+    Measure,
+    Reach,
+    Refuse,
+    Report,
+    TakeOver,
+    TellPeer,
+    WriteKv,
+)
+from livescale.member.inputs import (
+    AllCame,
+    FeedEnded,
+    FirstByteCame,
+    HoldingFailed,
+    LayerCame,
+    MemberInput,
+    MemberOrder,
+    Ordered,
+    PeerLost,
+    PeerSent,
+    RateMeasured,
+    RunEnded,
+    Submitted,
+)
+from livescale.member.member import ADDRESS_SPACES
+from livescale.member.serving import Serving, ServingLimits
+from livescale.messages.attempts import AttemptTaken
+from livescale.messages.commands import Release, StartCopy, StartLoad
+from livescale.messages.events import CopyReport, InstanceReport, LoadFailed, RequestEnded
+from livescale.sim.checkers.invariants import require
+from livescale.sim.checkers.serving_view import ServingView
+from livescale.sim.executor import SimExecutor
+from livescale.sim.member_world import MemberWorld
+from livescale.sim.worker_messages import SimSubmit, SimTokens, ToWorkerMessage
+from livescale.types import (
+    FromWorker,
+    ModelSpec,
+    PlanId,
+    RequestId,
+    WorkerRef,
+)
+
+GATEWAY = "gateway"
+"""The name of the one gateway of a simulated world."""
+
+_NS_PER_S = 1_000_000_000
+_STEPS_MAX = 1 << 20
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A holding as the simulated transfers know it: a SimLoadListener whose news become inputs."""
+
+    shell: SimMember
+    number: int
+    order: StartLoad | StartCopy
+    key: tuple[WorkerRef, str, int]
+    feeds: tuple[Feed, ...]
+    spec: ModelSpec
+    is_asked_for: bool = False
+
+    def load_started(self, plan: PlanId) -> None:
+        self.shell.put(FirstByteCame(self.number))
+
+    def layer_arrived(self, plan: PlanId, layer: int) -> None:
+        self.shell.put(LayerCame(self.number, layer))
+
+    def load_completed(self, plan: PlanId) -> None:
+        self.shell.put(AllCame(self.number))
+
+    def load_failed(self, plan: PlanId, reason: str) -> None:
+        self.shell.put(HoldingFailed(self.number, reason))
+
+    def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
+        self.shell.put(FeedEnded(self.number, upstream, reason, is_stalled))
+
+
+class SimMember:
+    """One life of a worker or an agent."""
+
+    def __init__(self, around: MemberWorld) -> None:
+        self.ref = around.ref
+        self.device, self.host = around.device, around.host
+        self._around = around
+        self._config = around.config
+        self._clock = around.clock
+        if around.device is not None:
+            limits = ServingLimits(
+                kind=around.device.kind,
+                live=around.config.live,
+                resident_bytes=around.config.resident_bytes,
+                report_gap_ns=around.config.report_gap_ns,
+            )
+            self.member = around.make_member(self.ref, around.device.arena_bytes, limits)
+            self._executor: SimExecutor | None = SimExecutor(
+                config=around.config,
+                device=around.device,
+                clock=around.clock,
+                shorten=self.member.shorten,
+                ended=self._run_ended,
+            )
+        else:
+            assert around.host is not None
+            size_bytes = around.host.memory_bytes
+            address_bytes = ADDRESS_SPACES * size_bytes
+            self.member = around.make_member(self.ref, size_bytes, address_bytes=address_bytes)
+            self._executor = None
+        self._inbox: list[MemberInput] = []
+        #: how far the member's clock is ahead of the world's
+        self._ahead_ns = 0
+        self._is_stepping = self._is_dead = False
+        self._arrivals: dict[int, _Arrival] = {}
+        self._alarm: tuple[int, int] | None = None
+        #: the instance that the checkers know
+        self._shown: Serving | None = None
+        #: attempts that came from other instances
+        self._taken: dict[tuple[RequestId, int], None] = {}
+        self._carry: dict[type, Callable[[Any], None]] = {
+            Report: self._report,
+            Answer: self._answer,
+            Emit: self._emit,
+            TellPeer: self._tell,
+            Refuse: self._refuse,
+            Reach: _nothing,
+            Fetch: self._fetch,
+            AmendFetch: self._amend,
+            Drop: self._drop,
+            KeepLayers: _nothing,
+            Assign: self._assign,
+            Materialize: self._materialize,
+            Measure: self._measure,
+            Execute: self._execute,
+            TakeOver: self._took_over,
+            WriteKv: self._wrote_kv,
+            ForgetRows: _nothing,
+        }
+
+    # -- life -----------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Nothing of this incarnation happens any more."""
+        self._is_dead = True
+        self._inbox.clear()
+        self._set_alarm(None)
+        if self._executor is not None:
+            self._executor.stop()
+        self._around.live_checker.leaves(self.ref)
+        self._around.transfers.node_gone(self.ref)
+        self._arrivals.clear()
+        self._show_memory()
+
+    def instance_report(self) -> InstanceReport | None:
+        """What a worker tells a controller that it joins."""
+        return next((r for r in self.member.reports if isinstance(r, InstanceReport)), None)
+
+    def copy_reports(self) -> tuple[CopyReport, ...]:
+        """What an agent tells a controller that it joins."""
+        return tuple(r for r in self.member.reports if isinstance(r, CopyReport))
+
+    def come_to_rest(self) -> None:
+        """The world is over: nothing of its requests is left."""
+        serving = self.member.serving
+        if serving is not None:
+            serving.live.validate()
+            self._around.checkers.at_rest(self.ref, serving.live.batcher.pool.used)
+
+    # -- what comes in --------------------------------------------------------------------------
+
+    def take_order(self, order: MemberOrder) -> None:
+        """An order of the controller."""
+        ordered = Ordered(order)
+        if isinstance(order, StartLoad | StartCopy):
+            ordered = Ordered(order, self._config.spec(order.model).layer_bytes, order.model)
+        if isinstance(order, StartLoad):
+            self._around.checkers.assigned(self.ref, bool(self.member.holdings), order)
+        elif isinstance(order, Release):
+            self._check_release(order)
+        self.put(ordered)
+
+    def _check_release(self, order: Release) -> None:
+        serving = self.member.serving
+        asked: list[tuple[RequestId, int]] = []
+        if serving is not None and serving.is_loaded:
+            asked = [known for known in serving.live.requests() if known not in self._taken]
+        held = serving.order.instance if serving is not None else None
+        self._around.checkers.released(order, held, asked)
+
+    def take_request(self, message: ToWorkerMessage) -> None:
+        """A message of the gateway about an attempt."""
+        if isinstance(message, SimSubmit):
+            self.put(Submitted(GATEWAY, message.instance, message.spec))
+        else:
+            self.put(message)
+
+    def hear(self, peer: WorkerRef, told: TellPeer) -> None:
+        """A message of another worker, with what came along."""
+        self.put(PeerSent(peer, told.message, told.gateways, told.size_bytes))
+
+    def peer_lost(self, peer: WorkerRef) -> None:
+        """Another worker died."""
+        self.put(PeerLost(peer))
+
+    def jump_ahead(self, jump_ns: int) -> None:
+        """The member's clock jumps."""
+        self._ahead_ns += jump_ns
+        if not self._is_dead and not self._is_stepping:
+            self._set_alarm(self._wake_ns())
+
+    def put(self, news: MemberInput) -> None:
+        """Between two Runs: now, or when the one in flight is over."""
+        if self._is_dead:
+            return
+        self._inbox.append(news)
+        if not self.is_idle:
+            self.executor.end_stretch()
+        elif not self._is_stepping:
+            self._step()
+
+    @property
+    def is_idle(self) -> bool:
+        """No Run is in flight."""
+        return self._executor is None or self._executor.is_idle
+
+    def __repr__(self) -> str:
+        return f"<SimMember {self.member!r}>"
+
+    # -- the machine ----------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self._is_stepping = True
+        while self._inbox and self.is_idle:
+            inputs, self._inbox = self._inbox, []
+            effects = self.member.step(self._now_ns, inputs, self._steps_max())
+            self._carry_out(effects)
+        self._is_stepping = False
+        self._set_alarm(self._wake_ns())
+        if self.device is not None:
+            self._show_instance()
+
+    def _show_instance(self) -> None:
+        """The checker of live pairs looks at the instance."""
+        serving, checker = self.member.serving, self._around.live_checker
+        if serving is not self._shown:
+            if self._shown is not None:
+                checker.leaves(self.ref)
+            if serving is not None and serving.order.rank == 0:
+                checker.joins(self.ref, ServingView(self, serving))
+            self._shown = serving
+        checker.looks(self.ref, self._clock.now_ns)
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            self._carry[type(effect)](effect)
+
+    @property
+    def _now_ns(self) -> int:
+        """By the member's clock."""
+        return self._clock.now_ns + self._ahead_ns
+
+    def _wake_ns(self) -> int | None:
+        """By the world's clock."""
+        wake_ns = self.member.wake_ns()
+        return None if wake_ns is None else wake_ns - self._ahead_ns
+
+    def _steps_max(self) -> int:
+        # Faults may come at any time, and what a worker said last decides what they destroy.
+        is_quiet = self._clock.now_ns >= self._config.faults.until_ns
+        return _STEPS_MAX if self._config.coalesces and is_quiet else 1
+
+    def _set_alarm(self, at_ns: int | None) -> None:
+        if self._alarm is not None:
+            if self._alarm[0] == at_ns:
+                return
+            self._clock.cancel(self._alarm[1])
+        self._alarm = None
+        if at_ns is not None:
+            self._alarm = at_ns, self._clock.at(max(at_ns, self._clock.now_ns), self._wake)
+
+    def _wake(self) -> None:
+        self._alarm = None
+        if self.is_idle:
+            effects = self.member.step(self._now_ns, (), self._steps_max())
+            self._carry_out(effects)
+            self._step()
+
+    # -- effects: messages ----------------------------------------------------------------------
+
+    def _report(self, effect: Report) -> None:
+        event = effect.event
+        if isinstance(event, LoadFailed):
+            self._around.checkers.load_failed(self.ref, event.instance)
+        elif isinstance(event, RequestEnded):
+            self._taken.pop((event.request, event.attempt), None)
+        self._around.report(event)
+
+    def _answer(self, effect: Answer) -> None:
+        answer = effect.answer
+        if isinstance(answer, AttemptTaken):
+            self._taken[answer.request, answer.attempt] = None
+        self._around.emit(answer)
+
+    def _emit(self, effect: Emit) -> None:
+        step_ns = self.executor.step_ns
+        if effect.is_repeated:
+            step_ns = [self._clock.now_ns] * max(len(e.token_ids) for e in effect.emitted)
+        self._around.emit(SimTokens(step_ns, list(effect.emitted)))
+
+    def _tell(self, effect: TellPeer) -> None:
+        message, checker = effect.message, self._around.live_checker
+        if isinstance(message, Handover):
+            checker.hands(message)
+        elif isinstance(message, Pull) and message.without_rows:
+            checker.pulls_without_rows(message.batch.target)
+        self._around.tell(effect)
+
+    def _refuse(self, effect: Refuse) -> None:
+        require(False, "members send what they agreed on", self.ref, effect)
+
+    def _took_over(self, effect: TakeOver) -> None:
+        self._around.live_checker.handed(self._load.instance, effect.message)
+
+    def _wrote_kv(self, effect: WriteKv) -> None:
+        message = effect.message
+        self._around.live_checker.kv_came(self._load.instance, message.batch, message.layer)
+
+    @property
+    def _load(self) -> StartLoad:
+        """The order of the instance that an effect is about: a worker has one at a time."""
+        (arrival,) = self._arrivals.values()
+        assert isinstance(arrival.order, StartLoad)
+        return arrival.order
+
+    # -- effects: holdings ----------------------------------------------------------------------
+
+    def _fetch(self, effect: Fetch) -> None:
+        order = effect.order
+        key = (self.ref, order.model, order.rank)
+        spec = self._config.spec(order.model)
+        arrival = _Arrival(self, effect.holding, order, key, order.feeds, spec)
+        self._arrivals[effect.holding] = arrival
+        self._show_memory()
+        if self.host is not None and self._around.refusals.refuses(self.ref, order.model):
+            self._inbox.insert(0, HoldingFailed(effect.holding, "there is no memory"))
+            return
+        resident = effect.resident
+        present = range(resident.layers if resident is not None else 0)
+        receive = partial(self._receive, arrival, present)
+        has_senders = any(isinstance(feed.upstream, FromWorker) for feed in order.feeds)
+        if self.device is not None and has_senders and self._config.group_setup_ns:
+            self._clock.after(self._config.group_setup_ns, receive)
+        else:
+            receive()
+
+    def _receive(self, arrival: _Arrival, present: range) -> None:
+        """Ask for the parameters, unless the order was taken back meanwhile."""
+        if self._arrivals.get(arrival.number) is arrival:
+            arrival.is_asked_for = True
+            order = arrival.order
+            grid = ChunkGrid(arrival.spec.layer_bytes, order.chunk_bytes)
+            self._around.transfers.receive(
+                order.plan, arrival.key, grid, arrival.feeds, arrival, present
+            )
+
+    def _amend(self, effect: AmendFetch) -> None:
+        arrival = self._arrivals[effect.holding]
+        arrival.feeds = effect.feeds
+        if arrival.is_asked_for:
+            self._around.transfers.amend(arrival.order.plan, self.ref, effect.feeds)
+
+    def _drop(self, effect: Drop) -> None:
+        arrival = self._arrivals.pop(effect.holding)
+        self._around.transfers.drop(arrival.key)
+        self._show_memory()
+
+    def _show_memory(self) -> None:
+        """The checkers look at what lies in host memory."""
+        if self.host is not None:
+            held = [arrival.key[1:] for arrival in self._arrivals.values()]
+            size = sum(arrival.spec.size_bytes for arrival in self._arrivals.values())
+            self._around.checkers.holds(self.ref, self.host.memory_bytes, size, held)
+
+    # -- effects: the executor ------------------------------------------------------------------
+
+    @property
+    def executor(self) -> SimExecutor:
+        assert self._executor is not None, f"{self!r} has no device"
+        return self._executor
+
+    def _assign(self, effect: Assign) -> None:
+        spec = self._arrivals[effect.holding].spec
+        if self._around.refusals.refuses(self.ref, spec.name):
+            self._inbox.insert(0, HoldingFailed(effect.holding, "the executor refuses"))
+        else:
+            self._inbox.insert(0, self.executor.assign(effect.holding, spec))
+
+    def _materialize(self, effect: Materialize) -> None:
+        order = self._load
+        self._around.live_checker.has_layers(order.instance, order.rank, effect.layer + 1)
+
+    def _measure(self, effect: Measure) -> None:
+        rate = self.executor.prefill_tokens_per_s()
+        self._inbox.insert(0, RateMeasured(effect.holding, rate))
+
+    def _execute(self, effect: Execute) -> None:
+        order, is_live = self._load, effect.batch is not None
+        self._around.live_checker.runs(order.instance, order.model, effect.run, is_live=is_live)
+        self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
+
+    def _run_ended(self, ended: RunEnded) -> None:
+        self._inbox.insert(0, ended)
+        self._step()
+
+
+def _nothing(_: object) -> None:
+    """Effects that mean nothing where bytes have no values."""

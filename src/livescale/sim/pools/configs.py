@@ -1,0 +1,357 @@
+"""From a cluster's file, models by name and a system to the configuration of a simulated pool.
+
+A device's memory is cut as a worker cuts it: an arena for the largest model's rank, a reserve for
+activations and the runtime, and the rest of nine tenths for KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from livescale.control.config import ControllerConfig
+from livescale.latency.accelerators import ACCELERATORS
+from livescale.latency.models import AnyLatency
+from livescale.latency.roofline import RooflineLatency
+from livescale.latency.shapes import EXECUTED, PRESETS
+from livescale.policies import Bounds, ModelPolicy
+from livescale.settings import unknown
+from livescale.sim.config import SimConfig
+from livescale.sim.pools.systems import System
+from livescale.topology import Device, Host
+from livescale.topology_files import NamedTopology
+from livescale.types import ModelSpec, Value, WorkerRef
+
+MEMORY_PERCENT = 90
+"""Of a device's memory, for parameters, KV and the reserve (the usual setting of engines)."""
+RESERVE_BYTES = 2_000_000_000
+"""For activations and the runtime: the lower end of what engines were seen to take (2 to 5 GB)."""
+_BLOCK_TOKENS = 16
+_GRACE_NS = 30 * 86_400_000_000_000
+"""A pool that is far too small ends late: a month of virtual time, not a fault of the world."""
+
+
+class PoolError(ValueError):
+    """A cluster cannot run these models; the message names what is too large or not known."""
+
+
+class PooledModel(Value, frozen=True):
+    """A model that a pool serves: its name there, the preset that it is, ranks and limits.
+
+    `instances_max` None: as many as the pool has room for.
+    """
+
+    name: str
+    preset: str
+    tp_size: int = 1
+    instances_min: int = 1
+    instances_max: int | None = None
+    idle_ns: int = 60_000_000_000
+    priority: int = 0
+
+
+class _Constants(Value, frozen=True):
+    """A policy's settings for one preset on A800 devices, from the BlitzScale authors' code."""
+
+    tp_size: int
+    prefill_tokens_per_s: int
+    kv_blocks: int
+    scale_down_timeout_ns: int
+
+
+_MS = 1_000_000
+_AUTHORS = {
+    "llama-2-7b": _Constants(1, 13_000, 8_000, 333 * _MS),
+    "llama-3-8b": _Constants(1, 15_000, 30_000, 333 * _MS),
+    "mistral-24b": _Constants(2, 12_000, 32_000, 333 * _MS),
+    "qwen2.5-72b": _Constants(4, 5_300, 4_000, 1_000 * _MS),
+}
+_AUTHORS_KINDS = ("a100", "a800")
+_AUTHORS_KV_UPPER_PERMILLE, _AUTHORS_KV_LOWER_PERMILLE = 950, 750
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What one kind of device has for these models. The arena ends with the residents' memory."""
+
+    kind: str
+    arena_bytes: int
+    resident_bytes: int
+    kv_bytes: int
+
+
+def build_config(
+    cluster: NamedTopology,
+    models: Sequence[PooledModel],
+    system: System,
+    weights: Mapping[str, int] | None = None,
+) -> SimConfig:
+    """The pool of that cluster with these models, run as that system.
+
+    Where provisioning is fixed, devices are dealt among the models by `weights` (tokens asked of
+    each; None: equally), one instance each at least. Raises PoolError.
+    """
+    specs = [_spec(model) for model in models]
+    kind = _only_kind(cluster)
+    fitting = [_fitting(cluster, spec) for spec in specs]
+    room = _room(cluster, kind, specs, system.resident_percent)
+    limits = _limits(cluster, models, fitting, system, weights)
+    policies = tuple(
+        _policy(model, spec, limit, room)
+        for model, spec, limit in zip(models, specs, limits, strict=True)
+    )
+    topology = cluster.topology
+    controller = ControllerConfig(
+        models=policies,
+        workers_expected=len(topology.devices),
+        agents_expected=len(topology.agents),
+        multicast=system.multicast,
+        placement=system.placement,
+        live_order=system.live_order,
+        leaves=tuple(topology.leaves.values()),
+        group_bytes_per_s=topology.group_bytes_per_s,
+        remote_storage_bytes_per_s=topology.remote_storage_bytes_per_s,
+    )
+    devices = tuple(
+        msgspec.structs.replace(
+            topology.devices[ref], arena_bytes=room.arena_bytes, kv_bytes=room.kv_bytes
+        )
+        for ref in sorted(topology.devices)
+    )
+    return SimConfig(
+        controller=controller,
+        devices=devices,
+        latency=_latencies(kind, models),
+        hosts=tuple(topology.agents[ref] for ref in sorted(topology.agents)),
+        block_tokens=_BLOCK_TOKENS,
+        load_ns=system.load_ns,
+        group_setup_ns=system.group_setup_ns,
+        resident_bytes=room.resident_bytes,
+        grace_ns=_GRACE_NS,
+    )
+
+
+def tokens_max(config: SimConfig, model: str) -> int:
+    """The longest request that an instance of the model can serve, prompt and answer together."""
+    spec = config.spec(model)
+    batcher = config.batcher(spec, config.device(0))
+    return min(spec.model_tokens_max, batcher.kv_blocks * batcher.block_tokens)
+
+
+def first_hosts(cluster: NamedTopology, count: int) -> NamedTopology:
+    """The cluster's first hosts with all their devices."""
+    kept = [host.name for host in cluster.topology.agents.values()][:count]
+    devices = cluster.topology.devices
+    return _part(cluster, [ref for ref in devices if devices[ref].host in kept], kept)
+
+
+def first_devices(cluster: NamedTopology, count: int) -> NamedTopology:
+    """The cluster's first devices and the hosts they sit in."""
+    devices = cluster.topology.devices
+    refs = list(devices)[:count]
+    return _part(cluster, refs, [devices[ref].host for ref in refs])
+
+
+def microdollars_per_hour(cluster: NamedTopology) -> int | None:
+    """What the hosts of the cluster's devices cost; None where the price of one is not known."""
+    hosts = dict.fromkeys(device.host for device in cluster.topology.devices.values())
+    prices = [cluster.price_microdollars_per_hour.get(host) for host in hosts]
+    known = [price for price in prices if price is not None]
+    return sum(known) if len(known) == len(prices) else None
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _spec(model: PooledModel) -> ModelSpec:
+    """Sizes of one rank, under the name that the pool knows."""
+    shape = PRESETS.get(model.preset)
+    executed = EXECUTED.get(model.preset)
+    if model.tp_size < 1:
+        raise PoolError(f"{model.name}: tp={model.tp_size}: an instance has at least one rank")
+    try:
+        if shape is not None:
+            spec = shape.spec(model.tp_size)
+        elif executed is not None and model.tp_size == 1:
+            spec = executed.spec()
+        elif executed is not None:
+            raise PoolError(f"{model.preset}: only its time on one device is known, not with tp")
+        else:
+            raise PoolError(unknown("there is no model", model.preset, (*PRESETS, *EXECUTED)))
+    except ValueError as error:
+        raise PoolError(str(error)) from error
+    return msgspec.structs.replace(spec, name=model.name)
+
+
+def _only_kind(cluster: NamedTopology) -> str:
+    """A model has one latency model, so that all devices are alike."""
+    kinds = list(dict.fromkeys(device.kind for device in cluster.topology.devices.values()))
+    for kind in kinds:
+        if kind not in ACCELERATORS:
+            known = ", ".join(ACCELERATORS)
+            raise PoolError(f"nothing is known of the accelerator '{kind}', only of {known}")
+    if len(kinds) > 1:
+        raise PoolError(f"the cluster's devices are of several kinds: {', '.join(kinds)}")
+    return kinds[0]
+
+
+def _fitting(cluster: NamedTopology, spec: ModelSpec) -> int:
+    """Instances that the pool has room for, each within one scale-up group, or one host."""
+    sizes: dict[str, int] = {}
+    for device in cluster.topology.devices.values():
+        place = _neighbourhood(device)
+        sizes[place] = sizes.get(place, 0) + 1
+    largest = max(sizes.values())
+    if spec.tp_size > largest:
+        raise PoolError(
+            f"{spec.name}: an instance of {spec.tp_size} ranks fits into no group or host:"
+            f" the largest has {largest} devices"
+        )
+    return sum(size // spec.tp_size for size in sizes.values())
+
+
+def _neighbourhood(device: Device) -> str:
+    return f"group {device.group}" if device.group else f"host {device.host}"
+
+
+def _room(
+    cluster: NamedTopology, kind: str, specs: Sequence[ModelSpec], resident_percent: int
+) -> _Room:
+    """How the memory of the smallest device is cut. Raises PoolError with both sizes."""
+    memory = min(
+        cluster.memory_bytes.get(ref) or ACCELERATORS[kind].memory_bytes
+        for ref in cluster.topology.devices
+    )
+    usable = memory * MEMORY_PERCENT // 100 - RESERVE_BYTES
+    largest = max(specs, key=lambda spec: spec.size_bytes)
+    least_kv = max(spec.kv_bytes_per_token for spec in specs) * _BLOCK_TOKENS
+    resident_bytes = largest.size_bytes * resident_percent // 100
+    arena_bytes = largest.size_bytes + resident_bytes
+    if arena_bytes + least_kv > usable:
+        raise PoolError(
+            f"{largest.name} does not fit: a rank has {largest.size_bytes / 1e9:.1f} GB, and of"
+            f" the {memory / 1e9:.1f} GB of a device ({kind}) {usable / 1e9:.1f} GB are for"
+            f" parameters and KV"
+            + (f", {resident_bytes / 1e9:.1f} GB of them for residents" if resident_bytes else "")
+        )
+    return _Room(kind, arena_bytes, resident_bytes, usable - arena_bytes)
+
+
+def _limits(
+    cluster: NamedTopology,
+    models: Sequence[PooledModel],
+    fitting: Sequence[int],
+    system: System,
+    weights: Mapping[str, int] | None,
+) -> list[tuple[int, int]]:
+    """Least and most instances of every model."""
+    if not system.is_fixed:
+        limits = []
+        for model, room in zip(models, fitting, strict=True):
+            most = room if model.instances_max is None else min(model.instances_max, room)
+            if not 0 <= model.instances_min <= most or most < 1:
+                raise PoolError(
+                    f"{model.name}: {model.instances_min} instances at least, and at most {most}"
+                    f" (the pool has room for {room})"
+                )
+            limits.append((model.instances_min, most))
+        return limits
+    if system.fixed_instances is not None:
+        counts = [system.fixed_instances] * len(models)
+    else:
+        devices = len(cluster.topology.devices) * (system.fixed_percent or 0) // 100
+        counts = _dealt(devices, models, fitting, weights)
+    needed = sum(c * model.tp_size for c, model in zip(counts, models, strict=True))
+    if needed > len(cluster.topology.devices) or any(
+        count > room for count, room in zip(counts, fitting, strict=True)
+    ):
+        raise PoolError(
+            f"{system.name} needs {needed} devices for {len(models)} models, and the cluster has"
+            f" {len(cluster.topology.devices)}"
+        )
+    return [(count, count) for count in counts]
+
+
+def _dealt(
+    devices: int,
+    models: Sequence[PooledModel],
+    fitting: Sequence[int],
+    weights: Mapping[str, int] | None,
+) -> list[int]:
+    """Instances by model: one each, then to whoever has most weight per device (D'Hondt)."""
+    counts = [1] * len(models)
+    left = devices - sum(model.tp_size for model in models)
+    while True:
+        able = [
+            i for i, model in enumerate(models) if model.tp_size <= left and counts[i] < fitting[i]
+        ]
+        if not able:
+            return counts
+        chosen = max(able, key=lambda i: (_weight(models[i], weights) / (counts[i] + 1), -i))
+        counts[chosen] += 1
+        left -= models[chosen].tp_size
+
+
+def _weight(model: PooledModel, weights: Mapping[str, int] | None) -> float:
+    return (weights.get(model.name, 0) if weights is not None else 1) / model.tp_size
+
+
+def _policy(
+    model: PooledModel, spec: ModelSpec, limits: tuple[int, int], room: _Room
+) -> ModelPolicy:
+    """The authors' constants where they apply; else capacity is what the first instance shows."""
+    policy = ModelPolicy(
+        spec=spec,
+        instances_min=limits[0],
+        instances_max=limits[1],
+        priority=model.priority,
+        idle_ns=model.idle_ns,
+    )
+    known = _AUTHORS.get(model.preset)
+    if known is None or known.tp_size != model.tp_size or room.kind not in _AUTHORS_KINDS:
+        return policy
+    held_blocks = room.kv_bytes // (_BLOCK_TOKENS * spec.kv_bytes_per_token)
+    return msgspec.structs.replace(
+        policy,
+        prefill_tokens_per_s=known.prefill_tokens_per_s,
+        kv_blocks=min(known.kv_blocks, held_blocks),
+        scaling=Bounds(
+            kv_upper_permille=_AUTHORS_KV_UPPER_PERMILLE,
+            kv_lower_permille=_AUTHORS_KV_LOWER_PERMILLE,
+            scale_down_timeout_ns=known.scale_down_timeout_ns,
+        ),
+    )
+
+
+def _latencies(kind: str, models: Sequence[PooledModel]) -> dict[str, AnyLatency]:
+    """One value per preset and TP size, however many models share it."""
+    made: dict[tuple[str, int], AnyLatency] = {}
+    for model in models:
+        key = (model.preset, model.tp_size)
+        if key in made:
+            continue
+        shape = PRESETS.get(model.preset)
+        if shape is not None:
+            made[key] = RooflineLatency.of(kind, shape, model.tp_size)
+        else:
+            made[key] = EXECUTED[model.preset].latency()
+    return {model.name: made[model.preset, model.tp_size] for model in models}
+
+
+def _part(cluster: NamedTopology, refs: Sequence[WorkerRef], hosts: Sequence[str]) -> NamedTopology:
+    topology = cluster.topology
+    return _with_members(
+        cluster,
+        {ref: topology.devices[ref] for ref in refs},
+        {ref: host for ref, host in topology.agents.items() if host.name in hosts},
+    )
+
+
+def _with_members(
+    cluster: NamedTopology, devices: dict[WorkerRef, Device], agents: dict[WorkerRef, Host]
+) -> NamedTopology:
+    topology = replace(cluster.topology, devices=devices, agents=agents)
+    named = {name: ref for name, ref in cluster.refs.items() if ref in devices or ref in agents}
+    return replace(cluster, topology=topology, refs=named)

@@ -1,0 +1,1 @@
+"""Random worlds with faults: a seed draws one, and every rule is checked."""

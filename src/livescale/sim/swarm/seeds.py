@@ -1,0 +1,86 @@
+"""The swarm: worlds drawn from seeds, each run with faults until they stop and then to its rest.
+
+A seed is a whole history: the world, its load and its faults follow from it, and so does whatever
+goes wrong in it. While faults happen the checkers watch; afterwards every request must end, every
+load finish and every order be answered within `SimConfig.grace_ns` of virtual time.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO
+
+from livescale.member.member import Member
+from livescale.sim.checkers.requests import UnexplainedFailure
+from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.swarm.bounds import with_wide_bounds
+from livescale.sim.swarm.clients import with_clients
+from livescale.sim.swarm.fabrics import with_fabric
+from livescale.sim.swarm.files import with_bad_files
+from livescale.sim.swarm.limits import with_changed_limits
+from livescale.sim.swarm.live import with_live
+from livescale.sim.swarm.members import with_refusals_and_jumps
+from livescale.sim.swarm.silences import with_silence
+from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
+from livescale.types import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class SeedOutcome:
+    """What came of one seed: `error` is empty when every rule held.
+
+    Of its `requests` so many `failed`, as they had to; both are 0 when a rule broke. With
+    `is_unexplained` that rule was: a request failed that need not.
+    """
+
+    seed: int
+    events: int
+    requests: int = 0
+    failed: int = 0
+    is_unexplained: bool = False
+    error: str = ""
+    #: where it was raised, for a person
+    trace: str = ""
+
+
+def draw_world(seed: int) -> SwarmWorld:
+    """The world of a seed."""
+    return with_wide_bounds(draw_narrow_world(seed))
+
+
+def draw_narrow_world(seed: int) -> SwarmWorld:
+    """The same with all its bounds narrow: much fails in it."""
+    drawn = with_bad_files(with_live(with_fabric(draw_flat_world(seed))))
+    drawn = with_refusals_and_jumps(with_silence(drawn))
+    return with_clients(with_changed_limits(drawn))
+
+
+def run_world(
+    world: SwarmWorld,
+    record_file: IO[bytes] | None = None,
+    make_member: Callable[..., Member] = Member,
+) -> SimResult:
+    """Run a world to its rest. Raises what breaks: InvariantBroken, or the product's own error."""
+    result = simulate(world.rows, world.config, world.seed, record_file, make_member)
+    sent = sum(len(rows) for rows in world.rows.values())
+    assert len(result.requests) == sent, f"{len(result.requests)} of {sent} requests are written"
+    return result
+
+
+def run_seed(seed: int) -> SeedOutcome:
+    """Run the world of a seed; whatever it raises is the outcome."""
+    try:
+        result = run_world(draw_world(seed))
+    except Exception as error:
+        return SeedOutcome(
+            seed,
+            0,
+            is_unexplained=isinstance(error, UnexplainedFailure),
+            error=f"{type(error).__name__}: {error}",
+            trace=traceback.format_exc(),
+        )
+    outcomes = Counter(line.outcome for line in result.requests)
+    return SeedOutcome(seed, result.actions, outcomes.total(), outcomes[Outcome.FAILED])

@@ -1,0 +1,85 @@
+"""What a step changed, as `Follower` reports it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from livescale.messages.commands import AnyCommand, ScaleDecided
+from livescale.messages.events import AnyEvent
+from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
+from livescale.types import RequestId, WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A worker or host agent is there."""
+
+    member: WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A worker or host agent is gone, or another incarnation took its place, with what it held and
+    so many dispatched requests."""
+
+    member: WorkerRef
+    reason: str
+    holdings: tuple[HoldingHistory, ...]
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingBegun:
+    """A holding was ordered, or reported for the first time."""
+
+    holding: HoldingHistory
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingWhole:
+    """Every layer of a holding is there."""
+
+    holding: HoldingHistory
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingEnded:
+    """Nothing of a holding is left: `ending` and `reason` are known."""
+
+    holding: HoldingHistory
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """An instance has emitted its first token."""
+
+    instance: InstanceHistory
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A scaling decision. The request `woken_by`, which arrived at `asked_ns`, was the first to
+    wait for a model that had no instance."""
+
+    decision: ScaleDecided
+    woken_by: RequestId | None = None
+    asked_ns: int | None = None
+
+
+Change = (
+    MemberJoined
+    | MemberLost
+    | HoldingBegun
+    | HoldingWhole
+    | HoldingEnded
+    | FirstToken
+    | Decided
+    | AnyEvent
+    | AnyCommand
+)
+"""Messages that are not about members, holdings and requests are changes as they are."""
+
+
+def member_name(member: WorkerRef) -> str:
+    """ "worker w1.0", "host agent h0.2"."""
+    return f"{'host agent' if member.is_agent else 'worker'} {member}"

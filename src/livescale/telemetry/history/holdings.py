@@ -1,0 +1,242 @@
+"""Histories of single things: one rank's bytes on one member, and one instance."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from livescale.chunks import Feed
+from livescale.messages.events import BatchTaken, InstanceReport
+from livescale.plans import Pairing
+from livescale.types import InstanceId, InstanceState, PlanId, WorkerRef
+
+Stretch = tuple[InstanceState, int, int]
+"""A state, and from when to when (ns)."""
+
+HoldingKey = tuple[InstanceId, int] | tuple[str, WorkerRef, int]
+"""Of an instance's rank: (instance, rank); of a host copy's: (model, agent, rank)."""
+
+
+class Ending(enum.StrEnum):
+    """How a holding ended: given up on order, its load failed, or its member was lost."""
+
+    RELEASED = "released"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerArrival:
+    """A layer has arrived: how many of the first layers, and how many bytes, are there now, and
+    how many layers of live batches the instance has run."""
+
+    at_ns: int
+    watermark: int
+    live_layers: int
+    arrived_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class HoldingHistory:
+    """One rank of a model in the memory of one member, from its order until nothing is left.
+
+    `instance` is the one that computes with it (None: a copy in host memory). `is_ordered` is
+    False if the order is not on record and a member's report is the first of it. `known_ns` are
+    times at which the controller began (even places) and ceased to know of it: one that starts
+    anew knows of nothing before the members have joined.
+    """
+
+    model: str
+    member: WorkerRef
+    rank: int
+    instance: InstanceHistory | None = field(repr=False)
+    plan: PlanId
+    feeds: Sequence[Feed]
+    begun_ns: int
+    is_ordered: bool
+    layer_bytes: tuple[int, ...]
+    known_ns: list[int] = field(default_factory=list)
+    arrivals: list[LayerArrival] = field(default_factory=list)
+    #: a bit per layer that has arrived, the bytes of these, and how many of the first are there
+    presence: int = 0
+    arrived_bytes: int = 0
+    watermark: int = 0
+    live_ns: int | None = None
+    first_byte_ns: int | None = None
+    whole_ns: int | None = None
+    received_bytes: int | None = None
+    ended_ns: int | None = None
+    ending: Ending | None = None
+    reason: str = ""
+
+    @property
+    def key(self) -> HoldingKey:
+        if self.instance is None:
+            return self.model, self.member, self.rank
+        return self.instance.number, self.rank
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.layer_bytes)
+
+    @property
+    def senders(self) -> list[str]:
+        return sender_names(self.feeds)
+
+    @property
+    def first_layer_ns(self) -> int | None:
+        return self.arrivals[0].at_ns if self.arrivals else self.whole_ns
+
+    @property
+    def filled(self) -> list[tuple[int, float]]:
+        """How much of the rank's bytes, as a share, was there from which time on."""
+        shares = [(self.begun_ns, 0.0)] if self.is_ordered else []
+        size = self.size_bytes
+        shares += [(at.at_ns, at.arrived_bytes / size) for at in self.arrivals if size]
+        return shares if self.whole_ns is None else [*shares, (self.whole_ns, 1.0)]
+
+    def known_spans(self, until_ns: int) -> list[tuple[int, int]]:
+        """From when to when the controller knew of it; a span that lasts is cut at `until_ns`."""
+        times = [*self.known_ns, until_ns]
+        return list(zip(times[::2], times[1::2], strict=False))
+
+    def know(self, now_ns: int, *, is_known: bool) -> None:
+        """From now on the controller knows of it, or not any more."""
+        if (len(self.known_ns) % 2 == 1) != is_known:
+            self.known_ns.append(now_ns)
+
+    def arrive(self, now_ns: int, layer: int, watermark: int, live_layers: int) -> None:
+        """A layer, and all below `watermark`, are there."""
+        new = (1 << layer | (1 << watermark) - 1) & ~self.presence
+        self.presence |= new
+        while new and self.layer_bytes:
+            self.arrived_bytes += self.layer_bytes[new.bit_length() - 1]
+            new ^= 1 << new.bit_length() - 1
+        self.watermark = max(self.watermark, watermark)
+        self.arrivals.append(LayerArrival(now_ns, watermark, live_layers, self.arrived_bytes))
+
+    def end(self, now_ns: int, ending: Ending, reason: str) -> None:
+        """Nothing is left. One rank that fails or is lost ends its instance; else the last does."""
+        self.ended_ns, self.ending, self.reason = now_ns, ending, reason
+        self.know(now_ns, is_known=False)
+        instance = self.instance
+        if instance is not None and instance.ended_ns is None:
+            is_last = all(held.ended_ns is not None for held in instance.holdings)
+            if is_last or ending is not Ending.RELEASED:
+                told = f": {reason}" if ending is Ending.FAILED else ""
+                instance.ended_ns, instance.ending = now_ns, f"{ending}{told}"
+
+    def as_report(self) -> InstanceReport:
+        """What a worker would report of this rank of an instance."""
+        instance = self.instance
+        assert instance is not None
+        return InstanceReport(
+            instance.number,
+            self.model,
+            0,
+            self.watermark,
+            self.whole_ns is not None,
+            self.rank,
+            self.plan,
+            pairing=instance.pairing if instance.state is InstanceState.LIVE else None,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class InstanceHistory:
+    """One instance from the order to load it until nothing of it is left.
+
+    `changes` are the states that it went through, LOADING (which begins with the order), LIVE,
+    SERVING and DRAINING, with the time of each. `taken` are the batches that others took over
+    while it loaded, with their times. `holdings` are its ranks', never empty. `ending` says how it
+    ended; empty while it is there.
+    """
+
+    number: InstanceId
+    model: str
+    changes: list[tuple[int, InstanceState]]
+    holdings: list[HoldingHistory] = field(default_factory=list)
+    emitted_tokens: int = 0
+    first_token_ns: int | None = None
+    first_help_ns: int | None = None
+    pairing: Pairing | None = None
+    taken: list[tuple[int, BatchTaken]] = field(default_factory=list)
+    ended_ns: int | None = None
+    ending: str = ""
+
+    @property
+    def state(self) -> InstanceState:
+        """Its last state, which an instance that has ended keeps."""
+        return self.changes[-1][1]
+
+    @property
+    def is_ordered(self) -> bool:
+        """The order to load it is on record."""
+        return self.holdings[0].is_ordered
+
+    @property
+    def is_whole(self) -> bool:
+        """All ranks have had everything."""
+        return all(holding.whole_ns is not None for holding in self.holdings)
+
+    @property
+    def live_ns(self) -> int | None:
+        """When it began to take requests before everything was there."""
+        return next((at for at, state in self.changes if state is InstanceState.LIVE), None)
+
+    @property
+    def served_ns(self) -> int | None:
+        """When it began to serve."""
+        return next((at for at, state in self.changes if state is InstanceState.SERVING), None)
+
+    @property
+    def loading_ns(self) -> int | None:
+        """From the order until it served; None if it never did, or the order is not on record."""
+        if self.served_ns is None or not self.is_ordered:
+            return None
+        return self.served_ns - self.changes[0][0]
+
+    @property
+    def received_bytes(self) -> int | None:
+        """Of all ranks; None as long as one has not reported."""
+        amounts = [h.received_bytes for h in self.holdings if h.received_bytes is not None]
+        return sum(amounts) if len(amounts) == len(self.holdings) else None
+
+    @property
+    def arrivals(self) -> list[LayerArrival]:
+        """Rank 0's."""
+        return [arrival for h in self.holdings if h.rank == 0 for arrival in h.arrivals]
+
+    def stretches(self, until_ns: int) -> list[Stretch]:
+        """Its states in order; one that lasts is cut at `until_ns`."""
+        end_ns = until_ns if self.ended_ns is None else self.ended_ns
+        stops = [at for at, _ in self.changes[1:]] + [end_ns]
+        return [
+            (state, start_ns, stop_ns)
+            for (start_ns, state), stop_ns in zip(self.changes, stops, strict=True)
+            if stop_ns > start_ns
+        ]
+
+    def serving_ns(self, until_ns: int) -> int:
+        """How long it served; draining does not count."""
+        return sum(
+            stop_ns - start_ns
+            for state, start_ns, stop_ns in self.stretches(until_ns)
+            if state is InstanceState.SERVING
+        )
+
+    def enter(self, now_ns: int, state: InstanceState) -> None:
+        """It is in this state from now on, unless it is gone or was so already."""
+        if self.ended_ns is None and self.state is not state:
+            self.changes.append((now_ns, state))
+
+    def go_live(self, now_ns: int) -> None:
+        """It takes requests from now on, whatever of it is there."""
+        if self.state is InstanceState.LOADING:
+            self.enter(now_ns, InstanceState.LIVE)
+
+
+def sender_names(feeds: Sequence[Feed]) -> list[str]:
+    """Who sends, each once."""
+    return list(dict.fromkeys(str(feed.upstream) for feed in feeds))

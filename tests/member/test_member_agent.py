@@ -1,0 +1,167 @@
+"""A host agent as a Member: any orders and any news, each order ended once, memory never overdrawn.
+
+The agent is stepped with several inputs at once, so that news are late by some orders.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holding_witness import HoldingWitness
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from effort import examples
+from livescale.chunks import ChunkRange, Feed
+from livescale.member.effects import Drop, Effect, Fetch
+from livescale.member.inputs import (
+    AllCame,
+    ControllerMet,
+    FeedEnded,
+    FirstByteCame,
+    HoldingFailed,
+    LayerCame,
+    MemberInput,
+    Ordered,
+)
+from livescale.member.member import ADDRESS_SPACES, Member
+from livescale.messages.commands import AmendLoad, DropCopy, StartCopy
+from livescale.types import FromStorage, FromWorker, WorkerRef, agent_ref
+
+AGENT = agent_ref(0)
+PEER = WorkerRef(3)
+MEMORY_BYTES = 1 << 20
+FEEDS = (
+    (Feed(FromStorage(), (ChunkRange(0, 8),)),),
+    (Feed(FromWorker(PEER), (ChunkRange(0, 4),)), Feed(FromStorage(), (ChunkRange(4, 8),))),
+)
+#: copies of half the memory, of pages, and of odd sizes
+SIZES = st.sampled_from([MEMORY_BYTES // 2, MEMORY_BYTES // 3, 64 << 10, 20_000, 4096, 1, 0])
+PLACES = st.integers(0, 9)
+
+
+@dataclass
+class AgentPlay:
+    """An agent, the transfers that it started, and a witness of all that it does."""
+
+    member: Member = field(
+        default_factory=lambda: Member(
+            AGENT, MEMORY_BYTES, address_bytes=ADDRESS_SPACES * MEMORY_BYTES
+        )
+    )
+    witness: HoldingWitness = field(
+        default_factory=lambda: HoldingWitness(AGENT, MEMORY_BYTES, ADDRESS_SPACES * MEMORY_BYTES)
+    )
+    effects: list[Effect] = field(default_factory=list)
+    inbox: list[MemberInput] = field(default_factory=list)
+    plans: list[int] = field(default_factory=list)
+    layers_of: dict[int, int] = field(default_factory=dict)
+    #: layers that are still to come, by holding
+    missing: dict[int, list[int]] = field(default_factory=dict)
+
+    def do(self, what: str, *details: int) -> None:
+        getattr(self, f"_{what}")(*details)
+
+    def step(self) -> None:
+        inputs, self.inbox = self.inbox, []
+        self.witness.absorb(inputs)
+        effects = self.member.step(7, inputs)
+        for effect in effects:
+            self.witness.watch(effect)
+            if isinstance(effect, Fetch):
+                self.missing[effect.holding] = list(range(self.layers_of[effect.order.plan]))
+                self.inbox.append(FirstByteCame(effect.holding))
+            elif isinstance(effect, Drop):
+                # Late news are in the inbox already.
+                self.missing.pop(effect.holding, None)
+        self.effects += effects
+        self.witness.check(self.member.reports)
+        assert self.member.wake_ns() is None
+
+    def end(self) -> None:
+        """Everything arrives, and everything is dropped."""
+        self.step()
+        while self.missing:
+            self._layer(0, 0)
+        self.step()
+        for place in range(len(self.plans)):
+            self._drop(place)
+        self.step()
+        assert self.member.holdings == self.member.reports == ()
+        assert sorted(self.witness.ended) == self.plans
+
+    def _copy(self, size_bytes: int, layers: int, feeds: int) -> None:
+        plan = len(self.plans) + 1
+        self.plans.append(plan)
+        self.layers_of[plan] = layers
+        sizes = (*(size_bytes // layers,) * (layers - 1), size_bytes - size_bytes // layers)
+        sizes = sizes if layers > 1 else (size_bytes,)
+        order = StartCopy(f"m{plan % 3}", AGENT, plan, FEEDS[feeds % 2], 4096, "test", plan % 2)
+        self.inbox.append(Ordered(order, sizes, order.model))
+
+    def _drop(self, place: int) -> None:
+        if self.plans:
+            plan = self.plans[-1 - place % len(self.plans)]
+            order = DropCopy(f"m{plan % 3}", AGENT, plan, "test", plan % 2)
+            self.inbox.append(Ordered(order))
+
+    def _amend(self, place: int, feeds: int) -> None:
+        if self.plans:
+            plan = self.plans[-1 - place % len(self.plans)]
+            self.inbox.append(Ordered(AmendLoad(plan, AGENT, FEEDS[feeds % 2])))
+
+    def _layer(self, place: int, layer: int) -> None:
+        if self.missing:
+            number = sorted(self.missing)[place % len(self.missing)]
+            missing = self.missing[number]
+            self.inbox.append(LayerCame(number, missing.pop(layer % len(missing))))
+            if not missing:
+                del self.missing[number]
+                self.inbox.append(AllCame(number))
+
+    def _fail(self, place: int) -> None:
+        if self.missing:
+            number = sorted(self.missing)[place % len(self.missing)]
+            del self.missing[number]
+            self.inbox.append(HoldingFailed(number, "no such file"))
+
+    def _feed(self, place: int, is_stalled: int) -> None:
+        if self.missing:
+            number = sorted(self.missing)[place % len(self.missing)]
+            self.inbox.append(FeedEnded(number, PEER, "gone", bool(is_stalled % 2)))
+
+    def _meet(self) -> None:
+        self.inbox.append(ControllerMet())
+
+    def _step(self) -> None:
+        self.step()
+
+
+NEWS = st.one_of(
+    st.tuples(st.just("copy"), SIZES, st.integers(1, 3), PLACES),
+    st.tuples(st.just("drop"), PLACES),
+    st.tuples(st.just("amend"), PLACES, PLACES),
+    st.tuples(st.just("layer"), PLACES, PLACES),
+    st.tuples(st.just("layer"), PLACES, PLACES),
+    st.tuples(st.just("fail"), PLACES),
+    st.tuples(st.just("feed"), PLACES, PLACES),
+    st.tuples(st.just("meet")),
+    st.tuples(st.just("step")),
+    st.tuples(st.just("step")),
+)
+STORIES = st.lists(NEWS, max_size=60)
+
+
+def play_agent(story: list[tuple]) -> AgentPlay:
+    play = AgentPlay()
+    for news in story:
+        play.do(*news)
+    play.end()
+    return play
+
+
+@given(STORIES)
+@settings(max_examples=examples(800))
+def test_every_order_ends_once_and_memory_is_never_overdrawn(story: list[tuple]) -> None:
+    first, second = play_agent(story), play_agent(story)
+    assert first.effects == second.effects

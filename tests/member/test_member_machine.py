@@ -1,0 +1,188 @@
+"""Workers as Members: any orders, requests, layers, messages and losses, in any order.
+
+What must hold of every step is in the witnesses; here everything also ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from member_player import Player
+from member_world import BATCHER, KV_LAYER_BYTES, LAYER_BYTES, LIVE, MEMORY_BYTES, ROW_BYTES
+
+from effort import examples
+from livescale.batching.run import SequenceSpec
+from livescale.member.effects import Answer, Assign, Effect, Fetch, Measure
+from livescale.member.inputs import (
+    AllCame,
+    ExecutorReady,
+    HoldingFailed,
+    LayerCame,
+    Ordered,
+    PeerSent,
+    RankLayers,
+    RateMeasured,
+    Submitted,
+)
+from livescale.member.member import Member
+from livescale.member.serving import ServingLimits
+from livescale.messages.attempts import AttemptReturned
+from livescale.messages.commands import Release, StartLoad
+from livescale.types import SamplingParams, WorkerRef
+
+KINDS = (
+    *(
+        "pair",
+        "pair",
+        "load",
+        "layer",
+        "layer",
+        "layer",
+        "layer",
+        "layers",
+        "submit",
+        "burst",
+        "apart",
+    ),
+    *("run", "run", "run", "deliver", "deliver", "deliver", "step", "step", "step", "again"),
+    *("cancel", "disown", "gone", "meet", "amend", "feed", "wait"),
+    *("release", "fail", "refuse", "cut", "die"),
+)
+PLACES = st.integers(0, 11)
+MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
+
+
+@given(st.lists(MOVES, max_size=60))
+@settings(max_examples=examples(800))
+def test_whatever_happens_every_order_and_every_attempt_ends_once(moves: list) -> None:
+    Player().play(moves).end()
+
+
+_REPLAY = """
+import pickle, sys
+from member_world import LIVE, MEMORY_BYTES
+from livescale.member.member import Member
+from livescale.member.serving import ServingLimits
+for ref, steps in pickle.load(open(sys.argv[1], "rb")):
+    member = Member(ref, MEMORY_BYTES, ServingLimits("cpu", LIVE, 1500, 200))
+    for now_ns, inputs, steps_max in steps:
+        print(member.step(now_ns, inputs, steps_max), member.reports, member.wake_ns())
+"""
+
+
+def test_processes_with_different_hash_seeds_do_the_same(tmp_path: Path) -> None:
+    """All that the workers of a few worlds took in is replayed by two other processes."""
+    records = []
+    for seed in range(6):
+        chance = random.Random(seed)
+        moves = [
+            (
+                chance.choice(KINDS),
+                chance.randrange(12),
+                chance.randrange(12),
+                chance.random() < 0.5,
+            )
+            for _ in range(40)
+        ]
+        world = Player().play([("pair", 0, seed % 2, True), *moves]).end().world
+        records += [(ref, [step[:3] for step in steps]) for ref, steps in world.records.items()]
+    assert sum(len(inputs) for _, steps in records for _, inputs, _ in steps) > 300
+    record = tmp_path / "inputs"
+    record.write_bytes(pickle.dumps(records))
+    told = []
+    for seed in ("1", "2"):
+        paths = os.pathsep.join(sys.path)
+        around = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": paths}
+        command = [sys.executable, "-c", _REPLAY, str(record)]
+        told.append(subprocess.run(command, env=around, check=True, capture_output=True).stdout)
+    assert told[0] == told[1]
+    assert b"Execute" in told[0]
+
+
+def test_a_rate_that_was_measured_of_a_model_that_is_gone_completes_nothing() -> None:
+    """The next model was ordered while the rate was measured."""
+    worker = lone_worker()
+    release = Ordered(Release(1, 0, WORKER))
+    (*_, measure) = arrive(worker, 1)
+    assert measure == Measure(1)
+    worker.step(3, [release, Ordered(load_order(2), LAYER_BYTES, "m")])
+    assert worker.step(4, [RateMeasured(1, 77), ready(2)]) == []
+    assert [report.is_loaded for report in worker.reports] == [False]
+    assert arrive(worker, 2)[-1] == Measure(2)
+
+
+@pytest.mark.parametrize("takes_over", [True, False])
+def test_what_comes_while_the_executor_takes_a_model_over_waits(takes_over: bool) -> None:
+    """A request behind the order in the same step is for the instance that is about to be."""
+    worker = Member(WORKER, MEMORY_BYTES, ServingLimits("cpu", LIVE))
+    order = Ordered(load_order(1), LAYER_BYTES, "m")
+    spec = SequenceSpec("r", 1, (5, 6), SamplingParams(3))
+    asked = worker.step(1, [order, Submitted("g0", 1, spec)])
+    assert [type(effect) for effect in asked] == [Fetch, Assign]
+    came = worker.step(2, [ready(1) if takes_over else HoldingFailed(1, "no")])
+    returned = Answer("g0", AttemptReturned("r", 1))
+    assert (returned in came) == (not takes_over)
+    open_requests = worker.serving.live.requests() if worker.serving is not None else []
+    assert open_requests == ([("r", 1)] if takes_over else [])
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_layers_of_another_rank_count_though_they_come_before_the_instance(
+    is_ordered: bool,
+) -> None:
+    other = WorkerRef(1)
+    worker = Member(WORKER, MEMORY_BYTES, ServingLimits("cpu", LIVE))
+    order = Ordered(load_order(1, (WORKER, other)), LAYER_BYTES, "m")
+    # A late message of an earlier instance says nothing of this one.
+    late = PeerSent(other, RankLayers(0, 1, 3))
+    news = [late, PeerSent(other, RankLayers(1, 1, len(LAYER_BYTES)))]
+    worker.step(1, [order, *news] if is_ordered else [*news, order])
+    worker.step(1, [ready(1)])
+    arrive(worker, 1)
+    assert worker.serving is not None
+    assert worker.serving.live.is_full
+
+
+# -- what the cases are made of -------------------------------------------------------------------
+
+WORKER = WorkerRef(0)
+
+
+def load_order(instance: int, workers: tuple[WorkerRef, ...] = (WORKER,)) -> StartLoad:
+    return StartLoad(
+        instance=instance,
+        attempt=0,
+        worker=WORKER,
+        model="m",
+        plan=instance,
+        feeds=(),
+        chunk_bytes=400,
+        measure_capacity=len(workers) == 1,
+        workers=workers,
+    )
+
+
+def ready(holding: int) -> ExecutorReady:
+    return ExecutorReady(holding, BATCHER, KV_LAYER_BYTES, ROW_BYTES)
+
+
+def arrive(worker: Member, holding: int) -> list[Effect]:
+    """Every layer comes."""
+    layers = [LayerCame(holding, layer) for layer in range(len(LAYER_BYTES))]
+    return worker.step(2, [*layers, AllCame(holding)])
+
+
+def lone_worker() -> Member:
+    """A worker with the first holding ordered and assigned."""
+    worker = Member(WORKER, MEMORY_BYTES, ServingLimits("cpu", LIVE))
+    worker.step(1, [Ordered(load_order(1), LAYER_BYTES, "m")])
+    worker.step(1, [ready(1)])
+    return worker

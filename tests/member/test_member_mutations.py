@@ -1,0 +1,115 @@
+"""The witnesses have teeth: a rule that is broken in one line is found within few stories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from member_player import Player
+from test_member_agent import STORIES, play_agent
+from test_member_machine import MOVES
+
+from livescale.member.attempts import HostedAttempts
+from livescale.member.holding import ModelHolding
+from livescale.member.member import Member
+from livescale.member.memory_map import MemoryMap
+from livescale.member.serving import Serving
+
+EXAMPLES_MAX = 300
+
+_few = settings(
+    max_examples=EXAMPLES_MAX, phases=(Phase.generate,), derandomize=True, database=None
+)
+#: a pair that begins to work, and then anything
+_pair = st.tuples(st.just("pair"), st.integers(0, 3), st.sampled_from([0, 1]), st.just(True))
+_rests = st.lists(MOVES, min_size=10, max_size=50)
+
+
+@_few
+@given(STORIES)
+def agents(story: list) -> None:
+    play_agent([("copy", 20_000, 3, 0), ("step",), ("feed", 0, 0), ("amend", 0, 1), *story])
+
+
+@_few
+@given(_pair, _rests)
+def workers(pair: tuple, moves: list) -> None:
+    Player().play([pair, *moves]).end()
+
+
+def nothing(*_: object, **__: object) -> None:
+    """What a rule does that was left out."""
+
+
+def without_clearing(held: ModelHolding, feeds: Any) -> None:
+    held.feeds = feeds
+
+
+def only_this_layer(held: ModelHolding, layer: int) -> range:
+    held.arrived[layer] = None
+    held.watermark = max(held.watermark, layer + 1)
+    return range(layer, layer + 1)
+
+
+def ends_though_disowned(hosted: HostedAttempts, request: str, attempt: int) -> bool:
+    is_here = hosted._live is not None and hosted._live.cancel(request, attempt)
+    if is_here:
+        hosted._give_back(hosted._gateway_of.pop(request), request, attempt)
+    return is_here
+
+
+def has_what_one_rank_has(serving: Serving, rank: int, watermark: int) -> None:
+    if watermark > serving.live.watermark:
+        serving.live.layers_arrived(watermark)
+
+
+def gives_up_in_silence(worker: Member, held: ModelHolding, reason: str) -> None:
+    worker._forget(held)
+
+
+def closes_in_silence(serving: Serving, now_ns: int) -> None:
+    serving._talk(now_ns)
+    serving.live.give_back()
+    serving._attempts._gateway_of.clear()
+
+
+def repeats_nothing(hosted: HostedAttempts, gateway: str, spec: Any, *, is_decoding: bool) -> None:
+    hosted._gateway_of[spec.request] = gateway
+
+
+MUTATIONS: list[tuple[str, Callable[[], None], type, str, Callable[..., Any]]] = [
+    ("regions overlap", agents, MemoryMap, "allocate", lambda regions, size_bytes: 0),
+    ("holdings have no size", agents, ModelHolding, "size_bytes", property(lambda held: 0)),
+    ("troubles outlive their feeds", agents, ModelHolding, "amend", without_clearing),
+    ("a new controller is told no troubles", agents, Member, "_met_controller", nothing),
+    ("what is dropped does not fail", agents, Member, "_give_up", gives_up_in_silence),
+    ("reports stay as they were", agents, Member, "_update_reports", nothing),
+    ("layers run as they come", workers, ModelHolding, "take_layer", only_this_layer),
+    ("one rank is enough", workers, Serving, "rank_has", has_what_one_rank_has),
+    ("a disowned attempt is returned", workers, HostedAttempts, "disown", ends_though_disowned),
+    ("a lost gateway changes nothing", workers, HostedAttempts, "gateway_gone", nothing),
+    ("takings are not told", workers, HostedAttempts, "taken", repeats_nothing),
+    ("the last words are missing", workers, Serving, "close", closes_in_silence),
+    ("reports are not repeated", workers, Serving, "forget_reports", nothing),
+]
+
+
+@pytest.mark.parametrize(
+    ("play", "owner", "name", "mutant"),
+    [mutation[1:] for mutation in MUTATIONS],
+    ids=[mutation[0] for mutation in MUTATIONS],
+)
+def test_a_broken_rule_is_found(
+    play: Callable[[], None],
+    owner: type,
+    name: str,
+    mutant: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, name, mutant)
+    # A check of the product itself, or an error that follows, is as good as a witness.
+    with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
+        play()

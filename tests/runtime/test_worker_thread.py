@@ -1,0 +1,247 @@
+"""A worker's instance: given a model by multicast, serving, released; no file read on a target."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from thread_workers import ThreadWorker, all_from, grid_of, introduce_all
+
+from livescale.chunks import ChunkRange, Feed
+from livescale.engine.model_files import read_manifest
+from livescale.engine.oracle import GreedyOracle
+from livescale.messages.attempts import (
+    AttemptFailed,
+    AttemptReturned,
+)
+from livescale.messages.commands import Release
+from livescale.messages.events import (
+    CapacityMeasured,
+    FeedFailed,
+    LayerArrived,
+    LoadCompleted,
+    LoadFailed,
+    LoadStarted,
+    Released,
+    RequestEnded,
+)
+from livescale.runtime.wire import (
+    Order,
+    Submit,
+    Tokens,
+)
+from livescale.types import FromWorker, Manifest, Outcome, SamplingParams
+
+ARENA_BYTES = 8 << 20
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy of the model that a test may take away."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def workers(request: pytest.FixtureRequest) -> Iterator[list[ThreadWorker]]:
+    count, options = request.param
+    made = [ThreadWorker(number, ARENA_BYTES, **options) for number in range(count)]
+    introduce_all(made)
+    yield made
+    for worker in made:
+        worker.close()
+
+
+def load_source(source: ThreadWorker, manifest: Manifest, directory: Path) -> None:
+    source.load(1, manifest, all_from(manifest, None), directory=str(directory))
+    words = source.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[0], LoadStarted)
+    assert isinstance(words[-1], LoadCompleted), words[-1]
+    assert any(isinstance(word, CapacityMeasured) for word in words)
+
+
+def multicast(workers: list[ThreadWorker], manifest: Manifest) -> None:
+    """Every worker gets the model from the one before it; returns when everybody has it."""
+    for place, worker in enumerate(workers[1:], 1):
+        worker.load(10 + place, manifest, all_from(manifest, workers[place - 1].ref), plan=7)
+    for worker in workers[1:]:
+        check_loaded(worker, manifest)
+
+
+def check_loaded(worker: ThreadWorker, manifest: Manifest) -> list[object]:
+    """The load completes: each layer is told once, and the watermark is that of what was told."""
+    words = worker.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadCompleted), words[-1]
+    told = [word for word in words if isinstance(word, LayerArrived)]
+    count = len(manifest.layers)
+    assert sorted(word.layer for word in told) == list(range(count))
+    known: set[int] = set()
+    for word in told:
+        known.add(word.layer)
+        assert word.watermark == next(k for k in range(count + 1) if k not in known)
+    return words
+
+
+def ask(
+    worker: ThreadWorker, name: str, instance: int, prompt: tuple[int, ...], count: int
+) -> list[int]:
+    worker.submit(Submit(name, 1, instance, prompt, (), SamplingParams(count)))
+    words = worker.heard(lambda word: isinstance(word, (RequestEnded, AttemptFailed)))
+    assert isinstance(words[-1], RequestEnded), words[-1]
+    tokens = [token for word in words if isinstance(word, Tokens) for token in word.tokens]
+    assert [token.index for token in tokens] == list(range(count))
+    return [token.token_id for token in tokens]
+
+
+@pytest.mark.parametrize(
+    "workers", [(3, {}), (4, {"uplink_bytes_per_s": 40_000_000})], indirect=True
+)
+def test_targets_hold_the_same_bytes_and_serve_the_same_tokens_without_any_file(
+    workers: list[ThreadWorker], model: Path, tiny_model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    load_source(workers[0], manifest, model)
+    shutil.rmtree(model)  # nobody can read the model any more
+    multicast(workers, manifest)
+    size = manifest.size_bytes
+    source_bytes = bytes(workers[0].arena.view(0, size))
+    for target in workers[1:]:
+        assert bytes(target.arena.view(0, size)) == source_bytes
+    prompt = tuple(range(5, 40))
+    answers = [ask(workers[0], "r0", 1, prompt, 6)]
+    answers += [ask(w, f"r{p}", 10 + p, prompt, 6) for p, w in enumerate(workers[1:], 1)]
+    assert GreedyOracle(tiny_model).check(prompt, answers[0]).is_right
+    assert all(answer == answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("workers", [(2, {})], indirect=True)
+def test_a_released_worker_takes_the_next_model(workers: list[ThreadWorker], model: Path) -> None:
+    manifest = read_manifest(model, "tiny")
+    load_source(workers[0], manifest, model)
+    multicast(workers, manifest)
+    target = workers[1]
+    release = Order(Release(11, 0, target.ref))
+    target.host.obey(release)
+    target.heard(lambda word: isinstance(word, Released))
+    target.submit(Submit("late", 1, 11, (1, 2), (), SamplingParams(1)))
+    words = target.heard(lambda word: isinstance(word, RequestEnded))
+    # It may be on its way while the instance goes: somebody else runs it.
+    assert words[-1].outcome is Outcome.RETURNED
+    assert AttemptReturned("late", 1) in words
+    assert target.report is None
+    multicast(workers, manifest)
+    assert target.report is not None
+    assert target.report.is_loaded
+
+
+@pytest.mark.parametrize("workers", [(2, {})], indirect=True)
+def test_a_load_that_cannot_be_read_leaves_the_worker_empty_and_usable(
+    workers: list[ThreadWorker], model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    victim = sorted(model.glob("*.safetensors"))[0]
+    kept = victim.read_bytes()
+    victim.write_bytes(kept[: len(kept) // 2])
+    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model))
+    words = workers[0].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadFailed)
+    assert victim.name in words[-1].reason
+    assert workers[0].report is None
+    victim.write_bytes(kept)
+    load_source(workers[0], manifest, model)
+
+
+@pytest.mark.parametrize("workers", [(1, {})], indirect=True)
+def test_a_file_that_changed_since_its_manifest_is_not_served(
+    workers: list[ThreadWorker], model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    victim = sorted(model.glob("*.safetensors"))[-1]
+    content = bytearray(victim.read_bytes())
+    content[-1] ^= 1
+    victim.write_bytes(content)
+    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model))
+    words = workers[0].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadFailed)
+    assert "another checksum" in words[-1].reason
+
+
+@pytest.mark.parametrize("workers", [(3, {"uplink_bytes_per_s": 2_000_000})], indirect=True)
+def test_when_a_source_dies_a_load_keeps_what_it_has_and_goes_on_elsewhere(
+    workers: list[ThreadWorker], model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    source, other, target = workers
+    load_source(source, manifest, model)
+    load_source(other, manifest, model)
+    target.load(11, manifest, all_from(manifest, source.ref), plan=7)
+    before = target.heard(lambda word: isinstance(word, LayerArrived))
+    source.data_plane.close()
+    before += target.heard(lambda word: isinstance(word, (FeedFailed, LoadCompleted)))
+    failed = before[-1]
+    assert isinstance(failed, FeedFailed), "it was complete before the source died"
+    assert (failed.plan, failed.upstream, failed.receiver) == (7, source.ref, target.ref)
+    target.amend(7, all_from(manifest, other.ref))
+    after = target.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(after[-1], LoadCompleted)
+    told = [word.layer for word in (*before, *after) if isinstance(word, LayerArrived)]
+    assert sorted(told) == list(range(len(manifest.layers)))
+    size = manifest.size_bytes
+    assert bytes(target.arena.view(0, size)) == bytes(other.arena.view(0, size))
+    assert target.report is not None
+    assert target.report.is_loaded
+
+
+@pytest.mark.parametrize("workers", [(2, {"uplink_bytes_per_s": 2_000_000})], indirect=True)
+def test_the_rest_of_a_load_may_come_from_storage(workers: list[ThreadWorker], model: Path) -> None:
+    manifest = read_manifest(model, "tiny")
+    source, target = workers
+    load_source(source, manifest, model)
+    target.load(11, manifest, all_from(manifest, source.ref), plan=7)
+    words = target.heard(lambda word: isinstance(word, LayerArrived))
+    target.amend(7, all_from(manifest, None), str(model))
+    words += target.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
+    assert isinstance(words[-1], LoadCompleted), words[-1]
+    told = [word.layer for word in words if isinstance(word, LayerArrived)]
+    assert sorted(told) == list(range(len(manifest.layers)))
+    size = manifest.size_bytes
+    assert bytes(target.arena.view(0, size)) == bytes(source.arena.view(0, size))
+
+
+@pytest.mark.parametrize("workers", [(4, {})], indirect=True)
+def test_stripes_from_two_holders_make_a_model(workers: list[ThreadWorker], model: Path) -> None:
+    manifest = read_manifest(model, "tiny")
+    for source in workers[:2]:
+        load_source(source, manifest, model)
+    chunks = grid_of(manifest).chunks
+    feeds = tuple(
+        Feed(FromWorker(source.ref), (ChunkRange(k, chunks, 2),))
+        for k, source in enumerate(workers[:2])
+    )
+    workers[2].load(12, manifest, feeds, plan=7)
+    workers[3].load(13, manifest, all_from(manifest, workers[2].ref), plan=7)
+    for worker in workers[2:]:
+        check_loaded(worker, manifest)
+    prompt = tuple(range(5, 40))
+    answers = [ask(worker, f"r{n}", 10 + n, prompt, 6) for n, worker in enumerate(workers[2:], 2)]
+    assert answers[0] == answers[1] == ask(workers[0], "r0", 1, prompt, 6)
+
+
+@pytest.mark.parametrize("workers", [(2, {"uplink_bytes_per_s": 500_000})], indirect=True)
+def test_a_load_that_is_released_half_way_leaves_the_worker_empty(
+    workers: list[ThreadWorker], model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    load_source(workers[0], manifest, model)
+    target = workers[1]
+    target.load(11, manifest, all_from(manifest, workers[0].ref), plan=7)
+    target.heard(lambda word: isinstance(word, LoadStarted))
+    target.host.obey(Order(Release(11, 0, target.ref)))
+    words = target.heard(lambda word: isinstance(word, Released))
+    assert [type(word) for word in words if isinstance(word, (LoadFailed, Released))] == [
+        LoadFailed,
+        Released,
+    ]
+    assert target.report is None
+    load_source(target, manifest, model)
