@@ -393,7 +393,8 @@ class AbstractWorld:
                     pairing=None if worker.is_loaded else load.pairing,
                 )
             self.events.append(WorkerJoined(worker.ref, DEVICE, report))
-            if worker.is_loaded:
+            # As real workers do: whatever serves, loaded or live, reports its load again.
+            if worker.load is not None and worker.takes_requests(worker.load.instance):
                 self._report(worker)
                 self.events.append(worker.answers.pop())
         for agent in self.agents.values():

@@ -373,6 +373,17 @@ class LiveMachine(ControllerMachine):
         self.world.take(*data.draw(st.sampled_from(self.world.live_pairs())), count)
 
 
+def test_a_restarted_controller_lets_go_of_a_withdrawn_model_that_was_loading_live() -> None:
+    machine = LiveMachine()
+    machine.begin(order="zigzag", more=1, ahead=1, attempts=1, others=0, multicast="auto")
+    machine.join(number=0)
+    machine.step(gap_ns=0)
+    machine.add_model(known=False, least=0)
+    machine.world.remove_model("m0")
+    machine.restart(gateway_too=False)
+    machine.teardown()
+
+
 def test_the_announcement_of_a_running_request_names_its_worker() -> None:
     """The abstract world itself: what a restarted controller hears."""
     config = ControllerConfig((ModelPolicy(ModelSpec("m", (1,), 1, 1), 1, 1),), workers_expected=1)
