@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from livescale.chunks import Feed
 from livescale.topology import LinkUse
-from livescale.types import FromWorker, InstanceId, PlanId, Upstream, Value, WorkerRef
+from livescale.types import FromWorker, InstanceId, PlanId, Role, Upstream, Value, WorkerRef
 
 
 class Pairing(Value, frozen=True):
@@ -19,6 +19,17 @@ class Pairing(Value, frozen=True):
     order: str
     source: WorkerRef | None = None
     source_instance: InstanceId = 0
+
+
+class Duty(Value, frozen=True):
+    """What a worker does with a holding: it is one rank of an instance, whose `workers` stand in
+    the order of their ranks. With a `pairing` the instance takes requests while its layers arrive
+    (live scaling)."""
+
+    instance: InstanceId
+    workers: tuple[WorkerRef, ...]
+    role: Role = Role.UNIFIED
+    pairing: Pairing | None = None
 
 
 def pair_rate(loaded: int, layers: int) -> tuple[int, int]:

@@ -154,6 +154,16 @@ def agent_ref(host: int, incarnation: int = 0) -> WorkerRef:
     return WorkerRef(AGENT_NUMBERS_FROM + host, incarnation)
 
 
+class HoldingId(Value, frozen=True, order=True):
+    """What `member` gets by `plan`, of which a plan brings at most one to each member."""
+
+    plan: PlanId
+    member: WorkerRef
+
+    def __str__(self) -> str:
+        return f"{self.plan}@{self.member}"
+
+
 class Role(enum.StrEnum):
     """What part of a request's life an instance serves."""
 

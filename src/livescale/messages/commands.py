@@ -1,8 +1,8 @@
 """Commands: everything the controller ever asks for, and the notices that explain it.
 
 A command names ids and sizes; the world adds what only it knows (config, manifest, addresses,
-prompts). `StartLoad`, `Release`, `StartCopy`, `DropCopy` and `Dispatch` each end in exactly one
-terminal event (see `messages.events`). `AmendLoad`, `FailRequest` and `WakeAt` need no answer.
+prompts). `StartHolding`, `DropHolding` and `Dispatch` each end in exactly one terminal event (see
+`messages.events`). `AmendHolding`, `FailRequest` and `WakeAt` need no answer.
 `ScaleDecided`, `PlanMade`, `Paired`, `Drain`, `Resume` and `ModelGone` are notices: they ask for
 nothing and are recorded.
 """
@@ -10,80 +10,53 @@ nothing and are recorded.
 from __future__ import annotations
 
 from livescale.chunks import Feed
-from livescale.plans import Pairing, ScalePlan
-from livescale.types import InstanceId, PlanId, RequestId, Role, Value, WorkerRef
+from livescale.plans import Duty, Pairing, ScalePlan
+from livescale.types import HoldingId, InstanceId, LayerSpan, RequestId, Role, Value, WorkerRef
 
 
 class Command(Value, frozen=True, tag=True):
     """Base of all commands."""
 
 
-class StartLoad(Command, frozen=True):
-    """Give `worker` the model: it gets its layers by `feeds` and passes on what it has to others.
+class StartHolding(Command, frozen=True):
+    """Get the layers of `span` of one rank of the model by `feeds`, and pass on to others what is
+    there (ends in HoldingCompleted or HoldingFailed).
 
-    Chunks are those of the grid of `chunk_bytes`. `measure_capacity` asks the worker to time a
-    warm-up prefill before it reports completion. With a `pairing` the instance takes requests
-    while its layers arrive (live scaling), and says so with LiveStarted. `workers` are those of the
-    instance, by rank.
+    Chunks are those of the grid of `chunk_bytes`. A worker is told its `duty`; `measure_capacity`
+    asks that worker to time a warm-up prefill before it reports completion. A host agent only
+    holds the bytes (no duty). `reason` says why they are wanted there.
     """
 
-    instance: InstanceId
-    attempt: int
-    worker: WorkerRef
+    holding: HoldingId
     model: str
-    plan: PlanId
+    span: LayerSpan
     feeds: tuple[Feed, ...]
     chunk_bytes: int
-    measure_capacity: bool
     rank: int = 0
-    pairing: Pairing | None = None
-    workers: tuple[WorkerRef, ...] = ()
+    duty: Duty | None = None
+    measure_capacity: bool = False
+    reason: str = ""
 
 
-class StartCopy(Command, frozen=True):
-    """Bring one rank of the model into the memory of `agent`'s host; `plan` names the copy."""
-
-    model: str
-    agent: WorkerRef
-    plan: PlanId
-    feeds: tuple[Feed, ...]
-    chunk_bytes: int
-    reason: str
-    rank: int = 0
-
-
-class DropCopy(Command, frozen=True):
-    """Take the copy out of the host's memory. One that is not complete yet ends in CopyFailed."""
-
-    model: str
-    agent: WorkerRef
-    plan: PlanId
-    reason: str
-    rank: int = 0
-
-
-class AmendLoad(Command, frozen=True):
-    """From now on `receiver` gets what it misses of `plan` by these feeds.
+class AmendHolding(Command, frozen=True):
+    """From now on the member gets what it misses of the holding by these feeds.
 
     Chunks that are there stay; feeds that are not listed any more end. Needs no answer of its own:
-    the load still ends in its one terminal event.
+    the holding still ends in its one terminal event.
     """
 
-    plan: PlanId
-    receiver: WorkerRef
+    holding: HoldingId
     feeds: tuple[Feed, ...]
 
 
-class Release(Command, frozen=True):
-    """Take the model from one of the instance's workers, which stays warm.
+class DropHolding(Command, frozen=True):
+    """Take the bytes out of the member's memory (ends in HoldingDropped).
 
-    A load that is under way there ends in LoadFailed first.
+    A holding that is not complete yet ends in HoldingFailed first; a worker stays warm.
     """
 
-    instance: InstanceId
-    attempt: int
-    worker: WorkerRef
-    rank: int = 0
+    holding: HoldingId
+    reason: str
 
 
 class Dispatch(Command, frozen=True):
@@ -128,14 +101,12 @@ class Drain(Command, frozen=True):
     """Notice: the instance gets no more requests and is released when its last one has ended."""
 
     instance: InstanceId
-    attempt: int
 
 
 class Resume(Command, frozen=True):
     """Notice: a draining instance is wanted again and serves on; nothing has to be loaded."""
 
     instance: InstanceId
-    attempt: int
 
 
 class ModelGone(Command, frozen=True):
@@ -160,11 +131,9 @@ class Paired(Command, frozen=True):
 
 
 AnyCommand = (
-    StartLoad
-    | AmendLoad
-    | StartCopy
-    | DropCopy
-    | Release
+    StartHolding
+    | AmendHolding
+    | DropHolding
     | Dispatch
     | FailRequest
     | WakeAt

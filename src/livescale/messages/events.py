@@ -4,64 +4,42 @@ Each command of `messages.commands` that does something ends in exactly one *ter
 
 | command | terminal event |
 | --- | --- |
-| StartLoad | LoadCompleted or LoadFailed |
-| Release | Released |
-| StartCopy | CopyCompleted or CopyFailed |
-| DropCopy | CopyDropped |
+| StartHolding | HoldingCompleted or HoldingFailed |
+| DropHolding | HoldingDropped |
 | Dispatch | RequestEnded |
 
-StartLoad and Release go to one worker, which is one tensor-parallel `rank` of its instance;
-StartCopy and DropCopy to a host agent. If the one who should report dies, WorkerLost answers in
-its place. The others are news.
+If the member who should report dies, WorkerLost answers in its place. The others are news.
 """
 
 from __future__ import annotations
 
-from livescale.chunks import Feed
-from livescale.plans import Pairing
+from livescale.messages.commands import StartHolding
 from livescale.policies import ModelPolicy
 from livescale.topology import Device, Host
-from livescale.types import InstanceId, Outcome, PlanId, RequestId, Value, WorkerRef
+from livescale.types import HoldingId, InstanceId, Outcome, RequestId, Value, WorkerRef
 
 
 class Event(Value, frozen=True, tag=True):
     """Base of all events."""
 
 
-class InstanceReport(Value, frozen=True):
-    """What a worker already holds when it joins (a restarted controller starts from these).
-
-    `plan` and `feeds` are those of its load, `pairing` that of a live one; they matter while it is
-    under way.
+class HoldingReport(Value, frozen=True):
+    """What a member already holds, or is getting, when it joins (a restarted controller starts from
+    these): the `order` as it was amended last, without feeds if everything `is_whole`. All of the
+    span's layers below `watermark` are there.
     """
 
-    instance: InstanceId
-    model: str
-    attempt: int
+    order: StartHolding
     watermark: int
-    is_loaded: bool
-    rank: int = 0
-    plan: PlanId = 0
-    feeds: tuple[Feed, ...] = ()
-    pairing: Pairing | None = None
-
-
-class CopyReport(Value, frozen=True):
-    """A copy that a host agent already holds, or is getting, when it joins."""
-
-    model: str
-    plan: PlanId
-    is_complete: bool
-    rank: int = 0
-    feeds: tuple[Feed, ...] = ()
+    is_whole: bool
 
 
 class WorkerJoined(Event, frozen=True):
-    """A warm worker is ready for orders; `report` is set when it serves or loads already."""
+    """A warm worker is ready for orders."""
 
     worker: WorkerRef
     device: Device
-    report: InstanceReport | None = None
+    holdings: tuple[HoldingReport, ...] = ()
 
 
 class AgentJoined(Event, frozen=True):
@@ -69,7 +47,7 @@ class AgentJoined(Event, frozen=True):
 
     agent: WorkerRef
     host: Host
-    copies: tuple[CopyReport, ...] = ()
+    holdings: tuple[HoldingReport, ...] = ()
 
 
 class WorkerLost(Event, frozen=True):
@@ -130,7 +108,6 @@ class BatchTaken(Event, frozen=True):
     """
 
     instance: InstanceId
-    attempt: int
     worker: WorkerRef
     target: InstanceId
     requests: tuple[tuple[RequestId, int], ...]
@@ -166,7 +143,6 @@ class InstanceReported(Event, frozen=True):
     """
 
     instance: InstanceId
-    attempt: int
     started: tuple[tuple[RequestId, int], ...]
     running: int
     queued_prefill_tokens: int
@@ -183,114 +159,63 @@ class InstanceReported(Event, frozen=True):
 
 
 class LiveStarted(Event, frozen=True):
-    """The instance takes requests from now on, whatever of it is there (progress)."""
+    """The instance that the holding is part of takes requests from now on, whatever of it is there
+    (progress)."""
 
-    instance: InstanceId
-    attempt: int
-    rank: int = 0
+    holding: HoldingId
 
 
-class LoadStarted(Event, frozen=True):
-    """The first byte of parameters arrived at the instance (progress)."""
+class FirstByteArrived(Event, frozen=True):
+    """The first byte of parameters arrived at a worker (progress)."""
 
-    instance: InstanceId
-    attempt: int
-    rank: int = 0
+    holding: HoldingId
 
 
 class LayerArrived(Event, frozen=True):
-    """`layer` of a rank is complete and verified, as are all of 0…watermark-1 (progress).
+    """`layer` is complete and verified, as are all of the span below `watermark` (progress).
 
     `live_layers` are the layers of batches that a live instance has run by then.
     """
 
-    instance: InstanceId
-    attempt: int
+    holding: HoldingId
+    layer: int
     watermark: int
-    rank: int = 0
-    layer: int = 0
     live_layers: int = 0
 
 
-class LoadCompleted(Event, frozen=True):
-    """Terminal for StartLoad: every layer is there and verified.
+class HoldingCompleted(Event, frozen=True):
+    """Terminal for StartHolding: every layer of its span is there and verified.
 
-    The instance can serve when all its ranks have said so.
+    An instance can serve when all its ranks have reported so.
     """
 
-    instance: InstanceId
-    attempt: int
+    holding: HoldingId
     received_bytes: int
-    rank: int = 0
 
 
-class LoadFailed(Event, frozen=True):
-    """Terminal for StartLoad: the worker is empty again."""
+class HoldingFailed(Event, frozen=True):
+    """Terminal for StartHolding: nothing of it is left in the member's memory."""
 
-    instance: InstanceId
-    attempt: int
+    holding: HoldingId
     reason: str
-    rank: int = 0
 
 
-class Released(Event, frozen=True):
-    """Terminal for Release: the worker is warm and empty again."""
+class HoldingDropped(Event, frozen=True):
+    """Terminal for DropHolding: the memory is free again."""
 
-    instance: InstanceId
-    attempt: int
-    rank: int = 0
+    holding: HoldingId
 
 
 class FeedFailed(Event, frozen=True):
-    """`receiver` gets no more of `plan` from `upstream`, but keeps what it has (progress).
+    """The holding gets no more from `upstream`, but keeps what is there (progress).
 
     `is_stalled`: the connection stands, but nothing has come for a while, and may come yet.
     """
 
-    plan: PlanId
-    receiver: WorkerRef
+    holding: HoldingId
     upstream: WorkerRef
     reason: str
     is_stalled: bool = False
-
-
-class CopyLayerArrived(Event, frozen=True):
-    """A layer of a host copy is complete and verified (progress)."""
-
-    model: str
-    agent: WorkerRef
-    plan: PlanId
-    layer: int
-    rank: int = 0
-
-
-class CopyCompleted(Event, frozen=True):
-    """Terminal for StartCopy: every layer of this rank is in the host's memory, verified."""
-
-    model: str
-    agent: WorkerRef
-    plan: PlanId
-    received_bytes: int
-    rank: int = 0
-
-
-class CopyFailed(Event, frozen=True):
-    """Terminal for StartCopy: nothing of it is left in the host's memory."""
-
-    model: str
-    agent: WorkerRef
-    plan: PlanId
-    reason: str
-    rank: int = 0
-
-
-class CopyDropped(Event, frozen=True):
-    """Terminal for DropCopy: the memory is free again."""
-
-    model: str
-    agent: WorkerRef
-    plan: PlanId
-    rank: int = 0
 
 
 class LinkMeasured(Event, frozen=True):
@@ -342,20 +267,16 @@ AnyEvent = (
     | InstanceReported
     | BatchTaken
     | LiveStarted
-    | LoadStarted
+    | FirstByteArrived
     | LayerArrived
-    | LoadCompleted
-    | LoadFailed
+    | HoldingCompleted
+    | HoldingFailed
+    | HoldingDropped
     | FeedFailed
-    | CopyLayerArrived
-    | CopyCompleted
-    | CopyFailed
-    | CopyDropped
     | LinkMeasured
     | ModelAdded
     | ModelChanged
     | ModelRemoved
-    | Released
     | CapacityMeasured
     | Tick
 )
