@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.chunks import Feed
 from livescale.member.effects import (
     AmendFetch,
     Assign,
-    Drop,
+    DropFetch,
     Effect,
     Fetch,
     Materialize,
@@ -23,41 +25,35 @@ from livescale.member.inputs import (
     ControllerMet,
     ExecutorReady,
     FeedEnded,
-    HoldingFailed,
+    FetchFailed,
     LayerCame,
     MemberInput,
     Ordered,
     RateMeasured,
 )
-from livescale.messages.commands import AmendLoad, DropCopy, Release, StartCopy, StartLoad
+from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
 from livescale.messages.events import (
-    CopyCompleted,
-    CopyDropped,
-    CopyFailed,
-    CopyLayerArrived,
-    CopyReport,
     FeedFailed,
-    InstanceReport,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
+    HoldingReport,
     LayerArrived,
-    LoadCompleted,
-    LoadFailed,
-    Released,
 )
-from livescale.types import PlanId, WorkerRef
-
-Start = StartLoad | StartCopy
+from livescale.types import HoldingId, PlanId, WorkerRef
 
 
 @dataclass(eq=False)
 class Seen:
     """A holding, as it must be after the inputs so far."""
 
-    order: Start
+    order: StartHolding
     layer_bytes: tuple[int, ...]
     feeds: tuple[Feed, ...]
-    #: None: the order was not carried out yet
-    number: int | None = None
+    is_fetched: bool = False
     arrived: set[int] = field(default_factory=set)
+    #: layers that the member has reported
+    told: set[int] = field(default_factory=set)
     troubles: list[FeedFailed] = field(default_factory=list)
     materialized: int = 0
     is_ready: bool = False
@@ -69,31 +65,25 @@ class Seen:
 
     @property
     def watermark(self) -> int:
-        return next(n for n in range(len(self.layer_bytes) + 1) if n not in self.arrived)
+        return self.prefix(self.arrived)
 
     @property
     def is_measured(self) -> bool:
         """The rate of prefills is measured before it counts as whole."""
-        order = self.order
-        if isinstance(order, StartCopy) or not order.measure_capacity:
+        duty = self.order.duty
+        if duty is None or not self.order.measure_capacity:
             return False
-        return order.pairing is None or not LIVE_ORDERS[order.pairing.order].is_live
+        return duty.pairing is None or not LIVE_ORDERS[duty.pairing.order].is_live
 
-    def report(self) -> InstanceReport | CopyReport:
-        order, feeds = self.order, () if self.is_whole else self.feeds
-        if isinstance(order, StartCopy):
-            return CopyReport(order.model, order.plan, self.is_whole, order.rank, feeds)
-        return InstanceReport(
-            instance=order.instance,
-            model=order.model,
-            attempt=order.attempt,
-            watermark=self.watermark,
-            is_loaded=self.is_whole,
-            rank=order.rank,
-            plan=order.plan,
-            feeds=feeds,
-            pairing=order.pairing,
-        )
+    def prefix(self, layers: set[int]) -> int:
+        """The first layer of the span that is not among these."""
+        span = self.order.span
+        return next(n for n in range(span.start, span.stop + 1) if n not in layers)
+
+    def report(self) -> HoldingReport:
+        feeds = () if self.is_whole else self.feeds
+        order = msgspec.structs.replace(self.order, feeds=feeds)
+        return HoldingReport(order, self.watermark, self.is_whole)
 
 
 class HoldingWitness:
@@ -105,11 +95,10 @@ class HoldingWitness:
         self._address_bytes = address_bytes
         #: holdings that must be there, by plan
         self.seen: dict[PlanId, Seen] = {}
-        #: (offset, size) between Fetch and Drop, by number
-        self.present: dict[int, tuple[int, int]] = {}
-        self._numbers = 0
-        #: terminal events that are due, by order
-        self._due: Counter[tuple[str, int]] = Counter()
+        #: (offset, size) between Fetch and DropFetch, by plan
+        self.present: dict[PlanId, tuple[int, int]] = {}
+        #: answers to drops that are due
+        self._due: Counter[HoldingId] = Counter()
         #: plans that were ordered, and those whose order has ended
         self._started: dict[PlanId, Seen] = {}
         self.ended: dict[PlanId, type] = {}
@@ -132,47 +121,43 @@ class HoldingWitness:
             for seen in self.seen.values():
                 self._troubles.update(seen.troubles if not seen.is_whole else ())
         elif isinstance(
-            news, LayerCame | AllCame | HoldingFailed | FeedEnded | ExecutorReady | RateMeasured
+            news, LayerCame | AllCame | FetchFailed | FeedEnded | ExecutorReady | RateMeasured
         ):
-            held = next((s for s in self.seen.values() if s.number == news.holding), None)
-            if held is not None:
+            held = self.seen.get(news.plan)
+            if held is not None and held.is_fetched:
                 self._about(held, news)
 
     def _order(self, ordered: Ordered) -> None:
         command = ordered.command
-        if isinstance(command, StartLoad | StartCopy):
+        plan = command.holding.plan
+        if isinstance(command, StartHolding):
             seen = Seen(command, ordered.layer_bytes, command.feeds)
-            self._started[command.plan] = seen
+            self._started[plan] = seen
             held_bytes = sum(other.size_bytes for other in self.seen.values())
             if held_bytes + seen.size_bytes <= self._memory_bytes:
-                self.seen[command.plan] = seen
+                self.seen[plan] = seen
             else:
-                self._too_large.add(command.plan)
-        elif isinstance(command, AmendLoad):
-            held = self.seen.get(command.plan)
+                self._too_large.add(plan)
+        elif isinstance(command, AmendHolding):
+            held = self.seen.get(plan)
             if held is not None and not held.is_whole:
                 held.feeds, held.troubles = command.feeds, []
-        elif isinstance(command, Release):
-            self._due["Released", command.instance] += 1
-            for seen in list(self.seen.values()):
-                assert isinstance(seen.order, StartLoad)
-                if seen.order.instance == command.instance:
-                    del self.seen[seen.order.plan]
-        elif isinstance(command, DropCopy):
-            self._due["CopyDropped", command.plan] += 1
-            self.seen.pop(command.plan, None)
+        elif isinstance(command, DropHolding):
+            self._due[command.holding] += 1
+            self.seen.pop(plan, None)
 
     def _about(self, seen: Seen, news: MemberInput) -> None:
-        plan = seen.order.plan
+        plan = seen.order.holding.plan
         if isinstance(news, LayerCame):
             seen.arrived.add(news.layer)
             self._news[plan, news.layer] += 1
-        elif isinstance(news, HoldingFailed):
+        elif isinstance(news, FetchFailed):
             del self.seen[plan]
         elif isinstance(news, ExecutorReady):
             seen.is_ready = True
         elif isinstance(news, FeedEnded):
-            trouble = FeedFailed(plan, self.ref, news.upstream, news.reason, news.is_stalled)
+            holding = HoldingId(plan, self.ref)
+            trouble = FeedFailed(holding, news.upstream, news.reason, news.is_stalled)
             seen.troubles.append(trouble)
             self._troubles[trouble] += 1
         else:
@@ -184,30 +169,30 @@ class HoldingWitness:
         if isinstance(effect, Fetch):
             self._fetched(effect)
         elif isinstance(effect, AmendFetch | Assign | Measure):
-            assert effect.holding in self.present, f"{effect} names what is gone"
-        elif isinstance(effect, Drop):
-            del self.present[effect.holding]
+            assert effect.plan in self.present, f"{effect} names what is gone"
+        elif isinstance(effect, DropFetch):
+            del self.present[effect.plan]
         elif isinstance(effect, Materialize):
             self._materialized(effect)
         elif isinstance(effect, Report):
             self.reported(effect)
 
     def _fetched(self, effect: Fetch) -> None:
-        assert effect.holding > self._numbers, "numbers are never used again"
-        self._numbers = effect.holding
-        seen = self._started[effect.order.plan]
-        seen.number = effect.holding
+        assert effect.plan == effect.order.holding.plan
+        seen = self._started[effect.plan]
+        assert not seen.is_fetched, "each order is carried out once"
+        seen.is_fetched = True
         start, size = effect.offset_bytes, seen.size_bytes
         assert start >= 0
         assert start + size <= self._address_bytes
         for other, other_size in self.present.values():
             assert start + size <= other or other + other_size <= start, "regions overlap"
-        self.present[effect.holding] = start, size
+        self.present[effect.plan] = start, size
         assert sum(size for _, size in self.present.values()) <= self._memory_bytes
 
     def _materialized(self, effect: Materialize) -> None:
-        (number,) = self.present
-        seen = next(s for s in self._started.values() if s.number == number)
+        (plan,) = self.present
+        seen = self._started[plan]
         assert seen.is_ready
         assert effect.layer == seen.materialized, "layers come in order, each once"
         assert effect.layer in seen.arrived
@@ -215,50 +200,40 @@ class HoldingWitness:
 
     def reported(self, effect: Report) -> None:
         event = effect.event
-        if isinstance(event, LoadCompleted | LoadFailed):
-            self._end(self.plan_of(event.instance), event)
-        elif isinstance(event, CopyCompleted | CopyFailed):
-            self._end(event.plan, event)
-        elif isinstance(event, Released):
-            self._due["Released", event.instance] -= 1
-        elif isinstance(event, CopyDropped):
-            self._due["CopyDropped", event.plan] -= 1
-        elif isinstance(event, LayerArrived | CopyLayerArrived):
-            is_load = isinstance(event, LayerArrived)
-            plan = self.plan_of(event.instance) if is_load else event.plan
+        holding = getattr(event, "holding", None)
+        assert holding is None or holding.member == self.ref
+        if isinstance(event, HoldingCompleted | HoldingFailed):
+            self._end(event)
+        elif isinstance(event, HoldingDropped):
+            self._due[event.holding] -= 1
+        elif isinstance(event, LayerArrived):
+            plan = event.holding.plan
             self._news[plan, event.layer] -= 1
             assert plan not in self.ended, "a layer after the end"
+            seen = self._started[plan]
+            seen.told.add(event.layer)
+            assert event.watermark == seen.prefix(seen.told)
         elif isinstance(event, FeedFailed):
             self._troubles[event] -= 1
 
-    def plan_of(self, instance: int) -> PlanId:
-        """The plan of the last order that names the instance."""
-        return next(
-            plan
-            for plan, seen in reversed(self._started.items())
-            if isinstance(seen.order, StartLoad) and seen.order.instance == instance
-        )
-
-    def _end(
-        self, plan: PlanId, event: LoadCompleted | LoadFailed | CopyCompleted | CopyFailed
-    ) -> None:
+    def _end(self, event: HoldingCompleted | HoldingFailed) -> None:
+        plan = event.holding.plan
         assert plan not in self.ended, f"{event} after {self.ended[plan]}"
         self.ended[plan] = type(event)
         seen = self._started[plan]
-        if isinstance(event, LoadCompleted | CopyCompleted):
+        if isinstance(event, HoldingCompleted):
             assert event.received_bytes == seen.size_bytes
             assert len(seen.arrived) == len(seen.layer_bytes), "it is not whole"
         else:
-            assert seen.number not in self.present, "what failed was dropped before"
-            is_refused = seen.number is None
-            assert is_refused == (plan in self._too_large), f"{event} with memory for it"
+            assert plan not in self.present, "what failed was dropped before"
+            assert (not seen.is_fetched) == (plan in self._too_large), f"{event} with memory for it"
 
     # -- after a step -----------------------------------------------------------------------------
 
-    def check(self, reports: Sequence[InstanceReport | CopyReport]) -> None:
+    def check(self, reports: Sequence[HoldingReport]) -> None:
         """`reports` are what a new controller would be given."""
         assert list(reports) == [seen.report() for seen in self.seen.values()]
-        assert sorted(self.present) == sorted(s.number or 0 for s in self.seen.values())
+        assert sorted(self.present) == sorted(self.seen)
         for counter in (self._due, self._news, self._troubles):
             assert not any(counter.values()), f"not reported as often as due: {counter}"
             counter.clear()

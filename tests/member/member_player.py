@@ -11,17 +11,17 @@ from livescale.chunks import ChunkRange, Feed
 from livescale.member.inputs import (
     ControllerMet,
     FeedEnded,
+    FetchFailed,
     GatewayGone,
-    HoldingFailed,
     MemberOrder,
     Ordered,
     Submitted,
 )
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import AmendLoad, Release, StartLoad
-from livescale.messages.events import LoadFailed
-from livescale.plans import Pairing
-from livescale.types import FromStorage, FromWorker, WorkerRef
+from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.messages.events import HoldingFailed
+from livescale.plans import Duty, Pairing
+from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, PlanId, WorkerRef
 
 ORDERS = ("zigzag", "zigzag", "best-effort", "overlap", "stop-the-world")
 _FEEDS = (
@@ -51,7 +51,8 @@ class Player:
         #: the instance of every worker, as the controller knows
         self._assigned: dict[int, int] = {}
         self._requests: list[_Request] = []
-        self._plans = 0
+        #: the instance of every plan, which brings one rank of it
+        self._plans: dict[PlanId, int] = {}
 
     def play(self, moves: list[Move]) -> Player:
         for what, first, second, is_stepped in moves:
@@ -97,23 +98,21 @@ class Player:
         workers = tuple(shell.ref for shell in shells)
         self.instances[instance] = workers
         for rank, shell in enumerate(shells):
-            self._plans += 1
+            plan = len(self._plans) + 1
+            self._plans[plan] = instance
             self._assigned[shell.ref.worker] = instance
-            order = StartLoad(
-                instance=instance,
-                attempt=0,
-                worker=shell.ref,
+            order = StartHolding(
+                holding=HoldingId(plan, shell.ref),
                 model=f"m{second % 2}",
-                plan=self._plans,
+                span=LayerSpan(0, len(LAYER_BYTES)),
                 feeds=_FEEDS[second % 2],
                 chunk_bytes=400,
-                measure_capacity=second % 2 == 0,
                 rank=rank,
-                pairing=pairing,
-                workers=workers,
+                duty=Duty(instance, workers, pairing=pairing),
+                measure_capacity=second % 2 == 0,
             )
             if second == 11:
-                self.world.refused.add(self._plans)
+                self.world.refused.add(plan)
             sizes = LAYER_BYTES if second != 10 else (9000,) * len(LAYER_BYTES)
             shell.inbox.append(Ordered(order, sizes, order.model))
 
@@ -125,10 +124,11 @@ class Player:
             self._release_instance(number)
 
     def _release_instance(self, instance: int) -> None:
-        for rank, ref in enumerate(self.instances[instance]):
+        plans = [plan for plan, brought in self._plans.items() if brought == instance]
+        for plan, ref in zip(plans, self.instances[instance], strict=True):
             shell = self.world.shell_of(ref)
             if shell is not None:
-                shell.inbox.append(Ordered(Release(instance, 0, ref, rank)))
+                shell.inbox.append(Ordered(DropHolding(HoldingId(plan, ref), "released")))
                 if self._assigned.get(ref.worker) == instance:
                     del self._assigned[ref.worker]
 
@@ -168,7 +168,7 @@ class Player:
     def _amend(self, first: int, second: int) -> None:
         shell = self._shell(first)
         if shell.order is not None:
-            self._order(shell, AmendLoad(shell.order.plan, shell.ref, _FEEDS[second % 2]))
+            self._order(shell, AmendHolding(shell.order.holding, _FEEDS[second % 2]))
 
     def _layer(self, first: int, second: int) -> None:
         self._shell(first).bring_layer(second)
@@ -179,17 +179,17 @@ class Player:
 
     def _fail(self, first: int, second: int) -> None:
         shell = self._shell(first)
-        for number, transfer in shell.transfers.items():
+        for plan, transfer in shell.transfers.items():
             if transfer.missing:
                 transfer.missing.clear()
-                shell.inbox.append(HoldingFailed(number, "a checksum"))
+                shell.inbox.append(FetchFailed(plan, "a checksum"))
 
     def _feed(self, first: int, second: int) -> None:
         shell = self._shell(first)
-        for number, transfer in shell.transfers.items():
+        for plan, transfer in shell.transfers.items():
             if transfer.missing:
                 upstream = WorkerRef(second)
-                shell.inbox.append(FeedEnded(number, upstream, "gone", second % 2 == 0))
+                shell.inbox.append(FeedEnded(plan, upstream, "gone", second % 2 == 0))
 
     def _meet(self, first: int, second: int) -> None:
         self._shell(first).inbox.append(ControllerMet())
@@ -300,9 +300,12 @@ class Player:
         """The controller releases what is left of an instance of which one rank has failed."""
         events, self.world.events = deque(self.world.events), []
         for ref, event in events:
-            if isinstance(event, LoadFailed) and self._assigned.get(ref.worker) == event.instance:
+            if not isinstance(event, HoldingFailed):
+                continue
+            instance = self._plans[event.holding.plan]
+            if self._assigned.get(ref.worker) == instance:
                 del self._assigned[ref.worker]
-                self._release_instance(event.instance)
+                self._release_instance(instance)
 
     def _settle(self) -> None:
         """Until nothing happens any more."""

@@ -20,7 +20,7 @@ from livescale.batching.run import SequenceSpec
 from livescale.member.effects import (
     Answer,
     Assign,
-    Drop,
+    DropFetch,
     Effect,
     Execute,
     Fetch,
@@ -35,9 +35,9 @@ from livescale.member.effects import (
 from livescale.member.inputs import (
     AllCame,
     ExecutorReady,
+    FetchFailed,
     FirstByteCame,
     GatewayUnknown,
-    HoldingFailed,
     LayerCame,
     MemberInput,
     Ordered,
@@ -50,8 +50,9 @@ from livescale.member.inputs import (
 from livescale.member.member import Member
 from livescale.member.serving import ServingLimits
 from livescale.messages.attempts import AttemptTaken
-from livescale.messages.commands import StartCopy, StartLoad
-from livescale.types import SamplingParams, WorkerRef
+from livescale.messages.commands import StartHolding
+from livescale.plans import Duty
+from livescale.types import PlanId, SamplingParams, WorkerRef
 
 LAYER_BYTES = (600, 500, 500, 500, 700)
 MEMORY_BYTES = sum(LAYER_BYTES) + 1500
@@ -92,10 +93,9 @@ class Shell:
         #: what its own executor has reported: absorbed before the inbox
         self._own: list[MemberInput] = []
         self.run: Execute | None = None
-        self._orders: dict[int, StartLoad | StartCopy] = {}
-        self.transfers: dict[int, Transfer] = {}
+        self.transfers: dict[PlanId, Transfer] = {}
         self.disconnected: set[str] = set()
-        self._assigned: int | None = None
+        self._assigned: PlanId | None = None
         self.materialized = 0
         self._rows: dict[BatchKey, int] = {}
         self._contents: dict[int, int] = {}
@@ -104,10 +104,10 @@ class Shell:
             Answer: self._answer,
             TellPeer: self._tell,
             Fetch: self._fetch,
-            Drop: self._drop,
+            DropFetch: self._drop,
             Assign: self._assign,
             Materialize: self._materialize,
-            Measure: lambda effect: self._own.append(RateMeasured(effect.holding, 77)),
+            Measure: lambda effect: self._own.append(RateMeasured(effect.plan, 77)),
             Execute: self._execute,
             TakeOver: self._take_over,
             WriteKv: self._write_kv,
@@ -115,10 +115,14 @@ class Shell:
         }
 
     @property
-    def order(self) -> StartLoad | None:
+    def order(self) -> StartHolding | None:
         """That of the model which is here or on its way."""
-        orders = [holding.order for holding in self.member.holdings]
-        return orders[0] if orders and isinstance(orders[0], StartLoad) else None
+        return next((holding.order for holding in self.member.holdings), None)
+
+    @property
+    def duty(self) -> Duty | None:
+        """What it does with that model."""
+        return self.order.duty if self.order is not None else None
 
     def step(self, count: int, steps_max: int = 1) -> None:
         """Take in so many inputs of the inbox, after the end of the Run in flight."""
@@ -178,15 +182,15 @@ class Shell:
 
     def bring_layer(self, place: int) -> None:
         """One more layer of the model arrives."""
-        for number, transfer in self.transfers.items():
+        for plan, transfer in self.transfers.items():
             if not transfer.has_begun:
                 transfer.has_begun = True
-                self.inbox.append(FirstByteCame(number))
+                self.inbox.append(FirstByteCame(plan))
             if transfer.missing:
                 layer = transfer.missing.pop(place % len(transfer.missing))
-                self.inbox.append(LayerCame(number, layer))
+                self.inbox.append(LayerCame(plan, layer))
                 if not transfer.missing:
-                    self.inbox.append(AllCame(number))
+                    self.inbox.append(AllCame(plan))
 
     # -- effects ----------------------------------------------------------------------------------
 
@@ -202,25 +206,24 @@ class Shell:
         self._world.send(self.ref, effect)
 
     def _fetch(self, effect: Fetch) -> None:
-        self._orders[effect.holding] = effect.order
-        transfer = self.transfers[effect.holding] = Transfer(list(range(len(LAYER_BYTES))))
+        transfer = self.transfers[effect.plan] = Transfer(list(range(len(LAYER_BYTES))))
         for layer in range(effect.resident.layers if effect.resident is not None else 0):
             transfer.missing.remove(layer)
-            self.inbox.append(LayerCame(effect.holding, layer))
+            self.inbox.append(LayerCame(effect.plan, layer))
 
-    def _drop(self, effect: Drop) -> None:
-        self.transfers.pop(effect.holding, None)
+    def _drop(self, effect: DropFetch) -> None:
+        self.transfers.pop(effect.plan, None)
         self._assigned = None
         self.materialized = 0
         assert not self._rows, "rows of an instance that is gone"
 
     def _assign(self, effect: Assign) -> None:
         assert self._assigned is None, "the executor has a model"
-        if self._world.refuses(self._orders[effect.holding]):
-            self._own.append(HoldingFailed(effect.holding, "no such model"))
+        if effect.plan in self._world.refused:
+            self._own.append(FetchFailed(effect.plan, "no such model"))
             return
-        self._assigned = effect.holding
-        self._own.append(ExecutorReady(effect.holding, BATCHER, KV_LAYER_BYTES, ROW_BYTES))
+        self._assigned = effect.plan
+        self._own.append(ExecutorReady(effect.plan, BATCHER, KV_LAYER_BYTES, ROW_BYTES))
 
     def _materialize(self, effect: Materialize) -> None:
         assert self._assigned is not None
@@ -257,7 +260,7 @@ class World:
         self.shells = [Shell(WorkerRef(number), self) for number in range(workers)]
         self.events: list[tuple[WorkerRef, object]] = []
         #: plans whose model no executor takes
-        self.refused: set[int] = set()
+        self.refused: set[PlanId] = set()
         self.records: dict[WorkerRef, list[tuple]] = {}
 
     # -- for shells -------------------------------------------------------------------------------
@@ -275,9 +278,6 @@ class World:
     ) -> None:
         self.records.setdefault(ref, []).append((now_ns, inputs, steps_max, effects))
 
-    def refuses(self, order: object) -> bool:
-        return isinstance(order, StartLoad) and order.plan in self.refused
-
     def send(self, sender: WorkerRef, effect: TellPeer) -> None:
         """On the way to an earlier life of a worker nothing arrives, which is noticed."""
         if self.shell_of(effect.peer) is not None:
@@ -289,11 +289,11 @@ class World:
 
     def check_ranks(self, shell: Shell, stop: int) -> None:
         """All ranks of the instance have the layers that run."""
-        order = shell.order
-        assert order is not None
+        duty = shell.duty
+        assert duty is not None
         for other in self.shells:
-            if other is not shell and other.ref in order.workers and other.order is not None:
-                is_same = other.order.instance == order.instance
+            if other is not shell and other.ref in duty.workers and other.duty is not None:
+                is_same = other.duty.instance == duty.instance
                 assert not is_same or other.materialized >= stop, "a rank lacks layers"
 
     # -- for the player ---------------------------------------------------------------------------
@@ -348,4 +348,4 @@ def spec_of(number: int, attempt: int, tokens: int, outputs: int, known: int) ->
 
 
 def _is_load(last: list[MemberInput]) -> bool:
-    return any(isinstance(n, Ordered) and isinstance(n.command, StartLoad) for n in last)
+    return any(isinstance(n, Ordered) and isinstance(n.command, StartHolding) for n in last)

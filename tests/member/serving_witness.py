@@ -13,7 +13,7 @@ from livescale.batching.live_messages import BatchKey, Handover, Taken
 from livescale.batching.run import EmittedTokens, SequenceSpec
 from livescale.member.effects import (
     Answer,
-    Drop,
+    DropFetch,
     Effect,
     Emit,
     Execute,
@@ -33,16 +33,17 @@ from livescale.member.inputs import (
 )
 from livescale.member.member import Member
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken, Cancel, Disown
-from livescale.messages.commands import StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import (
+    AnyEvent,
     BatchTaken,
     CapacityMeasured,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     InstanceReported,
     LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
-    Released,
     RequestEnded,
 )
 from livescale.types import Outcome, WorkerRef
@@ -74,8 +75,8 @@ class ServingWitness(HoldingWitness):
         #: attempts that partners have taken over from here
         self._given: dict[Attempt, WorkerRef] = {}
         self._handed: dict[tuple[WorkerRef, BatchKey], list[Attempt]] = {}
-        self._opened: set[int] = set()
-        self._gone: set[int] = set()
+        self._opened: set[int | None] = set()
+        self._gone: set[int | None] = set()
         #: rates that may still be reported, and reports of the load that must come
         self._rates = 0
         self._owed_load: int | None = None
@@ -147,7 +148,7 @@ class ServingWitness(HoldingWitness):
             self._rates += 1
             if self._serves() is not None:
                 self._owed_load = self._serves()
-        elif isinstance(news, Ordered) and isinstance(news.command, StartLoad):
+        elif isinstance(news, Ordered) and isinstance(news.command, StartHolding):
             self._rates += news.command.measure_capacity
 
     def _leave_older(self, spec: SequenceSpec) -> None:
@@ -158,9 +159,9 @@ class ServingWitness(HoldingWitness):
     def _serves(self) -> int | None:
         """The instance that takes requests at this place among the inputs."""
         for seen in self.seen.values():
-            order = seen.order
-            if seen.is_ready and isinstance(order, StartLoad) and order.rank == 0:
-                return order.instance
+            duty = seen.order.duty
+            if seen.is_ready and duty is not None and seen.order.rank == 0:
+                return duty.instance
         return None
 
     # -- effects ----------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class ServingWitness(HoldingWitness):
         elif isinstance(effect, TellPeer) and isinstance(effect.message, Handover):
             attempts = [(s.request, s.attempt) for s in effect.message.requests]
             self._handed[effect.peer, effect.message.batch] = attempts
-        elif isinstance(effect, Drop):
+        elif isinstance(effect, DropFetch):
             self._is_dropped = True
         elif isinstance(effect, Execute):
             self._executes(effect)
@@ -229,26 +230,35 @@ class ServingWitness(HoldingWitness):
     def reported(self, effect: Report) -> None:
         event = effect.event
         super().reported(effect)
-        instance = getattr(event, "instance", None)
+        instance = self._instance_of(event)
         if isinstance(event, RequestEnded):
             self._request_ended(event)
         elif isinstance(event, CapacityMeasured):
             self._rates -= 1
             assert self._rates >= 0
-        elif isinstance(event, Released):
-            self._gone.add(event.instance)
+        elif isinstance(event, HoldingDropped):
+            self._gone.add(instance)
         elif instance is not None:
             assert instance not in self._gone, f"{event} after the instance's last message"
-        if isinstance(event, LoadFailed):
-            self._gone.add(event.instance)
-        elif isinstance(event, LoadCompleted | LiveStarted):
-            self._opened.add(event.instance)
+        if isinstance(event, HoldingFailed):
+            self._gone.add(instance)
+        elif isinstance(event, HoldingCompleted | LiveStarted):
+            self._opened.add(instance)
         elif isinstance(event, InstanceReported | BatchTaken):
             assert event.instance in self._opened, f"{event} before its instance serves"
             if isinstance(event, InstanceReported) and event.instance == self._owed_load:
                 self._owed_load = None
-        elif isinstance(event, LoadStarted):
-            assert self.plan_of(event.instance) not in self.ended
+        elif isinstance(event, FirstByteArrived):
+            assert event.holding.plan not in self.ended
+
+    def _instance_of(self, event: AnyEvent) -> int | None:
+        """The instance that the event names, or whose rank its holding is."""
+        holding = getattr(event, "holding", None)
+        if holding is None:
+            return getattr(event, "instance", None)
+        duty = self._started[holding.plan].order.duty
+        assert duty is not None
+        return duty.instance
 
     def _request_ended(self, event: RequestEnded) -> None:
         key, outcome = (event.request, event.attempt), event.outcome
@@ -263,7 +273,7 @@ class ServingWitness(HoldingWitness):
         elif outcome is Outcome.RETURNED:
             is_unread = key in self._unread or stay.gateway in self._gateways_gone
             is_lost = self._taken_by.get(key) in self._lost
-            is_closing = bool(set(self.present) - {seen.number for seen in self.seen.values()})
+            is_closing = bool(set(self.present) - set(self.seen))
             assert is_unread or is_lost or is_closing, f"{event} without need"
             assert is_unread or self._returned[key], "its gateway is told first"
         elif outcome is Outcome.CANCELLED:
@@ -293,6 +303,6 @@ class ServingWitness(HoldingWitness):
         assert own == set(self.stays), f"{own - set(self.stays)} came without a message"
         for key in (*self._cancelled, *self._unread):
             assert key not in own or key in self._specs, f"{key} is not wanted"
-        if serving is not None and serving.order.instance == self._owed_load:
+        if serving is not None and serving.duty.instance == self._owed_load:
             assert not serving.is_loaded, "the load is reported again"
             assert not serving.live.is_live, "the load is reported again"

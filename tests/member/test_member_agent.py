@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.chunks import ChunkRange, Feed
-from livescale.member.effects import Drop, Effect, Fetch
+from livescale.member.effects import DropFetch, Effect, Fetch
 from livescale.member.inputs import (
     AllCame,
     ControllerMet,
     FeedEnded,
+    FetchFailed,
     FirstByteCame,
-    HoldingFailed,
     LayerCame,
     MemberInput,
     Ordered,
 )
 from livescale.member.member import ADDRESS_SPACES, Member
-from livescale.messages.commands import AmendLoad, DropCopy, StartCopy
-from livescale.types import FromStorage, FromWorker, WorkerRef, agent_ref
+from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, WorkerRef, agent_ref
 
 AGENT = agent_ref(0)
 PEER = WorkerRef(3)
@@ -55,8 +55,7 @@ class AgentPlay:
     effects: list[Effect] = field(default_factory=list)
     inbox: list[MemberInput] = field(default_factory=list)
     plans: list[int] = field(default_factory=list)
-    layers_of: dict[int, int] = field(default_factory=dict)
-    #: layers that are still to come, by holding
+    #: layers that are still to come, by plan
     missing: dict[int, list[int]] = field(default_factory=dict)
 
     def do(self, what: str, *details: int) -> None:
@@ -69,11 +68,12 @@ class AgentPlay:
         for effect in effects:
             self.witness.watch(effect)
             if isinstance(effect, Fetch):
-                self.missing[effect.holding] = list(range(self.layers_of[effect.order.plan]))
-                self.inbox.append(FirstByteCame(effect.holding))
-            elif isinstance(effect, Drop):
+                span = effect.order.span
+                self.missing[effect.plan] = list(range(span.start, span.stop))
+                self.inbox.append(FirstByteCame(effect.plan))
+            elif isinstance(effect, DropFetch):
                 # Late news are in the inbox already.
-                self.missing.pop(effect.holding, None)
+                self.missing.pop(effect.plan, None)
         self.effects += effects
         self.witness.check(self.member.reports)
         assert self.member.wake_ns() is None
@@ -93,42 +93,49 @@ class AgentPlay:
     def _copy(self, size_bytes: int, layers: int, feeds: int) -> None:
         plan = len(self.plans) + 1
         self.plans.append(plan)
-        self.layers_of[plan] = layers
         sizes = (*(size_bytes // layers,) * (layers - 1), size_bytes - size_bytes // layers)
         sizes = sizes if layers > 1 else (size_bytes,)
-        order = StartCopy(f"m{plan % 3}", AGENT, plan, FEEDS[feeds % 2], 4096, "test", plan % 2)
+        order = StartHolding(
+            holding=HoldingId(plan, AGENT),
+            model=f"m{plan % 3}",
+            span=LayerSpan(plan % 3, plan % 3 + layers),
+            feeds=FEEDS[feeds % 2],
+            chunk_bytes=4096,
+            rank=plan % 2,
+            reason="test",
+        )
         self.inbox.append(Ordered(order, sizes, order.model))
 
     def _drop(self, place: int) -> None:
         if self.plans:
             plan = self.plans[-1 - place % len(self.plans)]
-            order = DropCopy(f"m{plan % 3}", AGENT, plan, "test", plan % 2)
-            self.inbox.append(Ordered(order))
+            self.inbox.append(Ordered(DropHolding(HoldingId(plan, AGENT), "test")))
 
     def _amend(self, place: int, feeds: int) -> None:
         if self.plans:
             plan = self.plans[-1 - place % len(self.plans)]
-            self.inbox.append(Ordered(AmendLoad(plan, AGENT, FEEDS[feeds % 2])))
+            order = AmendHolding(HoldingId(plan, AGENT), FEEDS[feeds % 2])
+            self.inbox.append(Ordered(order))
 
     def _layer(self, place: int, layer: int) -> None:
         if self.missing:
-            number = sorted(self.missing)[place % len(self.missing)]
-            missing = self.missing[number]
-            self.inbox.append(LayerCame(number, missing.pop(layer % len(missing))))
+            plan = sorted(self.missing)[place % len(self.missing)]
+            missing = self.missing[plan]
+            self.inbox.append(LayerCame(plan, missing.pop(layer % len(missing))))
             if not missing:
-                del self.missing[number]
-                self.inbox.append(AllCame(number))
+                del self.missing[plan]
+                self.inbox.append(AllCame(plan))
 
     def _fail(self, place: int) -> None:
         if self.missing:
-            number = sorted(self.missing)[place % len(self.missing)]
-            del self.missing[number]
-            self.inbox.append(HoldingFailed(number, "no such file"))
+            plan = sorted(self.missing)[place % len(self.missing)]
+            del self.missing[plan]
+            self.inbox.append(FetchFailed(plan, "no such file"))
 
     def _feed(self, place: int, is_stalled: int) -> None:
         if self.missing:
-            number = sorted(self.missing)[place % len(self.missing)]
-            self.inbox.append(FeedEnded(number, PEER, "gone", bool(is_stalled % 2)))
+            plan = sorted(self.missing)[place % len(self.missing)]
+            self.inbox.append(FeedEnded(plan, PEER, "gone", bool(is_stalled % 2)))
 
     def _meet(self) -> None:
         self.inbox.append(ControllerMet())

@@ -24,7 +24,7 @@ from livescale.member.effects import Answer, Assign, Effect, Fetch, Measure
 from livescale.member.inputs import (
     AllCame,
     ExecutorReady,
-    HoldingFailed,
+    FetchFailed,
     LayerCame,
     Ordered,
     PeerSent,
@@ -35,8 +35,9 @@ from livescale.member.inputs import (
 from livescale.member.member import Member
 from livescale.member.serving import ServingLimits
 from livescale.messages.attempts import AttemptReturned
-from livescale.messages.commands import Release, StartLoad
-from livescale.types import SamplingParams, WorkerRef
+from livescale.messages.commands import DropHolding, StartHolding
+from livescale.plans import Duty
+from livescale.types import HoldingId, LayerSpan, PlanId, SamplingParams, WorkerRef
 
 KINDS = (
     *(
@@ -110,12 +111,12 @@ def test_processes_with_different_hash_seeds_do_the_same(tmp_path: Path) -> None
 def test_a_rate_that_was_measured_of_a_model_that_is_gone_completes_nothing() -> None:
     """The next model was ordered while the rate was measured."""
     worker = lone_worker()
-    release = Ordered(Release(1, 0, WORKER))
+    release = Ordered(DropHolding(HoldingId(1, WORKER), "released"))
     (*_, measure) = arrive(worker, 1)
     assert measure == Measure(1)
     worker.step(3, [release, Ordered(load_order(2), LAYER_BYTES, "m")])
     assert worker.step(4, [RateMeasured(1, 77), ready(2)]) == []
-    assert [report.is_loaded for report in worker.reports] == [False]
+    assert [report.is_whole for report in worker.reports] == [False]
     assert arrive(worker, 2)[-1] == Measure(2)
 
 
@@ -127,7 +128,7 @@ def test_what_comes_while_the_executor_takes_a_model_over_waits(takes_over: bool
     spec = SequenceSpec("r", 1, (5, 6), SamplingParams(3))
     asked = worker.step(1, [order, Submitted("g0", 1, spec)])
     assert [type(effect) for effect in asked] == [Fetch, Assign]
-    came = worker.step(2, [ready(1) if takes_over else HoldingFailed(1, "no")])
+    came = worker.step(2, [ready(1) if takes_over else FetchFailed(1, "no")])
     returned = Answer("g0", AttemptReturned("r", 1))
     assert (returned in came) == (not takes_over)
     open_requests = worker.serving.live.requests() if worker.serving is not None else []
@@ -156,28 +157,27 @@ def test_layers_of_another_rank_count_though_they_come_before_the_instance(
 WORKER = WorkerRef(0)
 
 
-def load_order(instance: int, workers: tuple[WorkerRef, ...] = (WORKER,)) -> StartLoad:
-    return StartLoad(
-        instance=instance,
-        attempt=0,
-        worker=WORKER,
+def load_order(instance: int, workers: tuple[WorkerRef, ...] = (WORKER,)) -> StartHolding:
+    """The instance comes by the plan of its number."""
+    return StartHolding(
+        holding=HoldingId(instance, WORKER),
         model="m",
-        plan=instance,
+        span=LayerSpan(0, len(LAYER_BYTES)),
         feeds=(),
         chunk_bytes=400,
+        duty=Duty(instance, workers),
         measure_capacity=len(workers) == 1,
-        workers=workers,
     )
 
 
-def ready(holding: int) -> ExecutorReady:
-    return ExecutorReady(holding, BATCHER, KV_LAYER_BYTES, ROW_BYTES)
+def ready(plan: PlanId) -> ExecutorReady:
+    return ExecutorReady(plan, BATCHER, KV_LAYER_BYTES, ROW_BYTES)
 
 
-def arrive(worker: Member, holding: int) -> list[Effect]:
+def arrive(worker: Member, plan: PlanId) -> list[Effect]:
     """Every layer comes."""
-    layers = [LayerCame(holding, layer) for layer in range(len(LAYER_BYTES))]
-    return worker.step(2, [*layers, AllCame(holding)])
+    layers = [LayerCame(plan, layer) for layer in range(len(LAYER_BYTES))]
+    return worker.step(2, [*layers, AllCame(plan)])
 
 
 def lone_worker() -> Member:

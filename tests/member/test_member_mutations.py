@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -45,7 +46,11 @@ def nothing(*_: object, **__: object) -> None:
 
 
 def without_clearing(held: ModelHolding, feeds: Any) -> None:
-    held.feeds = feeds
+    held.order = msgspec.structs.replace(held.order, feeds=feeds)
+
+
+def starts_at_the_first_layer(held: ModelHolding) -> None:
+    held.watermark = 0
 
 
 def only_this_layer(held: ModelHolding, layer: int) -> range:
@@ -83,6 +88,7 @@ def repeats_nothing(hosted: HostedAttempts, gateway: str, spec: Any, *, is_decod
 MUTATIONS: list[tuple[str, Callable[[], None], type, str, Callable[..., Any]]] = [
     ("regions overlap", agents, MemoryMap, "allocate", lambda regions, size_bytes: 0),
     ("holdings have no size", agents, ModelHolding, "size_bytes", property(lambda held: 0)),
+    ("every span starts at 0", agents, ModelHolding, "__post_init__", starts_at_the_first_layer),
     ("troubles outlive their feeds", agents, ModelHolding, "amend", without_clearing),
     ("a new controller is told no troubles", agents, Member, "_met_controller", nothing),
     ("what is dropped does not fail", agents, Member, "_give_up", gives_up_in_silence),

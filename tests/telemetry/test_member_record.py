@@ -118,7 +118,7 @@ def altered(busiest: list[bytes], tmp_path: Path, old: bytes, new: bytes) -> tup
     [
         (b'{"type":"Execute","run":3,', b'{"type":"Execute","run":4,'),
         (b'"digest":"', b'"digest":"0'),
-        (b'"event":{"type":"LayerArrived",', b'"event":{"type":"LoadStarted",'),
+        (b'"event":{"type":"LayerArrived",', b'"event":{"type":"FirstByteArrived",'),
     ],
 )
 def test_an_altered_effect_is_refused_and_its_step_named(
@@ -185,7 +185,7 @@ def test_an_unfinished_last_line_is_left_out(busiest: list[bytes], tmp_path: Pat
         (b"", "the record has no run line"),
         (b'{"kind":"member"', "the record has no run line"),
         (b'{"kind":"member","version":9}\n', "version 9 of member records; this program reads"),
-        (b'{"kind":"member","version":1}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
+        (b'{"kind":"member","version":2}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
         (b"what\n", "jsonl:1: not a line of a record"),
     ],
 )

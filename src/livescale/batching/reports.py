@@ -14,7 +14,6 @@ REPORT_GAP_NS = 500_000_000
 
 def load_report(
     instance: InstanceId,
-    attempt: int,
     batcher: Batcher,
     *,
     handovers: int = 0,
@@ -26,7 +25,6 @@ def load_report(
     """
     return InstanceReported(
         instance=instance,
-        attempt=attempt,
         started=batcher.lines.take_started(),
         running=batcher.running,
         queued_prefill_tokens=batcher.queued_prefill_tokens,

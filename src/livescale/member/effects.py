@@ -14,9 +14,9 @@ from livescale.chunks import Feed
 from livescale.control.residency import Resident
 from livescale.member.inputs import PeerMessage
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
-from livescale.messages.commands import StartCopy, StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent
-from livescale.types import Value, WorkerRef
+from livescale.types import PlanId, Value, WorkerRef
 
 KvPlaces = tuple[tuple[int, tuple[int, ...]], ...]
 """Per request: positions, and the blocks in which they lie (none: it has ended)."""
@@ -70,27 +70,27 @@ class Reach(Value, frozen=True, tag=True):
 
 
 class Fetch(Value, frozen=True, tag=True):
-    """Bring the model's layers to `offset_bytes` of the memory by the order's feeds, and pass on
-    what is there. The bytes of `resident` layers lie in the memory already, at their own place."""
+    """Bring the order's layers to `offset_bytes` of the memory by its feeds, and pass on what is
+    there. The bytes of `resident` layers lie in the memory already, at their own place."""
 
-    holding: int
+    plan: PlanId
     offset_bytes: int
-    order: StartLoad | StartCopy
+    order: StartHolding
     resident: Resident | None = None
 
 
 class AmendFetch(Value, frozen=True, tag=True):
     """Get what is missing by these feeds. Layers that are there stay."""
 
-    holding: int
+    plan: PlanId
     feeds: tuple[Feed, ...]
 
 
-class Drop(Value, frozen=True, tag=True):
+class DropFetch(Value, frozen=True, tag=True):
     """Forget the holding: afterwards its bytes are neither written nor read, by the executor
     neither."""
 
-    holding: int
+    plan: PlanId
 
 
 class KeepLayers(Value, frozen=True, tag=True):
@@ -100,9 +100,9 @@ class KeepLayers(Value, frozen=True, tag=True):
 
 
 class Assign(Value, frozen=True, tag=True):
-    """Let the executor take the model over: ends in ExecutorReady or HoldingFailed."""
+    """Let the executor take the model over: ends in ExecutorReady or FetchFailed."""
 
-    holding: int
+    plan: PlanId
 
 
 class Materialize(Value, frozen=True, tag=True):
@@ -114,7 +114,7 @@ class Materialize(Value, frozen=True, tag=True):
 class Measure(Value, frozen=True, tag=True):
     """Time a prefill of the model, which serves nothing yet: ends in RateMeasured."""
 
-    holding: int
+    plan: PlanId
 
 
 class Execute(Value, frozen=True, tag=True):
@@ -157,7 +157,7 @@ Effect = (
     | Reach
     | Fetch
     | AmendFetch
-    | Drop
+    | DropFetch
     | KeepLayers
     | Assign
     | Materialize

@@ -1,8 +1,8 @@
 """Everything that a member is ever told: the inputs of `Member.step`. Values only.
 
 Orders come from the controller, attempts from gateways, messages from peers, and news from what the
-member started itself: transfers, its executor, its memory. `holding` numbers one life of a model's
-bytes on the member; news of a holding that is gone are late, and nothing follows from them.
+member started itself: transfers, its executor, its memory. `plan` names a holding, of which a plan
+brings one to a member; news of a holding that is gone are late, and nothing follows from them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_messages import LiveMessage
 from livescale.batching.run import SequenceSpec
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import AmendLoad, DropCopy, Release, StartCopy, StartLoad
-from livescale.types import InstanceId, RequestId, Value, WorkerRef
+from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.types import InstanceId, PlanId, RequestId, Value, WorkerRef
 
-MemberOrder = StartLoad | AmendLoad | Release | StartCopy | DropCopy
+MemberOrder = StartHolding | AmendHolding | DropHolding
 
 
 class RankLayers(Value, frozen=True, tag=True):
@@ -31,7 +31,7 @@ PeerMessage = LiveMessage | RankLayers
 
 
 class Ordered(Value, frozen=True, tag=True):
-    """An order of the controller. Orders that bring a model have the sizes of its layers, and an
+    """An order of the controller. A StartHolding has the sizes of its span's layers, and an
     `identity` that equals another one's when all bytes are the same."""
 
     command: MemberOrder
@@ -46,33 +46,33 @@ class ControllerMet(Value, frozen=True, tag=True):
 class FirstByteCame(Value, frozen=True, tag=True):
     """Bytes of the holding begin to arrive."""
 
-    holding: int
+    plan: PlanId
 
 
 class LayerCame(Value, frozen=True, tag=True):
     """A layer is complete and verified. In any order, each layer once."""
 
-    holding: int
+    plan: PlanId
     layer: int
 
 
 class AllCame(Value, frozen=True, tag=True):
     """Every layer is there."""
 
-    holding: int
+    plan: PlanId
 
 
-class HoldingFailed(Value, frozen=True, tag=True):
+class FetchFailed(Value, frozen=True, tag=True):
     """The holding can never be whole: its files, its memory or its executor refuse."""
 
-    holding: int
+    plan: PlanId
     reason: str
 
 
 class FeedEnded(Value, frozen=True, tag=True):
     """Nothing (more) comes from this holder; what is there stays. `is_stalled`: it may come yet."""
 
-    holding: int
+    plan: PlanId
     upstream: WorkerRef
     reason: str
     is_stalled: bool
@@ -82,7 +82,7 @@ class ExecutorReady(Value, frozen=True, tag=True):
     """The executor has taken the model over, with KV for so many blocks. One position takes
     `kv_layer_bytes` of KV in one layer, and `row_bytes` as a hidden row."""
 
-    holding: int
+    plan: PlanId
     limits: BatcherConfig
     kv_layer_bytes: int
     row_bytes: int
@@ -99,7 +99,7 @@ class RunEnded(Value, frozen=True, tag=True):
 class RateMeasured(Value, frozen=True, tag=True):
     """What `Measure` found."""
 
-    holding: int
+    plan: PlanId
     prefill_tokens_per_s: int
 
 
@@ -151,7 +151,7 @@ MemberInput = (
     | FirstByteCame
     | LayerCame
     | AllCame
-    | HoldingFailed
+    | FetchFailed
     | FeedEnded
     | ExecutorReady
     | RunEnded

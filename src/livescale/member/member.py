@@ -18,7 +18,7 @@ from livescale.member.attempts import HostedAttempts
 from livescale.member.effects import (
     AmendFetch,
     Assign,
-    Drop,
+    DropFetch,
     Effect,
     Fetch,
     KeepLayers,
@@ -27,16 +27,16 @@ from livescale.member.effects import (
     Report,
     TellPeer,
 )
-from livescale.member.holding import ModelHolding, failure_of
+from livescale.member.holding import ModelHolding
 from livescale.member.inputs import (
     AllCame,
     ControllerMet,
     ExecutorReady,
     FeedEnded,
+    FetchFailed,
     FirstByteCame,
     GatewayGone,
     GatewayUnknown,
-    HoldingFailed,
     LayerCame,
     MemberInput,
     Ordered,
@@ -49,17 +49,10 @@ from livescale.member.inputs import (
 )
 from livescale.member.memory_map import MemoryMap
 from livescale.member.serving import Serving, ServingLimits
+from livescale.messages import events
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import AmendLoad, DropCopy, Release, StartCopy, StartLoad
-from livescale.messages.events import (
-    CapacityMeasured,
-    CopyDropped,
-    CopyReport,
-    InstanceReport,
-    LoadStarted,
-    Released,
-)
-from livescale.types import WorkerRef
+from livescale.messages.commands import AmendHolding, StartHolding
+from livescale.types import PlanId, WorkerRef
 
 ADDRESS_SPACES = 8
 """A host agent's copies lie in so many times as many addresses as it has memory. Copies that come
@@ -86,13 +79,12 @@ class Member:
         self._effects: list[Effect] = []
         self._emit = self._effects.append
         self._now_ns = 0
-        self._holdings: dict[int, ModelHolding] = {}
-        self._orders = 0
+        self._holdings: dict[PlanId, ModelHolding] = {}
         #: an executor was asked to take a model over, and what came since
         self._is_assigning = False
         self._waiting: list[MemberInput] = []
         self.serving: Serving | None = None
-        self._capacity: CapacityMeasured | None = None
+        self._capacity: events.CapacityMeasured | None = None
         #: the rate of prefills was asked for and is not known yet
         self._owes_capacity = False
         resident_bytes = limits.resident_bytes if limits is not None else 0
@@ -103,14 +95,14 @@ class Member:
         #: the latest message of every rank
         self._rank_layers: dict[int, RankLayers] = {}
         #: what a controller that knows nothing needs; replaced, never changed
-        self.reports: tuple[InstanceReport | CopyReport, ...] = ()
+        self.reports: tuple[events.HoldingReport, ...] = ()
         self._handlers: dict[type, Callable[[Any], object]] = {
             Ordered: self._obey,
             ControllerMet: self._met_controller,
             FirstByteCame: self._first_byte,
             LayerCame: self._layer_came,
             AllCame: self._all_came,
-            HoldingFailed: self._holding_failed,
+            FetchFailed: self._fetch_failed,
             FeedEnded: self._feed_ended,
             ExecutorReady: self._executor_ready,
             RunEnded: self._run_ended,
@@ -140,7 +132,7 @@ class Member:
 
     def _absorb(self, news: MemberInput) -> None:
         """While the executor takes a model over, which its shell does at once, all else waits."""
-        if self._is_assigning and not isinstance(news, ExecutorReady | HoldingFailed):
+        if self._is_assigning and not isinstance(news, ExecutorReady | FetchFailed):
             self._waiting.append(news)
             return
         self._handlers[type(news)](news)
@@ -174,92 +166,67 @@ class Member:
 
     def _obey(self, ordered: Ordered) -> None:
         command = ordered.command
-        if isinstance(command, StartLoad | StartCopy):
+        if isinstance(command, StartHolding):
             self._begin(command, ordered)
-        elif isinstance(command, AmendLoad):
+        elif isinstance(command, AmendHolding):
             self._amend(command)
-        elif isinstance(command, Release):
-            holding = self._of_instance(command)
-            if holding is not None:
-                self._give_up(holding, "released")
-            released = Released(command.instance, command.attempt, command.rank)
-            self._emit(Report(released))
         else:
-            self._drop_copy(command)
+            holding = self._holdings.get(command.holding.plan)
+            # Nothing may be left: it failed while the order was on its way.
+            if holding is not None:
+                self._give_up(holding, f"dropped: {command.reason}")
+            self._emit(Report(events.HoldingDropped(command.holding)))
 
-    def _begin(self, command: StartLoad | StartCopy, ordered: Ordered) -> None:
-        size_bytes = sum(ordered.layer_bytes)
-        is_load = isinstance(command, StartLoad)
-        assert not (is_load and self._holdings), f"{self!r} is given {command.model}"
+    def _begin(self, order: StartHolding, ordered: Ordered) -> None:
+        plan, size_bytes = order.holding.plan, sum(ordered.layer_bytes)
+        is_busy = plan in self._holdings or (order.duty is not None and bool(self._holdings))
+        assert not is_busy, f"{self!r} is given {order.model} by plan {plan}"
         free_bytes = self._memory_bytes - sum(h.size_bytes for h in self._holdings.values())
         offset_bytes = self._regions.allocate(size_bytes) if size_bytes <= free_bytes else None
         if offset_bytes is None:
             reason = f"{size_bytes} bytes do not fit: {free_bytes} are free, {self._regions!r}"
-            self._emit(Report(failure_of(command, self.ref, reason)))
+            self._emit(Report(events.HoldingFailed(order.holding, reason)))
             return
-        self._orders += 1
-        holding = ModelHolding(
-            number=self._orders,
-            member=self.ref,
-            order=command,
-            layer_bytes=ordered.layer_bytes,
-            identity=ordered.identity,
-            offset_bytes=offset_bytes,
-            feeds=command.feeds,
+        self._holdings[plan] = ModelHolding(
+            order, ordered.layer_bytes, ordered.identity, offset_bytes
         )
-        self._holdings[holding.number] = holding
-        resident = self._residents.find(holding.identity)
-        if is_load:
+        resident = self._residents.find(ordered.identity)
+        if order.duty is not None:
             self._residents.make_way(size_bytes)
         # First, so that bytes move while the modules are built.
-        self._emit(Fetch(holding.number, offset_bytes, command, resident))
-        if is_load:
+        self._emit(Fetch(plan, offset_bytes, order, resident))
+        if order.duty is not None:
             self._is_assigning = True
-            self._emit(Assign(holding.number))
+            self._emit(Assign(plan))
         self._update_reports()
 
-    def _amend(self, command: AmendLoad) -> None:
+    def _amend(self, command: AmendHolding) -> None:
         """Get what is missing of a holding by other feeds; nothing, if it is whole or gone."""
-        for holding in self._holdings.values():
-            if holding.order.plan == command.plan and not holding.is_whole:
-                holding.amend(command.feeds)
-                self._emit(AmendFetch(holding.number, command.feeds))
-                self._update_reports()
-
-    def _of_instance(self, command: Release) -> ModelHolding | None:
-        """None where nothing is left: the load failed while the order was on its way."""
-        for holding in self._holdings.values():
-            order = holding.order
-            if isinstance(order, StartLoad) and order.instance == command.instance:
-                return holding
-        return None
-
-    def _drop_copy(self, command: DropCopy) -> None:
-        for holding in list(self._holdings.values()):
-            if holding.order.plan == command.plan:
-                self._give_up(holding, f"dropped: {command.reason}")
-        dropped = CopyDropped(command.model, self.ref, command.plan, command.rank)
-        self._emit(Report(dropped))
+        holding = self._holdings.get(command.holding.plan)
+        if holding is not None and not holding.is_whole:
+            holding.amend(command.feeds)
+            self._emit(AmendFetch(command.holding.plan, command.feeds))
+            self._update_reports()
 
     def _give_up(self, holding: ModelHolding, reason: str) -> None:
         """One that is under way ends as a failure; of a whole model a worker keeps first layers."""
         self._forget(holding)
         if not holding.is_whole:
-            self._emit(Report(holding.failed(reason)))
-        elif isinstance(holding.order, StartLoad) and (holding.size_bytes <= self._residents_from):
+            self._emit(Report(events.HoldingFailed(holding.id, reason)))
+        elif holding.order.duty is not None and holding.size_bytes <= self._residents_from:
             kept = self._residents.keep(holding.identity, holding.layer_bytes)
             if kept is not None:
                 self._emit(KeepLayers(kept))
 
     def _forget(self, holding: ModelHolding) -> None:
         """Requests that are here wait again elsewhere; then the bytes may be overwritten."""
-        if isinstance(holding.order, StartLoad) and self.serving is not None:
+        if holding.order.duty is not None and self.serving is not None:
             self.serving.close(self._now_ns)
             self.serving = None
         self._owes_capacity = self._is_assigning = False
-        del self._holdings[holding.number]
+        del self._holdings[holding.id.plan]
         self._regions.free(holding.offset_bytes)
-        self._emit(Drop(holding.number))
+        self._emit(DropFetch(holding.id.plan))
         self._update_reports()
 
     # -- the controller -------------------------------------------------------------------------
@@ -280,14 +247,12 @@ class Member:
     # -- news of holdings -----------------------------------------------------------------------
 
     def _first_byte(self, news: FirstByteCame) -> None:
-        holding = self._holdings.get(news.holding)
-        if holding is not None and isinstance(holding.order, StartLoad):
-            order = holding.order
-            started = LoadStarted(order.instance, order.attempt, order.rank)
-            self._emit(Report(started))
+        holding = self._holdings.get(news.plan)
+        if holding is not None and holding.order.duty is not None:
+            self._emit(Report(events.FirstByteArrived(holding.id)))
 
     def _layer_came(self, news: LayerCame) -> None:
-        holding = self._holdings.get(news.holding)
+        holding = self._holdings.get(news.plan)
         if holding is None:
             return
         grown, serving = holding.take_layer(news.layer), self.serving
@@ -295,63 +260,63 @@ class Member:
             self._emit(Materialize(layer))
         self._update_reports()
         live_layers = serving.live_layers if serving is not None else 0
-        self._emit(Report(holding.layer_arrived(news.layer, live_layers)))
+        arrived = events.LayerArrived(holding.id, news.layer, holding.watermark, live_layers)
+        self._emit(Report(arrived))
         if serving is not None and grown:
             self._has_layers(serving, holding)
 
     def _has_layers(self, serving: Serving, holding: ModelHolding) -> None:
         """This rank's watermark has risen. A live instance runs what all its ranks have."""
-        order = serving.order
-        serving.rank_has(order.rank, holding.watermark)
-        if order.rank:
-            layers = RankLayers(order.instance, order.rank, holding.watermark)
-            self._emit(TellPeer(order.workers[0], layers))
+        rank, duty = serving.order.rank, serving.duty
+        serving.rank_has(rank, holding.watermark)
+        if rank:
+            layers = RankLayers(duty.instance, rank, holding.watermark)
+            self._emit(TellPeer(duty.workers[0], layers))
 
     def _all_came(self, news: AllCame) -> None:
-        holding = self._holdings.get(news.holding)
+        holding = self._holdings.get(news.plan)
         if holding is None:
             return
-        assert holding.watermark == len(holding.layer_bytes), f"{holding} is not whole"
+        assert holding.watermark == holding.order.span.stop, f"{holding} is not whole"
         if self._owes_capacity and self.serving is not None and not self.serving.live.is_live:
-            self._emit(Measure(holding.number))
+            self._emit(Measure(news.plan))
         else:
             self._complete(holding)
 
     def _complete(self, holding: ModelHolding) -> None:
-        holding.is_whole = True
+        holding.complete()
         if self.serving is not None:
             self.serving.is_loaded = True
             # KV blocks of a live instance are in use: what its own Runs took must do.
             self._tell_capacity()
         self._update_reports()
-        self._emit(Report(holding.completed()))
+        self._emit(Report(events.HoldingCompleted(holding.id, holding.size_bytes)))
 
-    def _holding_failed(self, news: HoldingFailed) -> None:
-        holding = self._holdings.get(news.holding)
+    def _fetch_failed(self, news: FetchFailed) -> None:
+        holding = self._holdings.get(news.plan)
         if holding is not None:
             self._forget(holding)
-            self._emit(Report(holding.failed(news.reason)))
+            self._emit(Report(events.HoldingFailed(holding.id, news.reason)))
 
     def _feed_ended(self, news: FeedEnded) -> None:
         """The controller says which holder gives the rest."""
-        holding = self._holdings.get(news.holding)
+        holding = self._holdings.get(news.plan)
         if holding is not None:
-            trouble = holding.feed_failed(news.upstream, news.reason, news.is_stalled)
+            trouble = events.FeedFailed(holding.id, news.upstream, news.reason, news.is_stalled)
+            holding.troubles.append(trouble)
             self._emit(Report(trouble))
 
     # -- the executor ---------------------------------------------------------------------------
 
     def _executor_ready(self, ready: ExecutorReady) -> None:
-        holding = self._holdings.get(ready.holding)
+        holding = self._holdings.get(ready.plan)
         if holding is None:
             return
-        assert isinstance(holding.order, StartLoad)
         assert self._limits is not None, f"{self!r} has no executor"
         self._is_assigning = False
         self._owes_capacity = holding.order.measure_capacity
         self.serving = Serving(
             order=holding.order,
-            layers=len(holding.layer_bytes),
             ready=ready,
             limits=self._limits,
             attempts=self._attempts,
@@ -366,7 +331,7 @@ class Member:
             self._tell_capacity()
 
     def _measured(self, measured: RateMeasured) -> None:
-        holding = self._holdings.get(measured.holding)
+        holding = self._holdings.get(measured.plan)
         if holding is not None:
             self._tell_capacity(measured.prefill_tokens_per_s)
             self._complete(holding)
@@ -381,7 +346,7 @@ class Member:
             return
         self._owes_capacity = False
         kv_blocks = serving.live.batcher.config.kv_blocks
-        self._capacity = CapacityMeasured(limits.kind, serving.order.model, rate, kv_blocks)
+        self._capacity = events.CapacityMeasured(limits.kind, serving.order.model, rate, kv_blocks)
         self._emit(Report(self._capacity))
 
     # -- gateways and peers ---------------------------------------------------------------------
@@ -407,7 +372,7 @@ class Member:
     def _other_ranks_have(self) -> None:
         """What other ranks of the instance have. Their messages may come before its order."""
         for layers in self._rank_layers.values():
-            if self.serving is not None and self.serving.order.instance == layers.instance:
+            if self.serving is not None and self.serving.duty.instance == layers.instance:
                 self.serving.rank_has(layers.rank, layers.watermark)
 
     def _peer_lost(self, lost: PeerLost) -> None:

@@ -38,9 +38,9 @@ from livescale.member.effects import (
 )
 from livescale.member.inputs import ExecutorReady, PeerSent, RunEnded
 from livescale.member.passing import UnexpectedMessage, check_handover, check_offer
-from livescale.messages.commands import StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, LiveStarted
-from livescale.types import LayerSpan, WorkerRef
+from livescale.types import WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +59,28 @@ class Serving:
 
     def __init__(
         self,
-        order: StartLoad,
-        layers: int,
+        order: StartHolding,
         ready: ExecutorReady,
         limits: ServingLimits,
         attempts: HostedAttempts,
         emit: Callable[[Effect], None],
     ) -> None:
-        self.order = order
-        self._layers = layers
+        assert order.duty is not None, "an executor takes a model over for an instance"
+        self.order, self.duty = order, order.duty
+        self._layers = order.span.stop
         self._kv_layer_bytes, self._row_bytes = ready.kv_layer_bytes, ready.row_bytes
         self._attempts = attempts
         self._emit = emit
-        batcher = Batcher(ready.limits, LayerSpan(0, layers))
-        self.live = LiveBatcher(batcher, order.instance, limits.live, order.pairing)
+        batcher = Batcher(ready.limits, order.span)
+        self.live = LiveBatcher(batcher, self.duty.instance, limits.live, self.duty.pairing)
         #: every layer is there and was reported
         self.is_loaded = False
         #: layers that all ranks have, as far as rank 0 knows
-        self._watermarks = [0] * max(len(order.workers), 1)
+        self._watermarks = [0] * max(len(self.duty.workers), 1)
         self._run: Run | None = None
         self._pace = ReportPace(limits.report_gap_ns)
         #: there may be something to send to another instance, or to wait for from it
-        self._has_partner = order.pairing is not None
+        self._has_partner = self.duty.pairing is not None
         #: batches whose rows may lie with the shell, and the peers that handed batches over
         self._rows: dict[BatchKey, None] = {}
         self._giver_of: dict[BatchKey, WorkerRef] = {}
@@ -88,15 +88,15 @@ class Serving:
         #: decoder layers of live batches that were run here
         self.live_layers = 0
         if order.rank == 0:
-            attempts.open(order.instance, self.live)
+            attempts.open(self.duty.instance, self.live)
             self._start_live()
 
     def _start_live(self) -> None:
-        order = self.order
-        if order.pairing is not None and order.pairing.source is not None:
-            self._emit(Reach(order.pairing.source))
+        pairing = self.duty.pairing
+        if pairing is not None and pairing.source is not None:
+            self._emit(Reach(pairing.source))
         if self.live.is_live:
-            self._emit(Report(LiveStarted(order.instance, order.attempt, order.rank)))
+            self._emit(Report(LiveStarted(self.order.holding)))
 
     # -- what comes in --------------------------------------------------------------------------
 
@@ -240,9 +240,8 @@ class Serving:
         self._emit(
             Report(
                 BatchTaken(
-                    instance=self.order.instance,
-                    attempt=self.order.attempt,
-                    worker=self.order.worker,
+                    instance=self.duty.instance,
+                    worker=self.order.holding.member,
                     target=taken.key.target,
                     requests=tuple((spec.request, spec.attempt) for spec in wanted),
                     next_layer=message.next_layer,
@@ -290,8 +289,7 @@ class Serving:
         if self.order.rank != 0:
             return
         report = load_report(
-            self.order.instance,
-            self.order.attempt,
+            self.duty.instance,
             self.live.batcher,
             handovers=self._handovers,
             handover_bytes=self._received_bytes,

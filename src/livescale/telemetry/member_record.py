@@ -23,7 +23,7 @@ from livescale.telemetry.record import Line, Sink, decoded_lines
 from livescale.telemetry.record_parts import RecordError
 from livescale.types import LayerSpan, RequestId, WorkerRef
 
-MEMBER_RECORD_VERSION = 1
+MEMBER_RECORD_VERSION = 2
 
 
 class MemberLine(Line, frozen=True, tag="member", forbid_unknown_fields=True):
