@@ -13,8 +13,8 @@ from typing import Any
 from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
+from livescale.control.holding_news import HoldingNews
 from livescale.control.host_copies import HostCopies
-from livescale.control.instance_news import InstanceNews
 from livescale.control.loads import Loads
 from livescale.control.membership import Membership
 from livescale.control.model_state import ModelState
@@ -26,35 +26,9 @@ from livescale.control.router import Router
 from livescale.control.scaling import Scaling
 from livescale.control.status import ControllerStatus, status_of
 from livescale.control.wishes import Wishes
+from livescale.messages import events
 from livescale.messages.commands import AnyCommand, Dispatch, ModelGone, WakeAt
-from livescale.messages.events import (
-    AgentJoined,
-    AnyEvent,
-    BatchTaken,
-    CapacityMeasured,
-    CopyCompleted,
-    CopyDropped,
-    CopyFailed,
-    CopyLayerArrived,
-    FeedFailed,
-    InstanceReported,
-    LayerArrived,
-    LinkMeasured,
-    LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
-    ModelAdded,
-    ModelChanged,
-    ModelRemoved,
-    Released,
-    RequestArrived,
-    RequestCancelled,
-    RequestEnded,
-    Tick,
-    WorkerJoined,
-    WorkerLost,
-)
+from livescale.messages.events import AnyEvent
 from livescale.placements import AllCopies, SpreadCopies
 from livescale.types import InstanceState
 
@@ -67,8 +41,8 @@ class Controller:
 
     def __init__(self, config: ControllerConfig) -> None:
         self.config = config
-        self.fleet = Fleet()
         self.pool = ParameterPool(isinstance(config.placement, SpreadCopies | AllCopies))
+        self.fleet = Fleet(self.pool)
         self.router = Router(
             config.dispatched_ahead_max, config.live_ahead_max, config.sequences_max
         )
@@ -103,16 +77,16 @@ class Controller:
             pool=self.pool,
             loads=self.loads,
             planning=self.planning,
-            host_copies=self.host_copies,
             attempts=self.attempts,
         )
-        instances = InstanceNews(
+        news = HoldingNews(
             states=self.models,
             fleet=self.fleet,
             pool=self.pool,
             router=self.router,
             loads=self.loads,
             planning=self.planning,
+            host_copies=self.host_copies,
         )
         self.stale_events = 0
         self._wake_at_ns: int | None = None
@@ -120,39 +94,35 @@ class Controller:
         self._commands: list[AnyCommand] = []
         #: what records an event at a time; the answer is False for late news
         self._handlers: dict[type, Callable[[Any, int], bool]] = {
-            WorkerJoined: self._membership.worker_joined,
-            AgentJoined: self._membership.agent_joined,
-            WorkerLost: self._membership.lost,
-            RequestArrived: self.attempts.arrived,
-            RequestCancelled: self.attempts.cancelled,
-            RequestEnded: self.attempts.ended,
-            BatchTaken: self._batch_taken,
-            InstanceReported: instances.reported,
-            LiveStarted: instances.live_started,
-            LoadStarted: instances.load_started,
-            LayerArrived: instances.layer_arrived,
-            LoadCompleted: instances.load_completed,
-            LoadFailed: instances.load_failed,
-            Released: instances.released,
-            FeedFailed: self.loads.feed_failed,
-            CopyLayerArrived: self.host_copies.layer_arrived,
-            CopyCompleted: self.host_copies.completed,
-            CopyFailed: self.host_copies.failed,
-            CopyDropped: self.host_copies.dropped,
-            LinkMeasured: self.planning.link_measured,
-            ModelAdded: self._model_added,
-            ModelChanged: self._model_changed,
-            ModelRemoved: self._model_removed,
-            CapacityMeasured: self._capacity_measured,
-            Tick: self._ticked,
+            events.WorkerJoined: self._membership.worker_joined,
+            events.AgentJoined: self._membership.agent_joined,
+            events.WorkerLost: self._membership.lost,
+            events.RequestArrived: self.attempts.arrived,
+            events.RequestCancelled: self.attempts.cancelled,
+            events.RequestEnded: self.attempts.ended,
+            events.BatchTaken: self._batch_taken,
+            events.InstanceReported: news.reported,
+            events.LiveStarted: news.live_started,
+            events.FirstByteArrived: news.first_byte_arrived,
+            events.LayerArrived: news.layer_arrived,
+            events.HoldingCompleted: news.completed,
+            events.HoldingFailed: news.failed,
+            events.HoldingDropped: news.dropped,
+            events.FeedFailed: self.loads.feed_failed,
+            events.LinkMeasured: self.planning.link_measured,
+            events.ModelAdded: self._model_added,
+            events.ModelChanged: self._model_changed,
+            events.ModelRemoved: self._model_removed,
+            events.CapacityMeasured: self._capacity_measured,
+            events.Tick: self._ticked,
         }
 
-    def step(self, now_ns: int, events: Sequence[AnyEvent]) -> list[AnyCommand]:
+    def step(self, now_ns: int, received: Sequence[AnyEvent]) -> list[AnyCommand]:
         """Absorb all events, then decide once. `now_ns` never goes back."""
         assert now_ns >= self._now_ns, f"time went back from {self._now_ns} to {now_ns}"
         self._now_ns = now_ns
         self._commands = []
-        for event in events:
+        for event in received:
             is_news = self._handlers[type(event)](event, now_ns)
             self.stale_events += not is_news
         self._decide()
@@ -164,10 +134,10 @@ class Controller:
 
     # -- what happened ------------------------------------------------------------------------
 
-    def _batch_taken(self, event: BatchTaken, _now_ns: int) -> bool:
+    def _batch_taken(self, event: events.BatchTaken, _now_ns: int) -> bool:
         return self.fleet.is_alive(event.worker) and self.attempts.taken(event)
 
-    def _model_added(self, event: ModelAdded, now_ns: int) -> bool:
+    def _model_added(self, event: events.ModelAdded, now_ns: int) -> bool:
         name = event.policy.spec.name
         if name in self.models:
             return False
@@ -175,7 +145,7 @@ class Controller:
         self.models[name] = ModelState(event.policy, self.config, now_ns, self._models_added)
         return True
 
-    def _model_changed(self, event: ModelChanged, _now_ns: int) -> bool:
+    def _model_changed(self, event: events.ModelChanged, _now_ns: int) -> bool:
         state = self.models.get(event.policy.spec.name)
         if state is None or state.is_leaving or state.spec != event.policy.spec:
             return False
@@ -183,7 +153,7 @@ class Controller:
         self.wishes.look_again(event.policy.spec.name)
         return True
 
-    def _model_removed(self, event: ModelRemoved, _now_ns: int) -> bool:
+    def _model_removed(self, event: events.ModelRemoved, _now_ns: int) -> bool:
         state = self.models.get(event.model)
         if state is None or state.is_leaving:
             return False
@@ -193,7 +163,7 @@ class Controller:
         self.pool.retire(event.model)
         return True
 
-    def _capacity_measured(self, event: CapacityMeasured, _now_ns: int) -> bool:
+    def _capacity_measured(self, event: events.CapacityMeasured, _now_ns: int) -> bool:
         state = self.models.get(event.model)
         if state is None:
             return False
@@ -205,7 +175,7 @@ class Controller:
         self.wishes.look_again(event.model)
         return True
 
-    def _ticked(self, _event: Tick, _now_ns: int) -> bool:
+    def _ticked(self, _event: events.Tick, _now_ns: int) -> bool:
         """The time itself is the news: `_decide` looks at every deadline anyway."""
         return True
 
@@ -253,8 +223,7 @@ class Controller:
     def _let_go(self) -> None:
         """Withdrawn models of which nothing is left are forgotten."""
         for name in list(self._leaving):
-            is_in_use = self.router.unfinished(name) or self.fleet.has_any(name)
-            if not is_in_use and not self.host_copies.has_any(name):
+            if not self.router.unfinished(name) and not self.pool.has_any(name):
                 del self.models[name], self._leaving[name]
                 self.wishes.forget_model(name)
                 self.host_copies.forget_model(name)

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
+from livescale.control.holdings import Copy
 from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
-from livescale.messages.events import (
-    InstanceReport,
-    InstanceReported,
-    LayerArrived,
-    LoadCompleted,
-    LoadFailed,
-)
+from livescale.control.pool import ParameterPool
+from livescale.messages.events import InstanceReported
 from livescale.topology import Device, Host
-from livescale.types import InstanceId, InstanceState, PlanId, Value, WorkerRef
+from livescale.types import InstanceId, InstanceState, Value, WorkerRef
 
 
 @dataclass(slots=True)
@@ -49,11 +43,10 @@ class ModelTally:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """A warm worker; `instance` is what it holds now (None: spare)."""
+    """A living worker."""
 
     ref: WorkerRef
     device: Device
-    instance: InstanceId | None = None
 
 
 @dataclass(slots=True)
@@ -64,20 +57,11 @@ class AgentRecord:
     host: Host
 
 
-@dataclass(slots=True)
-class Remnant:
-    """A rank of an instance that has ended otherwise: its worker must be released."""
-
-    model: str
-    worker: WorkerRef
-    attempt: int
-    is_released: bool = False
-
-
 class Fleet:
     """All living workers and instances. Stopped and lost instances are forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: ParameterPool) -> None:
+        self._pool = pool
         #: grows with every move of an instance, and when a host agent joins
         self.version = 0
         #: by worker number: at most one incarnation is alive
@@ -94,11 +78,7 @@ class Fleet:
         self.touched: dict[str, None] = {}
         #: instances that drain, in the order in which they began to
         self.draining: dict[InstanceId, Instance] = {}
-        #: what ended instances left on living workers, by (instance, rank)
-        self.remnants: dict[tuple[InstanceId, int], Remnant] = {}
-        #: ranks that were reported by workers, until all ranks of the instance are there
-        self._reported: dict[InstanceId, dict[int, tuple[WorkerRef, InstanceReport]]] = {}
-        #: the loads of such instances, as rank 0 reported them
+        #: the loads of instances whose ranks have not all been reported, as rank 0 reported them
         self._early_loads: dict[InstanceId, InstanceReported] = {}
 
     def join(self, ref: WorkerRef, device: Device) -> None:
@@ -121,112 +101,44 @@ class Fleet:
         return [self.agents[number] for number in sorted(self.agents)]
 
     def leave(self, ref: WorkerRef) -> None:
-        """The worker is gone; its instance was moved to LOST before."""
-        for key in [key for key, remnant in self.remnants.items() if remnant.worker == ref]:
-            self.free(key)
-        for number, ranks in self._reported.items():
-            for rank in [rank for rank, (worker, _) in ranks.items() if worker == ref]:
-                del ranks[rank]
-                self._early_loads.pop(number, None)
-                self.workers[ref.worker].instance = None
-        record = self.workers.pop(ref.worker)
-        assert record.instance is None, f"{ref} leaves with instance {record.instance}"
+        """The worker or agent is gone."""
+        if ref.is_agent:
+            del self.agents[ref.worker]
+        else:
+            del self.workers[ref.worker]
 
-    def free(self, key: tuple[InstanceId, int]) -> None:
-        """The worker of a remnant is spare again."""
-        self.workers[self.remnants.pop(key).worker.worker].instance = None
+    def instance_on(self, worker: WorkerRef) -> Instance | None:
+        """The living instance of which the worker holds a rank."""
+        for holding in self._pool.on(worker):
+            duty = holding.order.duty
+            if duty is not None and duty.instance in self.instances:
+                return self.instances[duty.instance]
+        return None
 
     def spare(self, arena_bytes: int) -> list[WorkerRecord]:
-        """Workers without an instance whose arena holds the model, in id order."""
+        """Workers that hold nothing and whose arena holds the model, in id order."""
         records = (self.workers[number] for number in sorted(self.workers))
-        return [r for r in records if r.instance is None and r.device.arena_bytes >= arena_bytes]
+        fitting = [record for record in records if record.device.arena_bytes >= arena_bytes]
+        return [record for record in fitting if self._pool.is_free(record.ref)]
 
-    def place(self, instance: Instance) -> None:
-        """Put a new instance onto its workers."""
-        for worker in instance.workers:
-            record = self.workers[worker.worker]
-            assert record.ref == worker, f"{instance!r} on {record.ref}"
-            assert record.instance is None, f"{instance!r} on a worker with {record.instance}"
-            record.instance = instance.id
-        self._add(instance)
-
-    def adopt(
-        self, report: InstanceReport, worker: WorkerRef, layers: int, tp_size: int
-    ) -> Instance | None:
-        """Take over a rank that a worker reports from an earlier controller's life.
-
-        Returns the instance when all its ranks are there.
-        """
-        ranks = self._reported.setdefault(report.instance, {})
-        ranks[report.rank] = (worker, report)
-        self.workers[worker.worker].instance = report.instance
-        if len(ranks) < tp_size:
-            return None
-        del self._reported[report.instance]
-        reports = [ranks[rank][1] for rank in range(tp_size)]
-        is_loaded = all(r.is_loaded for r in reports)
-        pairing = reports[0].pairing
-        state = InstanceState.LOADING if pairing is None else InstanceState.LIVE
-        if is_loaded:
+    def adopt(self, copy: Copy, layers: int) -> None:
+        """Take over an instance from an earlier controller's life: all its ranks were reported."""
+        duty = copy.ranks[0].order.duty
+        assert duty is not None, f"{copy!r} is no instance's"
+        state = InstanceState.LOADING if duty.pairing is None else InstanceState.LIVE
+        if copy.is_complete:
             state = InstanceState.SERVING
-        instance = Instance(
-            report.instance,
-            report.model,
-            tuple(ranks[rank][0] for rank in range(tp_size)),
-            layers,
-            report.attempt,
-            state=state,
-            watermarks={r.rank: layers if r.is_loaded else r.watermark for r in reports},
-            loaded_ranks={r.rank: None for r in reports if r.is_loaded},
-            plan=reports[0].plan,
-            pairing=pairing,
-            is_unheard=is_loaded or pairing is not None,
-        )
+        instance = Instance(duty, copy, layers, state)
+        instance.is_unheard = state is not InstanceState.LOADING
         instance.story.append(f"adopted as {state.name}")
-        self._add(instance)
-        load = self._early_loads.pop(report.instance, None)
+        self.add(instance)
+        load = self._early_loads.pop(instance.id, None)
         if load is not None:
             self.report(instance, load)
-        return instance
-
-    def give_back(self, report: InstanceReport, worker: WorkerRef) -> None:
-        """The worker holds a rank of a model that is served no more: it is to be released."""
-        self.remnants[report.instance, report.rank] = Remnant(report.model, worker, report.attempt)
-        self.workers[worker.worker].instance = report.instance
-
-    def reported_load(
-        self, event: LayerArrived | LoadCompleted | LoadFailed
-    ) -> tuple[PlanId, WorkerRef] | None:
-        """News of a rank whose instance has not come together yet: its load, or None."""
-        ranks = self._reported.get(event.instance, {})
-        if event.rank not in ranks:
-            return None
-        worker, report = ranks[event.rank]
-        if isinstance(event, LoadFailed):
-            del ranks[event.rank]
-            self.workers[worker.worker].instance = None
-            self._give_up(event.instance)
-            return report.plan, worker
-        if isinstance(event, LayerArrived):
-            newer = msgspec.structs.replace(report, watermark=event.watermark)
-        else:
-            newer = msgspec.structs.replace(report, is_loaded=True)
-        ranks[event.rank] = (worker, newer)
-        return report.plan, worker
-
-    def give_up_incomplete(self) -> None:
-        """Ranks whose instance did not come together become remnants."""
-        for number in list(self._reported):
-            self._give_up(number)
-
-    def _give_up(self, number: InstanceId) -> None:
-        self._early_loads.pop(number, None)
-        for rank, (worker, report) in self._reported.pop(number).items():
-            self.remnants[number, rank] = Remnant(report.model, worker, report.attempt)
 
     def move(self, instance: Instance, cause: type[Value]) -> None:
-        """Apply the table. STOPPED and LOST instances leave the fleet, and free their workers:
-        those that still hold bytes of it when they are released."""
+        """Apply the table. STOPPED and LOST instances leave the fleet; their workers are spare when
+        nothing of it is left there."""
         target = TRANSITIONS[instance.state].get(cause)
         if target is None:
             raise InvalidTransition(
@@ -248,17 +160,16 @@ class Fleet:
             tally.add(instance, -1)
             del self.instances[instance.id]
             del self._of_model[instance.model][instance.id]
-            for rank, worker in enumerate(instance.workers):
-                self.remnants[instance.id, rank] = Remnant(
-                    instance.model, worker, instance.attempt, instance.is_released
-                )
-                if rank in instance.empty_ranks:
-                    self.free((instance.id, rank))
 
     def report_early(self, event: InstanceReported) -> None:
         """The load of an instance whose ranks are not all there yet, if it is one."""
-        if event.instance in self._reported:
+        if self._pool.is_incomplete(event.instance):
             self._early_loads[event.instance] = event
+
+    def give_up_incomplete(self) -> None:
+        """No worker is missing that could hold the ranks that were not reported."""
+        self._pool.give_up_incomplete()
+        self._early_loads.clear()
 
     def report(self, instance: Instance, event: InstanceReported) -> None:
         """Take note of an instance's load."""
@@ -298,12 +209,6 @@ class Fleet:
         """Living instances of the model in id order."""
         return [instance for _, instance in sorted(self._of_model.get(model, {}).items())]
 
-    def has_any(self, model: str) -> bool:
-        """Some worker holds something of the model."""
-        left = [remnant.model for remnant in self.remnants.values()]
-        left += [r.model for ranks in self._reported.values() for _, r in ranks.values()]
-        return bool(self._of_model.get(model)) or model in left
-
     def forget_model(self, model: str) -> None:
         """The model leaves the pool; it has no instance any more."""
         assert not self._of_model.pop(model, None), f"{model} has instances"
@@ -317,7 +222,8 @@ class Fleet:
         self._serving.pop(model, None)
         self._live.pop(model, None)
 
-    def _add(self, instance: Instance) -> None:
+    def add(self, instance: Instance) -> None:
+        """The instance is new here. Its holdings are in the pool."""
         self.version += 1
         self.instances[instance.id] = instance
         self._changed(instance.model)
@@ -325,12 +231,11 @@ class Fleet:
         self._of_model.setdefault(instance.model, {})[instance.id] = instance
 
     def validate(self) -> None:
-        """Workers and instances name each other. Raises AssertionError."""
-        held = {r.ref: r.instance for r in self.workers.values() if r.instance is not None}
-        named = {worker: i.id for i in self.instances.values() for worker in i.workers}
-        named |= {remnant.worker: number for (number, _), remnant in self.remnants.items()}
-        named |= {w: n for n, ranks in self._reported.items() for w, _ in ranks.values()}
-        assert held == named, (held, named)
+        """What instances and their models count up agrees. Raises AssertionError."""
+        for instance in self.instances.values():
+            held = [holding.order.duty for holding in instance.copy.ranks.values()]
+            assert held, f"{instance!r} holds nothing"
+            assert all(duty == instance.duty for duty in held), (instance, held)
         for model in self._of_model:
             instances = self.of_model(model)
             fresh = ModelTally(sum(i.is_capacity for i in instances))

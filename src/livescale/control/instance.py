@@ -8,44 +8,45 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from livescale.control.holdings import Copy
 from livescale.messages.commands import Drain, Resume
 from livescale.messages.events import (
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     LayerArrived,
     LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
-    Released,
     WorkerLost,
 )
-from livescale.plans import Pairing
-from livescale.types import InstanceId, InstanceState, PlanId, Role, Value, WorkerRef
+from livescale.plans import Duty, Pairing
+from livescale.types import InstanceId, InstanceState, Value, WorkerRef
 
 _STORY_MAX = 32
 
 TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     InstanceState.STARTING: {
-        LoadStarted: InstanceState.LOADING,
+        FirstByteArrived: InstanceState.LOADING,
         LiveStarted: InstanceState.LIVE,
-        LoadFailed: InstanceState.STOPPED,
+        HoldingFailed: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
     InstanceState.LOADING: {
         LiveStarted: InstanceState.LIVE,
         # An instance adopted as LOADING may report its first byte only now.
-        LoadStarted: InstanceState.LOADING,
+        FirstByteArrived: InstanceState.LOADING,
         LayerArrived: InstanceState.LOADING,
-        LoadCompleted: InstanceState.SERVING,
-        LoadFailed: InstanceState.STOPPED,
+        HoldingCompleted: InstanceState.SERVING,
+        HoldingFailed: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
     # LIVE: serves with the layers it has while the rest arrives (live scaling).
     InstanceState.LIVE: {
         LiveStarted: InstanceState.LIVE,
-        LoadStarted: InstanceState.LIVE,
+        FirstByteArrived: InstanceState.LIVE,
         LayerArrived: InstanceState.LIVE,
-        LoadCompleted: InstanceState.SERVING,
-        LoadFailed: InstanceState.STOPPED,
+        HoldingCompleted: InstanceState.SERVING,
+        HoldingFailed: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
     InstanceState.SERVING: {
@@ -54,7 +55,7 @@ TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     },
     InstanceState.DRAINING: {
         Resume: InstanceState.SERVING,
-        Released: InstanceState.STOPPED,
+        HoldingDropped: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
     InstanceState.STOPPED: {},
@@ -70,30 +71,15 @@ class InvalidTransition(Exception):
 
 @dataclass(slots=True)
 class Instance:
-    """Workers, one per rank, that have been given a model, and what was last said of its load."""
+    """Workers, one per rank, that have been given a model, and what was last reported of its load."""
 
-    id: InstanceId
-    model: str
-    workers: tuple[WorkerRef, ...]
+    duty: Duty
+    copy: Copy
     layers: int
-    attempt: int = 0
-    role: Role = Role.UNIFIED
     state: InstanceState = InstanceState.STARTING
-    #: per rank that said so: complete layers 0…n-1
-    watermarks: dict[int, int] = field(default_factory=dict)
-    #: ranks that have everything
-    loaded_ranks: dict[int, None] = field(default_factory=dict)
-    #: ranks whose workers hold nothing of it any more
-    empty_ranks: dict[int, None] = field(default_factory=dict)
-    #: the plan of its load
-    plan: PlanId = 0
-    #: how it works while it loads (None: it waits), how long that should take (None: not known),
-    #: and since when bytes have come
-    pairing: Pairing | None = None
+    #: how long its load should take (None: not known), and since when bytes have come
     predicted_ns: int | None = None
     first_byte_ns: int | None = None
-    #: DRAINING only: Release was ordered, there is no way back
-    is_released: bool = False
     #: taken over from an earlier life of the controller; it has not said yet what it is doing
     is_unheard: bool = False
     #: last InstanceReported
@@ -106,6 +92,28 @@ class Instance:
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
 
     @property
+    def id(self) -> InstanceId:
+        return self.duty.instance
+
+    @property
+    def model(self) -> str:
+        return self.copy.model
+
+    @property
+    def workers(self) -> tuple[WorkerRef, ...]:
+        return self.duty.workers
+
+    @property
+    def pairing(self) -> Pairing | None:
+        """How the instance works while it loads (None: it waits)."""
+        return self.duty.pairing
+
+    @property
+    def is_released(self) -> bool:
+        """Its workers were ordered to drop it: there is no way back."""
+        return self.copy.is_given_up
+
+    @property
     def worker(self) -> WorkerRef:
         """The worker of rank 0: it gets the instance's requests."""
         return self.workers[0]
@@ -113,7 +121,7 @@ class Instance:
     @property
     def watermark(self) -> int:
         """Layers that every rank has."""
-        return min(self.watermarks.get(rank, 0) for rank in range(len(self.workers)))
+        return self.copy.watermark
 
     @property
     def is_loading(self) -> bool:

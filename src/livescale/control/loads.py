@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from livescale.chunks import Feed, senders
+from livescale.control.holdings import Holding
 from livescale.control.pool import ParameterPool
 from livescale.messages.events import FeedFailed
-from livescale.plans import PlannedLoad
 from livescale.topology import Direction, LinkKind, LinkUse
-from livescale.types import FromWorker, PlanId, WorkerRef
+from livescale.types import FromWorker, HoldingId, WorkerRef
 
-LoadKey = tuple[PlanId, WorkerRef]
 FeedsByReceiver = dict[WorkerRef, tuple[Feed, ...]]
 
 # So many times longer than another stall lasts one in a circle before somebody is blamed.
@@ -29,10 +28,9 @@ _LATE_EXTRA_NS = 2_000_000_000
 
 @dataclass(slots=True)
 class OpenLoad:
-    """One receiver's part of a plan, until its terminal event."""
+    """A holding that arrives, until its terminal event."""
 
-    plan: PlanId
-    receiver: WorkerRef
+    id: HoldingId
     model: str
     rank: int
     feeds: tuple[Feed, ...]
@@ -49,8 +47,8 @@ class OpenLoad:
     excused: dict[WorkerRef, None] = field(default_factory=dict)
 
     @property
-    def reader(self) -> str:
-        return f"load {self.plan} {self.receiver}"
+    def receiver(self) -> WorkerRef:
+        return self.id.member
 
     @property
     def is_waiting(self) -> bool:
@@ -70,26 +68,24 @@ class Loads:
 
     def __init__(self, pool: ParameterPool) -> None:
         self._pool = pool
-        self.open: dict[LoadKey, OpenLoad] = {}
+        self.open: dict[HoldingId, OpenLoad] = {}
         #: what members that were lost were receiving, by model and rank, until repairs are made
         self._lost: dict[tuple[str, int], FeedsByReceiver] = {}
 
-    def begin(self, plan: PlanId, load: PlannedLoad, model: str, rank: int) -> None:
-        key = (plan, load.receiver)
-        assert key not in self.open, f"{self.open[key]} is open already"
-        self.open[key] = OpenLoad(plan, load.receiver, model, rank, load.feeds, load.completed_ns)
-        self._read(self.open[key])
+    def begin(self, holding: Holding, predicted_ns: int | None = None) -> None:
+        """The holding arrives by the feeds of its order, and should take so long (None: not
+        known)."""
+        order = holding.order
+        assert holding.id not in self.open, f"{self.open[holding.id]} is open already"
+        load = OpenLoad(holding.id, order.model, order.rank, order.feeds, predicted_ns)
+        self.open[holding.id] = load
+        self._read(load)
 
-    def end(self, plan: PlanId, receiver: WorkerRef) -> None:
+    def end(self, holding: HoldingId) -> None:
         """The load completed or failed. Does nothing if it is not open."""
-        load = self.open.pop((plan, receiver), None)
+        load = self.open.pop(holding, None)
         if load is not None:
             self._stop_reading(load)
-
-    def end_of(self, receiver: WorkerRef) -> None:
-        """Whatever the worker was receiving is over: it was released."""
-        for key in [key for key in self.open if key[1] == receiver]:
-            self.end(*key)
 
     def feeds_of(self, model: str, rank: int) -> FeedsByReceiver:
         """By receiver, what is on its way of one rank of a model, and what members that are lost
@@ -105,7 +101,7 @@ class Loads:
     def feed_failed(self, event: FeedFailed, now_ns: int) -> bool:
         """Nothing more comes from there, or nothing has come for a while. False if that is no news
         of an open load."""
-        load, upstream = self.open.get((event.plan, event.receiver)), event.upstream
+        load, upstream = self.open.get(event.holding), event.upstream
         if load is None or FromWorker(upstream) not in senders(load.feeds):
             return False
         if not event.is_stalled:
@@ -118,7 +114,7 @@ class Loads:
         """The worker receives nothing any more, and all that read from it need another feed."""
         for load in [load for load in self.open.values() if load.receiver == worker]:
             self._lost.setdefault((load.model, load.rank), {})[worker] = load.feeds
-            self.end(load.plan, worker)
+            self.end(load.id)
         for load in self.open.values():
             if FromWorker(worker) in senders(load.feeds):
                 load.fail(worker)
@@ -158,17 +154,17 @@ class Loads:
 
     # -- who is to blame when nothing comes ---------------------------------------------------
 
-    def progressed(self, plan: PlanId, receiver: WorkerRef, now_ns: int) -> None:
+    def progressed(self, holding: HoldingId, now_ns: int) -> None:
         """The receiver has a layer more: it does not stall, and those behind it should not."""
-        load = self.open.get((plan, receiver))
+        load = self.open.get(holding)
         if load is not None and load.is_waiting:
             load.stalled, load.excused = {}, {}
-        self._expect_of(receiver, now_ns)
+        self._expect_of(holding.member, now_ns)
 
-    def completed(self, plan: PlanId, receiver: WorkerRef, now_ns: int) -> None:
+    def completed(self, holding: HoldingId, now_ns: int) -> None:
         """The receiver has everything."""
-        self.end(plan, receiver)
-        self._expect_of(receiver, now_ns)
+        self.end(holding)
+        self._expect_of(holding.member, now_ns)
 
     def blame_stalled(self, now_ns: int, grace_ns: int) -> None:
         """Stalls become failures where the sender is to blame.
@@ -179,18 +175,18 @@ class Loads:
         """
         waiting = {load.receiver: None for load in self.open.values() if load.is_waiting}
         stalls = [
-            (since_ns, load.plan, load.receiver, upstream)
+            (since_ns, load.id, upstream)
             for load in self.open.values()
             for upstream, since_ns in load.stalled.items()
         ]
-        guilty = [s for s in stalls if s[3] not in waiting and now_ns >= s[0] + grace_ns]
-        if stalls and all(upstream in waiting for _, _, _, upstream in stalls):
+        guilty = [s for s in stalls if s[2] not in waiting and now_ns >= s[0] + grace_ns]
+        if stalls and all(upstream in waiting for _, _, upstream in stalls):
             oldest = min(stalls)
             is_open = any(load.excused for load in self.open.values())
             if not is_open and now_ns >= oldest[0] + _CIRCLE_GRACES * grace_ns:
                 guilty = [oldest]
-        for _, plan, receiver, upstream in guilty:
-            self.open[plan, receiver].fail(upstream)
+        for _, holding, upstream in guilty:
+            self.open[holding].fail(upstream)
 
     def blame_slow(self, now_ns: int) -> None:
         """Late loads get another sender, once, where another complete copy can be read.
@@ -258,11 +254,7 @@ class Loads:
 
     def _has_other(self, load: OpenLoad, sender: WorkerRef) -> bool:
         """A complete copy that this load could read instead."""
-        others = [
-            copy.workers[load.rank]
-            for copy in self._pool.copies(load.model)
-            if load.rank in copy.complete_ranks
-        ]
+        others = [holding.member for holding in self._pool.whole(load.model, load.rank)]
         return any(w not in (sender, load.receiver) and w not in load.shunned for w in others)
 
     def _expect_of(self, sender: WorkerRef, now_ns: int) -> None:
@@ -274,11 +266,11 @@ class Loads:
 
     def _read(self, load: OpenLoad) -> None:
         for upstream in senders(load.feeds):
-            self._pool.begin_read(load.reader, load.model, upstream.worker)
+            self._pool.begin_read(load.id, load.model, upstream.worker)
 
     def _stop_reading(self, load: OpenLoad) -> None:
         for upstream in senders(load.feeds):
-            self._pool.end_read(load.reader, load.model, upstream.worker)
+            self._pool.end_read(load.id, load.model, upstream.worker)
 
 
 def _late_at_ns(now_ns: int, predicted_ns: int) -> int:

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import AgentRecord, Fleet, WorkerRecord
-from livescale.control.host_copies import HostCopies
+from livescale.control.holdings import Copy, Holding, HoldingState
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
-from livescale.messages.events import AgentJoined, InstanceReport, WorkerJoined, WorkerLost
-from livescale.plans import PlannedLoad
+from livescale.messages.events import AgentJoined, HoldingReport, WorkerJoined, WorkerLost
 from livescale.types import WorkerRef
 
 
@@ -32,7 +31,6 @@ class Membership:
         pool: ParameterPool,
         loads: Loads,
         planning: Planning,
-        host_copies: HostCopies,
         attempts: Attempts,
     ) -> None:
         self._config = config
@@ -41,7 +39,6 @@ class Membership:
         self._pool = pool
         self._loads = loads
         self._planning = planning
-        self._host_copies = host_copies
         self._attempts = attempts
         #: from when on the pool is settled, whatever is missing (None: before the first step)
         self.settled_at_ns: int | None = None
@@ -54,7 +51,6 @@ class Membership:
         if self.settled_at_ns is None:
             self.settled_at_ns = now_ns + self._config.settle_ns
         if len(self._fleet.workers) >= self._config.workers_expected:
-            # No worker is missing that could hold the ranks that were not reported.
             self._fleet.give_up_incomplete()
             if len(self._fleet.agents) >= self._config.agents_expected:
                 self.settled_at_ns = min(self.settled_at_ns, now_ns)
@@ -70,11 +66,8 @@ class Membership:
             return False
         self._fleet.join(event.worker, event.device)
         self._planning.worker_joined(event.worker, event.device)
-        if event.report is not None:
-            if event.report.model in self._states:
-                self._adopt(event.worker, event.report)
-            else:
-                self._fleet.give_back(event.report, event.worker)
+        for report in event.holdings:
+            self._adopt(report, now_ns)
         return True
 
     def agent_joined(self, event: AgentJoined, now_ns: int) -> bool:
@@ -83,22 +76,19 @@ class Membership:
             return False
         self._fleet.agent_joins(event.agent, event.host)
         self._planning.agent_joined(event.agent, event.host)
-        for name in dict.fromkeys(report.model for report in event.copies):
-            reports = tuple(report for report in event.copies if report.model == name)
-            self._has_adopted = True
-            self._host_copies.adopt(event.agent, reports, self._states.get(name))
+        # An agent reports all that there is: ranks without the others can never be a whole copy.
+        for copy in [self._adopt(report, now_ns) for report in event.holdings]:
+            if not copy.is_there:
+                self._pool.give_up(copy)
         return True
 
     def lost(self, event: WorkerLost, _now_ns: int) -> bool:
         """A worker or an agent is gone, with all that it held."""
         if not self._fleet.is_alive(event.worker):
             return False
-        if event.worker.is_agent:
-            self._host_copies.agent_lost(event.worker)
-            del self._fleet.agents[event.worker.worker]
-        else:
+        if not event.worker.is_agent:
             self._instance_lost(event)
-            self._fleet.leave(event.worker)
+        self._fleet.leave(event.worker)
         self._planning.member_left(event.worker)
         self._loads.lose(event.worker)
         self._pool.lose(event.worker)
@@ -115,29 +105,29 @@ class Membership:
             WorkerLost(before.ref, f"{member} took its place"), now_ns
         )
 
-    def _adopt(self, worker: WorkerRef, report: InstanceReport) -> None:
-        """The worker holds a rank of an instance from an earlier controller's life."""
-        state = self._states[report.model]
-        spec = state.spec
-        if not report.is_loaded:
+    def _adopt(self, report: HoldingReport, now_ns: int) -> Copy:
+        """A member has this from an earlier controller's life. An instance is taken over when all
+        its ranks are there; what is left of a model that is served no more is given up."""
+        holding_state = HoldingState.WHOLE if report.is_whole else HoldingState.ARRIVING
+        holding = Holding(report.order, report.watermark, holding_state)
+        model = self._states.get(report.order.model)
+        ranks, size_bytes = (model.spec.tp_size, model.instance_bytes) if model else (1, 0)
+        copy = self._pool.add(holding, ranks, size_bytes)
+        copy.used_ns = now_ns
+        if not report.is_whole:
             self._has_adopted = True
-            load = PlannedLoad(worker, report.feeds)
-            self._loads.begin(report.plan, load, report.model, report.rank)
-        instance = self._fleet.adopt(report, worker, spec.layers, spec.tp_size)
-        if instance is None:
-            return
-        self._pool.begin(instance.model, instance.workers, state.instance_bytes)
-        for rank in instance.loaded_ranks:
-            self._pool.complete(instance.model, instance.worker, rank)
+            self._loads.begin(holding)
+        if model is None:
+            self._pool.give_up(copy)
+        elif copy.is_there and not copy.is_on_host:
+            self._fleet.adopt(copy, model.spec.layers)
+        return copy
 
     def _instance_lost(self, event: WorkerLost) -> None:
         """One lost rank loses the instance, and with it what its rank 0 was asked."""
         reason = f"worker {event.worker} was lost: {event.reason}"
-        number = self._fleet.workers[event.worker.worker].instance
-        instance = self._fleet.instances.get(number) if number is not None else None
+        instance = self._fleet.instance_on(event.worker)
         if instance is not None:
-            instance.empty_ranks[instance.workers.index(event.worker)] = None
-            self._pool.lose(event.worker)
             self._fleet.move(instance, WorkerLost)
             self._attempts.worker_lost(instance.worker, reason)
         self._attempts.worker_lost(event.worker, reason)

@@ -10,11 +10,12 @@ import msgspec
 
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
+from livescale.control.holdings import Copy
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.control.pool import Copy, ParameterPool
+from livescale.control.pool import ParameterPool
 from livescale.messages.events import LinkMeasured
 from livescale.placements import CacheCopies
 from livescale.plans import ScalePlan
@@ -171,8 +172,8 @@ class Planning:
         return any(not source.is_loading for source in self.sources(state))
 
     def _source(self, copy: Copy) -> Source:
-        readers = max(self._pool.readers(worker) for worker in copy.workers)
-        return Source(copy.workers, not copy.is_complete, readers)
+        readers = max(self._pool.readers(member) for member in copy.members)
+        return Source(copy.members, not copy.is_complete, readers)
 
     def _request(
         self,

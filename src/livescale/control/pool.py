@@ -6,45 +6,20 @@ every model stays in device or host memory). Losing a worker is not dropping: th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
-from livescale.types import WorkerRef
+from livescale.control.holdings import Copy, Holding, HoldingState
+from livescale.messages.commands import DropHolding
+from livescale.messages.events import WorkerLost
+from livescale.types import HoldingId, InstanceId, PlanId, Value, WorkerRef
 
 
 class LastCopyError(Exception):
     """The copy is the model's last in the cluster's memory, or bytes are still read from it."""
 
 
-@dataclass(slots=True)
-class Copy:
-    """One copy of a model: on devices, one worker per rank, or in the memory of an agent's host
-    (then every rank is the agent's). A rank is complete when its load has reported so."""
-
-    model: str
-    workers: tuple[WorkerRef, ...]
-    size_bytes: int
-    complete_ranks: dict[int, None] = field(default_factory=dict)
-
-    @property
-    def holder(self) -> WorkerRef:
-        """What the copy is called by: the worker of rank 0, or the agent."""
-        return self.workers[0]
-
-    @property
-    def is_on_host(self) -> bool:
-        return self.holder.is_agent
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.complete_ranks) == len(self.workers)
-
-    def __repr__(self) -> str:
-        there = f"{len(self.complete_ranks)}/{len(self.workers)}"
-        return f"<Copy of {self.model} on {self.holder}, {there} ranks>"
-
-
 class ParameterPool:
-    """All copies, complete or arriving, and the loads that read from them.
+    """All holdings, the copies that they make up, and the loads that read from them.
 
     `keeps_last` False is for baselines that rely on storage alone.
     """
@@ -53,50 +28,110 @@ class ParameterPool:
         self._keeps_last = keeps_last
         #: grows with every change of copies, or of who reads from them
         self.version = 0
-        self._copies: dict[str, dict[WorkerRef, Copy]] = {}
+        self._of_member: dict[WorkerRef, dict[PlanId, Holding]] = {}
+        self._copies: dict[str, dict[InstanceId | WorkerRef, Copy]] = {}
+        #: copies of which some ranks were not reported yet, those that are given up, and those in
+        #: the memory of hosts, by what names them
+        self._incomplete: dict[InstanceId, Copy] = {}
+        self._given_up: dict[tuple[str, InstanceId | WorkerRef], Copy] = {}
+        self._on_hosts: dict[tuple[str, WorkerRef], Copy] = {}
         #: (reader, model) per source: a copy that somebody reads from is not dropped
-        self._reads: dict[WorkerRef, dict[tuple[str, str], None]] = {}
+        self._reads: dict[WorkerRef, dict[tuple[HoldingId, str], None]] = {}
         #: models that leave the pool: their last copies may go
         self._retired: dict[str, None] = {}
 
     # -- what is there ------------------------------------------------------------------------
 
-    def begin(self, model: str, workers: tuple[WorkerRef, ...], size: int) -> None:
-        """A copy is arriving; `size` bytes of memory are its own from now on."""
+    def add(self, holding: Holding, ranks: int, size_bytes: int) -> Copy:
+        """The holding was ordered, or a member reported it. Its copy has so many ranks and takes
+        `size_bytes` of memory, all ranks together."""
         self.version += 1
-        copies = self._copies.setdefault(model, {})
-        assert workers[0] not in copies, f"{copies[workers[0]]!r} is there already"
-        copies[workers[0]] = Copy(model, workers, size)
+        order, duty = holding.order, holding.order.duty
+        copies = self._copies.setdefault(order.model, {})
+        copy = copies.get(holding.member if duty is None else duty.instance)
+        if copy is None:
+            members = (holding.member,) * ranks if duty is None else duty.workers
+            instance = None if duty is None else duty.instance
+            copy = Copy(order.model, members, size_bytes, instance)
+            copies[copy.key] = copy
+            if duty is None:
+                self._on_hosts[order.model, holding.member] = copy
+        assert order.rank not in copy.ranks, f"{copy.ranks[order.rank]!r} is there already"
+        copy.ranks[order.rank] = holding
+        self._of_member.setdefault(holding.member, {})[order.holding.plan] = holding
+        if duty is not None and copy.is_there:
+            self._incomplete.pop(duty.instance, None)
+        elif duty is not None and not copy.is_given_up:
+            self._incomplete[duty.instance] = copy
+        return copy
 
-    def complete(self, model: str, holder: WorkerRef, rank: int) -> None:
-        """All layers of a rank are there. Late news of a copy that is gone is ignored."""
-        self.version += 1
-        copy = self.find(model, holder)
-        if copy is not None:
-            copy.complete_ranks[rank] = None
+    def find(self, holding: HoldingId) -> Holding | None:
+        """What the member has, or gets, by this plan."""
+        return self._of_member.get(holding.member, {}).get(holding.plan)
 
-    def find(self, model: str, holder: WorkerRef) -> Copy | None:
-        return self._copies.get(model, {}).get(holder)
+    def on(self, member: WorkerRef) -> list[Holding]:
+        """Everything that the member holds, or gets."""
+        return list(self._of_member.get(member, {}).values())
+
+    def is_free(self, member: WorkerRef) -> bool:
+        """The member holds nothing, and gets nothing."""
+        return not self._of_member.get(member)
+
+    def copy_of(self, holding: Holding) -> Copy:
+        """The copy that the holding is part of."""
+        order = holding.order
+        key = holding.member if order.duty is None else order.duty.instance
+        return self._copies[order.model][key]
+
+    def move(self, holding: Holding, cause: type[Value]) -> Copy:
+        """News of the holding. Returns its copy; what is gone leaves the pool."""
+        copy, before = self.copy_of(holding), holding.state
+        holding.move(cause)
+        # What depends on the pool need not look again at every layer.
+        self.version += holding.state is not before
+        if holding.state is HoldingState.GONE:
+            del copy.ranks[holding.order.rank]
+            del self._of_member[holding.member][holding.id.plan]
+            self.give_up(copy)
+        return copy
 
     def copies(self, model: str) -> list[Copy]:
-        """Every copy of the model, arriving ones included, in the order of their holders."""
-        return [copy for _, copy in sorted(self._copies.get(model, {}).items())]
+        """Every copy of the model that may be read, arriving ones included, in the order of their
+        holders."""
+        found = [copy for copy in self._copies.get(model, {}).values() if copy.is_there]
+        return sorted(found, key=lambda copy: copy.holder)
 
     def holders(self, model: str) -> list[WorkerRef]:
         """Complete copies on devices, each named by the worker of its rank 0, in worker order."""
         return [c.holder for c in self.copies(model) if c.is_complete and not c.is_on_host]
 
+    def whole(self, model: str, rank: int) -> list[Holding]:
+        """Whole holdings of a rank that may be read, in the order of their copies."""
+        return [copy.ranks[rank] for copy in self.copies(model) if copy.ranks[rank].is_whole]
+
+    def on_hosts(self) -> Iterable[Copy]:
+        """All copies in the memory of hosts, those that go included."""
+        return self._on_hosts.values()
+
+    def on_host(self, model: str, agent: WorkerRef) -> Copy | None:
+        """The copy in this host's memory; one that goes takes memory until it is gone."""
+        return self._on_hosts.get((model, agent))
+
     def host_copies(self, model: str) -> list[Copy]:
-        """Copies in host memory, complete or arriving."""
+        """Copies in host memory, complete or arriving, that stay."""
         return [copy for copy in self.copies(model) if copy.is_on_host]
+
+    def has_any(self, model: str) -> bool:
+        """Some member holds something of the model, or gets it."""
+        return bool(self._copies.get(model))
 
     # -- who reads ----------------------------------------------------------------------------
 
-    def begin_read(self, reader: str, model: str, source: WorkerRef) -> None:
+    def begin_read(self, reader: HoldingId, model: str, source: WorkerRef) -> None:
         self.version += 1
         self._reads.setdefault(source, {})[reader, model] = None
 
-    def end_read(self, reader: str, model: str, source: WorkerRef) -> None:
+    def end_read(self, reader: HoldingId, model: str, source: WorkerRef) -> None:
         self.version += 1
         reads = self._reads.get(source, {})
         reads.pop((reader, model), None)
@@ -110,47 +145,71 @@ class ParameterPool:
     def _is_read(self, copy: Copy) -> bool:
         return any(
             model == copy.model
-            for worker in dict.fromkeys(copy.workers)
-            for _, model in self._reads.get(worker, ())
+            for member in dict.fromkeys(copy.members)
+            for _, model in self._reads.get(member, ())
         )
 
     # -- what goes ----------------------------------------------------------------------------
 
-    def can_drop(self, model: str, holder: WorkerRef) -> bool:
+    def can_drop(self, copy: Copy) -> bool:
         """Nobody reads it, and another complete copy stays (or none is needed)."""
-        copy = self.find(model, holder)
-        if copy is None or self._is_read(copy):
+        if copy.is_given_up or self._is_read(copy):
             return False
-        return not copy.is_complete or not self.is_last(model, holder)
+        return not copy.is_complete or not self.is_last(copy)
 
-    def is_last(self, model: str, holder: WorkerRef) -> bool:
+    def is_last(self, copy: Copy) -> bool:
         """No complete copy but this one is in the cluster's memory, and one must be."""
-        if not self._keeps_last or model in self._retired:
+        if not self._keeps_last or copy.model in self._retired:
             return False
-        return not any(c.is_complete and c.holder != holder for c in self.copies(model))
+        return not any(c.is_complete and c is not copy for c in self.copies(copy.model))
 
-    def drop(self, model: str, holder: WorkerRef) -> None:
-        """Forget a copy on purpose. Raises LastCopyError when `can_drop` is False."""
-        if not self.can_drop(model, holder):
-            raise LastCopyError(f"{holder} keeps {model}: {self.copies(model)}, {self._reads}")
+    def drop(self, copy: Copy, reason: str) -> list[DropHolding]:
+        """Give a copy up on purpose. Raises LastCopyError when `can_drop` is False."""
+        if not self.can_drop(copy):
+            raise LastCopyError(f"{copy!r} stays: {self.copies(copy.model)}, {self._reads}")
+        self.give_up(copy)
+        return copy.drop(reason)
+
+    def give_up(self, copy: Copy) -> None:
+        """The copy can never be whole: what is left of it is dropped. Nothing happens to one that
+        is given up already, but that it leaves the pool with its last rank."""
         self.version += 1
-        del self._copies[model][holder]
+        copy.is_given_up = True
+        name = (copy.model, copy.key)
+        if copy.instance is not None:
+            self._incomplete.pop(copy.instance, None)
+        if copy.ranks:
+            self._given_up[name] = copy
+            return
+        self._given_up.pop(name, None)
+        self._copies[copy.model].pop(copy.key, None)
+        self._on_hosts.pop((copy.model, copy.holder), None)
 
-    def forget(self, model: str, holder: WorkerRef) -> None:
-        """A copy that was arriving did not come about. A complete one can only be dropped."""
-        copy = self.find(model, holder)
-        if copy is not None:
-            assert not copy.is_complete, f"{copy!r} is forgotten"
-            self.version += 1
-            del self._copies[model][holder]
+    def is_incomplete(self, instance: InstanceId) -> bool:
+        """Some ranks of the instance were reported, and others may be."""
+        return instance in self._incomplete
 
-    def lose(self, worker: WorkerRef) -> None:
+    def give_up_incomplete(self) -> None:
+        """Copies of which a rank was never reported can never be whole."""
+        for copy in list(self._incomplete.values()):
+            self.give_up(copy)
+
+    def drop_remainders(self) -> list[DropHolding]:
+        """Orders for what is left of copies that are given up."""
+        left = self._given_up.values()
+        return [order for copy in left for order in copy.drop("the copy can never be whole")]
+
+    def remainders(self) -> int:
+        """Workers that hold something of a copy that is given up."""
+        return sum(len(c.ranks) for c in self._given_up.values() if not c.is_on_host)
+
+    def lose(self, member: WorkerRef) -> None:
         """The worker or agent is gone with everything it held and sent."""
         self.version += 1
-        for copies in self._copies.values():
-            for holder in [h for h, copy in copies.items() if worker in copy.workers]:
-                del copies[holder]
-        self._reads.pop(worker, None)
+        for holding in self.on(member):
+            self.move(holding, WorkerLost)
+        self._of_member.pop(member, None)
+        self._reads.pop(member, None)
 
     def retire(self, model: str) -> None:
         """The model leaves the pool: none of its copies has to stay."""
@@ -160,7 +219,7 @@ class ParameterPool:
     def forget_model(self, model: str) -> None:
         """The retired model has no copy left."""
         self.version += 1
-        assert not self._copies.get(model), f"{self.copies(model)} are left"
+        assert not self._copies.get(model), f"{self._copies[model]} are left"
         self._copies.pop(model, None)
         self._retired.pop(model, None)
 

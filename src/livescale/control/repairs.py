@@ -10,12 +10,12 @@ from livescale.chunks import Feed, senders
 from livescale.control.loads import Loads, OpenLoad
 from livescale.control.multicast.repair import repair
 from livescale.control.pool import ParameterPool
-from livescale.messages.commands import AmendLoad
+from livescale.messages.commands import AmendHolding
 from livescale.topology import Topology
 from livescale.types import WorkerRef
 
 
-def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[AmendLoad]:
+def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[AmendHolding]:
     """Amendments for every open load with failed feeds.
 
     What was lost behind a member of a chain is fed by that member's own upstream, or by whoever
@@ -25,7 +25,7 @@ def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[
     for load in [load for load in loads.open.values() if load.failed]:
         feeds = _feeds(load, loads, pool, topology)
         loads.amend(load, feeds)
-        commands.append(AmendLoad(load.plan, load.receiver, feeds))
+        commands.append(AmendHolding(load.id, feeds))
     loads.repaired()
     return commands
 
@@ -34,11 +34,7 @@ def _feeds(
     load: OpenLoad, loads: Loads, pool: ParameterPool, topology: Topology
 ) -> tuple[Feed, ...]:
     feeds_of = loads.feeds_of(load.model, load.rank)
-    holders = [
-        copy.workers[load.rank]
-        for copy in pool.copies(load.model)
-        if load.rank in copy.complete_ranks
-    ]
+    holders = [holding.member for holding in pool.whole(load.model, load.rank)]
     known = {upstream.worker: None for feeds in feeds_of.values() for upstream in senders(feeds)}
     known |= dict.fromkeys([*holders, *feeds_of])
     readers: dict[WorkerRef, int] = {worker: pool.readers(worker) for worker in known}

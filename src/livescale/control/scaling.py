@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from livescale.control.fleet import Fleet
+from livescale.control.holdings import Holding
 from livescale.control.host_copies import HostCopies
 from livescale.control.instance import Instance
 from livescale.control.loads import Loads
@@ -24,12 +25,11 @@ from livescale.messages.commands import (
     Drain,
     Paired,
     PlanMade,
-    Release,
     Resume,
-    StartLoad,
+    StartHolding,
 )
-from livescale.plans import PlannedLoad, ScalePlan
-from livescale.types import InstanceState
+from livescale.plans import Duty, ScalePlan
+from livescale.types import HoldingId, InstanceState, LayerSpan
 
 
 class Scaling:
@@ -78,24 +78,13 @@ class Scaling:
         return commands
 
     def release_empty(self) -> list[AnyCommand]:
-        """Give back the workers of drained instances whose copy nobody reads, and those that an
-        ended instance left behind."""
-        commands: list[AnyCommand] = []
-        for (number, rank), remnant in self._fleet.remnants.items():
-            if not remnant.is_released:
-                remnant.is_released = True
-                commands.append(Release(number, remnant.attempt, remnant.worker, rank))
+        """Give back the workers of drained instances whose copy is not read, and drop what is left
+        of copies that are given up."""
+        commands: list[AnyCommand] = [*self._pool.drop_remainders()]
         for number in sorted(self._fleet.draining):
             instance = self._fleet.draining[number]
-            if instance.is_released:
-                continue
-            if not self._is_busy(instance) and self._pool.can_drop(instance.model, instance.worker):
-                self._pool.drop(instance.model, instance.worker)
-                instance.is_released = True
-                commands += [
-                    Release(instance.id, instance.attempt, worker, rank)
-                    for rank, worker in enumerate(instance.workers)
-                ]
+            if not self._is_busy(instance) and self._pool.can_drop(instance.copy):
+                commands += self._pool.drop(instance.copy, "drained")
         return commands
 
     # -- growing ------------------------------------------------------------------------------
@@ -121,7 +110,7 @@ class Scaling:
             return reached, []
         commands: list[AnyCommand] = [wish.notice(wish.capacity, reached, wish.reason)]
         for instance in resumed:
-            commands.append(Resume(instance.id, instance.attempt))
+            commands.append(Resume(instance.id))
             self._fleet.move(instance, Resume)
         if plan is not None:
             commands += self._load(state, plan)
@@ -141,47 +130,35 @@ class Scaling:
         """Order every target to load, and to work meanwhile."""
         numbers = []
         paired: list[Paired] = []
-        starts: list[StartLoad] = []
+        starts: list[StartHolding] = []
         for workers, choice in zip(
             plan.instances, self._pairings.of_plan(state, plan), strict=True
         ):
-            instance = Instance(
-                id=self._planning.next_id(),
-                model=state.spec.name,
-                workers=workers,
-                layers=state.spec.layers,
-                plan=plan.plan,
-                pairing=choice.pairing,
-                predicted_ns=plan.predicted_ns,
-            )
-            self._fleet.place(instance)
-            self._pool.begin(state.spec.name, workers, state.instance_bytes)
-            numbers.append(instance.id)
+            duty = Duty(self._planning.next_id(), workers, pairing=choice.pairing)
+            orders = [self._start(state, plan, duty, rank) for rank in range(len(workers))]
+            holdings = [Holding(order) for order in orders]
+            for holding in holdings:
+                copy = self._pool.add(holding, len(workers), state.instance_bytes)
+                self._loads.begin(holding, plan.load_of(holding.member).completed_ns)
+            self._fleet.add(Instance(duty, copy, state.spec.layers, predicted_ns=plan.predicted_ns))
+            numbers.append(duty.instance)
             if self._pairings.is_live:
-                paired.append(Paired(instance.id, choice.pairing, choice.reason))
-            starts += [
-                self._start_load(state, plan, instance, rank) for rank in range(len(workers))
-            ]
+                paired.append(Paired(duty.instance, choice.pairing, choice.reason))
+            starts += orders
         return [PlanMade(plan, tuple(numbers)), *paired, *starts]
 
-    def _start_load(
-        self, state: ModelState, plan: ScalePlan, instance: Instance, rank: int
-    ) -> StartLoad:
-        load: PlannedLoad = plan.load_of(instance.workers[rank])
-        self._loads.begin(plan.plan, load, state.spec.name, rank)
+    @staticmethod
+    def _start(state: ModelState, plan: ScalePlan, duty: Duty, rank: int) -> StartHolding:
         is_measured = state.prefill_tokens_per_s is not None and state.kv_blocks is not None
-        return StartLoad(
-            instance=instance.id,
-            attempt=instance.attempt,
-            worker=load.receiver,
+        return StartHolding(
+            holding=HoldingId(plan.plan, duty.workers[rank]),
             model=state.spec.name,
-            plan=plan.plan,
-            feeds=load.feeds,
+            span=LayerSpan(0, state.spec.layers),
+            feeds=plan.load_of(duty.workers[rank]).feeds,
             chunk_bytes=plan.chunk_bytes,
-            measure_capacity=not is_measured,
             rank=rank,
-            pairing=instance.pairing,
-            workers=instance.workers,
+            duty=duty,
+            measure_capacity=not is_measured,
         )
 
     # -- shrinking ----------------------------------------------------------------------------
@@ -207,7 +184,7 @@ class Scaling:
         unpaired = self._pairings.unpaired(model)
         chosen = min(unpaired, key=lambda i: (len(self._router.on_worker(i.worker)), -i.id))
         self._fleet.move(chosen, Drain)
-        return Drain(chosen.id, chosen.attempt)
+        return Drain(chosen.id)
 
     def _make_room(self, wish: Wish, missing: int, claimed: int) -> list[AnyCommand]:
         """Drain instances of others for a model that lacks so many workers.
@@ -261,16 +238,15 @@ class Scaling:
         """Workers that are spare or come free without anything else."""
         spare = len(self._fleet.spare(wish.state.spec.size_bytes))
         leaving = sum(len(i.workers) for i in self._fleet.instances.values() if self._leaves(i))
-        return spare + leaving + len(self._fleet.remnants)
+        return spare + leaving + self._pool.remainders()
 
     # -- helpers ------------------------------------------------------------------------------
 
     def _leaves(self, instance: Instance) -> bool:
         """Its workers come free without anything else: it is no last copy that stays for good."""
-        if instance.state is not InstanceState.DRAINING:
+        if instance.state is not InstanceState.DRAINING or instance.is_released:
             return False
-        is_last = self._pool.is_last(instance.model, instance.worker)
-        return instance.is_released or not is_last or self._host_copies.has_any(instance.model)
+        return not self._pool.is_last(instance.copy) or self._host_copies.has_any(instance.model)
 
     def _is_busy(self, instance: Instance) -> bool:
         """Requests are there. Those of an earlier controller's life may not be announced yet:

@@ -1,0 +1,143 @@
+"""News of holdings and of the instances that they are part of, as members report them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from livescale.control.fleet import Fleet
+from livescale.control.holdings import Copy
+from livescale.control.host_copies import HostCopies
+from livescale.control.instance import Instance
+from livescale.control.loads import Loads
+from livescale.control.model_state import ModelState
+from livescale.control.planning import Planning
+from livescale.control.pool import ParameterPool
+from livescale.control.router import Router
+from livescale.messages.events import (
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
+    InstanceReported,
+    LayerArrived,
+    LiveStarted,
+)
+
+
+class HoldingNews:
+    """Keeps the states of holdings and instances true. Handlers return False for late news: of a
+    holding or an instance that is gone."""
+
+    def __init__(
+        self,
+        states: Mapping[str, ModelState],
+        fleet: Fleet,
+        pool: ParameterPool,
+        router: Router,
+        loads: Loads,
+        planning: Planning,
+        host_copies: HostCopies,
+    ) -> None:
+        self._states = states
+        self._fleet = fleet
+        self._pool = pool
+        self._router = router
+        self._loads = loads
+        self._planning = planning
+        self._host_copies = host_copies
+
+    def reported(self, event: InstanceReported, _now_ns: int) -> bool:
+        # A request may have been started by an instance that is gone by now: both are looked up.
+        for request, attempt in event.started:
+            self._router.start(request, attempt)
+        instance = self._fleet.instances.get(event.instance)
+        if instance is None:
+            self._fleet.report_early(event)
+            return False
+        self._fleet.report(instance, event)
+        return True
+
+    def live_started(self, event: LiveStarted, _now_ns: int) -> bool:
+        holding = self._pool.find(event.holding)
+        instance = self._instance_of(self._pool.copy_of(holding)) if holding is not None else None
+        # Requests go to rank 0: they must not be there before it knows of the instance.
+        if instance is not None and instance.worker == event.holding.member:
+            self._fleet.move(instance, LiveStarted)
+        return instance is not None
+
+    def first_byte_arrived(self, event: FirstByteArrived, now_ns: int) -> bool:
+        instance = self._moved(event)
+        if instance is not None and instance.first_byte_ns is None:
+            instance.first_byte_ns = now_ns
+        return instance is not None
+
+    def layer_arrived(self, event: LayerArrived, now_ns: int) -> bool:
+        holding = self._pool.find(event.holding)
+        if holding is None:
+            return False
+        holding.watermark = max(holding.watermark, event.watermark)
+        self._loads.progressed(event.holding, now_ns)
+        self._moved(event)
+        return True
+
+    def completed(self, event: HoldingCompleted, now_ns: int) -> bool:
+        holding = self._pool.find(event.holding)
+        if holding is None:
+            return False
+        self._loads.completed(event.holding, now_ns)
+        copy = self._pool.move(holding, HoldingCompleted)
+        copy.used_ns = now_ns
+        instance = self._instance_of(copy)
+        if copy.is_complete and copy.is_on_host:
+            self._host_copies.ended_well(copy.model)
+        elif copy.is_complete and instance is not None:
+            self._fleet.move(instance, HoldingCompleted)
+            self._states[copy.model].load_failures.ended_well()
+        return True
+
+    def failed(self, event: HoldingFailed, now_ns: int) -> bool:
+        """One rank that failed fails its copy, and the instance."""
+        holding = self._pool.find(event.holding)
+        if holding is None:
+            return False
+        self._loads.end(event.holding)
+        self._loads.fail_readers(holding.member, holding.order.model)
+        copy = self._pool.copy_of(holding)
+        is_first, instance = not copy.is_given_up, self._instance_of(copy)
+        self._pool.move(holding, HoldingFailed)
+        if instance is not None and is_first:
+            self._fleet.move(instance, HoldingFailed)
+            failures = self._states[copy.model].load_failures
+        elif copy.is_on_host and is_first:
+            failures = self._host_copies.failures_of(copy.model)
+        else:
+            return True
+        failures.failed(now_ns, event.holding.plan, self._planning.last_id, event.reason)
+        return True
+
+    def dropped(self, event: HoldingDropped, _now_ns: int) -> bool:
+        holding = self._pool.find(event.holding)
+        if holding is None:
+            return False
+        self._loads.end(event.holding)
+        copy = self._pool.move(holding, HoldingDropped)
+        instance = self._instance_of(copy)
+        if instance is not None and not copy.ranks:
+            self._fleet.move(instance, HoldingDropped)
+        return True
+
+    # -- helpers ------------------------------------------------------------------------------
+
+    def _moved(self, event: FirstByteArrived | LayerArrived) -> Instance | None:
+        """More of a holding is there: it moves, and its instance, which is returned, if any."""
+        holding = self._pool.find(event.holding)
+        if holding is None:
+            return None
+        instance = self._instance_of(self._pool.move(holding, type(event)))
+        if instance is not None:
+            self._fleet.move(instance, type(event))
+        return instance
+
+    def _instance_of(self, copy: Copy) -> Instance | None:
+        """The living instance whose copy this is."""
+        return None if copy.instance is None else self._fleet.instances.get(copy.instance)
