@@ -26,7 +26,7 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of every plain value: immutable, comparable, encodable, strict when decoded."""
 
 
-class LayerSpan(Value, frozen=True):
+class LayerSpan(Value, frozen=True, order=True):
     """The layers `[start, stop)`: 0 is the embedding, 1…L the decoder layers, L+1 the head."""
 
     start: int
@@ -170,6 +170,17 @@ class Role(enum.StrEnum):
     UNIFIED = "unified"
     PREFILL = "prefill"
     DECODE = "decode"
+
+
+class Part(Value, frozen=True, order=True):
+    """What instances that can replace one another serve: some layers of a model, in one role."""
+
+    model: str
+    span: LayerSpan
+    role: Role = Role.UNIFIED
+
+    def __str__(self) -> str:
+        return self.model if self.role is Role.UNIFIED else f"{self.model} ({self.role})"
 
 
 class InstanceState(enum.StrEnum):

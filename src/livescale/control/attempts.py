@@ -12,7 +12,7 @@ from livescale.control.model_state import ModelState
 from livescale.control.router import RequestRecord, Router
 from livescale.messages.commands import FailRequest
 from livescale.messages.events import BatchTaken, RequestArrived, RequestCancelled, RequestEnded
-from livescale.types import Outcome, WorkerRef
+from livescale.types import Outcome, Part, WorkerRef
 
 
 class Attempts:
@@ -41,7 +41,7 @@ class Attempts:
             return False
         record = self._router.arrive(
             request=event.request,
-            model=event.model,
+            part=state.part,
             prompt_tokens=event.prompt_tokens,
             output_tokens_max=event.output_tokens_max,
             now_ns=now_ns,
@@ -116,9 +116,9 @@ class Attempts:
         for record in self._router.on_worker(worker):
             self._attempt_failed(record, reason)
 
-    def fail_waiting(self, model: str, reason: str, retry_after_ns: int) -> list[FailRequest]:
-        """No request of the model waits any longer. It is tried again after that time."""
-        records = self._router.waiting_of(model)
+    def fail_waiting(self, part: Part, reason: str, retry_after_ns: int) -> list[FailRequest]:
+        """No request of the part waits any longer. It is tried again after that time."""
+        records = self._router.waiting_of(part)
         for record in records:
             self._router.end(record)
         return [FailRequest(record.id, reason, retry_after_ns) for record in records]

@@ -1,4 +1,4 @@
-"""The waiting requests of one model, a queue for each client: who is served next.
+"""The waiting requests of one part, a queue for each client: who is served next.
 
 Weighted round robin: clients take turns, and a turn is worth `weight` requests. So a request waits
 for one turn of each other client at most, however many requests another one has sent. Among those
@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from livescale.types import RequestId
 
 REMEMBERED_NS = 60_000_000_000
-"""A client counts as one of a model's for so long after its last request came."""
+"""A client counts as one of a part's for so long after its last request came."""
 _CLIENTS_MAX = 4096
 
 

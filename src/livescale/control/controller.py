@@ -150,7 +150,7 @@ class Controller:
         if state is None or state.is_leaving or state.spec != event.policy.spec:
             return False
         state.change(event.policy, self.config)
-        self.wishes.look_again(event.policy.spec.name)
+        self.wishes.look_again(state.part)
         return True
 
     def _model_removed(self, event: events.ModelRemoved, _now_ns: int) -> bool:
@@ -159,7 +159,7 @@ class Controller:
             return False
         state.is_leaving = True
         self._leaving[event.model] = None
-        self.wishes.look_again(event.model)
+        self.wishes.look_again(state.part)
         self.pool.retire(event.model)
         return True
 
@@ -172,7 +172,7 @@ class Controller:
             state.prefill_tokens_per_s = event.prefill_tokens_per_s
         if state.policy.kv_blocks is None:
             state.kv_blocks = event.kv_blocks
-        self.wishes.look_again(event.model)
+        self.wishes.look_again(state.part)
         return True
 
     def _ticked(self, _event: events.Tick, _now_ns: int) -> bool:
@@ -194,7 +194,7 @@ class Controller:
             self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
             self._commands += self.host_copies.decide(self._now_ns)
             self._commands += self.scaling.decide(self._now_ns, self.config.wall_ns, self.models)
-        waiting = [self.models[name] for name in self.router.models_waiting()]
+        waiting = [self.models[part.model] for part in self.router.parts_waiting()]
         for state in sorted(waiting, key=lambda state: state.number):
             self._dispatch(state)
         self._commands += self.scaling.release_empty()
@@ -209,31 +209,32 @@ class Controller:
         Not while something of the model is or comes there, in host memory or on devices, nor when
         the next load may be tried: the request that waits then is why it is tried.
         """
-        for name in sorted(self.router.models_waiting()):
-            state = self.models[name]
+        for part in sorted(self.router.parts_waiting()):
+            state = self.models[part.model]
             failures, reason = state.load_failures, state.load_failures.problem
             left_ns = failures.blocked_until_ns - self._now_ns
             if reason is None or left_ns <= 0:
                 continue
             has_copy = self.planning.has_copy(state)
-            is_there = any(not instance.is_released for instance in self.fleet.of_model(name))
+            is_there = any(not instance.is_released for instance in self.fleet.of_part(part))
             if not has_copy and not is_there:
-                self._commands += self.attempts.fail_waiting(name, reason, left_ns)
+                self._commands += self.attempts.fail_waiting(part, reason, left_ns)
 
     def _let_go(self) -> None:
         """Withdrawn models of which nothing is left are forgotten."""
         for name in list(self._leaving):
-            if not self.router.unfinished(name) and not self.pool.has_any(name):
+            part = self.models[name].part
+            if not self.router.unfinished(part) and not self.pool.has_any(name):
                 del self.models[name], self._leaving[name]
-                self.wishes.forget_model(name)
+                self.wishes.forget_part(part)
                 self.host_copies.forget_model(name)
                 self.pool.forget_model(name)
-                self.fleet.forget_model(name)
+                self.fleet.forget_part(part)
                 self._commands.append(ModelGone(name))
 
     def _dispatch(self, state: ModelState) -> None:
         takers = self.pairings.takers(self._now_ns, state)
-        for assignment in self.router.assign(self._now_ns, state.spec.name, *takers):
+        for assignment in self.router.assign(self._now_ns, state.part, *takers):
             record = assignment.request
             self._commands.append(
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)
@@ -265,7 +266,7 @@ class Controller:
             holders = self.pool.holders(state.spec.name)
             keepers = [
                 i.worker
-                for i in self.fleet.of_model(state.spec.name)
+                for i in self.fleet.of_part(state.part)
                 if i.state in (InstanceState.SERVING, InstanceState.DRAINING) and not i.is_released
             ]
             assert holders == sorted(keepers), (holders, keepers)
@@ -273,7 +274,7 @@ class Controller:
             assert self.fleet.is_alive(load.receiver), f"{load.receiver} loads and is gone"
 
     def __repr__(self) -> str:
-        waiting = sum(self.router.waiting(model) for model in self.models)
+        waiting = sum(self.router.waiting(state.part) for state in self.models.values())
         return (
             f"<Controller {len(self.fleet.workers)} workers, {len(self.fleet.instances)} instances,"
             f" {waiting} waiting, {len(self.router.requests)} requests>"

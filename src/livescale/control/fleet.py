@@ -12,12 +12,12 @@ from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
 from livescale.control.pool import ParameterPool
 from livescale.messages.events import InstanceReported
 from livescale.topology import Device, Host
-from livescale.types import InstanceId, InstanceState, Value, WorkerRef
+from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
 
 @dataclass(slots=True)
-class ModelTally:
-    """Sums over a model's living instances, kept up as they change: a decision must not cost more
+class Tally:
+    """Sums over a part's living instances, kept up as they change: a decision must not cost more
     for a large pool. `capacity` counts instances that serve or will."""
 
     capacity: int = 0
@@ -69,13 +69,13 @@ class Fleet:
         #: host agents by number: at most one incarnation is alive
         self.agents: dict[int, AgentRecord] = {}
         self.instances: dict[InstanceId, Instance] = {}
-        self._of_model: dict[str, dict[InstanceId, Instance]] = {}
-        self._tallies: dict[str, ModelTally] = {}
-        #: what `serving` and `live` last said, of models for which it still holds
-        self._serving: dict[str, list[tuple[InstanceId, WorkerRef]]] = {}
-        self._live: dict[str, list[Instance]] = {}
-        #: models whose instances or their loads changed since somebody took note
-        self.touched: dict[str, None] = {}
+        self._of_part: dict[Part, dict[InstanceId, Instance]] = {}
+        self._tallies: dict[Part, Tally] = {}
+        #: what `serving` and `live` last said, of parts for which it still holds
+        self._serving: dict[Part, list[tuple[InstanceId, WorkerRef]]] = {}
+        self._live: dict[Part, list[Instance]] = {}
+        #: parts whose instances or their loads changed since that was last looked at
+        self.touched: dict[Part, None] = {}
         #: instances that drain, in the order in which they began to
         self.draining: dict[InstanceId, Instance] = {}
         #: the loads of instances whose ranks have not all been reported, as rank 0 reported them
@@ -121,14 +121,14 @@ class Fleet:
         fitting = [record for record in records if record.device.arena_bytes >= arena_bytes]
         return [record for record in fitting if self._pool.is_free(record.ref)]
 
-    def adopt(self, copy: Copy, layers: int) -> None:
+    def adopt(self, part: Part, copy: Copy) -> None:
         """Take over an instance from an earlier controller's life: all its ranks were reported."""
         duty = copy.ranks[0].order.duty
         assert duty is not None, f"{copy!r} is no instance's"
         state = InstanceState.LOADING if duty.pairing is None else InstanceState.LIVE
         if copy.is_complete:
             state = InstanceState.SERVING
-        instance = Instance(duty, copy, layers, state)
+        instance = Instance(part, duty, copy, state)
         instance.is_unheard = state is not InstanceState.LOADING
         instance.story.append(f"adopted as {state.name}")
         self.add(instance)
@@ -147,8 +147,8 @@ class Fleet:
         instance.story.append(f"{cause.__name__} {instance.state.name}->{target.name}")
         if instance.state is not target:
             self.version += 1
-        self._changed(instance.model)
-        tally = self.tally(instance.model)
+        self._changed(instance.part)
+        tally = self.tally(instance.part)
         tally.capacity -= instance.is_capacity
         instance.state = target
         tally.capacity += instance.is_capacity
@@ -159,7 +159,7 @@ class Fleet:
         if target in (InstanceState.STOPPED, InstanceState.LOST):
             tally.add(instance, -1)
             del self.instances[instance.id]
-            del self._of_model[instance.model][instance.id]
+            del self._of_part[instance.part][instance.id]
 
     def report_early(self, event: InstanceReported) -> None:
         """The load of an instance whose ranks are not all there yet, if it is one."""
@@ -174,8 +174,8 @@ class Fleet:
     def report(self, instance: Instance, event: InstanceReported) -> None:
         """Take note of an instance's load."""
         instance.is_unheard = False
-        self.touched[instance.model] = None
-        tally = self.tally(instance.model)
+        self.touched[instance.part] = None
+        tally = self.tally(instance.part)
         tally.add(instance, -1)
         instance.running = event.running
         instance.queued_prefill_tokens = event.queued_prefill_tokens
@@ -185,50 +185,50 @@ class Fleet:
         instance.left_out = event.left_out
         tally.add(instance)
 
-    def tally(self, model: str) -> ModelTally:
-        return self._tallies.setdefault(model, ModelTally())
+    def tally(self, part: Part) -> Tally:
+        return self._tallies.setdefault(part, Tally())
 
-    def serving(self, model: str) -> list[tuple[InstanceId, WorkerRef]]:
+    def serving(self, part: Part) -> list[tuple[InstanceId, WorkerRef]]:
         """Instances that serve, and the workers that get their requests, in id order."""
-        found = self._serving.get(model)
+        found = self._serving.get(part)
         if found is None:
-            instances = self.of_model(model)
+            instances = self.of_part(part)
             found = [(i.id, i.worker) for i in instances if i.state is InstanceState.SERVING]
-            self._serving[model] = found
+            self._serving[part] = found
         return found
 
-    def live(self, model: str) -> list[Instance]:
+    def live(self, part: Part) -> list[Instance]:
         """Instances that take requests while they load, in id order."""
-        found = self._live.get(model)
+        found = self._live.get(part)
         if found is None:
-            found = [i for i in self.of_model(model) if i.state is InstanceState.LIVE]
-            self._live[model] = found
+            found = [i for i in self.of_part(part) if i.state is InstanceState.LIVE]
+            self._live[part] = found
         return found
 
-    def of_model(self, model: str) -> list[Instance]:
-        """Living instances of the model in id order."""
-        return [instance for _, instance in sorted(self._of_model.get(model, {}).items())]
+    def of_part(self, part: Part) -> list[Instance]:
+        """Living instances of the part in id order."""
+        return [instance for _, instance in sorted(self._of_part.get(part, {}).items())]
 
-    def forget_model(self, model: str) -> None:
-        """The model leaves the pool; it has no instance any more."""
-        assert not self._of_model.pop(model, None), f"{model} has instances"
-        self._tallies.pop(model, None)
-        self._serving.pop(model, None)
-        self._live.pop(model, None)
+    def forget_part(self, part: Part) -> None:
+        """The part leaves the pool; it has no instance any more."""
+        assert not self._of_part.pop(part, None), f"{part} has instances"
+        self._tallies.pop(part, None)
+        self._serving.pop(part, None)
+        self._live.pop(part, None)
 
-    def _changed(self, model: str) -> None:
+    def _changed(self, part: Part) -> None:
         """One of its instances is new, or moves."""
-        self.touched[model] = None
-        self._serving.pop(model, None)
-        self._live.pop(model, None)
+        self.touched[part] = None
+        self._serving.pop(part, None)
+        self._live.pop(part, None)
 
     def add(self, instance: Instance) -> None:
         """The instance is new here. Its holdings are in the pool."""
         self.version += 1
         self.instances[instance.id] = instance
-        self._changed(instance.model)
-        self.tally(instance.model).capacity += instance.is_capacity
-        self._of_model.setdefault(instance.model, {})[instance.id] = instance
+        self._changed(instance.part)
+        self.tally(instance.part).capacity += instance.is_capacity
+        self._of_part.setdefault(instance.part, {})[instance.id] = instance
 
     def validate(self) -> None:
         """What instances and their models count up agrees. Raises AssertionError."""
@@ -236,16 +236,16 @@ class Fleet:
             held = [holding.order.duty for holding in instance.copy.ranks.values()]
             assert held, f"{instance!r} holds nothing"
             assert all(duty == instance.duty for duty in held), (instance, held)
-        for model in self._of_model:
-            instances = self.of_model(model)
-            fresh = ModelTally(sum(i.is_capacity for i in instances))
+        for part in self._of_part:
+            instances = self.of_part(part)
+            fresh = Tally(sum(i.is_capacity for i in instances))
             for instance in instances:
                 fresh.add(instance)
-            assert self.tally(model) == fresh, (model, self.tally(model), fresh)
+            assert self.tally(part) == fresh, (part, self.tally(part), fresh)
         draining = [i.id for i in self.instances.values() if i.state is InstanceState.DRAINING]
         assert sorted(self.draining) == sorted(draining)
         for instance in self.instances.values():
             assert instance.state not in (InstanceState.STOPPED, InstanceState.LOST), instance
-            assert 0 <= instance.watermark <= instance.layers, instance
+            assert 0 <= instance.watermark <= instance.part.span.stop, instance
             if instance.state in (InstanceState.SERVING, InstanceState.DRAINING):
-                assert instance.watermark == instance.layers, instance
+                assert instance.watermark == instance.part.span.stop, instance

@@ -26,7 +26,7 @@ from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.messages.commands import AnyCommand, PlanMade, StartHolding
 from livescale.placements import AllCopies, CacheCopies, SpreadCopies
-from livescale.types import HoldingId, InstanceState, LayerSpan, WorkerRef
+from livescale.types import HoldingId, InstanceState, WorkerRef
 
 
 class HostCopies:
@@ -174,7 +174,7 @@ class HostCopies:
 
     def _model(self, state: ModelState) -> ModelCopies:
         name = state.spec.name
-        instances = self._fleet.of_model(name)
+        instances = self._fleet.of_part(state.part)
         copies = self._pool.host_copies(name)
         used_ns = {copy.holder: copy.used_ns for copy in copies}
         whole = {copy.holder: copy.is_complete for copy in copies}
@@ -207,7 +207,7 @@ class HostCopies:
             order = StartHolding(
                 holding=HoldingId(plan.plan, keep.agent),
                 model=name,
-                span=LayerSpan(0, spec.layers),
+                span=state.part.span,
                 feeds=plan.load_of(keep.agent).feeds,
                 chunk_bytes=plan.chunk_bytes,
                 rank=rank,

@@ -20,7 +20,7 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.plans import Duty, Pairing
-from livescale.types import InstanceId, InstanceState, Value, WorkerRef
+from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
 _STORY_MAX = 32
 
@@ -73,9 +73,9 @@ class InvalidTransition(Exception):
 class Instance:
     """Workers, one per rank, that have been given a model, and what was last reported of its load."""
 
+    part: Part
     duty: Duty
     copy: Copy
-    layers: int
     state: InstanceState = InstanceState.STARTING
     #: how long its load should take (None: not known), and since when bytes have come
     predicted_ns: int | None = None
@@ -97,7 +97,7 @@ class Instance:
 
     @property
     def model(self) -> str:
-        return self.copy.model
+        return self.part.model
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:
@@ -136,5 +136,5 @@ class Instance:
         return (
             f"<Instance {self.id} {self.state.name} of {self.model}"
             f" on {'+'.join(map(str, self.workers))},"
-            f" {self.watermark}/{self.layers} layers, {self.running} requests>"
+            f" {self.watermark}/{self.part.span.stop} layers, {self.running} requests>"
         )

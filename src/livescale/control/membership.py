@@ -120,7 +120,7 @@ class Membership:
         if model is None:
             self._pool.give_up(copy)
         elif copy.is_there and not copy.is_on_host:
-            self._fleet.adopt(copy, model.spec.layers)
+            self._fleet.adopt(model.part, copy)
         return copy
 
     def _instance_lost(self, event: WorkerLost) -> None:

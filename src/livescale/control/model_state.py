@@ -7,6 +7,7 @@ from livescale.control.config import ControllerConfig
 from livescale.control.load_failures import LoadFailures
 from livescale.control.policy import make_policy
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy
+from livescale.types import LayerSpan, Part
 
 # For policies that do not look at rates.
 _WINDOW_NS = 1_000_000_000
@@ -25,6 +26,8 @@ class ModelState:
         scaling = _scaling(policy, config)
         self.policy = policy
         self.spec = policy.spec
+        #: all that instances of the model serve
+        self.part = Part(policy.spec.name, LayerSpan(0, policy.spec.layers))
         self.scaling = make_policy(scaling)
         self.window = TokenWindow(
             scaling.load_window_ns if isinstance(scaling, Bounds) else _WINDOW_NS

@@ -15,7 +15,7 @@ from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.router import LiveDoor, Router
 from livescale.plans import Pairing, ScalePlan, pair_rate
-from livescale.types import FromWorker, InstanceId, InstanceState, Value, WorkerRef
+from livescale.types import FromWorker, InstanceId, InstanceState, Part, Value, WorkerRef
 
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
@@ -113,12 +113,12 @@ class Pairings:
         config = self._config
         if not self.is_live:
             return [PairingChoice(None, "so it is configured")] * len(plan.instances)
-        overloaded = self._overloaded(state.spec.name)
+        overloaded = self._overloaded(state.part)
         return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded)
 
-    def unpaired(self, model: str) -> list[Instance]:
+    def unpaired(self, part: Part) -> list[Instance]:
         """Serving instances that no loading one helps: the others are not to go."""
-        instances = self._fleet.of_model(model)
+        instances = self._fleet.of_part(part)
         helped = {
             i.pairing.source_instance: None
             for i in instances
@@ -131,8 +131,8 @@ class Pairings:
     ) -> tuple[Sequence[tuple[InstanceId, WorkerRef]], list[LiveDoor]]:
         """Who may get the model's requests: serving instances, but for the sources of live pairs,
         and live ones."""
-        serving = self._fleet.serving(state.spec.name)
-        live = self._fleet.live(state.spec.name)
+        serving = self._fleet.serving(state.part)
+        live = self._fleet.live(state.part)
         if not live:
             return serving, []
         takers = [self._taker(now_ns, state, target) for target in live]
@@ -141,11 +141,11 @@ class Pairings:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _overloaded(self, model: str) -> list[Overloaded]:
+    def _overloaded(self, part: Part) -> list[Overloaded]:
         """Who may be helped, the most outstanding prompt tokens first. What waits in the queue is
         everybody's."""
-        has_queue = self._router.waiting_tokens(model) > 0
-        found = [(self._router.outstanding_tokens(i.worker), i) for i in self.unpaired(model)]
+        has_queue = self._router.waiting_tokens(part) > 0
+        found = [(self._router.outstanding_tokens(i.worker), i) for i in self.unpaired(part)]
         found = [(tokens, i) for tokens, i in found if tokens or has_queue]
         found.sort(key=lambda entry: (-entry[0], entry[1].id))
         return [(i.id, i.worker) for _, i in found]
@@ -168,7 +168,7 @@ class Pairings:
 
 def _cost_permille(target: Instance) -> int:
     """What a prompt costs a pair, of what it costs one instance."""
-    layers = max(target.layers - 2, 1)
+    layers = max(target.part.span.stop - 2, 1)
     rate, cost = pair_rate(min(max(target.watermark - 1, 0), layers), layers)
     return cost * 1000 // rate
 

@@ -1,9 +1,9 @@
-"""The router: holds the queue of every model and hands requests to instances.
+"""The router: holds the queue of every part of a model and hands requests to instances.
 
 Requests wait here (ids and sizes only). Clients take turns, and of one client the first to come is
 the first to go (`client_queues.py`). An instance holds at most `dispatched_ahead_max` requests that
 it has not started, so that what waits can still go elsewhere; a loading one, which takes them for
-its pair, at most `live_ahead_max`. While a model has several clients, none of them gets all places
+its pair, at most `live_ahead_max`. While a part has several clients, none of them gets all places
 of an instance: what the others send finds one that is free.
 `assign` is synchronous, has no side effects outside, and may be called again after any change.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from livescale.control.client_queues import ClientQueues, RecentClients
-from livescale.types import SEQUENCES_MAX, InstanceId, RequestId, WorkerRef
+from livescale.types import SEQUENCES_MAX, InstanceId, Part, RequestId, WorkerRef
 
 _SPARED_SHARE = 8
 """Of the places of an instance every so many-th stays free of one client while there are others."""
@@ -26,7 +26,7 @@ class RequestRecord:
     """A request that has not ended. `worker` is set while an attempt is under way."""
 
     id: RequestId
-    model: str
+    part: Part
     prompt_tokens: int
     output_tokens_max: int
     #: order of arrival: a retried request goes back to its place
@@ -117,24 +117,24 @@ class Router:
         self._live_ahead_max = live_ahead_max
         self._places = places
         self.requests: dict[RequestId, RequestRecord] = {}
-        #: per model, waiting requests
-        self._waiting: dict[str, ClientQueues[RequestRecord]] = {}
-        #: prompt tokens in `_waiting`, per model
-        self._waiting_tokens: dict[str, int] = {}
+        #: per part, waiting requests
+        self._waiting: dict[Part, ClientQueues[RequestRecord]] = {}
+        #: prompt tokens in `_waiting`, per part
+        self._waiting_tokens: dict[Part, int] = {}
         #: per worker: dispatched and not ended
         self._dispatched: dict[WorkerRef, dict[RequestId, RequestRecord]] = {}
         #: per worker: of these, requests that it has not started, and the prompt tokens of all
         self._outstanding: dict[WorkerRef, list[int]] = {}
         #: per worker and client: how many of these
         self._held: dict[WorkerRef, dict[str, int]] = {}
-        #: per model, the clients that sent something lately
-        self._recent: dict[str, RecentClients] = {}
-        #: per model, requests that no instance had room for when they were last dealt out
-        self._left_over: dict[str, int] = {}
-        #: per model, requests that are not over
-        self._unfinished: dict[str, int] = {}
-        #: models whose requests changed since somebody took note
-        self.touched: dict[str, None] = {}
+        #: per part, the clients that sent something lately
+        self._recent: dict[Part, RecentClients] = {}
+        #: per part, requests that no instance had room for when they were last dealt out
+        self._left_over: dict[Part, int] = {}
+        #: per part, requests that are not over
+        self._unfinished: dict[Part, int] = {}
+        #: parts whose requests changed since that was last looked at
+        self.touched: dict[Part, None] = {}
         self._arrivals = 0
 
     # -- what happened ----------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Router:
     def arrive(
         self,
         request: RequestId,
-        model: str,
+        part: Part,
         prompt_tokens: int,
         output_tokens_max: int,
         *,
@@ -155,7 +155,7 @@ class Router:
         self._arrivals += 1
         record = RequestRecord(
             id=request,
-            model=model,
+            part=part,
             prompt_tokens=prompt_tokens,
             output_tokens_max=output_tokens_max,
             order=self._arrivals,
@@ -163,8 +163,8 @@ class Router:
             weight=weight,
         )
         self.requests[request] = record
-        self._unfinished[model] = self.unfinished(model) + 1
-        self._recent.setdefault(model, RecentClients()).saw(client, now_ns)
+        self._unfinished[part] = self.unfinished(part) + 1
+        self._recent.setdefault(part, RecentClients()).saw(client, now_ns)
         self._enqueue(record)
         return record
 
@@ -206,15 +206,15 @@ class Router:
         else:
             self._unplace(record)
         del self.requests[record.id]
-        self._unfinished[record.model] -= 1
-        self.touched[record.model] = None
+        self._unfinished[record.part] -= 1
+        self.touched[record.part] = None
 
     # -- what to do -------------------------------------------------------------------------
 
     def assign(
         self,
         now_ns: int,
-        model: str,
+        part: Part,
         instances: Iterable[tuple[InstanceId, WorkerRef]],
         live: Iterable[LiveDoor] = (),
     ) -> list[Assignment]:
@@ -223,41 +223,41 @@ class Router:
         A loading instance that is alone gets those that would wait longer for the others, full or
         not.
         """
-        queue = self._waiting.get(model)
+        queue = self._waiting.get(part)
         if not queue:
             return []
         rows = [self._row(*instance) for instance in instances]
         rows += [self._live_row(taker) for taker in live]
         assignments = self._deal(now_ns, queue, rows)
-        self._left_over[model] = self.waiting(model)
+        self._left_over[part] = self.waiting(part)
         return assignments
 
     # -- what can be asked ------------------------------------------------------------------
 
-    def waiting(self, model: str) -> int:
-        return len(self._waiting.get(model, ()))
+    def waiting(self, part: Part) -> int:
+        return len(self._waiting.get(part, ()))
 
-    def waiting_of(self, model: str) -> list[RequestRecord]:
-        """The model's waiting requests, in order of arrival."""
-        queue = self._waiting.get(model)
+    def waiting_of(self, part: Part) -> list[RequestRecord]:
+        """The part's waiting requests, in order of arrival."""
+        queue = self._waiting.get(part)
         records = [] if queue is None else list(queue.in_turn())
         return sorted(records, key=lambda record: record.order)
 
-    def left_over(self, model: str) -> int:
+    def left_over(self, part: Part) -> int:
         """Waiting requests that no instance had room for when they were last dealt out."""
-        return min(self._left_over.get(model, 0), self.waiting(model))
+        return min(self._left_over.get(part, 0), self.waiting(part))
 
-    def models_waiting(self) -> list[str]:
-        """Models that have requests waiting, in no order that means anything."""
+    def parts_waiting(self) -> list[Part]:
+        """Parts that have requests waiting, in no order that means anything."""
         return list(self._waiting)
 
-    def unfinished(self, model: str) -> int:
+    def unfinished(self, part: Part) -> int:
         """Requests that wait or are dispatched."""
-        return self._unfinished.get(model, 0)
+        return self._unfinished.get(part, 0)
 
-    def waiting_tokens(self, model: str) -> int:
+    def waiting_tokens(self, part: Part) -> int:
         """Prompt tokens of the requests that wait for an instance."""
-        return self._waiting_tokens.get(model, 0)
+        return self._waiting_tokens.get(part, 0)
 
     def outstanding_tokens(self, worker: WorkerRef) -> int:
         """Prompt tokens of the requests that are under way on the worker."""
@@ -270,13 +270,13 @@ class Router:
     def validate(self) -> None:
         """Every request waits or is dispatched, and the counts agree. Raises AssertionError."""
         seen: dict[RequestId, str] = {}
-        for model, queue in self._waiting.items():
+        for part, queue in self._waiting.items():
             records = list(queue.in_turn())
             for client in dict.fromkeys(record.client for record in records):
                 orders = [record.order for record in records if record.client == client]
-                assert orders == sorted(orders), f"queue of {client} to {model} is out of order"
+                assert orders == sorted(orders), f"queue of {client} to {part} is out of order"
             assert len(records) == len(queue)
-            assert self._waiting_tokens[model] == sum(r.prompt_tokens for r in records)
+            assert self._waiting_tokens[part] == sum(r.prompt_tokens for r in records)
             seen.update(dict.fromkeys((record.id for record in records), "waiting"))
         for worker, dispatched in self._dispatched.items():
             for request, record in dispatched.items():
@@ -298,7 +298,7 @@ class Router:
         assignments: list[Assignment] = []
         if not any(row.room > 0 for row in rows):
             return assignments
-        recent = self._recent[next(queue.in_turn()).model]
+        recent = self._recent[next(queue.in_turn()).part]
         #: clients that hold as many places as they may
         sated: dict[str, None] = {}
         for record in queue.in_turn():
@@ -349,24 +349,24 @@ class Router:
         )
 
     def _enqueue(self, record: RequestRecord) -> None:
-        self.touched[record.model] = None
-        self._waiting.setdefault(record.model, ClientQueues()).add(record)
-        tokens = self._waiting_tokens.get(record.model, 0)
-        self._waiting_tokens[record.model] = tokens + record.prompt_tokens
+        self.touched[record.part] = None
+        self._waiting.setdefault(record.part, ClientQueues()).add(record)
+        tokens = self._waiting_tokens.get(record.part, 0)
+        self._waiting_tokens[record.part] = tokens + record.prompt_tokens
 
     def _dequeue(self, record: RequestRecord, *, is_served: bool = False) -> None:
-        queue = self._waiting.get(record.model)
+        queue = self._waiting.get(record.part)
         if queue is None or record not in queue:
             return
         if is_served:
             queue.serve(record)
         else:
             queue.remove(record)
-        self.touched[record.model] = None
-        self._waiting_tokens[record.model] -= record.prompt_tokens
+        self.touched[record.part] = None
+        self._waiting_tokens[record.part] -= record.prompt_tokens
         if not queue:
-            del self._waiting[record.model]
-            self._left_over.pop(record.model, None)
+            del self._waiting[record.part]
+            self._left_over.pop(record.part, None)
 
     def _unplace(self, record: RequestRecord) -> None:
         assert record.worker is not None

@@ -29,7 +29,7 @@ from livescale.messages.commands import (
     StartHolding,
 )
 from livescale.plans import Duty, ScalePlan
-from livescale.types import HoldingId, InstanceState, LayerSpan
+from livescale.types import HoldingId, InstanceState, Part
 
 
 class Scaling:
@@ -96,7 +96,7 @@ class Scaling:
         Returns how many instances it has now, and what to do.
         """
         state = wish.state
-        instances = self._fleet.of_model(state.spec.name)
+        instances = self._fleet.of_part(state.part)
         draining = [i for i in instances if i.state is InstanceState.DRAINING and not i.is_released]
         count = wish.wanted - wish.capacity
         if claimed:
@@ -134,13 +134,14 @@ class Scaling:
         for workers, choice in zip(
             plan.instances, self._pairings.of_plan(state, plan), strict=True
         ):
-            duty = Duty(self._planning.next_id(), workers, pairing=choice.pairing)
+            number, role = self._planning.next_id(), state.part.role
+            duty = Duty(number, workers, role, choice.pairing)
             orders = [self._start(state, plan, duty, rank) for rank in range(len(workers))]
             holdings = [Holding(order) for order in orders]
             for holding in holdings:
                 copy = self._pool.add(holding, len(workers), state.instance_bytes)
                 self._loads.begin(holding, plan.load_of(holding.member).completed_ns)
-            self._fleet.add(Instance(duty, copy, state.spec.layers, predicted_ns=plan.predicted_ns))
+            self._fleet.add(Instance(state.part, duty, copy, predicted_ns=plan.predicted_ns))
             numbers.append(duty.instance)
             if self._pairings.is_live:
                 paired.append(Paired(duty.instance, choice.pairing, choice.reason))
@@ -153,7 +154,7 @@ class Scaling:
         return StartHolding(
             holding=HoldingId(plan.plan, duty.workers[rank]),
             model=state.spec.name,
-            span=LayerSpan(0, state.spec.layers),
+            span=state.part.span,
             feeds=plan.load_of(duty.workers[rank]).feeds,
             chunk_bytes=plan.chunk_bytes,
             rank=rank,
@@ -165,23 +166,22 @@ class Scaling:
 
     def _shrink(self, wish: Wish) -> list[AnyCommand]:
         """One instance is drained, if one can be."""
-        name = wish.state.spec.name
-        if not self._drainable(name):
+        if not self._drainable(wish.part):
             return []
-        return [wish.notice(wish.capacity, wish.wanted, wish.reason), self._drain(name)]
+        return [wish.notice(wish.capacity, wish.wanted, wish.reason), self._drain(wish.part)]
 
-    def _drainable(self, model: str) -> int:
-        """How many instances of the model can be drained now. Members of live pairs stay until the
+    def _drainable(self, part: Part) -> int:
+        """How many instances of the part can be drained now. Members of live pairs stay until the
         load is over, and while others load, the last one that serves."""
-        unpaired = len(self._pairings.unpaired(model))
-        serving = len(self._fleet.serving(model))
-        if self._fleet.tally(model).capacity > serving:
+        unpaired = len(self._pairings.unpaired(part))
+        serving = len(self._fleet.serving(part))
+        if self._fleet.tally(part).capacity > serving:
             return min(unpaired, max(serving - 1, 0))
         return unpaired
 
-    def _drain(self, model: str) -> Drain:
+    def _drain(self, part: Part) -> Drain:
         """The serving instance with the least work goes, the youngest of equals."""
-        unpaired = self._pairings.unpaired(model)
+        unpaired = self._pairings.unpaired(part)
         chosen = min(unpaired, key=lambda i: (len(self._router.on_worker(i.worker)), -i.id))
         self._fleet.move(chosen, Drain)
         return Drain(chosen.id)
@@ -210,11 +210,11 @@ class Scaling:
 
     def _may_give(self, other: Wish, wish: Wish) -> int:
         """How many of its instances the other model can do without, for this one."""
-        capacity = self._fleet.tally(other.state.spec.name).capacity
+        capacity = self._fleet.tally(other.part).capacity
         least = max(other.suggestion.at_most, other.least)
         if self._outranks(wish, other):
             least = min(least, max(other.least, 1))
-        return max(min(self._drainable(other.state.spec.name), capacity - least), 0)
+        return max(min(self._drainable(other.part), capacity - least), 0)
 
     @staticmethod
     def _outranks(wish: Wish, other: Wish) -> bool:
@@ -224,9 +224,9 @@ class Scaling:
 
     def _give_way(self, other: Wish, wish: Wish) -> list[AnyCommand]:
         """One instance of the other model is drained."""
-        capacity = self._fleet.tally(other.state.spec.name).capacity
+        capacity = self._fleet.tally(other.part).capacity
         notice = other.notice(capacity, capacity - 1, f"makes room for {wish.state.spec.name}")
-        return [notice, self._drain(other.state.spec.name)]
+        return [notice, self._drain(other.part)]
 
     def _claim(self, wish: Wish, missing: int, claimed: int) -> int:
         """Workers that are spare or on their way back and that the model will take: as many as

@@ -1,6 +1,6 @@
-"""What every model wants: its load, compared with its capacity.
+"""What every part wants: its load, compared with its capacity.
 
-Only models of which something changed are looked at: a pool may serve thousands.
+Only parts of which something changed are looked at: a pool may serve thousands of models.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from livescale.control.model_state import ModelState
 from livescale.control.policy import LoadSnapshot, Suggestion
 from livescale.control.router import Router
 from livescale.messages.commands import ScaleDecided
-from livescale.types import Role
+from livescale.types import Part
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one model wants now."""
+    """What one part wants now."""
 
     state: ModelState
     capacity: int
@@ -26,6 +26,10 @@ class Wish:
     reason: str
     suggestion: Suggestion
     least: int
+
+    @property
+    def part(self) -> Part:
+        return self.state.part
 
     @property
     def need_permille(self) -> int:
@@ -39,70 +43,71 @@ class Wish:
 
     def notice(self, before: int, after: int, reason: str) -> ScaleDecided:
         """The number of its instances changes, for this reason."""
-        name = self.state.spec.name
-        return ScaleDecided(name, Role.UNIFIED, before, after, reason, self.suggestion.values)
+        part, values = self.part, self.suggestion.values
+        return ScaleDecided(part.model, part.role, before, after, reason, values)
 
 
 class Wishes:
-    """Each model's wish as of the last time that something of the model changed."""
+    """Each part's wish as of the last time that something of the part changed."""
 
     def __init__(self, fleet: Fleet, router: Router) -> None:
         self._fleet = fleet
         self._router = router
-        self._wishes: dict[str, Wish] = {}
-        #: models that are looked at again though nothing happens to them, and others from when on
-        self._restless: dict[str, None] = {}
-        self._due_ns: dict[str, int] = {}
+        self._wishes: dict[Part, Wish] = {}
+        #: parts that are looked at again though nothing happens to them, and others from when on
+        self._restless: dict[Part, None] = {}
+        self._due_ns: dict[Part, int] = {}
 
     def known(self) -> ValuesView[Wish]:
-        """The wishes of all models."""
+        """The wishes of all parts."""
         return self._wishes.values()
 
     def look(self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]) -> list[Wish]:
         """The wishes that may be others than last time, in the order of their models.
         `wall_zero_ns` is the wall clock at time 0."""
-        names = {**self._fleet.touched, **self._router.touched, **self._restless}
+        parts = {**self._fleet.touched, **self._router.touched, **self._restless}
         self._fleet.touched, self._router.touched = {}, {}
-        names.update((name, None) for name, due_ns in self._due_ns.items() if due_ns <= now_ns)
+        parts.update((part, None) for part, due_ns in self._due_ns.items() if due_ns <= now_ns)
         if len(self._wishes) < len(states):
-            names.update((name, None) for name in states if name not in self._wishes)
-        changed = [states[name] for name in names if name in states]
+            known = (state.part for state in states.values())
+            parts.update((part, None) for part in known if part not in self._wishes)
+        changed = [states[part.model] for part in parts if part.model in states]
         changed.sort(key=lambda state: state.number)
         return [self._look_at(now_ns, wall_zero_ns, state) for state in changed]
 
-    def look_again(self, model: str) -> None:
+    def look_again(self, part: Part) -> None:
         """Something that its wish depends on has changed, besides its instances and requests."""
-        self._restless[model] = None
+        self._restless[part] = None
 
-    def forget_model(self, model: str) -> None:
-        """The model leaves the pool."""
-        self._wishes.pop(model, None)
-        self._restless.pop(model, None)
-        self._due_ns.pop(model, None)
+    def forget_part(self, part: Part) -> None:
+        """The part leaves the pool."""
+        self._wishes.pop(part, None)
+        self._restless.pop(part, None)
+        self._due_ns.pop(part, None)
 
     def deadline_ns(self) -> int | None:
-        """When some model's wish changes by time alone."""
+        """When some part's wish changes by time alone."""
         return min(self._due_ns.values(), default=None)
 
     def _look_at(self, now_ns: int, wall_zero_ns: int, state: ModelState) -> Wish:
-        """The model's wish now; also sets when the model must be looked at again."""
-        name = state.spec.name
-        wish = self._wishes[name] = self._wish(now_ns, wall_zero_ns + now_ns, state)
+        """The part's wish now; also sets when the part must be looked at again."""
+        part = state.part
+        wish = self._wishes[part] = self._wish(now_ns, wall_zero_ns + now_ns, state)
         if wish.wanted != wish.capacity or state.changes_by_itself():
-            self._restless[name] = None
+            self._restless[part] = None
         else:
-            self._restless.pop(name, None)
+            self._restless.pop(part, None)
         future = [t for t in state.deadlines_ns(now_ns, wall_zero_ns) if t > now_ns]
         if future:
-            self._due_ns[name] = min(future)
+            self._due_ns[part] = min(future)
         else:
-            self._due_ns.pop(name, None)
+            self._due_ns.pop(part, None)
         return wish
 
     def _wish(self, now_ns: int, wall_ns: int, state: ModelState) -> Wish:
         state.window.forget_old(now_ns)
-        state.note_requests(now_ns, self._router.unfinished(state.spec.name))
-        capacity = self._fleet.tally(state.spec.name).capacity
+        state.note_requests(now_ns, self._router.unfinished(state.part))
+        capacity = self._fleet.tally(state.part).capacity
         suggestion = state.scaling.suggest(self._snapshot(state))
         limits = state.limits(wall_ns)
         wanted, reason = state.autoscaler.wanted(
@@ -111,19 +116,19 @@ class Wishes:
         return Wish(state, capacity, wanted, reason, suggestion, limits[0])
 
     def _snapshot(self, state: ModelState) -> LoadSnapshot:
-        name = state.spec.name
-        tally = self._fleet.tally(name)
+        part = state.part
+        tally = self._fleet.tally(part)
         return LoadSnapshot(
             instances=tally.capacity,
             window_tokens=state.window.tokens,
             window_ns=state.window.window_ns,
-            queued_prefill_tokens=self._router.waiting_tokens(name) + tally.queued_prefill_tokens,
+            queued_prefill_tokens=self._router.waiting_tokens(part) + tally.queued_prefill_tokens,
             kv_blocks_used=tally.kv_blocks_used,
             prefill_tokens_per_s=state.prefill_tokens_per_s,
             kv_blocks=state.kv_blocks,
-            requests=self._router.unfinished(name),
+            requests=self._router.unfinished(part),
             places=state.places,
-            left_waiting=self._router.left_over(name) + tally.left_out,
+            left_waiting=self._router.left_over(part) + tally.left_out,
             full_instances=tally.full,
             full_running=tally.full_running,
             kv_blocks_kept=tally.kv_blocks_kept,
