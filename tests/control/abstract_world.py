@@ -333,13 +333,12 @@ class AbstractWorld:
     def _is_there(self, event: AnyEvent) -> bool:
         """What the event is about is there, or the controller may expect news of it."""
         holding: HoldingId | None = getattr(event, "holding", None)
-        known = self.controller.fleet.instances
         if holding is None:
             instance = getattr(event, "instance", None)
             duties = [w.duty.instance for w in self.workers.values() if w.duty is not None]
-            return instance in duties or instance in known
-        expected = [HoldingId(i.plan, worker) for i in known.values() for worker in i.workers]
-        return self._holding(holding) is not None or holding in expected
+            return instance in duties or instance in self.controller.fleet.instances
+        is_expected = self.controller.pool.find(holding) is not None
+        return self._holding(holding) is not None or (is_expected and not holding.member.is_agent)
 
     def restart(self) -> None:
         """The controller dies; the next one hears what the members hold, at once."""

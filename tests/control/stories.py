@@ -55,6 +55,7 @@ DEVICE = Device("cpu", "host", "leaf", arena_bytes=100, kv_bytes=100)
 W = [WorkerRef(number) for number in range(8)]
 H = [agent_ref(number) for number in range(4)]
 CHUNK_BYTES = 10
+REMAINDER = "the copy can never be whole"
 CHUNKS = ChunkGrid(SPEC.layer_bytes, CHUNK_BYTES).all()
 
 
@@ -128,7 +129,7 @@ def copy_order(
     )
 
 
-def drop(plan: PlanId, member: WorkerRef, reason: str = "released") -> DropHolding:
+def drop(plan: PlanId, member: WorkerRef, reason: str = "drained") -> DropHolding:
     return DropHolding(HoldingId(plan, member), reason)
 
 

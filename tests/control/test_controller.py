@@ -7,6 +7,7 @@ import pytest
 from stories import (
     DEVICE,
     MS,
+    REMAINDER,
     SPEC,
     H,
     W,
@@ -34,6 +35,7 @@ from stories import (
 
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.holdings import InvalidMove
 from livescale.control.instance import InvalidTransition
 from livescale.messages.commands import (
     AmendHolding,
@@ -417,6 +419,12 @@ def test_a_request_for_a_model_that_is_not_served_fails_by_name() -> None:
 def test_a_move_that_cannot_be_raises_with_the_story() -> None:
     controller = serving(workers=1, instances=1)
     with pytest.raises(InvalidTransition, match=r"<Instance 101 SERVING .* adopted as SERVING"):
+        controller.step(1, [LiveStarted(HoldingId(101, W[0]))])
+
+
+def test_bytes_that_were_not_ordered_away_cannot_be_dropped() -> None:
+    controller = serving(workers=1, instances=1)
+    with pytest.raises(InvalidMove, match=r"<Holding 101@w0.0 of m, WHOLE> cannot take Holding"):
         controller.step(1, [HoldingDropped(HoldingId(101, W[0]))])
 
 
@@ -482,7 +490,7 @@ def test_chains_of_a_pair_join_equal_ranks() -> None:
 def test_one_lost_rank_loses_the_instance_and_frees_the_others() -> None:
     controller = serving_pair(workers=2)
     assert step(controller, 2, arrived("r")) == [Dispatch("r", 1, 2, W[0])]
-    assert step(controller, 3, WorkerLost(W[1], "killed")) == [drop(1, W[0])]
+    assert step(controller, 3, WorkerLost(W[1], "killed")) == [drop(1, W[0], REMAINDER)]
     assert step(controller, 4, HoldingDropped(HoldingId(1, W[0]))) == []
     next_life = WorkerRef(1, 1)
     commands = step(controller, 5, *joined(next_life))
@@ -503,7 +511,7 @@ def test_a_pair_is_adopted_when_both_ranks_have_joined_whatever_they_said_meanwh
 def test_half_an_instance_is_given_up_when_nobody_can_have_the_other_half() -> None:
     controller = make_pair_controller(workers=2)
     assert step(controller, 0, rejoined(report(half_order(rank=0)))) == []
-    assert step(controller, 1, *joined(W[1])) == [drop(7, W[0])]
+    assert step(controller, 1, *joined(W[1])) == [drop(7, W[0], REMAINDER)]
     commands = step(controller, 2, HoldingDropped(HoldingId(7, W[0])))
     assert [order.holding.member for order in loads_of(commands)] == [W[0], W[1]]
 

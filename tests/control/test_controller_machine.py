@@ -249,7 +249,7 @@ class ControllerMachine(RuleBasedStateMachine):
         serving = [i for i in instances if i.is_capacity]
         assert policy.instances_min <= len(serving) <= policy.instances_max, serving
         draining = [i for i in instances if i.state is InstanceState.DRAINING]
-        may_stay = [i for i in draining if pool.is_last(name, i.worker)]
+        may_stay = [i for i in draining if pool.is_last(i.copy)]
         assert draining == may_stay, "everything that drains is released, but for last copies"
         copies = pool.host_copies(name)
         assert all(copy.is_complete for copy in copies)

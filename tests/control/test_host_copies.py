@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stories import (
     DEVICE,
     MS,
+    REMAINDER,
     SPEC,
     H,
     W,
@@ -156,7 +157,7 @@ def test_half_a_copy_that_nobody_can_complete_is_dropped() -> None:
     spec = msgspec.structs.replace(SPEC, tp_size=2)
     controller = make_controller(workers=0, agents_expected=1, **lazy("m", spec=spec))
     commands = step(controller, 0, has_copy(0))
-    assert drops_of(commands) == [DropHolding(KEPT, "the copy can never be whole")]
+    assert drops_of(commands) == [DropHolding(KEPT, REMAINDER)]
     assert copies_of(commands) == []
     orders = copies_of(step(controller, 1, HoldingDropped(KEPT)))
     assert [order.rank for order in orders] == [0, 1]
@@ -165,8 +166,8 @@ def test_half_a_copy_that_nobody_can_complete_is_dropped() -> None:
 def test_copies_and_instances_of_models_that_are_served_no_more_are_given_back() -> None:
     controller = make_controller(workers=1, agents_expected=1, **lazy("m"))
     commands = step(controller, 0, *serves(W[0], 101, "gone"), has_copy(0, "gone"))
-    assert drops_of(commands) == [DropHolding(KEPT, "the copy can never be whole")]
-    assert drop(101, W[0]) in commands
+    assert drops_of(commands) == [DropHolding(KEPT, REMAINDER)]
+    assert drop(101, W[0], REMAINDER) in commands
 
 
 def test_a_failed_copy_is_tried_again_after_its_time() -> None:

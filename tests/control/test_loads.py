@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
     MS,
+    SPEC,
     H,
     W,
     adopted,
@@ -29,6 +30,7 @@ from stories import (
 
 from livescale.chunks import Feed
 from livescale.control.controller import Controller
+from livescale.control.holdings import Holding, HoldingState
 from livescale.control.loads import Loads
 from livescale.control.pool import ParameterPool
 from livescale.messages.commands import AmendHolding, AnyCommand, StartHolding
@@ -39,7 +41,6 @@ from livescale.messages.events import (
     Tick,
     WorkerLost,
 )
-from livescale.plans import PlannedLoad
 from livescale.types import HoldingId, WorkerRef
 
 GRACE_NS = 100 * MS
@@ -213,11 +214,11 @@ def slow_chain(*copies: int, first_ns: int = SECOND_NS) -> Loads:
     copies."""
     pool = ParameterPool()
     for number in copies:
-        pool.begin("m", (W[number],), 60)
-        pool.complete("m", W[number], 0)
+        order = load_order(101 + number, W[number], 101 + number, None)
+        pool.add(Holding(order, SPEC.layers, HoldingState.WHOLE), 1, SPEC.size_bytes)
     loads = Loads(pool)
     for receiver, predicted_ns in ((1, first_ns), (2, SECOND_NS)):
-        loads.begin(1, PlannedLoad(W[receiver], whole(W[receiver - 1]), (predicted_ns,)), "m", 0)
+        loads.begin(Holding(reading(receiver, *whole(W[receiver - 1]))), predicted_ns)
     loads.blame_slow(0)
     return loads
 
@@ -234,7 +235,7 @@ def test_a_slow_sender_is_replaced_once_and_those_behind_get_their_time_anew() -
     loads.blame_slow(late_ns)
     assert failed(loads) == [(W[1], W[0])]
     assert loads.blame_deadlines_ns(late_ns, GRACE_NS) == [2 * late_ns]
-    loads.amend(loads.open[1, W[1]], whole(W[5]))
+    loads.amend(loads.open[of(1)], whole(W[5]))
     # Who was judged is left in peace; then the one behind may turn to somebody else.
     loads.blame_slow(2 * late_ns)
     assert failed(loads) == [(W[2], W[1])]
