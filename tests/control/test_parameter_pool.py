@@ -20,14 +20,14 @@ from livescale.messages.events import (
     HoldingFailed,
     LayerArrived,
 )
-from livescale.types import HoldingId, WorkerRef
+from livescale.types import HoldingId, Value, WorkerRef
 
 MODELS = ["a", "b"]
 #: where copies lie: the workers of an instance (of one rank, or of two), or a host
-PLACES = [(W[0], W[1]), (W[2], W[3]), (H[0], H[0]), (H[1], H[1])]
+PLACES: list[tuple[WorkerRef, ...]] = [(W[0], W[1]), (W[2], W[3]), (H[0], H[0]), (H[1], H[1])]
 READER = HoldingId(99, W[7])
 ARRIVING = (HoldingState.ORDERED, HoldingState.ARRIVING)
-NEWS = {
+NEWS: dict[str, tuple[type[Value], HoldingState]] = {
     "layer": (LayerArrived, HoldingState.ARRIVING),
     "complete": (HoldingCompleted, HoldingState.WHOLE),
     "fail": (HoldingFailed, HoldingState.GONE),
