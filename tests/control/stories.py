@@ -12,29 +12,35 @@ import msgspec
 from livescale.chunks import ChunkGrid, Feed
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
-from livescale.messages.commands import AnyCommand, PlanMade, ScaleDecided, StartLoad, WakeAt
+from livescale.messages.commands import (
+    AnyCommand,
+    DropHolding,
+    PlanMade,
+    ScaleDecided,
+    StartHolding,
+    WakeAt,
+)
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
-    CopyCompleted,
-    CopyLayerArrived,
-    CopyReport,
-    InstanceReport,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingReport,
     InstanceReported,
     LayerArrived,
-    LoadCompleted,
-    LoadStarted,
     RequestArrived,
     RequestEnded,
     WorkerJoined,
 )
-from livescale.plans import ScalePlan
+from livescale.plans import Duty, ScalePlan
 from livescale.policies import ModelPolicy
 from livescale.topology import Device, Host
 from livescale.types import (
     FromStorage,
     FromWorker,
+    HoldingId,
     InstanceId,
+    LayerSpan,
     ModelSpec,
     Outcome,
     PlanId,
@@ -49,6 +55,7 @@ DEVICE = Device("cpu", "host", "leaf", arena_bytes=100, kv_bytes=100)
 W = [WorkerRef(number) for number in range(8)]
 H = [agent_ref(number) for number in range(4)]
 CHUNK_BYTES = 10
+REMAINDER = "the copy can never be whole"
 CHUNKS = ChunkGrid(SPEC.layer_bytes, CHUNK_BYTES).all()
 
 
@@ -99,23 +106,52 @@ def load_order(
     plan: PlanId,
     upstream: WorkerRef | None,
     model: str = "m",
-) -> StartLoad:
-    """The order to load the whole model from one holder."""
-    return StartLoad(
-        instance=instance,
-        attempt=0,
-        worker=worker,
+    *,
+    rank: int = 0,
+    workers: tuple[WorkerRef, ...] = (),
+) -> StartHolding:
+    """The order to load the whole model, or one rank of it, from one holder."""
+    order = copy_order(worker, plan, upstream, model, rank)
+    return msgspec.structs.replace(order, duty=Duty(instance, workers or (worker,)))
+
+
+def copy_order(
+    agent: WorkerRef, plan: PlanId, upstream: WorkerRef | None, model: str = "m", rank: int = 0
+) -> StartHolding:
+    """The order to bring the whole model, or one rank of it, from one holder to a host's memory."""
+    return StartHolding(
+        holding=HoldingId(plan, agent),
         model=model,
-        plan=plan,
+        span=LayerSpan(0, SPEC.layers),
         feeds=whole(upstream),
         chunk_bytes=CHUNK_BYTES,
-        measure_capacity=False,
-        workers=(worker,),
+        rank=rank,
     )
 
 
-def loads_of(commands: Sequence[AnyCommand]) -> list[StartLoad]:
-    return [command for command in commands if isinstance(command, StartLoad)]
+def drop(plan: PlanId, member: WorkerRef, reason: str = "drained") -> DropHolding:
+    return DropHolding(HoldingId(plan, member), reason)
+
+
+def report(order: StartHolding, watermark: int = SPEC.layers) -> HoldingReport:
+    """A member has so many layers of what it was ordered to get."""
+    is_whole = watermark == order.span.stop
+    kept = msgspec.structs.replace(order, feeds=()) if is_whole else order
+    return HoldingReport(kept, watermark, is_whole)
+
+
+def loads_of(commands: Sequence[AnyCommand]) -> list[StartHolding]:
+    """Orders to workers."""
+    return [c for c in commands if isinstance(c, StartHolding) and c.duty is not None]
+
+
+def copies_of(commands: Sequence[AnyCommand]) -> list[StartHolding]:
+    """Orders to agents."""
+    return [c for c in commands if isinstance(c, StartHolding) and c.duty is None]
+
+
+def instances_of(orders: Sequence[StartHolding]) -> list[InstanceId]:
+    return [order.duty.instance for order in orders if order.duty is not None]
 
 
 def plans_of(commands: Sequence[AnyCommand]) -> list[ScalePlan]:
@@ -123,32 +159,30 @@ def plans_of(commands: Sequence[AnyCommand]) -> list[ScalePlan]:
 
 
 def host_joined(
-    number: int, *copies: CopyReport, memory_bytes: int = 1000, host: str = ""
+    number: int, *copies: HoldingReport, memory_bytes: int = 1000, host: str = ""
 ) -> AgentJoined:
     """The agent of a host of its own, or of the host that is named."""
     return AgentJoined(H[number], Host(host or f"h{number}", "leaf", memory_bytes), copies)
-
-
-def copied(
-    agent: WorkerRef, plan: PlanId, model: str = "m", layers: int = SPEC.layers
-) -> list[AnyEvent]:
-    """The whole news of a host copy."""
-    arrivals = [CopyLayerArrived(model, agent, plan, layer) for layer in range(layers)]
-    return [*arrivals, CopyCompleted(model, agent, plan, 60)]
 
 
 def joined(*workers: WorkerRef) -> list[AnyEvent]:
     return [WorkerJoined(worker, DEVICE) for worker in workers]
 
 
-def loaded(instance: InstanceId) -> list[AnyEvent]:
-    """The whole news of a load."""
+def rejoined(held: HoldingReport, device: Device = DEVICE) -> WorkerJoined:
+    """The worker joins with what it holds."""
+    return WorkerJoined(held.order.holding.member, device, (held,))
+
+
+def loaded(holding: HoldingId) -> list[AnyEvent]:
+    """The whole news of a load, or of a copy."""
+    first: list[AnyEvent] = [] if holding.member.is_agent else [FirstByteArrived(holding)]
     return [
-        LoadStarted(instance, 0),
-        LayerArrived(instance, 0, 1, layer=0),
-        LayerArrived(instance, 0, 1, layer=2),
-        LayerArrived(instance, 0, 3, layer=1),
-        LoadCompleted(instance, 0, 60),
+        *first,
+        LayerArrived(holding, layer=0, watermark=1),
+        LayerArrived(holding, layer=2, watermark=1),
+        LayerArrived(holding, layer=1, watermark=3),
+        HoldingCompleted(holding, 60),
     ]
 
 
@@ -161,7 +195,7 @@ def finished(request: str, attempt: int = 1) -> RequestEnded:
 
 
 def reported(instance: InstanceId, running: int = 0, queued: int = 0) -> InstanceReported:
-    return InstanceReported(instance, 0, (), running, queued, 0, 100, 1)
+    return InstanceReported(instance, (), running, queued, 0, 100, 1)
 
 
 def serving(workers: int, instances: int, **config: object) -> Controller:
@@ -177,6 +211,7 @@ def adopted(instances: int) -> list[AnyEvent]:
 
 
 def serves(worker: WorkerRef, instance: InstanceId, model: str = "m") -> list[AnyEvent]:
-    """A worker joins and reports that it serves an instance, which has nothing to do."""
-    report = InstanceReport(instance, model, 0, 3, True)
-    return [WorkerJoined(worker, DEVICE, report), reported(instance)]
+    """A worker joins and reports that it serves an instance, which has nothing to do. Its plan has
+    the same number."""
+    held = report(load_order(instance, worker, instance, None, model))
+    return [rejoined(held), reported(instance)]

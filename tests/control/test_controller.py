@@ -7,12 +7,15 @@ import pytest
 from stories import (
     DEVICE,
     MS,
+    REMAINDER,
     SPEC,
     H,
     W,
     adopted,
     arrived,
+    drop,
     finished,
+    instances_of,
     joined,
     load_order,
     loaded,
@@ -20,6 +23,8 @@ from stories import (
     make_controller,
     make_policy,
     plans_of,
+    rejoined,
+    report,
     reported,
     scaled,
     serves,
@@ -30,34 +35,32 @@ from stories import (
 
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.holdings import InvalidMove
 from livescale.control.instance import InvalidTransition
 from livescale.messages.commands import (
-    AmendLoad,
+    AmendHolding,
     Dispatch,
     Drain,
     FailRequest,
     PlanMade,
-    Release,
     Resume,
-    StartLoad,
+    ScaleDecided,
+    StartHolding,
     WakeAt,
 )
 from livescale.messages.events import (
     AnyEvent,
     CapacityMeasured,
-    CopyCompleted,
-    CopyDropped,
-    CopyFailed,
-    CopyLayerArrived,
     FeedFailed,
-    InstanceReport,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     InstanceReported,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
+    LayerArrived,
+    LiveStarted,
     ModelAdded,
     ModelRemoved,
-    Released,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
@@ -65,8 +68,9 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
+from livescale.plans import Duty
 from livescale.policies import ModelPolicy
-from livescale.types import InstanceState, Outcome, WorkerRef
+from livescale.types import HoldingId, InstanceState, Outcome, WorkerRef
 
 LOW_NS = 333 * MS
 
@@ -80,7 +84,7 @@ def test_the_first_instance_comes_from_storage() -> None:
     assert planned.plan.routes() == ("storage -> w0.0",)
     assert planned.plan.bytes_per_target == 60
     assert orders == [load_order(2, W[0], 1, None)]
-    assert step(controller, 1, *loaded(2)) == []
+    assert step(controller, 1, *loaded(HoldingId(1, W[0]))) == []
 
 
 def test_nothing_is_placed_before_the_expected_workers_or_the_settling_time() -> None:
@@ -111,7 +115,7 @@ def test_all_events_of_a_step_are_absorbed_before_anything_is_decided() -> None:
     together = serving(workers=4, instances=1)
     commands = step(together, 1, arrived("a", 900), arrived("b", 900), arrived("c", 800))
     assert sum(isinstance(command, PlanMade) for command in commands) == 1
-    assert sum(isinstance(command, StartLoad) for command in commands) == 3
+    assert sum(isinstance(command, StartHolding) for command in commands) == 3
 
 
 def test_two_sources_make_two_chains() -> None:
@@ -138,10 +142,10 @@ def test_scaling_down_drains_then_releases() -> None:
     ]
     assert step(controller, 1 + LOW_NS, finished("a")) == [
         scaled(2, 1, "idle"),
-        Drain(101, 0),
-        Release(101, 0, W[0]),
+        Drain(101),
+        drop(101, W[0]),
     ]
-    assert step(controller, 2 + LOW_NS, Released(101, 0)) == []
+    assert step(controller, 2 + LOW_NS, HoldingDropped(HoldingId(101, W[0]))) == []
     assert [i.id for i in controller.fleet.of_model("m")] == [102]
 
 
@@ -149,9 +153,9 @@ def test_a_draining_instance_gets_no_requests_and_keeps_those_it_has() -> None:
     controller = serving(workers=2, instances=2)
     step(controller, 1, arrived("a", 200), arrived("b", 200))
     commands = step(controller, 1 + LOW_NS, Tick())
-    assert commands == [scaled(2, 1, "idle"), Drain(102, 0)]
+    assert commands == [scaled(2, 1, "idle"), Drain(102)]
     assert step(controller, 2 + LOW_NS, arrived("c", 10)) == [Dispatch("c", 1, 101, W[0])]
-    assert step(controller, 3 + LOW_NS, finished("b")) == [Release(102, 0, W[1])]
+    assert step(controller, 3 + LOW_NS, finished("b")) == [drop(102, W[1])]
 
 
 def test_a_draining_instance_is_resumed_before_anything_is_loaded() -> None:
@@ -160,7 +164,7 @@ def test_a_draining_instance_is_resumed_before_anything_is_loaded() -> None:
     step(controller, 1 + LOW_NS, Tick())
     assert step(controller, 2 + LOW_NS, arrived("c", 800)) == [
         scaled(1, 2, "token_rate"),
-        Resume(102, 0),
+        Resume(102),
         Dispatch("c", 1, 101, W[0]),
     ]
     assert controller.fleet.instances[102].state is InstanceState.SERVING
@@ -170,13 +174,13 @@ def test_a_copy_that_is_read_from_is_released_only_afterwards() -> None:
     controller = serving(workers=3, instances=2, instances_max=3)
     step(controller, 1, arrived("a", 1500), arrived("b", 100))
     step(controller, 2, finished("a"))
-    (load,) = controller.loads.open.values()
-    assert (load.receiver, controller.pool.readers(W[0])) == (W[2], 1)
+    (holding,) = controller.loads.open
+    assert (holding.member, controller.pool.readers(W[0])) == (W[2], 1)
     step(controller, 2000 * MS, Tick())
     low_ns = 2000 * MS + LOW_NS
-    assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(101, 0)]
-    assert step(controller, low_ns + 1, *loaded(2)[:-1]) == []
-    assert step(controller, low_ns + 2, loaded(2)[-1]) == [Release(101, 0, W[0])]
+    assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(101)]
+    assert step(controller, low_ns + 1, *loaded(holding)[:-1]) == []
+    assert step(controller, low_ns + 2, loaded(holding)[-1]) == [drop(101, W[0])]
 
 
 def test_the_last_copy_is_kept_and_resumed() -> None:
@@ -186,7 +190,7 @@ def test_the_last_copy_is_kept_and_resumed() -> None:
     lost = step(controller, 2 + LOW_NS, WorkerLost(W[0], "gone"), finished("b"))
     assert lost == [
         scaled(0, 1, "below_min"),
-        Resume(102, 0),
+        Resume(102),
         Dispatch("a", 2, 102, W[1]),
     ]
 
@@ -197,14 +201,15 @@ def test_a_drained_instance_keeps_the_last_copy_until_there_is_another() -> None
     step(controller, 2, finished("c"))
     step(controller, 2000 * MS, Tick())
     low_ns = 2000 * MS + LOW_NS
-    assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(102, 0)]
+    assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(102)]
     # An instance still loads, so nothing has to be resumed; but no other copy is complete.
     lost = step(controller, low_ns + 1, WorkerLost(W[0], "gone"), finished("b"))
-    assert lost == [AmendLoad(1, W[2], whole(W[1]))]
+    assert lost == [AmendHolding(HoldingId(1, W[2]), whole(W[1]))]
     assert controller.pool.holders("m") == [W[1]]
-    assert step(controller, low_ns + 2, LoadFailed(2, 0, "its source is gone")) == [
+    failed = HoldingFailed(HoldingId(1, W[2]), "its source is gone")
+    assert step(controller, low_ns + 2, failed) == [
         scaled(0, 1, "below_min"),
-        Resume(102, 0),
+        Resume(102),
         Dispatch("a", 2, 102, W[1]),
     ]
 
@@ -250,10 +255,10 @@ def test_a_cancelled_waiting_request_is_forgotten() -> None:
 def test_a_failed_load_is_tried_again_after_its_time() -> None:
     controller = make_controller(workers=1, load_retry_ns=100)
     step(controller, 0, *joined(W[0]))
-    assert controller.step(10, [LoadFailed(2, 0, "disk")]) == [WakeAt(110)]
+    assert controller.step(10, [HoldingFailed(HoldingId(1, W[0]), "disk")]) == [WakeAt(110)]
     assert step(controller, 109, Tick()) == []
     retried = step(controller, 110, Tick())
-    assert [type(command) for command in retried] == [type(scaled(0, 1, "")), PlanMade, StartLoad]
+    assert [type(command) for command in retried] == [ScaleDecided, PlanMade, StartHolding]
 
 
 def test_only_one_worker_reads_storage_and_the_others_follow_in_a_chain() -> None:
@@ -273,7 +278,8 @@ def test_capacity_is_measured_where_it_is_not_configured() -> None:
     commands = step(controller, 0, *joined(W[0], W[1]))
     assert [c.measure_capacity for c in loads_of(commands)] == [True]
     step(controller, 1, arrived("flood", 10**6))
-    commands = step(controller, 2, CapacityMeasured("cpu", "m", 1000, 100), *loaded(2))
+    measured = CapacityMeasured("cpu", "m", 1000, 100)
+    commands = step(controller, 2, measured, *loaded(HoldingId(1, W[0])))
     assert [c.measure_capacity for c in loads_of(commands)] == [False]
 
 
@@ -299,17 +305,16 @@ def test_a_restarted_controller_counts_lost_attempts_from_its_own_start_on() -> 
 
 def test_a_restarted_controller_adopts_a_load_under_way() -> None:
     controller = make_controller(workers=1, epoch=1)
-    report = InstanceReport(101, "m", 0, 1, False)
-    assert step(controller, 0, WorkerJoined(W[0], DEVICE, report), arrived("r")) == []
-    assert step(controller, 1, LoadStarted(101, 0), LoadCompleted(101, 0, 60)) == [
-        Dispatch("r", 1, 101, W[0])
-    ]
+    order = load_order(101, W[0], 7, None)
+    assert step(controller, 0, rejoined(report(order, watermark=1)), arrived("r")) == []
+    news = FirstByteArrived(order.holding), HoldingCompleted(order.holding, 60)
+    assert step(controller, 1, *news) == [Dispatch("r", 1, 101, W[0])]
 
 
 def test_ids_of_an_earlier_life_are_not_used_again() -> None:
     controller = make_controller(workers=1, epoch=1)
     commands = step(controller, 0, *joined(W[0]))
-    assert [c.instance for c in loads_of(commands)] == [1_000_002]
+    assert instances_of(loads_of(commands)) == [1_000_002]
 
 
 def test_an_instance_with_requests_that_nobody_announced_yet_is_not_released() -> None:
@@ -317,10 +322,10 @@ def test_an_instance_with_requests_that_nobody_announced_yet_is_not_released() -
     controller = make_controller(workers=2, epoch=1)
     step(controller, 0, *adopted(2), reported(101, running=1), reported(102, running=1))
     commands = step(controller, LOW_NS, Tick())
-    assert commands == [scaled(2, 1, "idle"), Drain(102, 0)]
+    assert commands == [scaled(2, 1, "idle"), Drain(102)]
     assert step(controller, LOW_NS + 1, Tick()) == []
     assert step(controller, LOW_NS + 2, reported(102, queued=7)) == []
-    assert step(controller, LOW_NS + 3, reported(102)) == [Release(102, 0, W[1])]
+    assert step(controller, LOW_NS + 3, reported(102)) == [drop(102, W[1])]
 
 
 def test_the_next_incarnation_ends_the_one_before() -> None:
@@ -352,16 +357,18 @@ def test_more_instances_than_allowed_are_shed_one_at_a_time() -> None:
         WorkerLost(WorkerRef(9), "?"),
         WorkerLost(WorkerRef(0, 3), "?"),
         WorkerJoined(W[0], DEVICE),
-        LoadStarted(77, 0),
-        LoadCompleted(101, 5, 60),
-        LoadFailed(77, 0, "?"),
-        Released(77, 0),
-        FeedFailed(5, W[0], W[1], "?"),
-        FeedFailed(5, W[0], W[1], "?", is_stalled=True),
-        CopyLayerArrived("m", H[0], 5, 1),
-        CopyCompleted("m", H[0], 5, 60),
-        CopyFailed("m", H[0], 5, "?"),
-        CopyDropped("m", H[0], 5),
+        LiveStarted(HoldingId(5, W[0])),
+        FirstByteArrived(HoldingId(5, W[0])),
+        LayerArrived(HoldingId(5, W[0]), 1, 2),
+        HoldingCompleted(HoldingId(5, W[0]), 60),
+        HoldingFailed(HoldingId(5, W[0]), "?"),
+        HoldingDropped(HoldingId(5, W[0])),
+        FeedFailed(HoldingId(5, W[0]), W[1], "?"),
+        FeedFailed(HoldingId(5, W[0]), W[1], "?", is_stalled=True),
+        LayerArrived(HoldingId(5, H[0]), 1, 2),
+        HoldingCompleted(HoldingId(5, H[0]), 60),
+        HoldingFailed(HoldingId(5, H[0]), "?"),
+        HoldingDropped(HoldingId(5, H[0])),
         WorkerLost(H[0], "?"),
         ModelAdded(make_policy()),
         ModelRemoved("unknown-model"),
@@ -371,7 +378,7 @@ def test_more_instances_than_allowed_are_shed_one_at_a_time() -> None:
         RequestArrived("x", "unknown-model", 1, 1, attempt=1, worker=W[0]),
         arrived("r"),
         CapacityMeasured("cpu", "unknown-model", 1, 1),
-        msgspec.structs.replace(reported(101), attempt=3),
+        reported(77),
     ],
 )
 def test_late_news_is_stale_and_changes_nothing(event: object) -> None:
@@ -412,7 +419,13 @@ def test_a_request_for_a_model_that_is_not_served_fails_by_name() -> None:
 def test_a_move_that_cannot_be_raises_with_the_story() -> None:
     controller = serving(workers=1, instances=1)
     with pytest.raises(InvalidTransition, match=r"<Instance 101 SERVING .* adopted as SERVING"):
-        controller.step(1, [Released(101, 0)])
+        controller.step(1, [LiveStarted(HoldingId(101, W[0]))])
+
+
+def test_bytes_that_were_not_ordered_away_cannot_be_dropped() -> None:
+    controller = serving(workers=1, instances=1)
+    with pytest.raises(InvalidMove, match=r"<Holding 101@w0.0 of m, WHOLE> cannot take Holding"):
+        controller.step(1, [HoldingDropped(HoldingId(101, W[0]))])
 
 
 def test_time_does_not_go_back() -> None:
@@ -434,28 +447,31 @@ def make_pair_controller(workers: int) -> Controller:
     return make_controller(workers, models=(make_policy(most=4, spec=spec),))
 
 
-def loaded_pair(instance: int) -> list[AnyEvent]:
-    return [msgspec.structs.replace(e, rank=rank) for rank in (0, 1) for e in loaded(instance)]
+def loaded_pair(plan: int, *workers: WorkerRef) -> list[AnyEvent]:
+    return [event for worker in workers for event in loaded(HoldingId(plan, worker))]
+
+
+def half_order(rank: int) -> StartHolding:
+    return load_order(101, W[rank], 7, None, rank=rank, workers=(W[0], W[1]))
 
 
 def serving_pair(workers: int) -> Controller:
     controller = make_pair_controller(workers)
     step(controller, 0, *joined(*W[:workers]))
-    step(controller, 1, *loaded_pair(2))
+    step(controller, 1, *loaded_pair(1, W[0], W[1]))
     return controller
 
 
 def test_an_instance_takes_a_worker_per_rank_and_serves_when_all_are_loaded() -> None:
     controller = make_pair_controller(workers=3)
     commands = step(controller, 0, *joined(*W[:3]), arrived("r"))
-    assert [(c.worker, c.rank) for c in loads_of(commands)] == [
+    assert [(c.holding.member, c.rank) for c in loads_of(commands)] == [
         (W[0], 0),
         (W[1], 1),
     ]
-    assert step(controller, 1, *loaded(2)) == []
+    assert step(controller, 1, *loaded(HoldingId(1, W[0]))) == []
     assert controller.pool.holders("m") == []
-    second = [msgspec.structs.replace(event, rank=1) for event in loaded(2)]
-    assert step(controller, 2, *second) == [Dispatch("r", 1, 2, W[0])]
+    assert step(controller, 2, *loaded(HoldingId(1, W[1]))) == [Dispatch("r", 1, 2, W[0])]
 
 
 def test_chains_of_a_pair_join_equal_ranks() -> None:
@@ -463,42 +479,41 @@ def test_chains_of_a_pair_join_equal_ranks() -> None:
     commands = step(controller, 2, arrived("r", 1500))
     (plan,) = plans_of(commands)
     assert plan.routes() == ("w0.0 -> w2.0 -> w4.0", "w1.0 -> w3.0 -> w5.0")
-    assert [(c.instance, c.rank, c.worker) for c in loads_of(commands)] == [
-        (4, 0, W[2]),
-        (4, 1, W[3]),
-        (5, 0, W[4]),
-        (5, 1, W[5]),
+    assert [(c.duty, c.rank, c.holding.member) for c in loads_of(commands)] == [
+        (Duty(4, (W[2], W[3])), 0, W[2]),
+        (Duty(4, (W[2], W[3])), 1, W[3]),
+        (Duty(5, (W[4], W[5])), 0, W[4]),
+        (Duty(5, (W[4], W[5])), 1, W[5]),
     ]
 
 
 def test_one_lost_rank_loses_the_instance_and_frees_the_others() -> None:
     controller = serving_pair(workers=2)
     assert step(controller, 2, arrived("r")) == [Dispatch("r", 1, 2, W[0])]
-    assert step(controller, 3, WorkerLost(W[1], "killed")) == [Release(2, 0, W[0], 0)]
-    assert step(controller, 4, Released(2, 0, 0)) == []
+    assert step(controller, 3, WorkerLost(W[1], "killed")) == [drop(1, W[0], REMAINDER)]
+    assert step(controller, 4, HoldingDropped(HoldingId(1, W[0]))) == []
     next_life = WorkerRef(1, 1)
     commands = step(controller, 5, *joined(next_life))
-    assert [c.worker for c in loads_of(commands)] == [W[0], next_life]
-    number = loads_of(commands)[0].instance
-    again = step(controller, 6, *loaded_pair(number))
-    assert again == [Dispatch("r", 2, number, W[0])]
+    orders = loads_of(commands)
+    assert [order.holding.member for order in orders] == [W[0], next_life]
+    again = step(controller, 6, *loaded_pair(orders[0].holding.plan, W[0], next_life))
+    assert again == [Dispatch("r", 2, instances_of(orders)[0], W[0])]
 
 
 def test_a_pair_is_adopted_when_both_ranks_have_joined_whatever_they_said_meanwhile() -> None:
     controller = make_pair_controller(workers=2)
-    step(controller, 0, WorkerJoined(W[0], DEVICE, InstanceReport(101, "m", 0, 2, False, 0)))
-    step(controller, 1, LoadCompleted(101, 0, 60, 0), arrived("r"))
-    last = WorkerJoined(W[1], DEVICE, InstanceReport(101, "m", 0, 3, True, 1))
+    step(controller, 0, rejoined(report(half_order(rank=0), watermark=2)))
+    step(controller, 1, HoldingCompleted(HoldingId(7, W[0]), 60), arrived("r"))
+    last = rejoined(report(half_order(rank=1)))
     assert step(controller, 2, last) == [Dispatch("r", 1, 101, W[0])]
 
 
 def test_half_an_instance_is_given_up_when_nobody_can_have_the_other_half() -> None:
     controller = make_pair_controller(workers=2)
-    half = WorkerJoined(W[0], DEVICE, InstanceReport(101, "m", 0, 3, True, 0))
-    assert step(controller, 0, half) == []
-    assert step(controller, 1, *joined(W[1])) == [Release(101, 0, W[0], 0)]
-    commands = step(controller, 2, Released(101, 0, 0))
-    assert [c.worker for c in loads_of(commands)] == [W[0], W[1]]
+    assert step(controller, 0, rejoined(report(half_order(rank=0)))) == []
+    assert step(controller, 1, *joined(W[1])) == [drop(7, W[0], REMAINDER)]
+    commands = step(controller, 2, HoldingDropped(HoldingId(7, W[0])))
+    assert [order.holding.member for order in loads_of(commands)] == [W[0], W[1]]
 
 
 def test_requests_beyond_all_places_are_a_load_and_what_loads_counts() -> None:
@@ -507,10 +522,11 @@ def test_requests_beyond_all_places_are_a_load_and_what_loads_counts() -> None:
     burst = [arrived(f"r{n}", 1) for n in range(30)]
     commands = step(controller, MS, *burst)
     assert commands[0] == scaled(1, 4, "waiting_requests")
-    assert len(loads_of(commands)) == 3
+    orders = loads_of(commands)
+    assert len(orders) == 3
     # The need is answered: nobody loads twice for it.
     assert loads_of(step(controller, 2 * MS, reported(101, 10))) == []
-    assert loads_of(step(controller, 3 * MS, *loaded(loads_of(commands)[0].instance))) == []
+    assert loads_of(step(controller, 3 * MS, *loaded(orders[0].holding))) == []
 
 
 def test_nothing_goes_while_requests_wait_for_kv() -> None:
@@ -524,12 +540,12 @@ def test_nothing_goes_while_requests_wait_for_kv() -> None:
     ends = [finished(f"r{n}") for n in range(20)]
     step(controller, 3000 * MS, reported(101), reported(102), *ends)
     later = [c for t in (3001, 5000, 6000) for c in step(controller, t * MS, Tick())]
-    assert Drain(102, 0) in later
+    assert Drain(102) in later
 
 
 def full_of(instance: int, running: int, left_out: int) -> InstanceReported:
     """It has no KV for those left out."""
-    return InstanceReported(instance, 0, (), running, 0, 10, 100, 1, left_out=left_out)
+    return InstanceReported(instance, (), running, 0, 10, 100, 1, left_out=left_out)
 
 
 def test_the_last_that_serves_stays_while_others_load() -> None:
@@ -545,7 +561,7 @@ def test_the_last_that_serves_stays_while_others_load() -> None:
         events = [Tick()] if now_ms < 3500 else [arrived("h", 10, "high")]
         commands = step(controller, now_ms * MS, *events)
         assert not [c for c in commands if isinstance(c, Drain)], f"at {now_ms} ms"
-    commands = step(controller, 3600 * MS, *loaded(orders[0].instance))
+    commands = step(controller, 3600 * MS, *loaded(orders[0].holding))
     assert [c.instance for c in commands if isinstance(c, Drain)]
     serving_now = controller.fleet.serving("m")
     assert len(serving_now) == 1

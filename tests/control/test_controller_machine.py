@@ -13,11 +13,11 @@ from livescale.control.config import ControllerConfig
 from livescale.messages.events import RequestArrived
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, TargetOngoing
-from livescale.types import InstanceState, ModelSpec, Outcome
+from livescale.types import InstanceState, ModelSpec, Outcome, agent_ref
 
 MS = 1_000_000
 NUMBERS = range(5)
-HOSTS = range(2)
+HOSTS = [agent_ref(number).worker for number in range(2)]
 MODELS_MAX = 4
 STRATEGIES = [
     (SpreadCopies(), "auto"),
@@ -56,6 +56,7 @@ class ControllerMachine(RuleBasedStateMachine):
         strategy=st.sampled_from(STRATEGIES),
         memory=st.sampled_from([30, 80, 1000]),
         hosts=st.integers(0, 2),
+        is_late=st.booleans(),
     )
     def begin(
         self,
@@ -67,6 +68,7 @@ class ControllerMachine(RuleBasedStateMachine):
         strategy: tuple[Placement, str],
         memory: int,
         hosts: int,
+        is_late: bool,
     ) -> None:
         models = tuple(
             make_policy(number, *limit, known, by_requests=number == 1)
@@ -87,36 +89,26 @@ class ControllerMachine(RuleBasedStateMachine):
             multicast=strategy[1],
             chunk_bytes=4,
         )
-        self._begin(AbstractWorld(config, memory), hosts)
+        self._begin(AbstractWorld(config, memory, is_late), hosts)
 
     def _begin(self, world: AbstractWorld, hosts: int) -> None:
         self.world = world
-        self.hosts = range(hosts)
+        self.hosts = HOSTS[:hosts]
         self.arrivals = 0
         self.models_made = len(world.policies)
 
     # -- what may happen ------------------------------------------------------------------------
 
-    @rule(number=st.sampled_from(NUMBERS))
+    @rule(number=st.sampled_from([*NUMBERS, *HOSTS]))
     def join(self, number: int) -> None:
-        if number not in self.world.workers:
+        if number in [*NUMBERS, *self.hosts] and number not in self.world.members:
             self.world.join(number)
 
-    @precondition(lambda self: self.world.workers)
+    @precondition(lambda self: self.world.members)
     @rule(data=st.data(), gateway_first=st.booleans())
     def lose(self, data: st.DataObject, gateway_first: bool) -> None:
-        number = data.draw(st.sampled_from(sorted(self.world.workers)))
+        number = data.draw(st.sampled_from(sorted(self.world.members)))
         self.world.lose(number, gateway_first)
-
-    @rule(number=st.sampled_from(HOSTS))
-    def join_agent(self, number: int) -> None:
-        if number in self.hosts and number not in self.world.agents:
-            self.world.join_agent(number)
-
-    @precondition(lambda self: self.world.agents)
-    @rule(data=st.data())
-    def lose_agent(self, data: st.DataObject) -> None:
-        self.world.lose_agent(data.draw(st.sampled_from(sorted(self.world.agents))))
 
     @rule(least=st.integers(0, 1), known=st.booleans())
     def add_model(self, least: int, known: bool) -> None:
@@ -164,47 +156,24 @@ class ControllerMachine(RuleBasedStateMachine):
         running = sorted(r for r, record in self.world.requests.items() if record.worker)
         self.world.finish(data.draw(st.sampled_from(running)), outcome)
 
-    @precondition(lambda self: any(w.answers for w in self.world.workers.values()))
+    @precondition(lambda self: any(m.answers for m in self.world.members.values()))
     @rule(data=st.data(), count=st.integers(1, 6))
     def answer(self, data: st.DataObject, count: int) -> None:
-        talking = sorted(n for n, w in self.world.workers.items() if w.answers)
+        talking = sorted(n for n, m in self.world.members.items() if m.answers)
         number = data.draw(st.sampled_from(talking))
-        for _ in range(min(count, len(self.world.workers[number].answers))):
+        for _ in range(min(count, len(self.world.members[number].answers))):
             self.world.answer(number)
 
-    @precondition(lambda self: any(w.load and not w.is_loaded for w in self.world.workers.values()))
+    @precondition(lambda self: self.world.arriving())
     @rule(data=st.data(), is_announced=st.booleans())
-    def fail_load(self, data: st.DataObject, is_announced: bool) -> None:
-        workers = self.world.workers
-        loading = sorted(n for n, w in workers.items() if w.load and not w.is_loaded)
-        self.world.fail_load(data.draw(st.sampled_from(loading)), is_announced)
-
-    @precondition(lambda self: any(a.answers for a in self.world.agents.values()))
-    @rule(data=st.data(), count=st.integers(1, 6))
-    def answer_agent(self, data: st.DataObject, count: int) -> None:
-        talking = sorted(n for n, a in self.world.agents.items() if a.answers)
-        number = data.draw(st.sampled_from(talking))
-        for _ in range(min(count, len(self.world.agents[number].answers))):
-            self.world.answer_agent(number)
+    def fail(self, data: st.DataObject, is_announced: bool) -> None:
+        self.world.fail(data.draw(st.sampled_from(self.world.arriving())), is_announced)
 
     @precondition(lambda self: self.world.open_feeds())
     @rule(data=st.data(), is_stalled=st.booleans())
     def break_feed(self, data: st.DataObject, is_stalled: bool) -> None:
         last = len(self.world.open_feeds()) - 1
         self.world.break_feed(data.draw(st.integers(0, last)), is_stalled)
-
-    @precondition(lambda self: self.arriving_copies())
-    @rule(data=st.data())
-    def fail_copy(self, data: st.DataObject) -> None:
-        self.world.fail_copy(*data.draw(st.sampled_from(self.arriving_copies())))
-
-    def arriving_copies(self) -> list[tuple[int, int]]:
-        return [
-            (number, plan)
-            for number, agent in self.world.agents.items()
-            for plan, copy in agent.copies.items()
-            if not copy.is_complete
-        ]
 
     @precondition(lambda self: self.world.old_news)
     @rule(data=st.data())
@@ -254,19 +223,15 @@ class ControllerMachine(RuleBasedStateMachine):
         world = self.world
         if not world.has_gateway:
             world.connect_gateway()
-        for number in NUMBERS:
-            if number not in world.workers:
-                world.join(number)
-        for number in self.hosts:
-            if number not in world.agents:
-                world.join_agent(number)
+        for number in [*NUMBERS, *self.hosts]:
+            self.join(number)
         rounds = 0
         while world.requests and rounds < 500:
             rounds += 1
             self._quiet_round()
         for _ in range(60):
             self._quiet_round()
-        assert not world.events
+        assert not world.waiting
         assert not world.requests, f"{world.controller!r} leaves {list(world.requests)}"
         assert not world.controller.router.requests
         assert not world.leaving, "every model that was withdrawn is gone"
@@ -274,7 +239,7 @@ class ControllerMachine(RuleBasedStateMachine):
         for policy in world.policies.values():
             self._check_at_rest(policy)
         assert not world.controller.loads.open
-        members = [*world.workers.values(), *world.agents.values()]
+        members = world.members.values()
         reads = [m.ref for m in members if world.controller.pool.readers(m.ref)]
         assert not reads, "no read outlives its transfer"
 
@@ -284,7 +249,7 @@ class ControllerMachine(RuleBasedStateMachine):
         serving = [i for i in instances if i.is_capacity]
         assert policy.instances_min <= len(serving) <= policy.instances_max, serving
         draining = [i for i in instances if i.state is InstanceState.DRAINING]
-        may_stay = [i for i in draining if pool.is_last(name, i.worker)]
+        may_stay = [i for i in draining if pool.is_last(i.copy)]
         assert draining == may_stay, "everything that drains is released, but for last copies"
         copies = pool.host_copies(name)
         assert all(copy.is_complete for copy in copies)
@@ -304,19 +269,16 @@ class ControllerMachine(RuleBasedStateMachine):
     def _quiet_round(self) -> None:
         world = self.world
         # Nobody calls the controller but an event, or the wake-up that it asked for.
-        if world.events or world.wake_ns is not None:
+        if world.waiting or world.wake_ns is not None:
             world.step(5 * MS)
         for request in [r for r, record in world.requests.items() if record.worker]:
             world.finish(request, Outcome.FINISHED)
         self._everybody_answers()
 
     def _everybody_answers(self) -> None:
-        for number, worker in self.world.workers.items():
-            while worker.answers:
+        for number, member in self.world.members.items():
+            while member.answers:
                 self.world.answer(number)
-        for number, agent in self.world.agents.items():
-            while agent.answers:
-                self.world.answer_agent(number)
 
 
 class LiveMachine(ControllerMachine):
@@ -396,7 +358,7 @@ def test_the_announcement_of_a_running_request_names_its_worker() -> None:
     world.step(0)
     world.restart()
     world.connect_gateway()
-    (announced,) = [e for e in world.events if isinstance(e, RequestArrived)]
+    (announced,) = [e for e in world.waiting if isinstance(e, RequestArrived)]
     assert (announced.attempt, announced.worker) == (1, world.workers[0].ref)
 
 

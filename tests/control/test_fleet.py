@@ -2,70 +2,94 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from stories import W, load_order
 
 from livescale.control.fleet import Fleet
+from livescale.control.holdings import Copy, Holding, HoldingState
 from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
+from livescale.control.pool import ParameterPool
 from livescale.messages.commands import Drain, Resume
 from livescale.messages.events import (
-    InstanceReport,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     InstanceReported,
     LayerArrived,
     LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
-    Released,
     WorkerLost,
 )
-from livescale.plans import Pairing
+from livescale.plans import Duty, Pairing
 from livescale.topology import Device
-from livescale.types import InstanceId, InstanceState, Value, WorkerRef
+from livescale.types import HoldingId, InstanceId, InstanceState, Value, WorkerRef
 
 DEVICE = Device("cpu", "h", "l", 100, 100)
 CAUSES = (
     LiveStarted,
-    LoadStarted,
+    FirstByteArrived,
     LayerArrived,
-    LoadCompleted,
-    LoadFailed,
+    HoldingCompleted,
+    HoldingFailed,
     Drain,
     Resume,
-    Released,
+    HoldingDropped,
     WorkerLost,
 )
 S = InstanceState
 ALLOWED = {
-    (S.STARTING, LoadStarted): S.LOADING,
+    (S.STARTING, FirstByteArrived): S.LOADING,
     (S.STARTING, LiveStarted): S.LIVE,
-    (S.STARTING, LoadFailed): S.STOPPED,
+    (S.STARTING, HoldingFailed): S.STOPPED,
     (S.STARTING, WorkerLost): S.LOST,
     (S.LOADING, LiveStarted): S.LIVE,
-    (S.LOADING, LoadStarted): S.LOADING,
+    (S.LOADING, FirstByteArrived): S.LOADING,
     (S.LOADING, LayerArrived): S.LOADING,
-    (S.LOADING, LoadCompleted): S.SERVING,
-    (S.LOADING, LoadFailed): S.STOPPED,
+    (S.LOADING, HoldingCompleted): S.SERVING,
+    (S.LOADING, HoldingFailed): S.STOPPED,
     (S.LOADING, WorkerLost): S.LOST,
     (S.LIVE, LiveStarted): S.LIVE,
-    (S.LIVE, LoadStarted): S.LIVE,
+    (S.LIVE, FirstByteArrived): S.LIVE,
     (S.LIVE, LayerArrived): S.LIVE,
-    (S.LIVE, LoadCompleted): S.SERVING,
-    (S.LIVE, LoadFailed): S.STOPPED,
+    (S.LIVE, HoldingCompleted): S.SERVING,
+    (S.LIVE, HoldingFailed): S.STOPPED,
     (S.LIVE, WorkerLost): S.LOST,
     (S.SERVING, Drain): S.DRAINING,
     (S.SERVING, WorkerLost): S.LOST,
     (S.DRAINING, Resume): S.SERVING,
-    (S.DRAINING, Released): S.STOPPED,
+    (S.DRAINING, HoldingDropped): S.STOPPED,
     (S.DRAINING, WorkerLost): S.LOST,
 }
 
 
+def fleet_of(workers: int) -> tuple[Fleet, ParameterPool]:
+    pool = ParameterPool()
+    fleet = Fleet(pool)
+    for worker in W[:workers]:
+        fleet.join(worker, DEVICE)
+    return fleet, pool
+
+
+def hold(
+    pool: ParameterPool,
+    duty: Duty,
+    watermark: int = 0,
+    state: HoldingState = HoldingState.ARRIVING,
+    rank: int = 0,
+) -> Copy:
+    """The worker of this rank holds so many layers."""
+    order = load_order(duty.instance, duty.workers[rank], 1, None, rank=rank)
+    held = Holding(msgspec.structs.replace(order, duty=duty), watermark, state)
+    return pool.add(held, len(duty.workers), 60)
+
+
 def make_fleet(state: InstanceState) -> tuple[Fleet, Instance]:
-    fleet = Fleet()
-    fleet.join(WorkerRef(0), DEVICE)
-    instance = Instance(7, "m", (WorkerRef(0),), 3, state=state)
+    fleet, pool = fleet_of(1)
+    duty = Duty(7, (W[0],))
+    instance = Instance(duty, hold(pool, duty), 3, state)
     instance.story.append("made for the test")
-    fleet.place(instance)
+    fleet.add(instance)
     return fleet, instance
 
 
@@ -73,7 +97,6 @@ def make_fleet(state: InstanceState) -> tuple[Fleet, Instance]:
 @pytest.mark.parametrize("state", list(InstanceState))
 def test_every_pair_of_state_and_cause(state: InstanceState, cause: type[Value]) -> None:
     fleet, instance = make_fleet(state)
-    instance.empty_ranks[0] = None
     target = ALLOWED.get((state, cause))
     if target is None:
         with pytest.raises(InvalidTransition) as caught:
@@ -88,7 +111,7 @@ def test_every_pair_of_state_and_cause(state: InstanceState, cause: type[Value])
     assert instance.story[-1] == f"{cause.__name__} {state.name}->{target.name}"
     is_gone = target in (S.STOPPED, S.LOST)
     assert (7 in fleet.instances) is not is_gone
-    assert (fleet.workers[0].instance is None) is is_gone
+    assert (fleet.instance_on(W[0]) is None) is is_gone
 
 
 def test_the_table_names_every_state_and_no_other_cause() -> None:
@@ -105,7 +128,7 @@ def test_spare_workers_have_room_and_no_instance() -> None:
 
 
 def test_an_incarnation_is_alive_until_it_leaves() -> None:
-    fleet = Fleet()
+    fleet, _ = fleet_of(0)
     fleet.join(WorkerRef(0, 1), DEVICE)
     assert fleet.is_alive(WorkerRef(0, 1))
     assert not fleet.is_alive(WorkerRef(0, 0))
@@ -113,74 +136,76 @@ def test_an_incarnation_is_alive_until_it_leaves() -> None:
     assert not fleet.is_alive(WorkerRef(0, 1))
 
 
-@pytest.mark.parametrize(("is_loaded", "state"), [(True, S.SERVING), (False, S.LOADING)])
-def test_a_reported_instance_is_adopted_as_it_is(is_loaded: bool, state: InstanceState) -> None:
-    fleet = Fleet()
-    fleet.join(WorkerRef(0), DEVICE)
-    watermark = 3 if is_loaded else 1
-    report = InstanceReport(9, "m", 0, watermark, is_loaded)
-    instance = fleet.adopt(report, WorkerRef(0), 3, tp_size=1)
-    assert instance is not None
-    assert (instance.state, instance.watermark) == (state, watermark)
-    assert fleet.of_model("m") == [instance]
+@pytest.mark.parametrize(
+    ("watermark", "held", "state"),
+    [(3, HoldingState.WHOLE, S.SERVING), (1, HoldingState.ARRIVING, S.LOADING)],
+)
+def test_a_reported_instance_is_adopted_as_it_is(
+    watermark: int, held: HoldingState, state: InstanceState
+) -> None:
+    fleet, pool = fleet_of(1)
+    fleet.adopt(hold(pool, Duty(9, (W[0],)), watermark, held), layers=3)
+    (instance,) = fleet.of_model("m")
+    assert (instance.id, instance.state, instance.watermark) == (9, state, watermark)
     fleet.validate()
 
 
 def test_an_instance_is_adopted_when_all_its_ranks_are_there() -> None:
-    fleet = Fleet()
-    for number in (0, 1, 2):
-        fleet.join(WorkerRef(number), DEVICE)
-    assert fleet.adopt(InstanceReport(9, "m", 0, 3, True, 1), WorkerRef(2), 3, tp_size=2) is None
+    fleet, pool = fleet_of(3)
+    duty = Duty(9, (W[0], W[2]))
+    assert not hold(pool, duty, 3, HoldingState.WHOLE, rank=1).is_there
     assert [record.ref.worker for record in fleet.spare(1)] == [0, 1]
-    instance = fleet.adopt(InstanceReport(9, "m", 0, 2, False, 0), WorkerRef(0), 3, tp_size=2)
-    assert instance is not None
-    assert instance.workers == (WorkerRef(0), WorkerRef(2))
+    copy = hold(pool, duty, 2, rank=0)
+    assert copy.is_there
+    fleet.adopt(copy, layers=3)
+    (instance,) = fleet.of_model("m")
+    assert instance.workers == (W[0], W[2])
     assert (instance.state, instance.watermark) == (S.LOADING, 2)
     fleet.validate()
 
 
 def load_of(instance: InstanceId, running: int) -> InstanceReported:
-    return InstanceReported(instance, 0, (), running, 0, 0, 8, 0)
+    return InstanceReported(instance, (), running, 0, 0, 8, 0)
 
 
 def test_the_load_that_rank_0_reported_counts_when_the_other_ranks_have_joined() -> None:
     """The instance does not repeat what has not changed."""
-    fleet = Fleet()
-    for number in (0, 1):
-        fleet.join(WorkerRef(number), DEVICE)
-    fleet.adopt(InstanceReport(9, "m", 0, 3, True, 0), WorkerRef(0), 3, tp_size=2)
+    fleet, pool = fleet_of(2)
+    duty = Duty(9, (W[0], W[1]))
+    hold(pool, duty, 3, HoldingState.WHOLE, rank=0)
     fleet.report_early(load_of(9, running=4))
     fleet.report_early(load_of(8, running=5))  # of an instance that is not known
-    instance = fleet.adopt(InstanceReport(9, "m", 0, 3, True, 1), WorkerRef(1), 3, tp_size=2)
-    assert instance is not None
+    fleet.adopt(hold(pool, duty, 3, HoldingState.WHOLE, rank=1), layers=3)
+    (instance,) = fleet.of_model("m")
     assert (instance.running, instance.is_unheard) == (4, False)
 
 
 def test_a_live_instance_may_have_requests_until_it_has_reported_its_load() -> None:
-    fleet = Fleet()
-    fleet.join(WorkerRef(0), DEVICE)
-    report = InstanceReport(9, "m", 0, 1, False, pairing=Pairing("zigzag"))
-    instance = fleet.adopt(report, WorkerRef(0), 3, tp_size=1)
-    assert instance is not None
+    fleet, pool = fleet_of(1)
+    duty = Duty(9, (W[0],), pairing=Pairing("zigzag"))
+    fleet.adopt(hold(pool, duty, 1), layers=3)
+    (instance,) = fleet.live("m")
     assert instance.is_unheard
     fleet.report(instance, load_of(9, running=0))
     assert not instance.is_unheard
 
 
-def test_what_an_ended_instance_left_behind_is_spare_only_when_released() -> None:
-    fleet = Fleet()
-    for number in (0, 1):
-        fleet.join(WorkerRef(number), DEVICE)
-    instance = Instance(7, "m", (WorkerRef(0), WorkerRef(1)), 3, state=S.LOADING)
-    fleet.place(instance)
-    instance.empty_ranks[1] = None
-    fleet.move(instance, LoadFailed)
+def test_what_an_ended_instance_left_behind_is_spare_only_when_dropped() -> None:
+    fleet, pool = fleet_of(2)
+    duty = Duty(7, (W[0], W[1]))
+    copies = [hold(pool, duty, rank=rank) for rank in (0, 1)]
+    instance = Instance(duty, copies[0], 3, S.LOADING)
+    fleet.add(instance)
+    pool.move(copies[0].ranks[1], HoldingFailed)
+    fleet.move(instance, HoldingFailed)
     assert [record.ref.worker for record in fleet.spare(1)] == [1]
-    assert list(fleet.remnants) == [(7, 0)]
+    assert pool.remainders() == 1
+    (order,) = pool.drop_remainders()
+    assert order.holding == HoldingId(1, W[0])
     fleet.validate()
-    fleet.free((7, 0))
+    pool.move(copies[0].ranks[0], HoldingDropped)
     assert [record.ref.worker for record in fleet.spare(1)] == [0, 1]
-    fleet.validate()
+    assert not pool.has_any("m")
 
 
 def test_the_story_is_bounded() -> None:

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from stories import (
     DEVICE,
     MS,
+    REMAINDER,
     SPEC,
     H,
     W,
     arrived,
-    copied,
+    copies_of,
+    copy_order,
+    drop,
     finished,
     host_joined,
     joined,
@@ -22,6 +25,7 @@ from stories import (
     loads_of,
     make_controller,
     make_policy,
+    report,
     scaled,
     serves,
     step,
@@ -30,35 +34,33 @@ from stories import (
 
 from livescale.control.controller import Controller
 from livescale.control.placement import Discard, HostRoom, Keep, ModelCopies, suggest
-from livescale.messages.commands import AnyCommand, DropCopy, ModelGone, Release, StartCopy
+from livescale.messages.commands import AnyCommand, DropHolding, ModelGone
 from livescale.messages.events import (
     AnyEvent,
-    CopyDropped,
-    CopyFailed,
-    CopyReport,
+    HoldingDropped,
+    HoldingFailed,
     ModelAdded,
     ModelRemoved,
-    Released,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.types import agent_ref
+from livescale.types import HoldingId, agent_ref
 
 IDLE_NS = 500 * MS
+KEPT = HoldingId(900, H[0])
 
 
-def copies_of(commands: Sequence[AnyCommand]) -> list[StartCopy]:
-    return [command for command in commands if isinstance(command, StartCopy)]
-
-
-def drops_of(commands: Sequence[AnyCommand]) -> list[DropCopy]:
-    return [command for command in commands if isinstance(command, DropCopy)]
+def drops_of(commands: Sequence[AnyCommand]) -> list[DropHolding]:
+    """Orders to agents."""
+    drops = [command for command in commands if isinstance(command, DropHolding)]
+    return [command for command in drops if command.holding.member.is_agent]
 
 
 def has_copy(number: int, model: str = "m", memory_bytes: int = 1000) -> AnyEvent:
-    return host_joined(number, CopyReport(model, 900, True), memory_bytes=memory_bytes)
+    held = report(copy_order(H[number], KEPT.plan, None, model))
+    return host_joined(number, held, memory_bytes=memory_bytes)
 
 
 def lazy(*names: str, **values: object) -> dict[str, object]:
@@ -70,7 +72,7 @@ def lazy(*names: str, **values: object) -> dict[str, object]:
 def test_every_model_gets_one_copy_and_they_are_spread() -> None:
     controller = make_controller(workers=0, agents_expected=2, **lazy("a", "b", "c", "d"))
     orders = copies_of(step(controller, 0, host_joined(0), host_joined(1)))
-    assert [(order.model, order.agent, order.reason) for order in orders] == [
+    assert [(order.model, order.holding.member, order.reason) for order in orders] == [
         ("a", H[0], "spread"),
         ("b", H[1], "spread"),
         ("c", H[0], "spread"),
@@ -91,12 +93,12 @@ def test_a_request_of_a_model_without_instances_starts_one_and_it_goes_when_idle
     assert step(controller, 0, *joined(W[0]), has_copy(0)) == []
     woken, *_ = step(controller, 1, arrived("r"))
     assert woken == scaled(0, 1, "token_rate")
-    step(controller, 2, *loaded(2))
+    step(controller, 2, *loaded(HoldingId(1, W[0])))
     step(controller, 3, finished("r"))
     assert step(controller, 3 + IDLE_NS, Tick()) == [], "its tokens are still in the window"
     commands = step(controller, 1001 * MS, Tick())
     assert commands[0] == scaled(1, 0, "unused")
-    assert commands[-1] == Release(2, 0, W[0]), "the host copy is kept, so it may go at once"
+    assert commands[-1] == drop(1, W[0]), "the host copy is kept, so it may go at once"
 
 
 def test_the_copy_is_restored_over_the_data_plane_before_the_last_device_copy_goes() -> None:
@@ -105,34 +107,34 @@ def test_the_copy_is_restored_over_the_data_plane_before_the_last_device_copy_go
     step(controller, 1, Tick())
     drained = step(controller, 1 + IDLE_NS, Tick())
     assert drained[0] == scaled(1, 0, "unused")
-    assert not any(isinstance(command, Release) for command in drained)
+    assert not any(isinstance(command, DropHolding) for command in drained)
     (order,) = copies_of(step(controller, 2 + IDLE_NS, host_joined(0)))
     assert (order.feeds, order.reason) == (
         whole(W[0]),
         "restored before the last device copy goes",
     )
-    assert step(controller, 3 + IDLE_NS, *copied(H[0], order.plan)[:-1]) == []
-    last = step(controller, 4 + IDLE_NS, copied(H[0], order.plan)[-1])
-    assert last == [Release(101, 0, W[0])]
+    assert step(controller, 3 + IDLE_NS, *loaded(order.holding)[:-1]) == []
+    last = step(controller, 4 + IDLE_NS, loaded(order.holding)[-1])
+    assert last == [drop(101, W[0])]
 
 
 def test_a_copy_is_reclaimed_only_for_lack_of_memory_and_while_a_device_holds_it() -> None:
     """Two models of 60 bytes on a host of 100: that of the one that is served gives way."""
     controller = make_controller(workers=1, agents_expected=1, **lazy("a", "b"))
     commands = step(controller, 0, *serves(W[0], 101, "a"), has_copy(0, "a", memory_bytes=100))
-    assert drops_of(commands) == [DropCopy("a", H[0], 900, "reclaimed for b")]
+    assert drops_of(commands) == [DropHolding(KEPT, "reclaimed for b")]
     assert copies_of(commands) == [], "the memory is not free yet"
     assert step(controller, 1, Tick()) == []
-    commands = step(controller, 2, CopyDropped("a", H[0], 900))
+    commands = step(controller, 2, HoldingDropped(KEPT))
     assert [order.model for order in copies_of(commands)] == ["b"]
 
 
 def test_memory_that_comes_free_anyway_is_waited_for() -> None:
     controller = make_controller(workers=2, agents_expected=1, **lazy("a", "b", "c"))
     workers = [*serves(W[0], 101, "a"), *serves(W[1], 102, "b")]
-    reports = (CopyReport("a", 901, True), CopyReport("b", 902, True))
-    commands = step(controller, 0, *workers, host_joined(0, *reports, memory_bytes=130))
-    assert [drop.model for drop in drops_of(commands)] == ["a"]
+    held = [report(copy_order(H[0], 901 + n, None, model)) for n, model in enumerate("ab")]
+    commands = step(controller, 0, *workers, host_joined(0, *held, memory_bytes=130))
+    assert [drop.holding.plan for drop in drops_of(commands)] == [901]
     assert step(controller, 1, Tick()) == [], "one is enough"
 
 
@@ -140,38 +142,38 @@ def test_copies_of_a_lost_host_are_made_again_elsewhere() -> None:
     controller = make_controller(workers=1, agents_expected=2, **lazy("m"))
     step(controller, 0, *serves(W[0], 101), has_copy(0), host_joined(1))
     (order,) = copies_of(step(controller, 1, WorkerLost(H[0], "power")))
-    assert (order.agent, order.feeds) == (H[1], whole(W[0]))
+    assert (order.holding.member, order.feeds) == (H[1], whole(W[0]))
 
 
 def test_of_two_copies_the_whole_one_stays() -> None:
     controller = make_controller(workers=0, agents_expected=2, **lazy("m"))
-    arriving = host_joined(0, CopyReport("m", 900, False, feeds=whole(H[1])))
-    kept = host_joined(1, CopyReport("m", 901, True))
+    arriving = host_joined(0, report(copy_order(H[0], 900, H[1]), watermark=0))
+    kept = host_joined(1, report(copy_order(H[1], 901, None)))
     commands = step(controller, 0, arriving, kept)
-    assert commands == [DropCopy("m", H[0], 900, "one copy is enough")]
+    assert commands == [DropHolding(KEPT, "one copy is enough")]
 
 
 def test_half_a_copy_that_nobody_can_complete_is_dropped() -> None:
     spec = msgspec.structs.replace(SPEC, tp_size=2)
     controller = make_controller(workers=0, agents_expected=1, **lazy("m", spec=spec))
     commands = step(controller, 0, has_copy(0))
-    assert drops_of(commands) == [DropCopy("m", H[0], 900, "the copy can never be whole")]
+    assert drops_of(commands) == [DropHolding(KEPT, REMAINDER)]
     assert copies_of(commands) == []
-    orders = copies_of(step(controller, 1, CopyDropped("m", H[0], 900)))
+    orders = copies_of(step(controller, 1, HoldingDropped(KEPT)))
     assert [order.rank for order in orders] == [0, 1]
 
 
 def test_copies_and_instances_of_models_that_are_served_no_more_are_given_back() -> None:
     controller = make_controller(workers=1, agents_expected=1, **lazy("m"))
     commands = step(controller, 0, *serves(W[0], 101, "gone"), has_copy(0, "gone"))
-    assert drops_of(commands) == [DropCopy("gone", H[0], 900, "the copy can never be whole")]
-    assert Release(101, 0, W[0]) in commands
+    assert drops_of(commands) == [DropHolding(KEPT, REMAINDER)]
+    assert drop(101, W[0], REMAINDER) in commands
 
 
 def test_a_failed_copy_is_tried_again_after_its_time() -> None:
     controller = make_controller(workers=0, agents_expected=1, load_retry_ns=100, **lazy("m"))
     (order,) = copies_of(step(controller, 0, host_joined(0)))
-    assert step(controller, 10, CopyFailed("m", H[0], order.plan, "disk")) == []
+    assert step(controller, 10, HoldingFailed(order.holding, "disk")) == []
     assert step(controller, 109, Tick()) == []
     assert len(copies_of(step(controller, 110, Tick()))) == 1
 
@@ -194,11 +196,11 @@ def test_a_removed_model_finishes_its_requests_and_goes_with_everything() -> Non
     step(controller, 1, arrived("r"))
     assert step(controller, 2, ModelRemoved("m")) == [], "a request runs"
     commands = step(controller, 3, finished("r"))
-    assert [type(c).__name__ for c in commands] == ["ScaleDecided", "Drain", "Release"]
-    assert drops_of(step(controller, 4, Released(101, 0))) == [
-        DropCopy("m", H[0], 900, "withdrawn")
+    assert [type(c).__name__ for c in commands] == ["ScaleDecided", "Drain", "DropHolding"]
+    assert drops_of(step(controller, 4, HoldingDropped(HoldingId(101, W[0])))) == [
+        DropHolding(KEPT, "withdrawn")
     ]
-    assert ModelGone("m") in step(controller, 5, CopyDropped("m", H[0], 900))
+    assert ModelGone("m") in step(controller, 5, HoldingDropped(KEPT))
     assert list(controller.models) == ["other"]
 
 
@@ -220,13 +222,13 @@ def test_a_cache_keeps_what_its_host_loaded_for_its_time() -> None:
     controller = strategy_world(CacheCopies(ttl_ns=10_000 * MS))
     commands = step(controller, 1, arrived("r"))
     (copy,), (load,) = copies_of(commands), loads_of(commands)
-    assert (copy.agent, copy.reason, load.worker) == (H[0], "cache miss", W[0])
+    assert (copy.holding.member, copy.reason, load.holding.member) == (H[0], "cache miss", W[0])
     assert (copy.feeds, load.feeds) == (whole(W[0]), whole(None))
-    step(controller, 2, *loaded(load.instance), *copied(H[0], copy.plan))
+    step(controller, 2, *loaded(load.holding), *loaded(copy.holding))
     # A second instance is placed where the cache is warm, and reads it.
     (second,) = loads_of(step(controller, 3, arrived("s", 1000)))
-    assert (second.worker, second.feeds) == (W[1], whole(H[0]))
-    step(controller, 4, *loaded(second.instance), finished("r"), finished("s"))
+    assert (second.holding.member, second.feeds) == (W[1], whole(H[0]))
+    step(controller, 4, *loaded(second.holding), finished("r"), finished("s"))
     due_ns = 10_000 * MS + 3
     assert drops_of(step(controller, due_ns - 1, Tick())) == []
     assert [d.reason for d in drops_of(step(controller, due_ns, Tick()))] == [
@@ -240,7 +242,7 @@ def test_everywhere_is_every_host_with_room_and_none_is_none() -> None:
     )
     orders = copies_of(step(controller, 0, host_joined(0), host_joined(1, memory_bytes=70)))
     # One of each before the second of any.
-    assert [(o.model, o.agent) for o in orders] == [("a", H[0]), ("b", H[0]), ("a", H[1])]
+    assert [(o.model, o.holding.member) for o in orders] == [("a", H[0]), ("b", H[0]), ("a", H[1])]
     controller = make_controller(
         workers=1, agents_expected=1, placement=NoCopies(), multicast="storage", **lazy("a")
     )

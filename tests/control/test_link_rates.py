@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from stories import DEVICE, H, W, arrived, copied, make_controller, plans_of, serves, step
+from stories import DEVICE, H, W, arrived, loaded, make_controller, plans_of, serves, step
 
 from livescale.control.controller import Controller
 from livescale.messages.events import AgentJoined, LinkMeasured, WorkerJoined
 from livescale.topology import Device, Host
+from livescale.types import HoldingId
 
 SIZE_BYTES = 60
 NS_PER_S = 1_000_000_000
@@ -59,7 +60,7 @@ def test_a_hosts_memory_reaches_its_devices_as_the_host_says(
         commands = step(controller, 0, AgentJoined(H[0], host))
         commands = step(controller, 2 * NS_PER_S, WorkerJoined(W[0], device))
         plans = [plan for plan in plans_of(commands) if plan.instances]
-        (plan,) = plans or plans_of(step(controller, 3 * NS_PER_S, *copied(H[0], 1)))
+        (plan,) = plans or plans_of(step(controller, 3 * NS_PER_S, *loaded(HoldingId(1, H[0]))))
         (load,) = plan.loads
         assert load.completed_ns is not None
         # While the copy itself arrives one chunk's time is added.

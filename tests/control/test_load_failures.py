@@ -11,7 +11,7 @@ from stories import (
     H,
     W,
     arrived,
-    copied,
+    copies_of,
     host_joined,
     joined,
     loaded,
@@ -26,17 +26,16 @@ from stories import (
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.load_failures import LoadFailures
-from livescale.messages.commands import FailRequest, StartCopy
+from livescale.messages.commands import FailRequest
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
-    CopyFailed,
-    LoadFailed,
+    HoldingFailed,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
-from livescale.types import WorkerRef
+from livescale.types import HoldingId, WorkerRef
 
 RETRY_NS = 100 * MS
 CONFIG = ControllerConfig((), 0, load_retry_ns=RETRY_NS, load_retry_ns_max=8 * RETRY_NS)
@@ -53,10 +52,15 @@ def fail_loads(controller: Controller, now_ns: int, times: int, *first: AnyEvent
     for _ in range(times):
         (load,) = loads_of(step(controller, now_ns, *events))
         now_ns += MS
-        step(controller, now_ns, LoadFailed(load.instance, 0, "the file is wrong"))
+        step(controller, now_ns, HoldingFailed(load.holding, "the file is wrong"))
         events = (Tick(),)
         now_ns = controller.models["m"].load_failures.blocked_until_ns
     return now_ns
+
+
+def loading(controller: Controller) -> list[HoldingId]:
+    """What workers are getting."""
+    return [holding for holding in controller.loads.open if not holding.member.is_agent]
 
 
 def failed(commands: list) -> list[str]:
@@ -92,7 +96,7 @@ def test_requests_of_a_model_that_cannot_be_loaded_fail_with_the_reason() -> Non
         assert not failed(commands), f"after {trial} failures"
         assert controller.status().models["m"].problem is None
         (load,) = loads_of(commands)
-        commands = step(controller, now_ns + 1, LoadFailed(load.instance, 0, "it is gone"))
+        commands = step(controller, now_ns + 1, HoldingFailed(load.holding, "it is gone"))
         now_ns = now_ns + 1 + RETRY_NS * 2**trial
         if trial + 1 < CONFIG.load_failures_max:
             commands = step(controller, now_ns, Tick())
@@ -113,7 +117,7 @@ def test_until_the_next_trial_requests_fail_at_once_and_then_one_tries_again() -
     (load,) = loads_of(commands)
     assert not failed(commands)
     assert not failed(step(controller, again_ns + 1, arrived("later"))), "it waits for the trial"
-    step(controller, again_ns + 2, *loaded(load.instance))
+    step(controller, again_ns + 2, *loaded(load.holding))
     assert controller.status().models["m"].problem is None
     assert controller.router.unfinished("m") == 2
 
@@ -123,9 +127,8 @@ def test_a_model_that_serves_goes_on_whatever_other_loads_come_to() -> None:
     now_ns = 10 * MS
     step(controller, now_ns, arrived("flood", 10**6))
     for _ in range(5):
-        loading = [i for i in controller.fleet.of_model("m") if i.is_loading]
-        for instance in loading:
-            step(controller, now_ns, LoadFailed(instance.id, 0, "it is gone"))
+        for holding in loading(controller):
+            step(controller, now_ns, HoldingFailed(holding, "it is gone"))
         commands = step(controller, now_ns, arrived(f"r{now_ns}", 10**6))
         assert not failed(commands)
         now_ns = controller.models["m"].load_failures.blocked_until_ns
@@ -143,7 +146,7 @@ def test_a_model_that_lost_its_only_instance_and_cannot_be_loaded_again() -> Non
     now_ns = 12 * MS
     for _ in range(CONFIG.load_failures_max):
         (load,) = loads_of(commands)
-        commands = step(controller, now_ns, LoadFailed(load.instance, 0, "it is gone"))
+        commands = step(controller, now_ns, HoldingFailed(load.holding, "it is gone"))
         if failed(commands):
             break
         now_ns = controller.models["m"].load_failures.blocked_until_ns
@@ -157,26 +160,26 @@ def test_a_copy_that_cannot_be_made_is_a_problem_and_its_success_lets_loads_begi
     now_ns = 0
     for _ in range(CONFIG.load_failures_max):
         assert controller.status().models["m"].problem is None
-        (copy,) = [c for c in commands if isinstance(c, StartCopy)]
-        step(controller, now_ns + 1, CopyFailed("m", copy.agent, copy.plan, "it is gone"))
+        (copy,) = copies_of(commands)
+        step(controller, now_ns + 1, HoldingFailed(copy.holding, "it is gone"))
         now_ns += 9 * RETRY_NS
         commands = step(controller, now_ns, Tick())
     assert controller.status().models["m"].problem == "it is gone"
-    (copy,) = [c for c in commands if isinstance(c, StartCopy)]
+    (copy,) = copies_of(commands)
     # Loads from the files fail, too, and are given up.
     step(controller, now_ns, arrived("r"))
     for _ in range(CONFIG.load_failures_max):
-        (instance,) = controller.fleet.of_model("m")
-        step(controller, now_ns, LoadFailed(instance.id, 0, "it is gone"))
+        (holding,) = loading(controller)
+        step(controller, now_ns, HoldingFailed(holding, "it is gone"))
         blocked_ns = controller.models["m"].load_failures.blocked_until_ns
         if controller.models["m"].load_failures.problem is None:
             now_ns = blocked_ns
             step(controller, now_ns, Tick())
     assert now_ns < blocked_ns
-    commands = step(controller, now_ns + 1, *copied(copy.agent, copy.plan), arrived("s"))
+    commands = step(controller, now_ns + 1, *loaded(copy.holding), arrived("s"))
     assert not failed(commands)
     assert controller.status().models["m"].problem is None
-    assert [load.feeds for load in loads_of(commands)] == [whole(copy.agent)]
+    assert [load.feeds for load in loads_of(commands)] == [whole(copy.holding.member)]
 
 
 def test_a_model_with_a_copy_in_host_memory_is_not_given_up_and_its_files_are_not_read_again() -> (
@@ -193,17 +196,17 @@ def test_a_model_with_a_copy_in_host_memory_is_not_given_up_and_its_files_are_no
     device = msgspec.structs.replace(DEVICE, downlink_bytes_per_s=10**12)
     host = msgspec.structs.replace(host_joined(0).host, uplink_bytes_per_s=10)
     commands = step(controller, 0, WorkerJoined(W[0], device), AgentJoined(H[0], host))
-    (copy,) = [c for c in commands if isinstance(c, StartCopy)]
-    failure = CopyFailed("m", copy.agent, copy.plan, "it is gone")
+    (copy,) = copies_of(commands)
+    failure = HoldingFailed(copy.holding, "it is gone")
     (load,) = loads_of(step(controller, 1, failure, arrived("r")))
     assert load.feeds == whole(None)
     commands = step(controller, 1 + RETRY_NS, Tick())
-    (copy,) = [c for c in commands if isinstance(c, StartCopy)]
-    step(controller, 2 + RETRY_NS, *copied(copy.agent, copy.plan))
-    commands = step(controller, 3 + RETRY_NS, LoadFailed(load.instance, 0, "it is gone"))
+    (copy,) = copies_of(commands)
+    step(controller, 2 + RETRY_NS, *loaded(copy.holding))
+    commands = step(controller, 3 + RETRY_NS, HoldingFailed(load.holding, "it is gone"))
     assert not failed(commands)
     commands = step(controller, 3 + 2 * RETRY_NS, Tick())
-    assert [load.feeds for load in loads_of(commands)] == [whole(copy.agent)]
+    assert [load.feeds for load in loads_of(commands)] == [whole(copy.holding.member)]
 
 
 def test_what_fails_while_a_dead_sender_is_replaced_is_no_problem() -> None:

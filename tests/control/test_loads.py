@@ -4,48 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from stories import (
-    DEVICE,
     MS,
+    SPEC,
     H,
     W,
     adopted,
     arrived,
+    copy_order,
     host_joined,
     joined,
+    load_order,
     loaded,
     loads_of,
     make_controller,
+    rejoined,
+    report,
     serving,
     step,
     whole,
 )
 
+from livescale.chunks import Feed
 from livescale.control.controller import Controller
+from livescale.control.holdings import Holding, HoldingState
 from livescale.control.loads import Loads
 from livescale.control.pool import ParameterPool
-from livescale.messages.commands import AmendLoad, AnyCommand
+from livescale.messages.commands import AmendHolding, AnyCommand, StartHolding
 from livescale.messages.events import (
-    CopyReport,
     FeedFailed,
-    InstanceReport,
+    FirstByteArrived,
     LayerArrived,
-    LoadStarted,
     Tick,
-    WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import PlannedLoad
-from livescale.types import WorkerRef
+from livescale.types import HoldingId, WorkerRef
 
 GRACE_NS = 100 * MS
 SECOND_NS = 1000 * MS
 
 
-def amendments(commands: Sequence[AnyCommand]) -> list[AmendLoad]:
-    return [command for command in commands if isinstance(command, AmendLoad)]
+def amendments(commands: Sequence[AnyCommand]) -> list[AmendHolding]:
+    return [command for command in commands if isinstance(command, AmendHolding)]
+
+
+def of(receiver: int) -> HoldingId:
+    """What the worker gets by plan 1."""
+    return HoldingId(1, W[receiver])
 
 
 def chain(workers: int, **config: object) -> Controller:
@@ -53,44 +61,44 @@ def chain(workers: int, **config: object) -> Controller:
     controller = serving(workers, 1, instances_max=workers, **config)
     (first, *rest) = loads_of(step(controller, 1, arrived("flood", 10**5)))
     assert [order.feeds for order in (first, *rest)] == [whole(W[n]) for n in range(workers - 1)]
-    assert first.plan == 1
+    assert first.holding == of(1)
     return controller
 
 
 def stalled(receiver: int, upstream: int) -> FeedFailed:
-    return FeedFailed(1, W[receiver], W[upstream], "no byte came", is_stalled=True)
+    return FeedFailed(of(receiver), W[upstream], "no byte came", is_stalled=True)
 
 
 def broken(receiver: int, upstream: int) -> FeedFailed:
-    return FeedFailed(1, W[receiver], W[upstream], "corrupt bytes")
+    return FeedFailed(of(receiver), W[upstream], "corrupt bytes")
 
 
 def test_a_chain_closes_over_a_lost_member() -> None:
     """The one behind it is fed by its own upstream, though the source is a holder, too."""
     controller = chain(5)
     commands = step(controller, 2, WorkerLost(W[2], "power"))
-    assert amendments(commands) == [AmendLoad(1, W[3], whole(W[1]))]
+    assert amendments(commands) == [AmendHolding(of(3), whole(W[1]))]
 
 
 def test_two_lost_members_in_a_row_leave_one_way_around() -> None:
     controller = chain(5)
     commands = step(controller, 2, WorkerLost(W[2], "power"), WorkerLost(W[3], "power"))
     ((amended),) = amendments(commands)
-    assert amended.receiver == W[4]
+    assert amended.holding.member == W[4]
     assert amended.feeds in (whole(W[0]), whole(W[1]))
 
 
 def test_whoever_delivered_corrupt_bytes_is_not_asked_again() -> None:
     controller = make_controller(workers=2, instances_max=2, agents_expected=1)
-    copy = host_joined(0, CopyReport("m", 900, True))
+    copy = host_joined(0, report(copy_order(H[0], 900, None)))
     step(controller, 0, *adopted(1), *joined(W[1]), copy)
     (order,) = loads_of(step(controller, 1, arrived("flood", 10**5)))
     upstreams = [feed.upstream.worker for feed in order.feeds]
     other = next(ref for ref in (W[0], H[0]) if ref not in upstreams)
-    failed = [FeedFailed(order.plan, W[1], u, "corrupt bytes") for u in upstreams]
-    assert amendments(step(controller, 2, failed[0])) == [AmendLoad(order.plan, W[1], whole(other))]
-    again = FeedFailed(order.plan, W[1], other, "corrupt bytes")
-    assert amendments(step(controller, 3, again)) == [AmendLoad(order.plan, W[1], whole(None))]
+    failed = [FeedFailed(order.holding, u, "corrupt bytes") for u in upstreams]
+    assert amendments(step(controller, 2, failed[0])) == [AmendHolding(order.holding, whole(other))]
+    again = FeedFailed(order.holding, other, "corrupt bytes")
+    assert amendments(step(controller, 3, again)) == [AmendHolding(order.holding, whole(None))]
     assert amendments(step(controller, 4, again)) == [], "it was replaced: late news"
 
 
@@ -99,7 +107,7 @@ def test_a_stalled_member_is_spliced_out_and_those_behind_it_are_not_blamed() ->
     reports = [stalled(4, 3), stalled(3, 2), stalled(2, 1)]
     assert amendments(step(controller, 2, *reports)) == [], "all should have spoken first"
     commands = step(controller, 2 + GRACE_NS, Tick())
-    assert amendments(commands) == [AmendLoad(1, W[2], whole(W[0]))]
+    assert amendments(commands) == [AmendHolding(of(2), whole(W[0]))]
     # Those behind may take their time: their senders have just got other feeds.
     assert amendments(step(controller, 3 + 20 * GRACE_NS, Tick())) == []
 
@@ -109,41 +117,45 @@ def test_who_does_not_go_on_behind_a_repaired_feed_is_looked_at_again() -> None:
     step(controller, 2, stalled(3, 2), stalled(2, 1))
     step(controller, 2 + GRACE_NS, Tick())
     # w2 has a layer more; w3 should have, too.
-    progress = LayerArrived(3, 0, 1, layer=0)
-    step(controller, 3 + GRACE_NS, LoadStarted(3, 0), progress)
+    progress = LayerArrived(of(2), layer=0, watermark=1)
+    step(controller, 3 + GRACE_NS, FirstByteArrived(of(2)), progress)
     assert amendments(step(controller, 2 + 2 * GRACE_NS, Tick())) == []
     commands = step(controller, 3 + 2 * GRACE_NS, Tick())
-    assert amendments(commands) == [AmendLoad(1, W[3], whole(W[0]))]
+    assert amendments(commands) == [AmendHolding(of(3), whole(W[0]))]
 
 
 def test_who_goes_on_by_itself_is_forgiven() -> None:
     controller = chain(3)
     step(controller, 2, stalled(2, 1))
-    step(controller, 3, LoadStarted(3, 0), LayerArrived(3, 0, 1, layer=0))
+    step(controller, 3, FirstByteArrived(of(2)), LayerArrived(of(2), layer=0, watermark=1))
     assert amendments(step(controller, 2 + GRACE_NS, Tick())) == []
+
+
+def reading(receiver: int, *feeds: Feed) -> StartHolding:
+    order = load_order(101 + receiver, W[receiver], 1, None)
+    return msgspec.structs.replace(order, feeds=feeds)
 
 
 def test_where_receivers_feed_one_another_the_oldest_stall_is_taken_for_the_cause() -> None:
     """A binomial pipeline: nobody stands in front of all stalls."""
     controller = make_controller(workers=3, epoch=1, instances_max=3)
-    reports = [
-        InstanceReport(102, "m", 0, 0, False, plan=1, feeds=(*whole(W[2]), *whole(W[0]))),
-        InstanceReport(103, "m", 0, 0, False, plan=1, feeds=(*whole(W[1]), *whole(W[0]))),
+    loading = [
+        rejoined(report(reading(receiver, *whole(W[other]), *whole(W[0])), watermark=0))
+        for receiver, other in ((1, 2), (2, 1))
     ]
-    loading = [WorkerJoined(W[n + 1], DEVICE, report) for n, report in enumerate(reports)]
     step(controller, 0, *adopted(1), *loading)
     step(controller, 1, stalled(1, 2))
     step(controller, 2, stalled(2, 1))
     assert amendments(step(controller, 2 + GRACE_NS, Tick())) == []
     (amended,) = amendments(step(controller, 1 + 5 * GRACE_NS, Tick()))
-    assert (amended.receiver, amended.feeds) == (W[1], (*whole(W[0]), *whole(W[0])))
+    assert (amended.holding.member, amended.feeds) == (W[1], (*whole(W[0]), *whole(W[0])))
 
 
 def test_senders_that_died_while_no_controller_was_there_are_replaced() -> None:
     controller = make_controller(workers=2, epoch=1)
-    report = InstanceReport(102, "m", 0, 1, False, plan=1, feeds=whole(WorkerRef(5)))
-    commands = step(controller, 0, *adopted(1), WorkerJoined(W[1], DEVICE, report))
-    assert amendments(commands) == [AmendLoad(1, W[1], whole(W[0]))]
+    held = report(reading(1, *whole(WorkerRef(5))), watermark=1)
+    commands = step(controller, 0, *adopted(1), rejoined(held))
+    assert amendments(commands) == [AmendHolding(of(1), whole(W[0]))]
 
 
 @given(st.data(), st.integers(3, 6))
@@ -154,19 +166,19 @@ def test_however_feeds_fail_nobody_waits_for_himself_and_repairs_end(
     amended = 0
     for now_ns in range(2, 60):
         reading = [
-            (load.receiver, feed.upstream.worker)
-            for load in controller.loads.open.values()
+            (holding, feed.upstream.worker)
+            for holding, load in controller.loads.open.items()
             for feed in load.feeds
             if str(feed.upstream) != "storage"
         ]
         if not reading:
             break
-        receiver, upstream = data.draw(st.sampled_from(reading))
+        holding, upstream = data.draw(st.sampled_from(reading))
         is_loss = data.draw(st.integers(0, 3)) == 0 and upstream != W[0]
         event = (
             WorkerLost(upstream, "power")
             if is_loss
-            else FeedFailed(1, receiver, upstream, "corrupt bytes")
+            else FeedFailed(holding, upstream, "corrupt bytes")
         )
         amended += len(amendments(step(controller, now_ns, event)))
         check_no_circles(controller)
@@ -180,7 +192,7 @@ def test_however_feeds_fail_nobody_waits_for_himself_and_repairs_end(
 
 
 def check_no_circles(controller: Controller) -> None:
-    loads = {load.receiver: load for load in controller.loads.open.values()}
+    loads = {holding.member: load for holding, load in controller.loads.open.items()}
     for start in loads:
         seen: list[object] = []
         at: object = start
@@ -193,7 +205,7 @@ def check_no_circles(controller: Controller) -> None:
 
 def test_a_completed_load_needs_no_repair() -> None:
     controller = chain(3)
-    step(controller, 2, *loaded(2), stalled(2, 1))
+    step(controller, 2, *loaded(of(1)), stalled(2, 1))
     assert amendments(step(controller, 3, broken(1, 0))) == []
 
 
@@ -202,11 +214,11 @@ def slow_chain(*copies: int, first_ns: int = SECOND_NS) -> Loads:
     copies."""
     pool = ParameterPool()
     for number in copies:
-        pool.begin("m", (W[number],), 60)
-        pool.complete("m", W[number], 0)
+        order = load_order(101 + number, W[number], 101 + number, None)
+        pool.add(Holding(order, SPEC.layers, HoldingState.WHOLE), 1, SPEC.size_bytes)
     loads = Loads(pool)
     for receiver, predicted_ns in ((1, first_ns), (2, SECOND_NS)):
-        loads.begin(1, PlannedLoad(W[receiver], whole(W[receiver - 1]), (predicted_ns,)), "m", 0)
+        loads.begin(Holding(reading(receiver, *whole(W[receiver - 1]))), predicted_ns)
     loads.blame_slow(0)
     return loads
 
@@ -223,7 +235,7 @@ def test_a_slow_sender_is_replaced_once_and_those_behind_get_their_time_anew() -
     loads.blame_slow(late_ns)
     assert failed(loads) == [(W[1], W[0])]
     assert loads.blame_deadlines_ns(late_ns, GRACE_NS) == [2 * late_ns]
-    loads.amend(loads.open[1, W[1]], whole(W[5]))
+    loads.amend(loads.open[of(1)], whole(W[5]))
     # Who was judged is left in peace; then the one behind may turn to somebody else.
     loads.blame_slow(2 * late_ns)
     assert failed(loads) == [(W[2], W[1])]

@@ -16,12 +16,16 @@ from stories import (
     adopted,
     arrived,
     finished,
+    instances_of,
     joined,
+    load_order,
     loaded,
     loads_of,
     make_controller,
     make_policy,
     plans_of,
+    rejoined,
+    report,
     reported,
     serving,
     step,
@@ -34,12 +38,11 @@ from livescale.messages.commands import AnyCommand, Dispatch, Drain, FailRequest
 from livescale.messages.events import (
     AnyEvent,
     BatchTaken,
-    InstanceReport,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingFailed,
     LayerArrived,
     LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
     RequestArrived,
     RequestEnded,
     WorkerJoined,
@@ -56,10 +59,12 @@ from livescale.telemetry.record import (
     write_record,
 )
 from livescale.telemetry.replay import replay
-from livescale.types import InstanceState, ModelSpec, Outcome, WorkerRef
+from livescale.types import HoldingId, InstanceState, LayerSpan, ModelSpec, Outcome, WorkerRef
 
 S1, S2 = (201, W[20]), (202, W[21])
 LIVE: dict[str, Any] = {"live_order": "zigzag", "live_over_ns": 0}
+#: what w1 loads in most of these: the first plan, for instance 2
+TARGET = HoldingId(1, W[1])
 
 
 # -- which loading instance helps which overloaded one --------------------------------------------
@@ -161,6 +166,10 @@ def notices(commands: list[AnyCommand]) -> list[tuple[WorkerRef | None, str]]:
     ]
 
 
+def pairings_of(commands: list[AnyCommand]) -> list[Pairing | None]:
+    return [order.duty.pairing for order in loads_of(commands) if order.duty is not None]
+
+
 def dispatched(commands: list[AnyCommand]) -> list[tuple[str, int]]:
     return [(c.request, c.instance) for c in commands if isinstance(c, Dispatch)]
 
@@ -168,7 +177,7 @@ def dispatched(commands: list[AnyCommand]) -> list[tuple[str, int]]:
 def taken(
     requests: tuple[tuple[str, int], ...], worker: WorkerRef = W[0], instance: int = 101
 ) -> BatchTaken:
-    return BatchTaken(instance, 0, worker, 2, requests, 1, 10, 100, 5)
+    return BatchTaken(instance, worker, 2, requests, 1, 10, 100, 5)
 
 
 def live_pair(**config: Any) -> Controller:
@@ -176,9 +185,9 @@ def live_pair(**config: Any) -> Controller:
     settings = {**LIVE, "dispatched_ahead_max": 2, **config}
     controller = serving(workers=2, instances=1, instances_max=2, **settings)
     commands = step(controller, 1, arrived("s1", 800), arrived("s2", 800))
-    assert loads_of(commands)[0].pairing == Pairing("zigzag", W[0], 101)
+    assert pairings_of(commands)[0] == Pairing("zigzag", W[0], 101)
     assert dispatched(commands) == [("s1", 101), ("s2", 101)]
-    assert step(controller, 2, LiveStarted(2, 0)) == []
+    assert step(controller, 2, LiveStarted(TARGET)) == []
     return controller
 
 
@@ -186,18 +195,18 @@ def test_a_cold_start_is_live_and_alone() -> None:
     controller = make_controller(workers=2, **LIVE)
     commands = step(controller, 0, *joined(W[0], W[1]))
     assert notices(commands) == [(None, "alone: nobody is overloaded")]
-    (order,) = loads_of(commands)
-    assert order.pairing == Pairing("zigzag")
+    assert pairings_of(commands) == [Pairing("zigzag")]
     assert step(controller, 1, arrived("r")) == [], "it knows nothing of its instance yet"
-    assert dispatched(step(controller, 2, LiveStarted(2, 0))) == [("r", 2)]
-    assert step(controller, 3, *loaded(2)) == []
+    target = HoldingId(1, W[0])
+    assert dispatched(step(controller, 2, LiveStarted(target))) == [("r", 2)]
+    assert step(controller, 3, *loaded(target)) == []
 
 
 def test_stop_the_world_pairs_nobody() -> None:
     controller = serving(workers=2, instances=1, live_order="stop-the-world")
     commands = step(controller, 1, arrived("r", 2500))
     assert notices(commands) == []
-    assert [order.pairing for order in loads_of(commands)] == [None]
+    assert pairings_of(commands) == [None]
 
 
 def test_who_has_most_to_do_gets_the_best_helper() -> None:
@@ -208,7 +217,9 @@ def test_who_has_most_to_do_gets_the_best_helper() -> None:
     (plan,) = plans_of(commands)
     assert sorted(plan.routes()) == ["w0.0 -> w2.0 -> w4.0", "w1.0 -> w3.0"]
     paired = {c.instance: c.reason for c in commands if isinstance(c, Paired)}
-    of_worker = {order.worker: paired[order.instance] for order in loads_of(commands)}
+    orders = loads_of(commands)
+    workers = [order.holding.member for order in orders]
+    of_worker = dict(zip(workers, map(paired.get, instances_of(orders)), strict=True))
     assert of_worker == {
         W[2]: "alone: every overloaded instance has a helper",
         W[3]: "helps instance 101, sends no parameters on",
@@ -218,8 +229,8 @@ def test_who_has_most_to_do_gets_the_best_helper() -> None:
 
 def test_an_instance_that_has_a_helper_gets_no_second_one() -> None:
     controller = serving(workers=3, instances=1, instances_max=3, **LIVE)
-    (first,) = loads_of(step(controller, 1, arrived("a", 1000)))
-    assert first.pairing == Pairing("zigzag", W[0], 101)
+    commands = step(controller, 1, arrived("a", 1000))
+    assert pairings_of(commands) == [Pairing("zigzag", W[0], 101)]
     commands = step(controller, 2, arrived("b", 2000))
     assert notices(commands) == [(None, "alone: nobody is overloaded")]
 
@@ -232,9 +243,9 @@ def test_the_queue_goes_to_the_target_until_the_load_is_over() -> None:
     started = msgspec.structs.replace(reported(101, running=1), started=(("s1", 1),))
     assert dispatched(step(controller, 4, started)) == [("r2", 2)]
     assert dispatched(step(controller, 5, finished("s2"))) == [("r3", 2)]
-    progress = [LoadStarted(2, 0), LayerArrived(2, 0, 1), LayerArrived(2, 0, 2, layer=1)]
-    assert step(controller, 6, *progress) == []
-    over = [LayerArrived(2, 0, 3, layer=2), LoadCompleted(2, 0, 60)]
+    layers = [LayerArrived(TARGET, layer, watermark=layer + 1) for layer in range(3)]
+    assert step(controller, 6, FirstByteArrived(TARGET), *layers[:2]) == []
+    over = [layers[2], HoldingCompleted(TARGET, 60)]
     assert dispatched(step(controller, 7, *over)) == [("r4", 101)], "both are as others now"
 
 
@@ -322,7 +333,7 @@ def test_what_a_failed_target_gives_back_waits_at_its_place_and_has_not_failed()
     controller = live_pair(request_attempts_max=1)
     step(controller, 3, *(arrived(name) for name in "abc"))
     back = [RequestEnded(name, 1, Outcome.RETURNED, worker=W[1]) for name in "ba"]
-    commands = step(controller, 4, *back, LoadFailed(2, 0, "no disk"), finished("s1"))
+    commands = step(controller, 4, *back, HoldingFailed(TARGET, "no disk"), finished("s1"))
     assert dispatched(commands) == [("a", 101)], "the first of them comes first"
     assert not [c for c in commands if isinstance(c, FailRequest)]
     (failed,) = [
@@ -349,15 +360,16 @@ def test_a_gateway_that_announces_a_request_again_gives_it_back() -> None:
 
 def test_members_of_a_live_pair_are_not_drained() -> None:
     controller = serving(workers=3, instances=2, instances_max=3, **LIVE)
-    (order,) = loads_of(step(controller, 1, arrived("a", 2500)))
-    assert order.pairing == Pairing("zigzag", W[0], 101)
-    step(controller, 2, LiveStarted(2, 0), finished("a"))
+    commands = step(controller, 1, arrived("a", 2500))
+    assert pairings_of(commands) == [Pairing("zigzag", W[0], 101)]
+    (order,) = loads_of(commands)
+    step(controller, 2, LiveStarted(order.holding), finished("a"))
     drained = []
     for number in range(2, 7):
         commands = step(controller, number * 1000 * MS)
         drained += [c.instance for c in commands if isinstance(c, Drain)]
     assert drained == [102], "instance 101 has a helper, and nobody else serves"
-    commands = step(controller, 7000 * MS, *loaded(2))
+    commands = step(controller, 7000 * MS, *loaded(order.holding))
     assert [c.instance for c in commands if isinstance(c, Drain)] == [101]
 
 
@@ -365,23 +377,26 @@ def test_members_of_a_live_pair_make_no_room_for_others() -> None:
     models = (make_policy(most=2), make_policy("n", least=0, priority=5))
     controller = serving(workers=2, instances=1, models=models, **LIVE)
     step(controller, 1, arrived("a", 1500))
-    step(controller, 2, LiveStarted(2, 0))
+    step(controller, 2, LiveStarted(TARGET))
     assert step(controller, 3, arrived("x", 10, "n")) == []
-    commands = step(controller, 4, *loaded(2))
+    commands = step(controller, 4, *loaded(TARGET))
     assert [c.instance for c in commands if isinstance(c, Drain)] == [2]
 
 
 def test_a_restarted_controller_takes_live_pairs_over() -> None:
     controller = make_controller(workers=2, instances_max=2, **LIVE)
-    source = InstanceReport(101, "m", 0, 3, True)
+    source = report(load_order(101, W[0], 6, None))
     pairing = Pairing("zigzag", W[0], 101)
-    target = InstanceReport(2, "m", 0, 1, False, 0, 7, (), pairing)
-    step(controller, 0, WorkerJoined(W[0], DEVICE, source), WorkerJoined(W[1], DEVICE, target))
+    order = load_order(2, W[1], 7, W[0])
+    assert order.duty is not None
+    duty = msgspec.structs.replace(order.duty, pairing=pairing)
+    target = report(msgspec.structs.replace(order, duty=duty), watermark=1)
+    step(controller, 0, rejoined(source), rejoined(target))
     instance = controller.fleet.instances[2]
     assert (instance.state, instance.pairing) == (InstanceState.LIVE, pairing)
     assert dispatched(step(controller, 1, arrived("r"))) == [("r", 2)]
     running = RequestArrived("q", "m", 10, 5, attempt=3, worker=W[1])
-    step(controller, 2, running, LiveStarted(2, 0))
+    step(controller, 2, running, LiveStarted(order.holding))
     step(controller, 3, taken((("q", 3),)))
     assert [record.id for record in controller.router.on_worker(W[0])] == ["q"]
 
@@ -390,10 +405,11 @@ def test_only_rank_0_makes_an_instance_live() -> None:
     spec = ModelSpec("m", (10, 20, 30), 1, 100, tp_size=2)
     policy = msgspec.structs.replace(make_policy(), spec=spec)
     controller = make_controller(workers=2, models=(policy,), **LIVE)
-    orders = loads_of(step(controller, 0, *joined(W[0], W[1])))
-    assert [order.pairing for order in orders] == [Pairing("zigzag")] * 2
-    assert step(controller, 1, arrived("r"), LiveStarted(2, 0, rank=1)) == []
-    assert dispatched(step(controller, 2, LiveStarted(2, 0, rank=0))) == [("r", 2)]
+    commands = step(controller, 0, *joined(W[0], W[1]))
+    assert pairings_of(commands) == [Pairing("zigzag")] * 2
+    first, second = [order.holding for order in loads_of(commands)]
+    assert step(controller, 1, arrived("r"), LiveStarted(second)) == []
+    assert dispatched(step(controller, 2, LiveStarted(first))) == [("r", 2)]
 
 
 def test_a_record_of_a_live_pair_replays(tmp_path: Path) -> None:
@@ -401,10 +417,10 @@ def test_a_record_of_a_live_pair_replays(tmp_path: Path) -> None:
     spoken: list[list[AnyEvent]] = [
         [*adopted(1), *joined(W[1])],
         [arrived("a", 800), arrived("b", 800)],
-        [LiveStarted(2, 0), arrived("c")],
-        [taken((("c", 1),)), LayerArrived(2, 0, 1)],
+        [LiveStarted(TARGET), arrived("c")],
+        [taken((("c", 1),)), LayerArrived(TARGET, 0, 1)],
         [arrived("d")],
-        [RequestEnded("d", 1, Outcome.RETURNED, worker=W[1]), LoadFailed(2, 0, "no disk")],
+        [RequestEnded("d", 1, Outcome.RETURNED, worker=W[1]), HoldingFailed(TARGET, "no disk")],
     ]
     lines: list[AnyLine] = [RunLine(RECORD_VERSION, "sim", controller.config)]
     for now_ns, events in enumerate(spoken):
@@ -425,9 +441,9 @@ def test_a_pair_costs_what_the_batcher_says_it_does(layers: int) -> None:
     policy = msgspec.structs.replace(make_policy(most=2), spec=spec)
     controller = serving_of(policy)
     step(controller, 1, arrived("s", 2500))
-    step(controller, 2, LiveStarted(2, 0))
+    step(controller, 2, LiveStarted(TARGET))
     for watermark in range(layers + 2):
-        event = LayerArrived(2, 0, watermark, layer=max(watermark - 1, 0))
+        event = LayerArrived(TARGET, max(watermark - 1, 0), watermark)
         step(controller, 3 + watermark, event)
         (taker,) = controller.pairings.takers(9, controller.models["m"])[1]
         rate, cost = pair_rate(min(max(watermark - 1, 0), layers), layers)
@@ -437,14 +453,11 @@ def test_a_pair_costs_what_the_batcher_says_it_does(layers: int) -> None:
 def serving_of(policy: ModelPolicy) -> Controller:
     """One instance, 101 on w0, of a model of another shape, and a spare worker."""
     controller = make_controller(workers=2, models=(policy,), **LIVE)
-    layers = policy.spec.layers
-    report = InstanceReport(101, "m", 0, layers, True)
-    step(controller, 0, WorkerJoined(W[0], DEVICE_LARGE, report), reported(101), *spare(W[1]))
+    span = LayerSpan(0, policy.spec.layers)
+    order = msgspec.structs.replace(load_order(101, W[0], 101, None), span=span)
+    there = rejoined(report(order, span.stop), DEVICE_LARGE)
+    step(controller, 0, there, reported(101), WorkerJoined(W[1], DEVICE_LARGE))
     return controller
 
 
 DEVICE_LARGE = msgspec.structs.replace(DEVICE, arena_bytes=1000)
-
-
-def spare(worker: WorkerRef) -> list[WorkerJoined]:
-    return [WorkerJoined(worker, DEVICE_LARGE)]

@@ -2,134 +2,249 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stories import H, W, copy_order, load_order
 
+from livescale.control.holdings import Copy, Holding, HoldingState
 from livescale.control.pool import LastCopyError, ParameterPool
-from livescale.types import WorkerRef, agent_ref
+from livescale.messages.commands import StartHolding
+from livescale.messages.events import (
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
+    LayerArrived,
+)
+from livescale.types import HoldingId, Value, WorkerRef
 
 MODELS = ["a", "b"]
-#: a holder is a worker, a pair of workers (the ranks of one instance) or a host agent
-HOLDERS = [
-    (WorkerRef(0),),
-    (WorkerRef(1),),
-    (WorkerRef(2), WorkerRef(3)),
-    (agent_ref(0),),
-    (agent_ref(1), agent_ref(1)),
-]
-verbs = ["begin", "complete", "drop", "read", "stop", "forget", "lose", "retire"]
+#: where copies lie: the workers of an instance (of one rank, or of two), or a host
+PLACES: list[tuple[WorkerRef, ...]] = [(W[0], W[1]), (W[2], W[3]), (H[0], H[0]), (H[1], H[1])]
+READER = HoldingId(99, W[7])
+ARRIVING = (HoldingState.ORDERED, HoldingState.ARRIVING)
+NEWS: dict[str, tuple[type[Value], HoldingState]] = {
+    "layer": (LayerArrived, HoldingState.ARRIVING),
+    "complete": (HoldingCompleted, HoldingState.WHOLE),
+    "fail": (HoldingFailed, HoldingState.GONE),
+}
+verbs = ["add", "drop", "read", "stop", "lose", "retire", "give up", "dropped", *NEWS]
 calls = st.tuples(
     st.sampled_from(verbs),
     st.sampled_from(MODELS),
-    st.sampled_from(HOLDERS),
+    st.sampled_from(PLACES),
     st.integers(0, 1),
 )
 
 
-class PoolOracle:
-    """What a pool must answer, with plain sets of (model, holder)."""
+@dataclass
+class CopyOracle:
+    """What a pool must know of one copy: the state of each rank, and whether it stays."""
 
-    def __init__(self) -> None:
-        self.ranks: dict[tuple[str, WorkerRef], dict[int, None]] = {}
-        self.sizes: dict[tuple[str, WorkerRef], tuple[WorkerRef, ...]] = {}
+    members: tuple[WorkerRef, ...]
+    ranks: dict[int, HoldingState] = field(default_factory=dict)
+    plans: dict[int, int] = field(default_factory=dict)
+    is_given_up: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        return len(self.ranks) == len(self.members) and not self.is_given_up
+
+    @property
+    def is_whole(self) -> bool:
+        return self.is_there and set(self.ranks.values()) == {HoldingState.WHOLE}
+
+    def drop(self) -> list[HoldingId]:
+        """What has to be ordered away."""
+        self.is_given_up = True
+        staying = [r for r, state in self.ranks.items() if state is not HoldingState.LEAVING]
+        self.ranks |= dict.fromkeys(staying, HoldingState.LEAVING)
+        return [self.id_of(rank) for rank in staying]
+
+    def id_of(self, rank: int) -> HoldingId:
+        return HoldingId(self.plans[rank], self.members[rank])
+
+
+class PoolOracle:
+    """What a pool must answer, with plain dictionaries of (model, holder)."""
+
+    def __init__(self, ranks: int, keeps_last: bool) -> None:
+        self.ranks = ranks
+        self.keeps_last = keeps_last
+        self.copies: dict[tuple[str, WorkerRef], CopyOracle] = {}
         self.reads: set[tuple[str, WorkerRef]] = set()
         self.retired: set[str] = set()
+        self._plans = itertools.count(1)
 
-    def is_whole(self, key: tuple[str, WorkerRef]) -> bool:
-        return key in self.ranks and len(self.ranks[key]) == len(self.sizes[key])
+    def order(self, model: str, place: tuple[WorkerRef, ...], rank: int) -> StartHolding | None:
+        """The order for this rank, if it can be given."""
+        members = place[: self.ranks]
+        if rank >= self.ranks:
+            return None
+        copy = self.copies.setdefault((model, place[0]), CopyOracle(members))
+        if rank in copy.ranks:
+            return None
+        copy.ranks[rank], copy.plans[rank] = HoldingState.ORDERED, next(self._plans)
+        member, plan = copy.id_of(rank).member, copy.plans[rank]
+        if member.is_agent:
+            return copy_order(member, plan, None, model, rank)
+        number = instance_of(model, place)
+        return load_order(number, member, plan, None, model, rank=rank, workers=members)
 
-    def whole(self, model: str) -> list[WorkerRef]:
-        return sorted(key[1] for key in self.ranks if key[0] == model and self.is_whole(key))
+    def of_model(self, model: str) -> list[CopyOracle]:
+        """In the order of their holders."""
+        return [copy for (name, _), copy in sorted(self.copies.items()) if name == model]
 
-    def may_drop(self, model: str, workers: tuple[WorkerRef, ...], keeps_last: bool) -> bool:
-        key = (model, workers[0])
-        if key not in self.ranks or any((model, worker) in self.reads for worker in workers):
+    def gone(self, key: tuple[str, WorkerRef], rank: int) -> None:
+        copy = self.copies[key]
+        copy.is_given_up = True
+        del copy.ranks[rank]
+        if not copy.ranks:
+            del self.copies[key]
+
+    def may_drop(self, model: str, copy: CopyOracle) -> bool:
+        if copy.is_given_up or any((model, member) in self.reads for member in copy.members):
             return False
-        is_needed = keeps_last and model not in self.retired and self.is_whole(key)
-        return not is_needed or len(self.whole(model)) > 1
+        is_needed = self.keeps_last and model not in self.retired and copy.is_whole
+        return not is_needed or sum(c.is_whole for c in self.of_model(model)) > 1
 
 
-@given(st.lists(calls, max_size=80), st.booleans())
+def instance_of(model: str, place: tuple[WorkerRef, ...]) -> int:
+    return 10 * MODELS.index(model) + PLACES.index(place)
+
+
+@given(st.lists(calls, max_size=80), st.integers(1, 2), st.booleans())
 def test_whatever_is_asked_a_last_or_read_copy_stays(
-    asked: Iterable[tuple[str, str, tuple[WorkerRef, ...], int]], keeps_last: bool
+    asked: Iterable[tuple[str, str, tuple[WorkerRef, ...], int]], ranks: int, keeps_last: bool
 ) -> None:
-    pool, oracle = ParameterPool(keeps_last), PoolOracle()
-    for call, model, workers, rank in asked:
-        holder = workers[0]
-        key = (model, holder)
-        before = oracle.whole(model)
-        if call == "begin" and key not in oracle.ranks:
-            pool.begin(model, workers, 30)
-            oracle.ranks[key], oracle.sizes[key] = {}, workers
-        elif call == "complete" and rank < len(workers):
-            pool.complete(model, holder, rank)
-            if key in oracle.ranks:
-                oracle.ranks[key][rank] = None
-        elif call == "drop":
-            allowed = oracle.may_drop(model, workers, keeps_last)
-            assert pool.can_drop(model, holder) is allowed
-            if allowed:
-                pool.drop(model, holder)
-                del oracle.ranks[key]
-            else:
-                with pytest.raises(LastCopyError, match=f"keeps {model}"):
-                    pool.drop(model, holder)
-            if keeps_last and before and model not in oracle.retired:
-                assert oracle.whole(model), "by dropping the last copy never goes"
+    pool, oracle = ParameterPool(keeps_last), PoolOracle(ranks, keeps_last)
+    for call, model, place, rank in asked:
+        key, member = (model, place[0]), place[:ranks][-1]
+        if call == "add":
+            order = oracle.order(model, place, rank)
+            if order is not None:
+                pool.add(Holding(order), ranks, 30)
         elif call == "read":
-            pool.begin_read("reader", model, workers[-1])
-            oracle.reads.add((model, workers[-1]))
+            pool.begin_read(READER, model, member)
+            oracle.reads.add((model, member))
         elif call == "stop":
-            pool.end_read("reader", model, workers[-1])
-            oracle.reads.discard((model, workers[-1]))
-        elif call == "forget" and not oracle.is_whole(key):
-            pool.forget(model, holder)
-            oracle.ranks.pop(key, None)
+            pool.end_read(READER, model, member)
+            oracle.reads.discard((model, member))
         elif call == "lose":
-            pool.lose(workers[-1])
-            for lost in [k for k in oracle.ranks if workers[-1] in oracle.sizes[k]]:
-                del oracle.ranks[lost]
-            oracle.reads = {read for read in oracle.reads if read[1] != workers[-1]}
+            lose(pool, oracle, member)
         elif call == "retire":
             pool.retire(model)
             oracle.retired.add(model)
+        elif call == "give up":
+            give_up_incomplete(pool, oracle)
+        elif call == "drop" and key in oracle.copies:
+            drop(pool, oracle, model, oracle.copies[key])
+        elif key in oracle.copies and rank in oracle.copies[key].ranks:
+            report(pool, oracle, key, rank, call)
         check(pool, oracle)
+
+
+def copy_of(pool: ParameterPool, copy: CopyOracle) -> Copy:
+    """The pool's own."""
+    (rank, *_) = copy.ranks
+    holding = pool.find(copy.id_of(rank))
+    assert holding is not None
+    return pool.copy_of(holding)
+
+
+def drop(pool: ParameterPool, oracle: PoolOracle, model: str, copy: CopyOracle) -> None:
+    before, actual = any(c.is_whole for c in oracle.of_model(model)), copy_of(pool, copy)
+    allowed = oracle.may_drop(model, copy)
+    assert pool.can_drop(actual) is allowed
+    if allowed:
+        assert [order.holding for order in pool.drop(actual, "?")] == copy.drop()
+    else:
+        with pytest.raises(LastCopyError, match=f"of {model} .* stays"):
+            pool.drop(actual, "?")
+    if oracle.keeps_last and before and model not in oracle.retired:
+        is_left = any(c.is_whole for c in oracle.of_model(model))
+        assert is_left, "by dropping the last copy never goes"
+
+
+def report(
+    pool: ParameterPool, oracle: PoolOracle, key: tuple[str, WorkerRef], rank: int, call: str
+) -> None:
+    """A member reports what it can in this state."""
+    copy = oracle.copies[key]
+    holding = pool.find(copy.id_of(rank))
+    assert holding is not None
+    is_leaving = copy.ranks[rank] is HoldingState.LEAVING
+    if call == "dropped" and is_leaving:
+        pool.move(holding, HoldingDropped)
+        oracle.gone(key, rank)
+    elif call in NEWS and is_leaving:
+        pool.move(holding, NEWS[call][0])
+    elif call in NEWS and copy.ranks[rank] in ARRIVING:
+        cause, copy.ranks[rank] = NEWS[call]
+        pool.move(holding, cause)
+        if copy.ranks[rank] is HoldingState.GONE:
+            oracle.gone(key, rank)
+
+
+def lose(pool: ParameterPool, oracle: PoolOracle, member: WorkerRef) -> None:
+    pool.lose(member)
+    for key, copy in list(oracle.copies.items()):
+        for rank in [rank for rank in copy.ranks if copy.members[rank] == member]:
+            oracle.gone(key, rank)
+    oracle.reads = {read for read in oracle.reads if read[1] != member}
+
+
+def give_up_incomplete(pool: ParameterPool, oracle: PoolOracle) -> None:
+    """Nothing is reported any more, and what is left over goes."""
+    pool.give_up_incomplete()
+    for copy in oracle.copies.values():
+        copy.is_given_up |= not copy.is_there and not copy.members[0].is_agent
+    left = [i for c in oracle.copies.values() if c.is_given_up for i in c.drop()]
+    assert sorted(order.holding for order in pool.drop_remainders()) == sorted(left)
 
 
 def check(pool: ParameterPool, oracle: PoolOracle) -> None:
     for model in MODELS:
-        there = sorted(key[1] for key in oracle.ranks if key[0] == model)
-        assert [copy.holder for copy in pool.copies(model)] == there
-        whole = oracle.whole(model)
+        there = [copy for copy in oracle.of_model(model) if copy.is_there]
+        assert [copy.members for copy in pool.copies(model)] == [copy.members for copy in there]
+        whole = [copy.members[0] for copy in there if copy.is_whole]
         assert pool.holders(model) == [holder for holder in whole if not holder.is_agent]
-        assert [c.holder for c in pool.host_copies(model)] == [h for h in there if h.is_agent]
-    for agent in (agent_ref(0), agent_ref(1)):
-        held = [key for key in oracle.ranks if key[1] == agent]
-        copies = [copy for model in MODELS for copy in pool.host_copies(model)]
-        size = sum(copy.size_bytes for copy in copies if copy.holder == agent)
-        assert size == 30 * len(held)
-    for workers in HOLDERS:
-        readers = sum(read[1] == workers[-1] for read in oracle.reads)
-        assert pool.readers(workers[-1]) == readers
-
-
-def test_a_complete_copy_is_never_forgotten_by_accident() -> None:
-    pool = ParameterPool()
-    pool.begin("a", (WorkerRef(0),), 30)
-    pool.complete("a", WorkerRef(0), 0)
-    with pytest.raises(AssertionError, match="is forgotten"):
-        pool.forget("a", WorkerRef(0))
+        on_hosts = [copy.members[0] for copy in there if copy.members[0].is_agent]
+        assert [copy.holder for copy in pool.host_copies(model)] == on_hosts
+        for rank in range(oracle.ranks):
+            found = [holding.id for holding in pool.whole(model, rank)]
+            ranks = [c.id_of(rank) for c in there if c.ranks[rank] is HoldingState.WHOLE]
+            assert found == ranks
+        assert pool.has_any(model) is bool(oracle.of_model(model))
+    for (model, holder), copy in oracle.copies.items():
+        is_incomplete = not copy.is_there and not copy.is_given_up and not holder.is_agent
+        place = next(place for place in PLACES if place[0] == holder)
+        assert pool.is_incomplete(instance_of(model, place)) is is_incomplete
+        assert (pool.on_host(model, holder) is not None) is holder.is_agent
+        assert not copy.is_given_up or not pool.can_drop(copy_of(pool, copy))
+    ids = [copy.id_of(rank) for copy in oracle.copies.values() for rank in copy.ranks]
+    for member in dict.fromkeys(member for place in PLACES for member in place):
+        held = sorted(holding.id for holding in pool.on(member))
+        assert held == sorted(number for number in ids if number.member == member)
+        assert pool.is_free(member) is (not held)
+        assert pool.readers(member) == sum(read[1] == member for read in oracle.reads)
+    given_up = [copy for copy in oracle.copies.values() if copy.is_given_up]
+    workers = [c for c in given_up if not c.members[0].is_agent]
+    assert pool.remainders() == sum(len(copy.ranks) for copy in workers)
 
 
 def test_a_model_is_forgotten_only_when_nothing_of_it_is_left() -> None:
     pool = ParameterPool()
-    pool.begin("a", (agent_ref(0),), 30)
+    holding = Holding(copy_order(H[0], 1, None, "a"))
+    copy = pool.add(holding, 1, 30)
     pool.retire("a")
+    assert pool.drop(copy, "withdrawn")
     with pytest.raises(AssertionError, match="are left"):
         pool.forget_model("a")
-    pool.drop("a", agent_ref(0))
+    pool.move(holding, HoldingDropped)
     pool.forget_model("a")
     assert repr(pool) == "<ParameterPool empty, 0 reads>"

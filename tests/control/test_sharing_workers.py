@@ -12,6 +12,8 @@ from stories import (
     SPEC,
     W,
     arrived,
+    drop,
+    instances_of,
     joined,
     loaded,
     loads_of,
@@ -24,11 +26,18 @@ from stories import (
 )
 
 from livescale.control.controller import Controller
-from livescale.messages.commands import AnyCommand, Drain, Release, Resume, ScaleDecided, WakeAt
-from livescale.messages.events import AnyEvent, Released, Tick
+from livescale.messages.commands import (
+    AnyCommand,
+    Drain,
+    DropHolding,
+    Resume,
+    ScaleDecided,
+    WakeAt,
+)
+from livescale.messages.events import HoldingDropped, Tick
 from livescale.placements import NoCopies
 from livescale.policies import DAY_NS, ModelPolicy, Period, TargetOngoing
-from livescale.types import InstanceState
+from livescale.types import HoldingId, InstanceState
 
 HOUR_NS = DAY_NS // 24
 
@@ -55,9 +64,8 @@ def test_several_instances_of_several_models_in_one_decision() -> None:
     commands = step(controller, 1, *flood)
     assert [d[:3] for d in decisions(commands)] == [("a", 0, 4), ("b", 0, 1)]
     assert [plan.model for plan in plans_of(commands)] == ["a", "b"]
-    assert sorted(order.worker for order in loads_of(commands)) == W[:5]
-    numbers = [order.instance for order in loads_of(commands)]
-    assert len(set(numbers)) == 5
+    assert sorted(order.holding.member for order in loads_of(commands)) == W[:5]
+    assert len(set(instances_of(loads_of(commands)))) == 5
 
 
 def test_priority_comes_before_need_and_need_before_the_name() -> None:
@@ -131,14 +139,15 @@ def test_workers_that_are_being_gathered_are_left_to_whom_they_are_for() -> None
     gone = [c.instance for c in commands if isinstance(c, Drain)]
     # The first of the two comes free: it is neither taken nor is the other resumed.
     commands = step(controller, 2, reported(gone[0]))
-    (release,) = [c for c in commands if isinstance(c, Release)]
+    (release,) = [c for c in commands if isinstance(c, DropHolding)]
     assert decisions(commands) == []
-    assert step(controller, 3, Released(gone[0], 0)) == []
+    assert step(controller, 3, HoldingDropped(release.holding)) == []
     commands = step(controller, 4, reported(gone[1]))
-    assert Release(gone[1], 0, W[gone[1] - 101]) in commands
-    commands = step(controller, 5, Released(gone[1], 0))
+    last = HoldingId(gone[1], W[gone[1] - 101])
+    assert drop(last.plan, last.member) in commands
+    commands = step(controller, 5, HoldingDropped(last))
     assert [(order.model, order.rank) for order in loads_of(commands)] == [("pair", 0), ("pair", 1)]
-    assert release.worker in {order.worker for order in loads_of(commands)}
+    assert release.holding.member in [order.holding.member for order in loads_of(commands)]
 
 
 def test_spare_workers_that_one_cannot_use_do_not_make_others_drain() -> None:
@@ -158,16 +167,12 @@ def test_the_schedule_of_the_day_sets_the_limits() -> None:
     assert wake == [WakeAt(500 * MS)], "the day begins"
     morning = step(controller, 500 * MS, Tick())
     assert decisions(morning) == [("m", 0, 2, "below_min")]
-    numbers = [order.instance for order in loads_of(morning)]
-    loads = [e for number in numbers for e in serves_now(number)]
-    step(controller, 501 * MS, *loads)
+    loads = [e for order in loads_of(morning) for e in loaded(order.holding)]
+    serving_now = [reported(number) for number in instances_of(loads_of(morning))]
+    step(controller, 501 * MS, *loads, *serving_now)
     assert len(loads_of(step(controller, 502 * MS, arrived("r", 10**5)))) == 1, "three at most"
     evening = controller.step(500 * MS + 12 * HOUR_NS, [Tick()])
     assert [d[:2] for d in decisions(evening)] == [("m", 3)]
-
-
-def serves_now(instance: int) -> list[AnyEvent]:
-    return [*loaded(instance), reported(instance)]
 
 
 def test_a_target_of_ongoing_requests_counts_instances_that_load() -> None:

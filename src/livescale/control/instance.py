@@ -71,7 +71,7 @@ class InvalidTransition(Exception):
 
 @dataclass(slots=True)
 class Instance:
-    """Workers, one per rank, that have been given a model, and what was last reported of its load."""
+    """Workers, one per rank, that have been given a model, and what they reported last."""
 
     part: Part
     duty: Duty
