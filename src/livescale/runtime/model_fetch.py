@@ -45,13 +45,15 @@ class FetchListener(Protocol):
 
 class FetchOrder(Value, frozen=True):
     """What shall come where: the model lies at `offset_bytes` of the data plane's memory, where
-    `present_layers` of it are already, verified. With ALL `content_checks` files are checked, too.
+    `present_layers` of it are already, verified. Feeds from storage read its files in `directory`.
+    With ALL `content_checks` files are checked, too.
     """
 
     plan: PlanId
     attempt: int
     manifest: Manifest
     chunk_bytes: int
+    directory: str | None = None
     offset_bytes: int = 0
     storage_bytes_per_s: int | None = None
     present_layers: tuple[int, ...] = ()
@@ -82,16 +84,16 @@ class ModelFetch:
         self._present: dict[int, None] = dict.fromkeys(order.present_layers)
         self._has_begun = False
 
-    def start(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
-        """Begin. A `directory` is needed where a feed comes from storage."""
+    def start(self, feeds: tuple[Feed, ...]) -> None:
+        """Begin."""
         if self.order.present_layers:
             self.first_byte()
         for layer in self.order.present_layers:
             self._listener.layer_arrived(layer)
-        self._make_way(feeds, directory)
+        self._make_way(feeds)
 
-    def _make_way(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
-        self.feeds = feeds
+    def _make_way(self, feeds: tuple[Feed, ...]) -> None:
+        self.feeds, directory = feeds, self.order.directory
         if any(isinstance(feed.upstream, FromStorage) for feed in feeds):
             assert directory is not None, f"plan {self.order.plan} reads storage, but not where"
             self._way = _FromFiles(self, Path(directory))
@@ -99,7 +101,7 @@ class ModelFetch:
             self._way = _FromPeers(self)
         self._way.begin()
 
-    def amend(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
+    def amend(self, feeds: tuple[Feed, ...]) -> None:
         """Get what is missing by these feeds. Layers that are there stay.
 
         With a feed from storage everything that is missing is read from there: no peer is waited
@@ -113,7 +115,7 @@ class ModelFetch:
             return
         if self._way is not None:
             self._way.end()
-        self._make_way(feeds, directory)
+        self._make_way(feeds)
 
     def stop(self) -> None:
         """Forget the model: when this returns these bytes are neither written nor read any more.
