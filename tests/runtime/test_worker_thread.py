@@ -56,10 +56,10 @@ def load_source(source: ThreadWorker, manifest: Manifest, directory: Path) -> No
     assert any(isinstance(word, CapacityMeasured) for word in words)
 
 
-def multicast(workers: list[ThreadWorker], manifest: Manifest) -> None:
+def multicast(workers: list[ThreadWorker], manifest: Manifest, plan: int = 7) -> None:
     """Every worker gets the model from the one before it; returns when everybody has it."""
     for place, worker in enumerate(workers[1:], 1):
-        worker.load(10 + place, manifest, all_from(manifest, workers[place - 1].ref), plan=7)
+        worker.load(10 + place, manifest, all_from(manifest, workers[place - 1].ref), plan=plan)
     for worker in workers[1:]:
         check_loaded(worker, manifest)
 
@@ -124,7 +124,7 @@ def test_a_released_worker_takes_the_next_model(workers: list[ThreadWorker], mod
     assert words[-1].outcome is Outcome.RETURNED
     assert AttemptReturned("late", 1) in words
     assert target.report is None
-    multicast(workers, manifest)
+    multicast(workers, manifest, plan=8)
     assert target.report is not None
     assert target.report.is_whole
 
@@ -137,7 +137,7 @@ def test_a_load_that_cannot_be_read_leaves_the_worker_empty_and_usable(
     victim = sorted(model.glob("*.safetensors"))[0]
     kept = victim.read_bytes()
     victim.write_bytes(kept[: len(kept) // 2])
-    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model))
+    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model), plan=2)
     words = workers[0].heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
     assert isinstance(words[-1], HoldingFailed)
     assert victim.name in words[-1].reason
