@@ -18,16 +18,7 @@ import xxhash
 
 from livescale.control.residency import Resident
 from livescale.member.effects import AmendFetch, DropFetch, Fetch, KeepLayers, Report
-from livescale.member.inputs import (
-    AllCame,
-    ControllerMet,
-    FeedEnded,
-    FetchFailed,
-    FirstByteCame,
-    LayerCame,
-    MemberInput,
-    Ordered,
-)
+from livescale.member.inputs import ControllerMet, FetchFailed, MemberInput, Ordered
 from livescale.member.member import Member
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent
@@ -188,7 +179,7 @@ class MemberThread:
                 present_layers=self._restore(manifest, memory, effect.resident),
                 content_checks=self._setting.content_checks,
             )
-            fetch = ModelFetch(fetch_order, memory, self._data_plane, _News(self.post, plan))
+            fetch = ModelFetch(fetch_order, memory, self._data_plane, self.post)
             self._fetches[plan] = fetch
             fetch.start(command.feeds)
         except ValueError as error:
@@ -230,29 +221,6 @@ class MemberThread:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.member!r}>"
-
-
-class _News:
-    """FetchListener: every piece of news becomes an input, in order."""
-
-    def __init__(self, post: Callable[[MemberInput], None], plan: PlanId) -> None:
-        self._post = post
-        self._plan = plan
-
-    def first_byte(self) -> None:
-        self._post(FirstByteCame(self._plan))
-
-    def layer_arrived(self, layer: int) -> None:
-        self._post(LayerCame(self._plan, layer))
-
-    def completed(self, received_bytes: int) -> None:
-        self._post(AllCame(self._plan))
-
-    def failed(self, reason: str) -> None:
-        self._post(FetchFailed(self._plan, reason))
-
-    def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self._post(FeedEnded(self._plan, upstream, reason, is_stalled))
 
 
 def _identity(manifest: Manifest) -> str:

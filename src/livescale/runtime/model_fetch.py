@@ -10,37 +10,25 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from livescale.chunks import Feed
 from livescale.engine.errors import ModelError
 from livescale.engine.model_files import read_layers
+from livescale.member.inputs import (
+    AllCame,
+    FeedEnded,
+    FetchFailed,
+    FirstByteCame,
+    LayerCame,
+    MemberInput,
+)
 from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import ContentChecks, ReceiveOrder
 from livescale.types import FromStorage, FromWorker, Manifest, PlanId, Value, WorkerRef
 
 _log = logging.getLogger(__name__)
-
-
-class FetchListener(Protocol):
-    """Takes the news of one fetch, from other threads; must not block. Nothing follows the end."""
-
-    def first_byte(self) -> None:
-        """Bytes begin to come."""
-
-    def layer_arrived(self, layer: int) -> None:
-        """The layer is complete and its checksum agrees. In any order, each layer once."""
-
-    def completed(self, received_bytes: int) -> None:
-        """All layers are there, and others can get them from here."""
-
-    def failed(self, reason: str) -> None:
-        """The memory is not written for this fetch any more."""
-
-    def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        """Nothing (more) comes from this one; what is there stays."""
 
 
 class FetchOrder(Value, frozen=True):
@@ -71,14 +59,15 @@ class ModelFetch:
         order: FetchOrder,
         memory: memoryview,
         data_plane: DataPlane,
-        listener: FetchListener,
+        post: Callable[[MemberInput], None],
     ) -> None:
-        """`memory` is the data plane's from the order's offset on."""
+        """`memory` is the data plane's from the order's offset on. `post` takes the news, from
+        other threads; it must not block. Nothing follows AllCame or FetchFailed."""
         self.order = order
         self.feeds: tuple[Feed, ...] = ()
         self._memory = memory
         self._data_plane = data_plane
-        self._listener = listener
+        self._post = post
         self._way: _FromPeers | _FromFiles | None = None
         self._lock = threading.Lock()
         self._present: dict[int, None] = dict.fromkeys(order.present_layers)
@@ -89,7 +78,7 @@ class ModelFetch:
         if self.order.present_layers:
             self.first_byte()
         for layer in self.order.present_layers:
-            self._listener.layer_arrived(layer)
+            self._post(LayerCame(self.order.plan, layer))
         self._make_way(feeds)
 
     def _make_way(self, feeds: tuple[Feed, ...]) -> None:
@@ -120,7 +109,7 @@ class ModelFetch:
     def stop(self) -> None:
         """Forget the model: when this returns these bytes are neither written nor read any more.
 
-        The listener may still hear what was on its way.
+        News that were on their way may still come.
         """
         if self._way is not None:
             self._way.end()
@@ -138,22 +127,21 @@ class ModelFetch:
         with self._lock:
             has_begun, self._has_begun = self._has_begun, True
         if not has_begun:
-            self._listener.first_byte()
+            self._post(FirstByteCame(self.order.plan))
 
     def layer_arrived(self, layer: int) -> None:
         with self._lock:
             self._present[layer] = None
-        self._listener.layer_arrived(layer)
+        self._post(LayerCame(self.order.plan, layer))
 
     def completed(self) -> None:
-        layers = self.order.manifest.layers
-        self._listener.completed(sum(layer.size_bytes for layer in layers))
+        self._post(AllCame(self.order.plan))
 
     def failed(self, reason: str) -> None:
-        self._listener.failed(reason)
+        self._post(FetchFailed(self.order.plan, reason))
 
     def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self._listener.feed_failed(upstream, reason, is_stalled)
+        self._post(FeedEnded(self.order.plan, upstream, reason, is_stalled))
 
     @property
     def memory(self) -> memoryview:
