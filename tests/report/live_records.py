@@ -7,11 +7,12 @@ from reported_records import STARTED_NS, S
 
 from livescale.chunks import ChunkRange, Feed
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.messages.commands import StartLoad
-from livescale.messages.events import BatchTaken, LayerArrived, LiveStarted, LoadCompleted
-from livescale.plans import Pairing
+from livescale.messages.commands import StartHolding
+from livescale.messages.events import BatchTaken, HoldingCompleted, LayerArrived, LiveStarted
+from livescale.plans import Duty, Pairing
 from livescale.sim.config import SimConfig
 from livescale.telemetry.record import (
+    RECORD_VERSION,
     AnyLine,
     LoadPhases,
     RequestLine,
@@ -19,7 +20,7 @@ from livescale.telemetry.record import (
     ScaleLine,
     StepLine,
 )
-from livescale.types import FromStorage, FromWorker, Outcome, WorkerRef
+from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Outcome, WorkerRef
 
 UNIT_NS = 100_000_000
 LAYERS = 7
@@ -29,6 +30,8 @@ SPLITS = (1, 2, 2, 3, 4, 4, 5)
 ENDS = (7, 12, 17, 21, 24, 27, 29)
 """Layers of each request that the loading instance runs, and when each ends, in units."""
 SOURCE, TARGET = WorkerRef(0), WorkerRef(1)
+SERVES, LOADS = HoldingId(1, SOURCE), HoldingId(2, TARGET)
+"""Plans have the numbers of their instances."""
 MODEL = LLAMA_3_8B.name
 
 
@@ -36,10 +39,11 @@ def step(at_ns: int, events: tuple[object, ...], commands: tuple[object, ...] = 
     return StepLine(at_ns, events, commands, at_ns)  # type: ignore[arg-type]
 
 
-def load(instance: int, worker: WorkerRef, pairing: Pairing | None = None) -> StartLoad:
-    upstream = FromStorage() if instance == 1 else FromWorker(SOURCE)
+def load(holding: HoldingId, pairing: Pairing | None = None) -> StartHolding:
+    upstream = FromStorage() if holding == SERVES else FromWorker(SOURCE)
     feeds = (Feed(upstream, (ChunkRange(0, 1),)),)
-    return StartLoad(instance, 1, worker, MODEL, instance, feeds, 1, False, pairing=pairing)
+    duty = Duty(holding.plan, (holding.member,), pairing=pairing)
+    return StartHolding(holding, MODEL, LayerSpan(0, LAYERS + 2), feeds, 1, duty=duty)
 
 
 def live_example(order: str = "zigzag") -> tuple[AnyLine, ...]:
@@ -49,18 +53,18 @@ def live_example(order: str = "zigzag") -> tuple[AnyLine, ...]:
     """
     pairing = Pairing(order, SOURCE, 1)
     t0 = STARTED_NS + S
-    lines: list[AnyLine] = [*_begun(), step(t0, (), (load(2, TARGET, pairing),))]
-    steps: list[tuple[int, object]] = [(t0, LiveStarted(2, 1))]
+    lines: list[AnyLine] = [*_begun(), step(t0, (), (load(LOADS, pairing),))]
+    steps: list[tuple[int, object]] = [(t0, LiveStarted(LOADS))]
     for number in range(LAYERS):
         at_ns = t0 + number * LOAD_UNITS * UNIT_NS
         work = min(number * LOAD_UNITS, sum(SPLITS))
-        steps.append((at_ns, LayerArrived(2, 1, number + 2, 0, number + 1, work)))
+        steps.append((at_ns, LayerArrived(LOADS, number + 1, number + 2, work)))
     begins = (SPLITS[0], *ENDS[:-1])
     for number, (begun, split) in enumerate(zip(begins, SPLITS, strict=True)):
-        taken = BatchTaken(1, 1, SOURCE, 2, ((f"r{number}", 1),), split + 1, 64, 8192, 1000)
+        taken = BatchTaken(1, SOURCE, 2, ((f"r{number}", 1),), split + 1, 64, 8192, 1000)
         steps.append((t0 + begun * UNIT_NS, taken))
     loaded_ns = t0 + 40 * UNIT_NS
-    steps.append((loaded_ns, LoadCompleted(2, 1, LLAMA_3_8B.size_bytes)))
+    steps.append((loaded_ns, HoldingCompleted(LOADS, LLAMA_3_8B.size_bytes)))
     steps.sort(key=lambda entry: entry[0])
     lines += [step(at_ns, (event,)) for at_ns, event in steps]
     lines += [_request(f"r{n}", t0, t0 + end * UNIT_NS) for n, end in enumerate(ENDS)]
@@ -71,12 +75,12 @@ def live_example(order: str = "zigzag") -> tuple[AnyLine, ...]:
 def waiting_example() -> tuple[AnyLine, ...]:
     """The same requests and the same load, which everybody waits for."""
     t0 = STARTED_NS + S
-    lines: list[AnyLine] = [*_begun(), step(t0, (), (load(2, TARGET),))]
+    lines: list[AnyLine] = [*_begun(), step(t0, (), (load(LOADS),))]
     for number in range(LAYERS):
         at_ns = t0 + number * LOAD_UNITS * UNIT_NS
-        lines.append(step(at_ns, (LayerArrived(2, 1, number + 2, 0, number + 1),)))
+        lines.append(step(at_ns, (LayerArrived(LOADS, number + 1, number + 2),)))
     loaded_ns = t0 + 40 * UNIT_NS
-    lines.append(step(loaded_ns, (LoadCompleted(2, 1, LLAMA_3_8B.size_bytes),)))
+    lines.append(step(loaded_ns, (HoldingCompleted(LOADS, LLAMA_3_8B.size_bytes),)))
     lines += [_request(f"r{n}", t0, t0 + (n + 1) * LAYERS * UNIT_NS) for n in range(len(SPLITS))]
     lines.append(_scale(t0, loaded_ns))
     return tuple(lines)
@@ -90,9 +94,9 @@ def _begun() -> list[AnyLine]:
     spec = msgspec.structs.replace(policy.spec, layer_bytes=sizes)
     config = msgspec.structs.replace(config, models=(msgspec.structs.replace(policy, spec=spec),))
     return [
-        RunLine(2, "sim", config),
-        step(S, (), (load(1, SOURCE),)),
-        step(2 * S, (LoadCompleted(1, 1, LLAMA_3_8B.size_bytes),)),
+        RunLine(RECORD_VERSION, "sim", config),
+        step(S, (), (load(SERVES),)),
+        step(2 * S, (HoldingCompleted(SERVES, LLAMA_3_8B.size_bytes),)),
     ]
 
 

@@ -10,15 +10,16 @@ import pytest
 from reported_records import STARTED_NS, Row, S, reported
 
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.messages.commands import Dispatch, StartLoad
+from livescale.messages.commands import Dispatch, StartHolding
 from livescale.messages.events import AgentJoined, RequestEnded, WorkerJoined, WorkerLost
+from livescale.plans import Duty
 from livescale.report.html import html_report
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import simulate
 from livescale.telemetry.history.reading import Loss, read_history
 from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
 from livescale.topology import Device, Host
-from livescale.types import Outcome, WorkerRef, agent_ref
+from livescale.types import HoldingId, LayerSpan, Outcome, WorkerRef, agent_ref
 
 DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
 CONFIG = SimConfig.default(LLAMA_3_8B, workers=1).controller
@@ -79,7 +80,8 @@ def test_a_run_without_losses_has_no_such_table() -> None:
 
 def test_a_lost_worker_names_its_model_and_the_requests_that_it_had() -> None:
     worker, successor = WorkerRef(0), WorkerRef(0, 1)
-    load = StartLoad(1, 0, worker, "m", 1, (), 1, measure_capacity=False)
+    duty = Duty(1, (worker,))
+    load = StartHolding(HoldingId(1, worker), "m", LayerSpan(0, 1), (), 1, duty=duty)
     lines = [
         BEGUN,
         step(1, WorkerJoined(worker, DEVICE), commands=(load,)),

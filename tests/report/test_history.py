@@ -11,35 +11,42 @@ from reported_records import S, reported, simulated
 
 from livescale.chunks import ChunkRange, Feed
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.messages.commands import StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import (
-    InstanceReport,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
+    HoldingReport,
     LayerArrived,
-    LoadCompleted,
-    LoadFailed,
-    Released,
     WorkerJoined,
     WorkerLost,
 )
+from livescale.plans import Duty
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import AnyLine, RequestLine, StepLine
 from livescale.telemetry.timeline import instances_over_time
 from livescale.topology import Device
-from livescale.types import FromStorage, InstanceState, WorkerRef
+from livescale.types import FromStorage, HoldingId, InstanceState, LayerSpan, WorkerRef
 
 DEVICE = Device("cpu", "host-0", "leaf-0", 1, 1)
 
 
 def step(now_s: int, *messages: object) -> StepLine:
     """One step; commands are told from events by their type."""
-    commands = tuple(m for m in messages if isinstance(m, StartLoad))
-    events = tuple(m for m in messages if not isinstance(m, StartLoad))
+    commands = tuple(m for m in messages if isinstance(m, StartHolding))
+    events = tuple(m for m in messages if not isinstance(m, StartHolding))
     return StepLine(now_s * S, events, commands, now_s * S)  # type: ignore[arg-type]
 
 
-def load(instance: int, worker: int, rank: int = 0) -> StartLoad:
+def held(worker: int) -> HoldingId:
+    return HoldingId(1, WorkerRef(worker))
+
+
+def load(instance: int, worker: int, rank: int = 0, ranks: int = 1) -> StartHolding:
+    """The order for one rank of an instance, which has the workers from `worker` - `rank` on."""
     feeds = (Feed(FromStorage(), (ChunkRange(0, 1),)),)
-    return StartLoad(instance, 1, WorkerRef(worker), "m", 1, feeds, 1, False, rank)
+    duty = Duty(instance, tuple(WorkerRef(worker - rank + n) for n in range(ranks)))
+    return StartHolding(held(worker), "m", LayerSpan(0, 3), feeds, 1, rank, duty)
 
 
 @settings(max_examples=8)
@@ -100,11 +107,11 @@ def test_instances_emit_the_tokens_that_requests_got() -> None:
 def test_an_instance_serves_when_all_its_ranks_are_loaded_and_ends_with_the_last() -> None:
     history = read_history(
         [
-            step(1, load(7, 0, rank=0), load(7, 1, rank=1)),
-            step(3, LoadCompleted(7, 1, 100, rank=0)),
-            step(4, LoadCompleted(7, 1, 200, rank=1)),
-            step(8, Released(7, 1, rank=1)),
-            step(9, Released(7, 1, rank=0)),
+            step(1, load(7, 0, rank=0, ranks=2), load(7, 1, rank=1, ranks=2)),
+            step(3, HoldingCompleted(held(0), 100)),
+            step(4, HoldingCompleted(held(1), 200)),
+            step(8, HoldingDropped(held(1))),
+            step(9, HoldingDropped(held(0))),
         ]
     )
     instance = history.by_number[7]
@@ -117,7 +124,7 @@ def test_an_instance_serves_when_all_its_ranks_are_loaded_and_ends_with_the_last
 @pytest.mark.parametrize(
     ("event", "ending"),
     [
-        (LoadFailed(7, 1, "no memory"), "failed: no memory"),
+        (HoldingFailed(held(0), "no memory"), "failed: no memory"),
         (WorkerLost(WorkerRef(0), "killed"), "lost"),
         (WorkerJoined(WorkerRef(0, 1), DEVICE), "lost"),
     ],
@@ -125,9 +132,9 @@ def test_an_instance_serves_when_all_its_ranks_are_loaded_and_ends_with_the_last
 def test_a_load_that_ends_early_never_served(event: object, ending: str) -> None:
     lines: list[AnyLine] = [
         step(1, load(7, 0)),
-        step(2, LayerArrived(7, 1, 1)),
+        step(2, LayerArrived(held(0), 0, 1)),
         step(3, event),
-        step(4, LoadCompleted(7, 1, 100)),
+        step(4, HoldingCompleted(held(0), 100)),
     ]
     instance = read_history(lines).by_number[7]
     assert (instance.ending, instance.ended_ns, instance.served_ns) == (ending, 3 * S, None)
@@ -135,8 +142,8 @@ def test_a_load_that_ends_early_never_served(event: object, ending: str) -> None
 
 
 def test_a_record_that_begins_in_the_middle_knows_who_serves() -> None:
-    report = InstanceReport(4, "m", 1, 3, is_loaded=True)
-    history = read_history([step(5, WorkerJoined(WorkerRef(2), DEVICE, report)), step(8)])
+    report = HoldingReport(load(4, 2), 3, is_whole=True)
+    history = read_history([step(5, WorkerJoined(WorkerRef(2), DEVICE, (report,))), step(8)])
     instance = history.by_number[4]
     assert not instance.is_ordered
     assert instance.loading_ns is None

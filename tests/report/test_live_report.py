@@ -14,6 +14,7 @@ from live_records import (
     ENDS,
     LAYERS,
     LOAD_UNITS,
+    LOADS,
     SOURCE,
     SPLITS,
     TARGET,
@@ -25,7 +26,7 @@ from live_records import (
 )
 from reported_records import STARTED_NS, S, reported, simulated
 
-from livescale.messages.events import LayerArrived, LiveStarted, LoadCompleted, LoadFailed
+from livescale.messages.events import HoldingCompleted, HoldingFailed, LayerArrived, LiveStarted
 from livescale.plans import Pairing
 from livescale.report.html import html_report
 from livescale.report.live_picture import NothingToShow, live_picture
@@ -71,13 +72,13 @@ def test_live_is_a_state_of_its_own_until_the_instance_serves() -> None:
 
 @given(loaded=st.integers(0, 9), is_late=st.booleans())
 def test_a_live_load_may_fail_at_any_layer(loaded: int, is_late: bool) -> None:
-    lines = [*live_example()[:3], step(T0_NS, (), (load(2, TARGET, Pairing("zigzag")),))]
-    lines.append(step(T0_NS + is_late, (LiveStarted(2, 1),)))
+    lines = [*live_example()[:3], step(T0_NS, (), (load(LOADS, Pairing("zigzag")),))]
+    lines.append(step(T0_NS + is_late, (LiveStarted(LOADS),)))
     for layer in range(loaded):
         at_ns = T0_NS + (layer + 1) * UNIT_NS
-        lines.append(step(at_ns, (LayerArrived(2, 1, layer + 1, 0, layer, layer),)))
+        lines.append(step(at_ns, (LayerArrived(LOADS, layer, layer + 1, layer),)))
     end_ns = T0_NS + S
-    last = LoadCompleted(2, 1, 1) if loaded == 9 else LoadFailed(2, 1, "link lost")
+    last = HoldingCompleted(LOADS, 1) if loaded == 9 else HoldingFailed(LOADS, "link lost")
     lines.append(step(end_ns, (last,)))
     run = reported("failed", tuple(lines))
     (story,) = run.report.live_stories

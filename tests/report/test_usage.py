@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.chunks import ChunkRange, Feed
-from livescale.messages.commands import StartLoad
-from livescale.messages.events import AnyEvent, LoadFailed, Released, WorkerLost
+from livescale.messages.commands import StartHolding
+from livescale.messages.events import AnyEvent, HoldingDropped, HoldingFailed, WorkerLost
+from livescale.plans import Duty
 from livescale.report.usage import usage_by_model
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import AnyLine, RequestLine, StepLine
-from livescale.types import FromStorage, Outcome, WorkerRef
+from livescale.types import FromStorage, HoldingId, LayerSpan, Outcome, WorkerRef
 
 MODELS = ("a", "b")
 ENDS = ("released", "failed", "lost")
@@ -31,15 +32,18 @@ requests = st.lists(
 )
 
 
-def load(worker: int, instance: int, model: str) -> StartLoad:
+def load(worker: int, instance: int, model: str) -> StartHolding:
+    """The order whose plan has the number of its instance."""
     feeds = (Feed(FromStorage(), (ChunkRange(0, 1),)),)
-    return StartLoad(instance, 1, WorkerRef(worker), model, 1, feeds, 1, False)
+    holding, duty = HoldingId(instance, WorkerRef(worker)), Duty(instance, (WorkerRef(worker),))
+    return StartHolding(holding, model, LayerSpan(0, 1), feeds, 1, duty=duty)
 
 
 def end(how: str, worker: int, instance: int) -> AnyEvent:
+    holding = HoldingId(instance, WorkerRef(worker))
     if how == "released":
-        return Released(instance, 1)
-    return LoadFailed(instance, 1, "") if how == "failed" else WorkerLost(WorkerRef(worker), "")
+        return HoldingDropped(holding)
+    return HoldingFailed(holding, "") if how == "failed" else WorkerLost(holding.member, "")
 
 
 @given(moves, requests)

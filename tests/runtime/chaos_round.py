@@ -21,8 +21,8 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.chunks import senders
 from livescale.control.controller import Controller
-from livescale.messages.commands import AmendLoad, PlanMade, StartCopy, StartLoad
-from livescale.messages.events import BatchTaken, FeedFailed, LiveStarted, LoadFailed
+from livescale.messages.commands import AmendHolding, PlanMade, StartHolding
+from livescale.messages.events import BatchTaken, FeedFailed, HoldingFailed, LiveStarted
 from livescale.plans import ScalePlan
 from livescale.telemetry.record import RunLine, StepLine, read_record
 from livescale.testbed.bed import Testbed
@@ -40,7 +40,7 @@ AFTER_HANDOVER_S = 0.3
 PLAN_WAIT_S = 20.0
 LOOK_S = 0.02
 ANSWER_S = 120.0
-MARKS = (StartLoad, StartCopy, FeedFailed, AmendLoad, LoadFailed, LiveStarted, BatchTaken)
+MARKS = (StartHolding, FeedFailed, AmendHolding, HoldingFailed, LiveStarted, BatchTaken)
 
 
 @dataclass(slots=True)
@@ -144,8 +144,8 @@ class ChaosPool:
         for kind in MARKS:
             self._seen[kind] += sum(isinstance(word, kind) for word in words)
         for word in words:
-            if isinstance(word, StartLoad):
-                self._targets[word.instance] = word.worker
+            if isinstance(word, StartHolding) and word.duty is not None:
+                self._targets[word.duty.instance] = word.holding.member
             elif isinstance(word, BatchTaken):
                 self._pair = word.worker, self._targets[word.target]
         return [w.plan for w in words if isinstance(w, PlanMade) and w.instances]
@@ -154,7 +154,7 @@ class ChaosPool:
         """What the round did to the loads."""
         self._new_plans()
         said = ", ".join(f"{kind.__name__} {self._seen[kind]}" for kind in MARKS)
-        self.hurt_rounds += self._seen[AmendLoad] > 0
+        self.hurt_rounds += self._seen[AmendHolding] > 0
         self.batches_taken += self._seen[BatchTaken]
         self._seen = dict.fromkeys(MARKS, 0)
         return said

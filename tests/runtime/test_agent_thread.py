@@ -23,23 +23,20 @@ from livescale.chunks import Feed
 from livescale.engine.make import make_model
 from livescale.engine.model_files import read_manifest
 from livescale.member.member import Member
-from livescale.messages.commands import AmendLoad, DropCopy, StartCopy
+from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
 from livescale.messages.events import (
-    CopyCompleted,
-    CopyDropped,
-    CopyFailed,
-    CopyLayerArrived,
     FeedFailed,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     LayerArrived,
-    LoadCompleted,
-    LoadFailed,
 )
 from livescale.runtime.member_thread import MemberSetting, MemberThread
 from livescale.runtime.wire import Order
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import ContentChecks
-from livescale.types import Manifest, WorkerRef, agent_ref
+from livescale.types import HoldingId, LayerSpan, Manifest, WorkerRef, agent_ref
 
 ROOM_BYTES = 16 << 20
 
@@ -67,16 +64,22 @@ class ThreadAgent:
     def copy(
         self, manifest: Manifest, feeds: tuple[Feed, ...], plan: int, directory: Path | None = None
     ) -> None:
-        command = StartCopy(manifest.model, self.ref, plan, feeds, CHUNK_BYTES, "for a test")
+        command = StartHolding(
+            holding=HoldingId(plan, self.ref),
+            model=manifest.model,
+            span=LayerSpan(0, len(manifest.layers)),
+            feeds=feeds,
+            chunk_bytes=CHUNK_BYTES,
+            reason="for a test",
+        )
         order = Order(command, manifest, None if directory is None else str(directory))
         self.store.obey(order)
 
     def amend(self, plan: int, feeds: tuple[Feed, ...]) -> None:
-        self.store.obey(Order(AmendLoad(plan, self.ref, feeds)))
+        self.store.obey(Order(AmendHolding(HoldingId(plan, self.ref), feeds)))
 
-    def drop(self, model: str, plan: int) -> None:
-        order = Order(DropCopy(model, self.ref, plan, "for a test"))
-        self.store.obey(order)
+    def drop(self, plan: int) -> None:
+        self.store.obey(Order(DropHolding(HoldingId(plan, self.ref), "for a test")))
 
     def heard(self, wanted: Callable[[object], bool]) -> list[object]:
         words = []
@@ -126,19 +129,19 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def copied(agent: ThreadAgent, manifest: Manifest, plan: int) -> list[object]:
-    words = agent.heard(lambda word: isinstance(word, (CopyCompleted, CopyFailed)))
-    assert isinstance(words[-1], CopyCompleted), words[-1]
-    layers = [word.layer for word in words if isinstance(word, CopyLayerArrived)]
+    words = agent.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingCompleted), words[-1]
+    layers = [word.layer for word in words if isinstance(word, LayerArrived)]
     assert sorted(layers) == list(range(len(manifest.layers)))
-    assert {word.plan for word in words if not isinstance(word, FeedFailed)} == {plan}
+    assert {word.holding for word in words} == {HoldingId(plan, agent.ref)}
     return words
 
 
 def served(worker: ThreadWorker, manifest: Manifest, source: WorkerRef, instance: int) -> bytes:
     """The worker gets the model from there: its arena's bytes."""
     worker.load(instance, manifest, all_from(manifest, source), plan=100 + instance)
-    words = worker.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[-1], LoadCompleted), words[-1]
+    words = worker.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingCompleted), words[-1]
     return bytes(worker.arena.view(0, manifest.size_bytes))
 
 
@@ -156,8 +159,8 @@ def test_a_copy_read_from_storage_feeds_a_worker_and_another_host(
     got = served(worker, manifest, second.ref, 1)
     assert got == bytes(first.memory.view(0, manifest.size_bytes))
     [report] = second.store.member.reports
-    assert (report.model, report.plan, report.is_complete) == ("tiny", 2, True)
-    assert report.feeds == ()
+    assert (report.order.model, report.order.holding.plan, report.is_whole) == ("tiny", 2, True)
+    assert report.order.feeds == ()
 
 
 def test_models_of_one_shape_lie_side_by_side_and_are_not_mixed_up(
@@ -172,13 +175,13 @@ def test_models_of_one_shape_lie_side_by_side_and_are_not_mixed_up(
         agent.copy(manifests[-1], all_from(manifests[-1], None), seed, directory)
         copied(agent, manifests[-1], seed)
     assert manifests[0].config_json == manifests[1].config_json
-    agent.drop("tune1", 1)
-    assert isinstance(agent.heard(lambda _: True)[-1], CopyDropped)
+    agent.drop(1)
+    assert isinstance(agent.heard(lambda _: True)[-1], HoldingDropped)
     served(worker, manifests[1], agent.ref, 1)
     # The memory of the first one is taken again.
     agent.copy(manifests[0], all_from(manifests[0], None), 3, tmp_path / "tune1")
     copied(agent, manifests[0], 3)
-    assert {report.model for report in agent.store.member.reports} == {"tune1", "tune2"}
+    assert {report.order.model for report in agent.store.member.reports} == {"tune1", "tune2"}
 
 
 def test_a_model_without_room_is_refused_with_both_sizes(cluster: Cluster, model: Path) -> None:
@@ -186,7 +189,7 @@ def test_a_model_without_room_is_refused_with_both_sizes(cluster: Cluster, model
     agent = cluster.agent(size_bytes=manifest.size_bytes - 1)
     agent.copy(manifest, all_from(manifest, None), 1, model)
     [failed] = agent.heard(lambda _: True)
-    assert isinstance(failed, CopyFailed)
+    assert isinstance(failed, HoldingFailed)
     assert str(manifest.size_bytes) in failed.reason
     assert str(manifest.size_bytes - 1) in failed.reason
     assert agent.store.member.reports == ()
@@ -201,8 +204,8 @@ def test_a_directory_that_changed_fails_the_copy_and_leaves_the_memory_free(
     kept = victim.read_bytes()
     victim.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
     agent.copy(manifest, all_from(manifest, None), 1, model)
-    words = agent.heard(lambda word: isinstance(word, (CopyCompleted, CopyFailed)))
-    assert isinstance(words[-1], CopyFailed)
+    words = agent.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingFailed)
     assert "another SHA-256" in words[-1].reason
     victim.write_bytes(kept)
     agent.copy(manifest, all_from(manifest, None), 2, model)
@@ -217,15 +220,15 @@ def test_a_copy_goes_on_elsewhere_when_its_source_dies(cluster: Cluster, model: 
         copied(source, manifest, plan)
     agent = cluster.agent()
     agent.copy(manifest, all_from(manifest, slow.ref), 3)
-    before = agent.heard(lambda word: isinstance(word, CopyLayerArrived))
+    before = agent.heard(lambda word: isinstance(word, LayerArrived))
     slow.data_plane.close()
-    before += agent.heard(lambda word: isinstance(word, (FeedFailed, CopyCompleted)))
+    before += agent.heard(lambda word: isinstance(word, (FeedFailed, HoldingCompleted)))
     assert isinstance(before[-1], FeedFailed), "it was complete before the source died"
-    assert (before[-1].plan, before[-1].upstream) == (3, slow.ref)
+    assert (before[-1].holding.plan, before[-1].upstream) == (3, slow.ref)
     agent.amend(3, all_from(manifest, other.ref))
-    after = agent.heard(lambda word: isinstance(word, (CopyCompleted, CopyFailed)))
-    assert isinstance(after[-1], CopyCompleted)
-    told = [word.layer for word in (*before, *after) if isinstance(word, CopyLayerArrived)]
+    after = agent.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(after[-1], HoldingCompleted)
+    told = [word.layer for word in (*before, *after) if isinstance(word, LayerArrived)]
     assert sorted(told) == list(range(len(manifest.layers)))
 
 
@@ -240,10 +243,10 @@ def test_a_copy_that_is_dropped_while_it_comes_and_is_read_ends_in_words_for_all
     middle.copy(manifest, all_from(manifest, source.ref), 2)
     worker.load(11, manifest, all_from(manifest, middle.ref), plan=12)
     worker.heard(lambda word: isinstance(word, LayerArrived))
-    middle.drop("tiny", 2)
-    words = middle.heard(lambda word: isinstance(word, CopyDropped))
-    ends = [type(word) for word in words if not isinstance(word, CopyLayerArrived)]
-    assert ends == [CopyFailed, CopyDropped]
+    middle.drop(2)
+    words = middle.heard(lambda word: isinstance(word, HoldingDropped))
+    ends = [type(word) for word in words if not isinstance(word, LayerArrived)]
+    assert ends == [HoldingFailed, HoldingDropped]
     assert middle.store.member.reports == ()
     [failed] = [
         word
@@ -251,8 +254,8 @@ def test_a_copy_that_is_dropped_while_it_comes_and_is_read_ends_in_words_for_all
         if isinstance(word, FeedFailed)
     ]
     assert failed.upstream == middle.ref
-    middle.drop("tiny", 2)
-    assert isinstance(middle.heard(lambda _: True)[-1], CopyDropped)
+    middle.drop(2)
+    assert isinstance(middle.heard(lambda _: True)[-1], HoldingDropped)
 
 
 def test_storage_is_read_no_faster_than_it_is_said_to_be(cluster: Cluster, model: Path) -> None:
@@ -284,12 +287,12 @@ def test_a_copy_whose_bytes_were_changed_fails_though_their_checksum_agrees(
         agent.copy(changed, all_from(manifest, None), 2, model)
     else:
         agent.copy(changed, all_from(manifest, source.ref), 2)
-    words = agent.heard(lambda word: isinstance(word, (CopyCompleted, CopyFailed)))
-    assert isinstance(words[-1], CopyFailed)
+    words = agent.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingFailed)
     last = manifest.layers[-1].layer
     assert f"layer {last}" in words[-1].reason
     assert "SHA-256" in words[-1].reason
-    layers = [word.layer for word in words if isinstance(word, CopyLayerArrived)]
+    layers = [word.layer for word in words if isinstance(word, LayerArrived)]
     assert last not in layers
     assert agent.store.member.reports == ()
 
@@ -303,6 +306,6 @@ def test_a_load_over_a_network_whose_bytes_were_changed_never_serves(
     copied(source, manifest, 1)
     changed = with_another_content(manifest)
     worker.load(1, changed, all_from(changed, source.ref), plan=2)
-    words = worker.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[-1], LoadFailed)
+    words = worker.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingFailed)
     assert "SHA-256" in words[-1].reason

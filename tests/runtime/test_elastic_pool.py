@@ -13,7 +13,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.chunks import senders
 from livescale.engine.make import make_model
-from livescale.messages.commands import ModelGone, StartCopy, StartLoad
+from livescale.messages.commands import ModelGone, StartHolding
 from livescale.messages.events import AgentJoined
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
@@ -44,6 +44,16 @@ def commands(pool: LocalPool, kind: type) -> list:
     return [c for line in steps(pool) for c in line.commands if isinstance(c, kind)]
 
 
+def loads(pool: LocalPool) -> list[StartHolding]:
+    """Orders to workers."""
+    return [order for order in commands(pool, StartHolding) if order.duty is not None]
+
+
+def copies(pool: LocalPool) -> list[StartHolding]:
+    """Orders to agents."""
+    return [order for order in commands(pool, StartHolding) if order.duty is None]
+
+
 def complete(pool: LocalPool, model: str = "tiny") -> httpx.Response:
     body = {"model": model, "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
     return httpx.post(f"{pool.url}/v1/completions", json=body, timeout=60)
@@ -61,8 +71,8 @@ def test_a_model_at_zero_is_ready_starts_from_host_memory_and_goes_back_to_zero(
     assert pool.gauge("instances") == 0
     assert pool.gauge("host_copies") == 1
     assert complete(pool).status_code == 200
-    wait_until(lambda: commands(pool, StartLoad) != [], "the load is on record")
-    [load] = commands(pool, StartLoad)
+    wait_until(lambda: loads(pool) != [], "the load is on record")
+    [load] = loads(pool)
     assert [upstream.worker.is_agent for upstream in senders(load.feeds)] == [True]
     wait_until(lambda: pool.gauge("instances") == 0, "it is at zero again")
     assert pool.gauge("host_copies") == 1
@@ -70,9 +80,9 @@ def test_a_model_at_zero_is_ready_starts_from_host_memory_and_goes_back_to_zero(
 
 def test_a_dead_agent_comes_back_and_its_copies_are_restored(pool: LocalPool) -> None:
     lives = len([e for line in steps(pool) for e in line.events if isinstance(e, AgentJoined)])
-    made = len(commands(pool, StartCopy))
+    made = len(copies(pool))
     os.kill(pool.pool.pids()["agent 0"], signal.SIGKILL)
-    wait_until(lambda: len(commands(pool, StartCopy)) > made, "a new copy is ordered")
+    wait_until(lambda: len(copies(pool)) > made, "a new copy is ordered")
     wait_until(lambda: pool.gauge("host_copies") == 1, "the copy is restored")
     joined = [e for line in steps(pool) for e in line.events if isinstance(e, AgentJoined)]
     assert len(joined) > lives
@@ -81,12 +91,12 @@ def test_a_dead_agent_comes_back_and_its_copies_are_restored(pool: LocalPool) ->
 
 def test_a_restarted_controller_finds_the_copies_where_they_are(pool: LocalPool) -> None:
     wait_until(lambda: pool.gauge("instances") == 0, "it is at zero")
-    made = len(commands(pool, StartCopy))
+    made = len(copies(pool))
     old = pool.pool.pids()["controller"]
     os.kill(old, signal.SIGKILL)
     wait_until(lambda: pool.pool.pids().get("controller", old) != old, "a new controller")
     assert complete(pool).status_code == 200
-    assert len(commands(pool, StartCopy)) == made
+    assert len(copies(pool)) == made
 
 
 def test_models_are_published_and_withdrawn_while_the_pool_runs(

@@ -14,13 +14,14 @@ from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
 from livescale.chunks import senders
-from livescale.messages.commands import AmendLoad, StartLoad
-from livescale.messages.events import LoadFailed, Released, WorkerJoined, WorkerLost
+from livescale.messages.commands import AmendHolding, StartHolding
+from livescale.messages.events import HoldingDropped, HoldingFailed, WorkerJoined, WorkerLost
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.testbed.bed import Testbed
 from livescale.testbed.errors import TestbedError
 from livescale.testbed.spec import NetworkSpec
+from livescale.types import HoldingId
 
 HOSTS = 3
 TOKENS = 30
@@ -118,24 +119,25 @@ def test_a_slow_link_is_gone_around(pool: LocalPool, bed: Testbed) -> None:
     burst(pool)
 
 
-def amendments(pool: LocalPool) -> list[AmendLoad]:
+def amendments(pool: LocalPool) -> list[AmendHolding]:
     steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
-    return [c for line in steps for c in line.commands if isinstance(c, AmendLoad)]
+    return [c for line in steps for c in line.commands if isinstance(c, AmendHolding)]
 
 
 def holders(pool: LocalPool) -> list[int]:
     """Workers that were given a model and have not lost it."""
-    where: dict[int, int] = {}
+    held: dict[HoldingId, None] = {}
     for line in read_record(pool.record):
         if not isinstance(line, StepLine):
             continue
         for event in line.events:
-            if isinstance(event, Released | LoadFailed):
-                where.pop(event.instance, None)
+            if isinstance(event, HoldingDropped | HoldingFailed):
+                held.pop(event.holding, None)
             elif isinstance(event, WorkerLost):
-                where = {i: w for i, w in where.items() if w != event.worker.worker}
-        where |= {c.instance: c.worker.worker for c in line.commands if isinstance(c, StartLoad)}
-    return sorted(where.values())
+                held = {one: None for one in held if one.member.worker != event.worker.worker}
+        loads = [c for c in line.commands if isinstance(c, StartHolding) and c.duty is not None]
+        held |= {load.holding: None for load in loads}
+    return sorted(one.member.worker for one in held)
 
 
 def test_the_record_of_it_replays(pool: LocalPool) -> None:

@@ -16,6 +16,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.engine.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, LiveStarted, RequestEnded
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import Outcome
@@ -136,7 +137,9 @@ def test_what_changed_hands_ended_once(pool: LocalPool) -> None:
     wait_until(lambda: pool.gauge("num_requests_running") == 0, "nothing is left")
     lines = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
     words = [word for line in lines for word in line.events]
-    live = {word.instance for word in words if isinstance(word, LiveStarted)}
+    orders = [word for line in lines for word in line.commands if isinstance(word, StartHolding)]
+    duties = {order.holding: order.duty for order in orders}
+    live = {duties[word.holding].instance for word in words if isinstance(word, LiveStarted)}
     taken = [word for word in words if isinstance(word, BatchTaken)]
     print(f"{len(live)} instances helped, {len(taken)} batches were taken over")
     assert {batch.target for batch in taken} <= live

@@ -14,11 +14,11 @@ from completions import Answer, check, prompt
 from pool_thread import LocalPool, wait_until
 
 from livescale.engine.oracle import GreedyOracle
-from livescale.messages.commands import Dispatch, StartLoad
-from livescale.messages.events import BatchTaken, LiveStarted, LoadCompleted, RequestEnded
+from livescale.messages.commands import Dispatch, StartHolding
+from livescale.messages.events import BatchTaken, HoldingCompleted, LiveStarted, RequestEnded
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.types import InstanceId
+from livescale.types import HoldingId, InstanceId
 
 pytestmark = pytest.mark.pool
 # About 3.4 MB at this rate: a load takes a second.
@@ -68,8 +68,10 @@ def words(pool: LocalPool, kind: type) -> list:
     return [w for line in lines for w in (*line.events, *line.commands) if isinstance(w, kind)]
 
 
-def live_instances(pool: LocalPool) -> list[InstanceId]:
-    return [load.instance for load in words(pool, StartLoad) if load.pairing is not None]
+def live_instances(pool: LocalPool) -> dict[HoldingId, InstanceId]:
+    """Instances that were to work while they load, by what their worker held."""
+    loads = [order for order in words(pool, StartHolding) if order.duty is not None]
+    return {load.holding: load.duty.instance for load in loads if load.duty.pairing is not None}
 
 
 def test_a_burst_is_shared_with_instances_that_are_still_loading(
@@ -79,15 +81,16 @@ def test_a_burst_is_shared_with_instances_that_are_still_loading(
     wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
     live = live_instances(pool)
     assert live
-    started = {event.instance for event in words(pool, LiveStarted)}
+    started = {event.holding for event in words(pool, LiveStarted)}
     assert started == set(live)
     taken = words(pool, BatchTaken)
     assert taken
-    assert {batch.target for batch in taken} <= started
+    assert {batch.target for batch in taken} <= set(live.values())
     # Changing hands is no new attempt, and every request ended once.
     ended = [event.request for event in words(pool, RequestEnded)]
     assert len(ended) == len(set(ended)) == len(words(pool, Dispatch)) == STREAMS
-    assert {event.instance for event in words(pool, LoadCompleted)} == started
+    whole = {event.holding for event in words(pool, HoldingCompleted)}
+    assert {holding for holding in whole if not holding.member.is_agent} == started
 
 
 def test_a_controller_that_dies_in_the_midst_of_it_loses_nothing(

@@ -33,23 +33,21 @@ from livescale.messages.attempts import (
     AttemptTaken,
     Cancel,
 )
-from livescale.messages.commands import Release
 from livescale.messages.events import (
     BatchTaken,
     CapacityMeasured,
     FeedFailed,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     InstanceReported,
     LayerArrived,
     LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    Released,
     RequestEnded,
 )
 from livescale.plans import Pairing
 from livescale.runtime.live_parcels import Assembler, Letter, pack
 from livescale.runtime.wire import (
-    Order,
     Submit,
     Tokens,
 )
@@ -92,7 +90,7 @@ class LivePair:
         self.source.load(
             SOURCE, self.manifest, all_from(self.manifest, None), directory=str(directory)
         )
-        self.source.heard(lambda word: isinstance(word, LoadCompleted))
+        self.source.heard(lambda word: isinstance(word, HoldingCompleted))
         self.pairing = Pairing(order, self.source.ref, SOURCE)
 
     def start(self) -> None:
@@ -279,13 +277,12 @@ def test_a_target_that_is_released_gives_back_what_was_not_taken(
         # More than the source can have taken when the first ones are reported.
         start_when_loaded(pair, 3, 40)
         pair.listen(lambda: pair.taken())
-        release = Order(Release(TARGET, 0, pair.target.ref))
-        pair.target.host.obey(release)
+        pair.target.release(7)
         pair.finish()
         pair.check(oracle)
         words = [word for worker, word in pair.words if worker is pair.target]
-        order = [type(w) for w in words if isinstance(w, (LoadFailed, Released))]
-        assert order == [LoadFailed, Released]
+        order = [type(w) for w in words if isinstance(w, (HoldingFailed, HoldingDropped))]
+        assert order == [HoldingFailed, HoldingDropped]
         returned = [n for n, outcome in pair.ended.items() if outcome is Outcome.RETURNED]
         assert returned
         told = [word.request for word in words if isinstance(word, AttemptReturned)]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
-from livescale.messages.commands import StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.telemetry.record import RequestLine, StepLine, read_record
 
 pytestmark = pytest.mark.pool
@@ -138,8 +138,9 @@ def worker_with(pool: LocalPool, model: str) -> int:
 
     def given() -> list[int]:
         steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
-        loads = [c for line in steps for c in line.commands if isinstance(c, StartLoad)]
-        return [load.worker.worker for load in loads if load.model == model]
+        loads = [c for line in steps for c in line.commands if isinstance(c, StartHolding)]
+        members = [load.holding.member for load in loads if load.model == model]
+        return [member.worker for member in members if not member.is_agent]
 
     wait_until(lambda: given() != [], f"a load of {model} is on record")
     return given()[-1]

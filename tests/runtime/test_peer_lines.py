@@ -29,7 +29,7 @@ from livescale.engine.oracle import GreedyOracle
 from livescale.messages.attempts import (
     AttemptReturned,
 )
-from livescale.messages.events import LiveStarted, LoadCompleted, RequestEnded
+from livescale.messages.events import HoldingCompleted, LiveStarted, RequestEnded
 from livescale.plans import Pairing
 from livescale.runtime.live_parcels import Assembler, Letter, pack
 from livescale.runtime.peer_lines import PeerLines
@@ -102,7 +102,7 @@ class HelpingTarget:
         self.partner = PartnerPlane(8, self.worker.data_plane)
         self.stranger = PartnerPlane(9, self.worker.data_plane)
         self.holder.load(SOURCE, manifest, all_from(manifest, None), directory=str(directory))
-        self.holder.heard(lambda word: isinstance(word, LoadCompleted))
+        self.holder.heard(lambda word: isinstance(word, HoldingCompleted))
         pairing = Pairing("zigzag", self.partner.ref, SOURCE)
         feeds = all_from(manifest, self.holder.ref)
         self.worker.load(TARGET, manifest, feeds, plan=7, pairing=pairing)

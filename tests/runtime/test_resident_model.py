@@ -11,9 +11,7 @@ from thread_workers import ThreadWorker, all_from, introduce_all
 
 from livescale.engine.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
-from livescale.messages.commands import Release
-from livescale.messages.events import LayerArrived, LoadStarted, Released
-from livescale.runtime.wire import Order
+from livescale.messages.events import FirstByteArrived, HoldingDropped, LayerArrived
 from livescale.types import Manifest
 
 PROMPT = tuple(range(5, 40))
@@ -41,9 +39,8 @@ def load_and_release(
     words = check_loaded(target, manifest)
     received_bytes = target.data_plane.usage().parameter_received_bytes - before
     tokens = ask(target, f"r{instance}", instance, PROMPT, 4)
-    release = Order(Release(instance, 0, target.ref))
-    target.host.obey(release)
-    target.heard(lambda word: isinstance(word, Released))
+    target.release(instance)
+    target.heard(lambda word: isinstance(word, HoldingDropped))
     return words, tokens, received_bytes
 
 
@@ -61,7 +58,7 @@ def test_first_layers_stay_and_are_not_sent_again(
     decoder_layers = len(manifest.layers) - 2
     kept = 1 + -(-decoder_layers // 2)
     assert received_bytes == sum(e.size_bytes for e in manifest.layers[kept:])
-    assert isinstance(words[0], LoadStarted)
+    assert isinstance(words[0], FirstByteArrived)
     told = [word.layer for word in words if isinstance(word, LayerArrived)]
     assert told[:kept] == list(range(kept))
     assert first == second

@@ -11,11 +11,11 @@ from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
 from livescale.engine.make import make_model
-from livescale.messages.commands import AmendLoad, PlanMade, StartLoad
-from livescale.messages.events import LoadCompleted
+from livescale.messages.commands import AmendHolding, PlanMade, StartHolding
+from livescale.messages.events import HoldingCompleted
 from livescale.plans import ScalePlan
 from livescale.telemetry.record import StepLine, read_record
-from livescale.types import InstanceId
+from livescale.types import HoldingId
 
 pytestmark = pytest.mark.pool
 STREAMS = 30
@@ -53,7 +53,7 @@ def test_a_slow_carrier_inside_a_host_is_planned_as_such(large_model: Path, tmp_
         answers = asyncio.run(load(pool))
         assert [answer.error for answer in answers] == [None] * STREAMS
         wait_until(lambda: len(timed_loads(pool)) == 3, "it grew, and that is recorded")
-        orders = [c for line in steps(pool) for c in line.commands if isinstance(c, AmendLoad)]
+        orders = [c for line in steps(pool) for c in line.commands if isinstance(c, AmendHolding)]
         assert not orders, "no load changed its sender"
         for predicted_ns, took_ns in timed_loads(pool):
             assert predicted_ns / 2 <= took_ns <= predicted_ns * 2, (predicted_ns, took_ns)
@@ -66,20 +66,21 @@ def steps(pool: LocalPool) -> list[StepLine]:
 def timed_loads(pool: LocalPool) -> list[tuple[int, int]]:
     """Of every complete load: how long the plan said, and how long it took."""
     plans: dict[int, ScalePlan] = {}
-    begun: dict[InstanceId, tuple[int, int]] = {}
+    begun: dict[HoldingId, tuple[int, int]] = {}
     found = []
     for line in steps(pool):
         for event in line.events:
-            if isinstance(event, LoadCompleted):
-                predicted_ns, since_ns = begun[event.instance]
+            if isinstance(event, HoldingCompleted) and not event.holding.member.is_agent:
+                predicted_ns, since_ns = begun[event.holding]
                 found.append((predicted_ns, line.now_ns - since_ns))
         for command in line.commands:
             if isinstance(command, PlanMade):
                 plans[command.plan.plan] = command.plan
-            elif isinstance(command, StartLoad):
-                predicted_ns = plans[command.plan].load_of(command.worker).completed_ns
+            elif isinstance(command, StartHolding) and command.duty is not None:
+                held = command.holding
+                predicted_ns = plans[held.plan].load_of(held.member).completed_ns
                 assert predicted_ns is not None, "rates are known"
-                begun[command.instance] = (predicted_ns, line.now_ns)
+                begun[held] = (predicted_ns, line.now_ns)
     return found
 
 

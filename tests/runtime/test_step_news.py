@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
-from livescale.messages.commands import PlanMade, StartLoad
+from livescale.messages.commands import PlanMade, StartHolding
 from livescale.messages.events import (
     AnyEvent,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingFailed,
     LayerArrived,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
     ModelAdded,
     ModelRemoved,
     Tick,
@@ -38,12 +38,12 @@ class Told:
         self.controller = Controller(ControllerConfig(policies, workers_expected=workers))
         self.steps, self.follower = StepNews(), Follower()
         self.follower.begin(self.controller.config)
-        self.loads: list[StartLoad] = []
+        self.loads: list[StartHolding] = []
 
     def step(self, now_ns: int, *events: AnyEvent) -> list[str]:
         commands = self.controller.step(now_ns, events)
         assert not [c for c in commands if isinstance(c, PlanMade) and not c.instances]
-        self.loads += [c for c in commands if isinstance(c, StartLoad)]
+        self.loads += [c for c in commands if isinstance(c, StartHolding)]
         news = self.steps.observe(
             now_ns,
             self.follower.step(now_ns, events, commands),
@@ -53,7 +53,7 @@ class Told:
         return [("! " if line.is_problem else "") + line.text for line in news]
 
     def fail(self, now_ns: int, reason: str) -> list[str]:
-        return self.step(now_ns, LoadFailed(self.loads[-1].instance, 0, reason))
+        return self.step(now_ns, HoldingFailed(self.loads[-1].holding, reason))
 
 
 def one(least: int = 1, name: str = "m") -> ModelPolicy:
@@ -68,14 +68,15 @@ def test_a_load_is_told_with_its_bytes_its_rate_and_its_model() -> None:
         "model m: 0 -> 1 instances (below_min)",
         "model m: instance 2 on w0.0 gets 6 MB from storage",
     ]
-    told.step(S, LoadStarted(2, 0), LayerArrived(2, 0, 1, layer=0), LayerArrived(2, 0, 2, layer=1))
+    held = told.loads[-1].holding
+    told.step(S, FirstByteArrived(held), LayerArrived(held, 0, 1), LayerArrived(held, 1, 2))
     loads = told.steps.progress(S)
     assert loads is not None
     (load,) = loads
     assert (load.model, load.receiver) == ("m", "w0.0")
     assert (load.arrived_bytes, load.size_bytes, load.bytes_per_s) == (3 * MB, 6 * MB, 3 * MB)
     assert told.steps.progress(S) is None, "it did not get on"
-    assert told.step(2 * S, LayerArrived(2, 0, 3, layer=2), LoadCompleted(2, 0, 6 * MB)) == [
+    assert told.step(2 * S, LayerArrived(held, 2, 3), HoldingCompleted(held, 6 * MB)) == [
         "model m: instance 2 on w0.0 is loaded: 6 MB in 2 s (3 MB/s)"
     ]
     assert told.steps.progress(2 * S) == ()
@@ -95,9 +96,9 @@ def test_a_load_that_fails_again_and_again_is_told_rarely_and_its_end_once() -> 
         "! model m: instance 2 on w0.0 failed, and is tried again: it is gone",
         "! model m: cannot be loaded now, and is tried again: it is gone",
     ]
-    number = told.loads[-1].instance
-    arrived = [LayerArrived(number, 0, n + 1, layer=n) for n in range(3)]
-    ended = told.step(now_ns + S, LoadStarted(number, 0), *arrived, LoadCompleted(number, 0, 1))
+    held = told.loads[-1].holding
+    arrived = [LayerArrived(held, n, n + 1) for n in range(3)]
+    ended = told.step(now_ns + S, FirstByteArrived(held), *arrived, HoldingCompleted(held, 1))
     assert "model m: loads again" in ended
 
 

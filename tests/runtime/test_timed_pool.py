@@ -12,8 +12,8 @@ from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
 from livescale.chunks import senders
-from livescale.messages.commands import ScaleDecided, StartLoad
-from livescale.messages.events import AgentJoined, LinkMeasured, LoadCompleted, WorkerJoined
+from livescale.messages.commands import ScaleDecided, StartHolding
+from livescale.messages.events import AgentJoined, HoldingCompleted, LinkMeasured, WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
 
 pytestmark = pytest.mark.pool
@@ -125,12 +125,12 @@ def multicast_bytes(pool: LocalPool) -> list[int]:
     events = [event for line in steps for event in line.events]
     commands = [command for line in steps for command in line.commands]
     targets = {
-        command.instance
+        command.holding
         for command in commands
-        if isinstance(command, StartLoad) and senders(command.feeds)
+        if isinstance(command, StartHolding) and command.duty is not None and senders(command.feeds)
     }
-    completed = [event for event in events if isinstance(event, LoadCompleted)]
-    return [event.received_bytes for event in completed if event.instance in targets]
+    completed = [event for event in events if isinstance(event, HoldingCompleted)]
+    return [event.received_bytes for event in completed if event.holding in targets]
 
 
 async def load(pool: LocalPool) -> list[Answer]:

@@ -16,23 +16,18 @@ from livescale.messages.attempts import (
     AttemptFailed,
     AttemptReturned,
 )
-from livescale.messages.commands import Release
 from livescale.messages.events import (
     CapacityMeasured,
     FeedFailed,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     LayerArrived,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
-    Released,
     RequestEnded,
 )
-from livescale.runtime.wire import (
-    Order,
-    Submit,
-    Tokens,
-)
-from livescale.types import FromWorker, Manifest, Outcome, SamplingParams
+from livescale.runtime.wire import Submit, Tokens
+from livescale.types import FromWorker, HoldingId, Manifest, Outcome, SamplingParams
 
 ARENA_BYTES = 8 << 20
 
@@ -55,24 +50,24 @@ def workers(request: pytest.FixtureRequest) -> Iterator[list[ThreadWorker]]:
 
 def load_source(source: ThreadWorker, manifest: Manifest, directory: Path) -> None:
     source.load(1, manifest, all_from(manifest, None), directory=str(directory))
-    words = source.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[0], LoadStarted)
-    assert isinstance(words[-1], LoadCompleted), words[-1]
+    words = source.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[0], FirstByteArrived)
+    assert isinstance(words[-1], HoldingCompleted), words[-1]
     assert any(isinstance(word, CapacityMeasured) for word in words)
 
 
-def multicast(workers: list[ThreadWorker], manifest: Manifest) -> None:
+def multicast(workers: list[ThreadWorker], manifest: Manifest, plan: int = 7) -> None:
     """Every worker gets the model from the one before it; returns when everybody has it."""
     for place, worker in enumerate(workers[1:], 1):
-        worker.load(10 + place, manifest, all_from(manifest, workers[place - 1].ref), plan=7)
+        worker.load(10 + place, manifest, all_from(manifest, workers[place - 1].ref), plan=plan)
     for worker in workers[1:]:
         check_loaded(worker, manifest)
 
 
 def check_loaded(worker: ThreadWorker, manifest: Manifest) -> list[object]:
     """The load completes: each layer is told once, and the watermark is that of what was told."""
-    words = worker.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[-1], LoadCompleted), words[-1]
+    words = worker.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingCompleted), words[-1]
     told = [word for word in words if isinstance(word, LayerArrived)]
     count = len(manifest.layers)
     assert sorted(word.layer for word in told) == list(range(count))
@@ -121,18 +116,17 @@ def test_a_released_worker_takes_the_next_model(workers: list[ThreadWorker], mod
     load_source(workers[0], manifest, model)
     multicast(workers, manifest)
     target = workers[1]
-    release = Order(Release(11, 0, target.ref))
-    target.host.obey(release)
-    target.heard(lambda word: isinstance(word, Released))
+    target.release(7)
+    target.heard(lambda word: isinstance(word, HoldingDropped))
     target.submit(Submit("late", 1, 11, (1, 2), (), SamplingParams(1)))
     words = target.heard(lambda word: isinstance(word, RequestEnded))
     # It may be on its way while the instance goes: somebody else runs it.
     assert words[-1].outcome is Outcome.RETURNED
     assert AttemptReturned("late", 1) in words
     assert target.report is None
-    multicast(workers, manifest)
+    multicast(workers, manifest, plan=8)
     assert target.report is not None
-    assert target.report.is_loaded
+    assert target.report.is_whole
 
 
 @pytest.mark.parametrize("workers", [(2, {})], indirect=True)
@@ -143,9 +137,9 @@ def test_a_load_that_cannot_be_read_leaves_the_worker_empty_and_usable(
     victim = sorted(model.glob("*.safetensors"))[0]
     kept = victim.read_bytes()
     victim.write_bytes(kept[: len(kept) // 2])
-    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model))
-    words = workers[0].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[-1], LoadFailed)
+    workers[0].load(1, manifest, all_from(manifest, None), directory=str(model), plan=2)
+    words = workers[0].heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingFailed)
     assert victim.name in words[-1].reason
     assert workers[0].report is None
     victim.write_bytes(kept)
@@ -162,8 +156,8 @@ def test_a_file_that_changed_since_its_manifest_is_not_served(
     content[-1] ^= 1
     victim.write_bytes(content)
     workers[0].load(1, manifest, all_from(manifest, None), directory=str(model))
-    words = workers[0].heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[-1], LoadFailed)
+    words = workers[0].heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingFailed)
     assert "another checksum" in words[-1].reason
 
 
@@ -178,19 +172,19 @@ def test_when_a_source_dies_a_load_keeps_what_it_has_and_goes_on_elsewhere(
     target.load(11, manifest, all_from(manifest, source.ref), plan=7)
     before = target.heard(lambda word: isinstance(word, LayerArrived))
     source.data_plane.close()
-    before += target.heard(lambda word: isinstance(word, (FeedFailed, LoadCompleted)))
+    before += target.heard(lambda word: isinstance(word, (FeedFailed, HoldingCompleted)))
     failed = before[-1]
     assert isinstance(failed, FeedFailed), "it was complete before the source died"
-    assert (failed.plan, failed.upstream, failed.receiver) == (7, source.ref, target.ref)
+    assert (failed.holding, failed.upstream) == (HoldingId(7, target.ref), source.ref)
     target.amend(7, all_from(manifest, other.ref))
-    after = target.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(after[-1], LoadCompleted)
+    after = target.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(after[-1], HoldingCompleted)
     told = [word.layer for word in (*before, *after) if isinstance(word, LayerArrived)]
     assert sorted(told) == list(range(len(manifest.layers)))
     size = manifest.size_bytes
     assert bytes(target.arena.view(0, size)) == bytes(other.arena.view(0, size))
     assert target.report is not None
-    assert target.report.is_loaded
+    assert target.report.is_whole
 
 
 @pytest.mark.parametrize("workers", [(2, {"uplink_bytes_per_s": 2_000_000})], indirect=True)
@@ -198,11 +192,11 @@ def test_the_rest_of_a_load_may_come_from_storage(workers: list[ThreadWorker], m
     manifest = read_manifest(model, "tiny")
     source, target = workers
     load_source(source, manifest, model)
-    target.load(11, manifest, all_from(manifest, source.ref), plan=7)
+    target.load(11, manifest, all_from(manifest, source.ref), directory=str(model), plan=7)
     words = target.heard(lambda word: isinstance(word, LayerArrived))
-    target.amend(7, all_from(manifest, None), str(model))
-    words += target.heard(lambda word: isinstance(word, (LoadCompleted, LoadFailed)))
-    assert isinstance(words[-1], LoadCompleted), words[-1]
+    target.amend(7, all_from(manifest, None))
+    words += target.heard(lambda word: isinstance(word, (HoldingCompleted, HoldingFailed)))
+    assert isinstance(words[-1], HoldingCompleted), words[-1]
     told = [word.layer for word in words if isinstance(word, LayerArrived)]
     assert sorted(told) == list(range(len(manifest.layers)))
     size = manifest.size_bytes
@@ -236,12 +230,12 @@ def test_a_load_that_is_released_half_way_leaves_the_worker_empty(
     load_source(workers[0], manifest, model)
     target = workers[1]
     target.load(11, manifest, all_from(manifest, workers[0].ref), plan=7)
-    target.heard(lambda word: isinstance(word, LoadStarted))
-    target.host.obey(Order(Release(11, 0, target.ref)))
-    words = target.heard(lambda word: isinstance(word, Released))
-    assert [type(word) for word in words if isinstance(word, (LoadFailed, Released))] == [
-        LoadFailed,
-        Released,
+    target.heard(lambda word: isinstance(word, FirstByteArrived))
+    target.release(7)
+    words = target.heard(lambda word: isinstance(word, HoldingDropped))
+    assert [type(word) for word in words if isinstance(word, (HoldingFailed, HoldingDropped))] == [
+        HoldingFailed,
+        HoldingDropped,
     ]
     assert target.report is None
     load_source(target, manifest, model)

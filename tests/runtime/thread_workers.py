@@ -9,9 +9,9 @@ from collections.abc import Callable
 from livescale.batching.live_batch import LiveLimits
 from livescale.chunks import ChunkGrid, Feed
 from livescale.engine.executor import TorchExecutor
-from livescale.messages.commands import AmendLoad, StartLoad
-from livescale.messages.events import InstanceReport
-from livescale.plans import Pairing
+from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.messages.events import HoldingReport
+from livescale.plans import Duty, Pairing
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.wire import (
     Address,
@@ -24,7 +24,7 @@ from livescale.runtime.worker_thread import WorkerThread
 from livescale.topology import Device
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import FromStorage, FromWorker, Manifest, WorkerRef
+from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Manifest, WorkerRef
 
 WAIT_S = 60.0
 CHUNK_BYTES = 64 << 10
@@ -93,22 +93,23 @@ class ThreadWorker:
         plan: int = 1,
         pairing: Pairing | None = None,
     ) -> None:
-        command = StartLoad(
-            instance=instance,
-            attempt=0,
-            worker=self.ref,
+        reads_storage = any(isinstance(feed.upstream, FromStorage) for feed in feeds)
+        command = StartHolding(
+            holding=HoldingId(plan, self.ref),
             model=manifest.model,
-            plan=plan,
+            span=LayerSpan(0, len(manifest.layers)),
             feeds=feeds,
             chunk_bytes=CHUNK_BYTES,
-            measure_capacity=directory is not None or pairing is not None,
-            pairing=pairing,
+            duty=Duty(instance, (self.ref,), pairing=pairing),
+            measure_capacity=reads_storage or pairing is not None,
         )
         self.host.obey(Order(command, manifest, directory))
 
-    def amend(self, plan: int, feeds: tuple[Feed, ...], directory: str | None = None) -> None:
-        order = Order(AmendLoad(plan, self.ref, feeds), None, directory)
-        self.host.obey(order)
+    def amend(self, plan: int, feeds: tuple[Feed, ...]) -> None:
+        self.host.obey(Order(AmendHolding(HoldingId(plan, self.ref), feeds)))
+
+    def release(self, plan: int) -> None:
+        self.host.obey(Order(DropHolding(HoldingId(plan, self.ref), "released")))
 
     def submit(self, message: Submit) -> None:
         self.host.submit("g0", message)
@@ -123,7 +124,7 @@ class ThreadWorker:
                 return words
 
     @property
-    def report(self) -> InstanceReport | None:
+    def report(self) -> HoldingReport | None:
         """What a controller that it meets is told."""
         return next(iter(self.host.member.reports), None)
 

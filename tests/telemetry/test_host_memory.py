@@ -8,22 +8,22 @@ from hypothesis import strategies as st
 
 from livescale.chunks import ChunkRange, Feed
 from livescale.control.config import ControllerConfig
-from livescale.messages.commands import AnyCommand, StartCopy
+from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
-    CopyDropped,
-    CopyFailed,
-    CopyReport,
+    HoldingDropped,
+    HoldingFailed,
+    HoldingReport,
     ModelAdded,
     WorkerLost,
 )
 from livescale.policies import ModelPolicy
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.host_memory import HostCopyUse, host_copy_use
-from livescale.telemetry.record import AnyLine, RunLine, StepLine
+from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
 from livescale.topology import Host
-from livescale.types import FromStorage, ModelSpec, agent_ref
+from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, agent_ref
 
 H = [agent_ref(number) for number in range(3)]
 HOST = Host("h", "l", 1000)
@@ -33,13 +33,17 @@ def policy(name: str, size_bytes: int, tp_size: int = 1) -> ModelPolicy:
     return ModelPolicy(ModelSpec(name, (size_bytes,), 1, 1, tp_size), 0, 1)
 
 
-BEGIN = RunLine(2, "sim", ControllerConfig((policy("m", 10), policy("n", 5)), 0))
+MODELS = (policy("m", 10), policy("n", 5))
+BEGIN = RunLine(RECORD_VERSION, "sim", ControllerConfig(MODELS, 0))
 
 
-def start(model: str, agent: int, plan: int = 1, rank: int = 0) -> StartCopy:
-    return StartCopy(
-        model, H[agent], plan, (Feed(FromStorage(), (ChunkRange(0, 1),)),), 10, "", rank
-    )
+def copy(agent: int, plan: int = 1) -> HoldingId:
+    return HoldingId(plan, H[agent])
+
+
+def start(model: str, agent: int, plan: int = 1, rank: int = 0) -> StartHolding:
+    feeds = (Feed(FromStorage(), (ChunkRange(0, 1),)),)
+    return StartHolding(copy(agent, plan), model, LayerSpan(0, 1), feeds, 10, rank)
 
 
 def line(now_ns: int, *items: AnyEvent | AnyCommand) -> StepLine:
@@ -54,8 +58,8 @@ def test_a_story_by_hand() -> None:
         line(100),
         line(110, start("m", 0)),
         line(130, start("m", 1)),  # 20 ns with one copy
-        line(140, CopyDropped("m", H[0], 1)),  # 10 ns with two
-        line(160, CopyFailed("m", H[1], 1, "x")),  # 20 ns with one
+        line(140, HoldingDropped(copy(0))),  # 10 ns with two
+        line(160, HoldingFailed(copy(1), "x")),  # 20 ns with one
         line(200),
     ]
     assert host_copy_use(read_history(lines)) == {
@@ -65,7 +69,7 @@ def test_a_story_by_hand() -> None:
 
 
 def test_ranks_of_a_copy_count_as_one_with_their_bytes() -> None:
-    begin = RunLine(2, "sim", ControllerConfig((), 0))
+    begin = RunLine(RECORD_VERSION, "sim", ControllerConfig((), 0))
     added = ModelAdded(policy("p", 7, tp_size=2))
     lines = [begin, line(0, added, start("p", 0), start("p", 0, 2, rank=1)), line(10)]
     assert host_copy_use(read_history(lines)) == {"p": HostCopyUse(1.0, 1, 14.0, 14)}
@@ -77,7 +81,7 @@ def test_a_lost_host_keeps_nothing_and_a_new_life_hears_what_is_there() -> None:
         line(0, start("m", 0), start("n", 1)),
         line(10, WorkerLost(H[0], "gone")),
         BEGIN,
-        line(20, AgentJoined(H[1], HOST, (CopyReport("n", 1, True),))),
+        line(20, AgentJoined(H[1], HOST, (HoldingReport(start("n", 1), 1, is_whole=True),))),
         line(40),
     ]
     use = host_copy_use(read_history(lines))
@@ -95,7 +99,9 @@ def test_averages_lie_below_maxima_and_agree_with_sums(
     for gap_ns, agent, is_there in changes:
         copy_ns += len(held) * gap_ns
         now_ns += gap_ns
-        lines.append(line(now_ns, start("m", agent) if is_there else CopyDropped("m", H[agent], 1)))
+        change = start("m", agent) if is_there else HoldingDropped(copy(agent))
+        # What is held is not ordered again.
+        lines.append(line(now_ns, *([] if is_there and agent in held else [change])))
         held = held | {agent} if is_there else held - {agent}
         most = max(most, len(held))
     use = host_copy_use(read_history(lines))["m"]

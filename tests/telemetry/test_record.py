@@ -8,8 +8,9 @@ import pytest
 
 from livescale.chunks import ChunkRange, Feed
 from livescale.control.config import ControllerConfig
-from livescale.messages.commands import StartCopy, StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import Tick, WorkerJoined
+from livescale.plans import Duty
 from livescale.policies import ModelPolicy
 from livescale.telemetry.record import (
     RECORD_VERSION,
@@ -24,13 +25,25 @@ from livescale.telemetry.record import (
 )
 from livescale.telemetry.record_parts import RecordError
 from livescale.topology import Device
-from livescale.types import FromWorker, ModelSpec, Outcome, WorkerRef, agent_ref
+from livescale.types import (
+    FromWorker,
+    HoldingId,
+    LayerSpan,
+    ModelSpec,
+    Outcome,
+    WorkerRef,
+    agent_ref,
+)
 
 DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
 CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1, 2, 3), 1, 10), 1, 2),), 2)
 FEEDS = (Feed(FromWorker(WorkerRef(0, 3)), (ChunkRange(0, 3, 2),), window=4),)
-LOAD = StartLoad(1, 0, WorkerRef(1), "m", 2, FEEDS, 1, measure_capacity=True)
-COPY = StartCopy("m", agent_ref(0), 3, FEEDS, 1, "spread")
+SPAN = LayerSpan(0, 3)
+LOAD = StartHolding(
+    HoldingId(2, WorkerRef(1)), "m", SPAN, FEEDS, 1, duty=Duty(1, (WorkerRef(1),)),
+    measure_capacity=True,
+)  # fmt: skip
+COPY = StartHolding(HoldingId(3, agent_ref(0)), "m", SPAN, FEEDS, 1, reason="spread")
 LINES: list[AnyLine] = [
     RunLine(RECORD_VERSION, "sim", CONFIG, {"a": 1}),
     StepLine(5, (WorkerJoined(WorkerRef(0), DEVICE), Tick()), (LOAD, COPY), 6),

@@ -34,9 +34,9 @@ from livescale.messages.attempts import (
     Cancel,
     Disown,
 )
-from livescale.messages.commands import Dispatch, Release, StartLoad
-from livescale.messages.events import LoadCompleted, LoadFailed, Released, RequestEnded
-from livescale.plans import Pairing
+from livescale.messages.commands import Dispatch, DropHolding, StartHolding
+from livescale.messages.events import HoldingCompleted, HoldingDropped, HoldingFailed, RequestEnded
+from livescale.plans import Duty, Pairing
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
 from livescale.runtime.heartbeat import Heartbeats
@@ -44,22 +44,23 @@ from livescale.runtime.wire import (
     Address,
     FromTokenServer,
     GatewayHello,
-    Holder,
     Holders,
+    MemberHello,
     Order,
     Submit,
     ToController,
     Token,
     Tokens,
     WorkerEvent,
-    WorkerHello,
 )
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.topology import Device
 from livescale.types import (
     FromStorage,
     FromWorker,
+    HoldingId,
     InstanceId,
+    LayerSpan,
     RequestId,
     SamplingParams,
     WorkerRef,
@@ -112,7 +113,7 @@ class _Member:
     work_file: Path
     log: IO[bytes]
     process: asyncio.subprocess.Process
-    hello: WorkerHello | None = None
+    hello: MemberHello | None = None
     orders: Wire[ToController] | None = None
     tokens: Wire[FromTokenServer] | None = None
 
@@ -164,13 +165,9 @@ class PairFleet:
         """The target is empty when this returns."""
         wire = self._members[TARGET].orders
         assert wire is not None
-        wire.send(Order(Release(self._instances, 0, TARGET)))
-        instance = self._instances
-        await self.until(
-            lambda: any(
-                isinstance(h.event, Released) and h.event.instance == instance for h in self.heard
-            )
-        )
+        dropped = HoldingDropped(HoldingId(self._instances, TARGET))
+        wire.send(Order(DropHolding(dropped.holding, "released")))
+        await self.until(lambda: any(h.event == dropped for h in self.heard))
 
     def new_prompt(self, tokens: int) -> tuple[int, ...]:
         """Random ids, never the same ones: no instance has seen how it begins."""
@@ -239,7 +236,7 @@ class PairFleet:
         for member in self._members.values():
             await self._meet(member)
         self._load(SOURCE, SOURCE_INSTANCE, FromStorage(), None)
-        await self.until(lambda: any(isinstance(h.event, LoadCompleted) for h in self.heard))
+        await self.until(lambda: any(isinstance(h.event, HoldingCompleted) for h in self.heard))
 
     async def _spawned(self, ref: WorkerRef, controller: Address) -> _Member:
         name = f"worker-{ref.worker}"
@@ -299,32 +296,35 @@ class PairFleet:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[ToController] = Wire(reader, writer, ToController)
         hello = await wire.receive()
-        if not isinstance(hello, WorkerHello):
+        if not isinstance(hello, MemberHello):
             wire.close()
             return
         self._heartbeats.add(wire)
-        member = self._members[hello.worker]
+        worker = hello.holder.ref
+        member = self._members[worker]
         member.hello, member.orders = hello, wire
         self._news.set()
         async for message in wire:
-            self._hear(hello.worker, message)
+            self._hear(worker, message)
 
     def _hear(self, worker: WorkerRef, message: ToController) -> None:
         assert isinstance(message, WorkerEvent)
         self.heard.append(Heard(time.monotonic_ns(), worker, message))
-        if isinstance(message, LoadFailed):
+        if isinstance(message, HoldingFailed):
             self._tell_trouble(f"worker {worker} cannot load: {message.reason}")
         self._news.set()
 
     async def _meet(self, member: _Member) -> None:
         """The worker knows the other one, and its tokens come here."""
         others = [m.hello for m in self._members.values() if m is not member]
-        holders = [Holder(h.worker, h.data_address, h.device.host, h.shm_path) for h in others if h]
+        holders = tuple(hello.holder for hello in others if hello is not None)
         assert member.orders is not None
         assert member.hello is not None
-        member.orders.send(Holders(tuple(holders)))
+        address = member.hello.token_address
+        assert address is not None
+        member.orders.send(Holders(holders))
         member.tokens = await open_wire(
-            member.hello.token_address,
+            address,
             FromTokenServer,
             secret=self._secret,
             door=token_door(member.ref),
@@ -401,22 +401,18 @@ class PairFleet:
     ) -> None:
         manifest = self.setting.manifest
         grid = ChunkGrid([entry.size_bytes for entry in manifest.layers], _CHUNK_BYTES)
-        command = StartLoad(
-            instance=instance,
-            attempt=0,
-            worker=worker,
+        command = StartHolding(
+            # Every instance has a plan of its own.
+            holding=HoldingId(instance, worker),
             model=manifest.model,
-            plan=instance,
+            span=LayerSpan(0, len(manifest.layers)),
             feeds=(Feed(upstream, grid.all()),),
             chunk_bytes=_CHUNK_BYTES,
-            measure_capacity=False,
-            pairing=pairing,
+            duty=Duty(instance, (worker,), pairing=pairing),
         )
-        is_storage = isinstance(upstream, FromStorage)
-        directory = str(self.setting.directory) if is_storage else None
         wire = self._members[worker].orders
         assert wire is not None
-        wire.send(Order(command, manifest, directory))
+        wire.send(Order(command, manifest, str(self.setting.directory)))
 
     def _tell_trouble(self, reason: str) -> None:
         self._trouble = self._trouble or reason

@@ -23,7 +23,7 @@ from livescale.bench.live_fleet import (
     PairFleet,
 )
 from livescale.bench.live_worker import WorkItem
-from livescale.messages.events import BatchTaken, LayerArrived, LiveStarted, LoadCompleted
+from livescale.messages.events import BatchTaken, HoldingCompleted, LayerArrived, LiveStarted
 from livescale.plans import Pairing
 from livescale.types import WorkerRef
 
@@ -122,8 +122,8 @@ async def play_burst(fleet: PairFleet, burst: Burst) -> PairPlay:
         fleet.cancel(asked)
     loaded_ns = None
     if burst.order != ALONE:
-        await fleet.until(lambda: bool(fleet.of_target(LoadCompleted)))
-        loaded_ns = fleet.of_target(LoadCompleted)[0].at_ns
+        await fleet.until(lambda: bool(fleet.of_target(HoldingCompleted)))
+        loaded_ns = fleet.of_target(HoldingCompleted)[0].at_ns
         await fleet.release_target()
     return PairPlay(
         burst=burst,
@@ -195,7 +195,7 @@ async def _serve(
 
     def free() -> WorkerRef | None:
         """Who gets the next one."""
-        is_loaded = burst.order != ALONE and bool(fleet.of_target(LoadCompleted))
+        is_loaded = burst.order != ALONE and bool(fleet.of_target(HoldingCompleted))
         busy = {asked.owner for asked in sent if not asked.token_ids}
         workers = [SOURCE, TARGET] if is_loaded else [SOURCE]
         return next((worker for worker in workers if worker not in busy), None)

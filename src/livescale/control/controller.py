@@ -184,6 +184,8 @@ class Controller:
     def _decide(self) -> None:
         self._commands += self.attempts.take_failed()
         is_settled = self._membership.settle(self._now_ns)
+        # First, so that what is left makes room for what is ordered next.
+        self._commands += self.pool.drop_remainders()
         if not is_settled:
             # Requests of an earlier life may still be announced: no model counts as idle before.
             for state in self.models.values():

@@ -78,9 +78,8 @@ class Scaling:
         return commands
 
     def release_empty(self) -> list[AnyCommand]:
-        """Give back the workers of drained instances whose copy is not read, and drop what is left
-        of copies that are given up."""
-        commands: list[AnyCommand] = [*self._pool.drop_remainders()]
+        """Give back the workers of drained instances whose copy is not read."""
+        commands: list[AnyCommand] = []
         for number in sorted(self._fleet.draining):
             instance = self._fleet.draining[number]
             if not self._is_busy(instance) and self._pool.can_drop(instance.copy):

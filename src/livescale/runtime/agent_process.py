@@ -7,33 +7,12 @@ own threads for parameters.
 from __future__ import annotations
 
 from livescale.member.member import ADDRESS_SPACES
-from livescale.messages.events import CopyReport
 from livescale.runtime.boot import AgentBoot, read_boot
 from livescale.runtime.member_process import MemberSocket, open_data_plane
 from livescale.runtime.member_thread import MemberSetting, MemberThread
 from livescale.runtime.recording import member_maker
-from livescale.runtime.wire import AgentHello
 from livescale.transfer.arena import Arena
-from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import ContentChecks
-
-
-class AgentSocket(MemberSocket):
-    """The socket thread of a host agent."""
-
-    def __init__(self, boot: AgentBoot, data_plane: DataPlane) -> None:
-        super().__init__(boot, boot.agent, boot.host, data_plane)
-        self._host = boot.host
-
-    def hello(self) -> AgentHello:
-        reports = self.thread.member.reports
-        return AgentHello(
-            agent=self._member,
-            host=self._host,
-            data_address=self.data_address,
-            copies=tuple(r for r in reports if isinstance(r, CopyReport)),
-            shm_path=self._data_plane.shm_path,
-        )
 
 
 def main() -> None:
@@ -43,7 +22,7 @@ def main() -> None:
     spaces = 1 if boot.carrier == "nixl" else ADDRESS_SPACES
     memory = Arena(spaces * boot.host.memory_bytes, boot.touched_bytes)
     data_plane = open_data_plane(boot, boot.agent, boot.host, memory)
-    socket = AgentSocket(boot, data_plane)
+    socket = MemberSocket(boot, boot.agent, boot.host, data_plane)
     setting = MemberSetting(
         storage_bytes_per_s=boot.host.storage_bytes_per_s,
         # A copy is given to many, for long: once, its bytes are held against the manifest's hash.

@@ -16,15 +16,14 @@ from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire import (
     Address,
-    AgentHello,
     Examine,
     Examined,
     Holder,
     Holders,
+    MemberHello,
     Order,
     Refused,
     ToWorker,
-    WorkerHello,
 )
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.transfer.data_plane import DataPlane
@@ -45,7 +44,7 @@ class ControllerLink:
         controller: Address,
         secret: str,
         acquaintances: Acquaintances,
-        hello: Callable[[], Sequence[WorkerHello | AgentHello]],
+        hello: Callable[[], Sequence[MemberHello]],
         obey: Callable[[Order | Examine], None],
         refused: Callable[[str], None],
         gone: Callable[[WorkerRef], None] = lambda _: None,

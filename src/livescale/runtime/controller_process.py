@@ -18,26 +18,22 @@ import msgspec
 
 from livescale.control.controller import Controller
 from livescale.messages.commands import (
-    AmendLoad,
+    AmendHolding,
     AnyCommand,
     Dispatch,
-    DropCopy,
+    DropHolding,
     FailRequest,
     ModelGone,
-    Release,
-    StartCopy,
-    StartLoad,
+    StartHolding,
     WakeAt,
 )
 from livescale.messages.events import (
-    AgentJoined,
     AnyEvent,
     ModelRemoved,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
     Tick,
-    WorkerJoined,
     WorkerLost,
 )
 from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
@@ -50,7 +46,6 @@ from livescale.runtime.step_news import StepNews
 from livescale.runtime.wire import (
     AddModel,
     AgentEvent,
-    AgentHello,
     Catalog,
     ChangeModel,
     Examine,
@@ -59,6 +54,7 @@ from livescale.runtime.wire import (
     GatewayHello,
     Holder,
     Holders,
+    MemberHello,
     Order,
     Peer,
     Peers,
@@ -68,11 +64,10 @@ from livescale.runtime.wire import (
     RequestTimed,
     ToController,
     WorkerEvent,
-    WorkerHello,
 )
 from livescale.runtime.wire_channel import Wire
 from livescale.telemetry.history.follower import Follower
-from livescale.types import FromStorage, Outcome, RequestId, WorkerRef
+from livescale.types import Outcome, RequestId, WorkerRef
 
 _log = logging.getLogger(__name__)
 # A peer that connects must say who it is within this time.
@@ -172,7 +167,7 @@ class ControllerProcess:
         for command in commands:
             self._carry_out(command)
         self.shown.absorb(events, self._status.instances)
-        self._publication.observe(events)
+        self._publication.observe(changes)
         if self.recording is not None:
             self.recording.step(now_ns, events, commands, changes)
         self.shown.show(self._status, self._is_recording)
@@ -185,16 +180,11 @@ class ControllerProcess:
     # -- carrying out commands ------------------------------------------------------------------
 
     def _carry_out(self, command: AnyCommand) -> None:
-        if isinstance(command, StartLoad):
-            self._order(command.worker, command, command.model)
-        elif isinstance(command, AmendLoad):
-            held = self._follower.on(command.receiver)
-            model = next(load.model for load in held if load.plan == command.plan)
-            self._order(command.receiver, command, model)
-        elif isinstance(command, (StartCopy, DropCopy)):
-            self._order(command.agent, command, command.model)
-        elif isinstance(command, Release):
-            self._order(command.worker, command)
+        if isinstance(command, StartHolding):
+            entry = self._publication.entry(command.model)
+            self._order(Order(command, entry.manifest, entry.directory))
+        elif isinstance(command, (AmendHolding, DropHolding)):
+            self._order(Order(command))
         elif isinstance(command, Dispatch):
             if not self._to_gateway(command.request, command):
                 self._push(RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
@@ -207,25 +197,12 @@ class ControllerProcess:
             self._publication.gone(command.model)
             self.shown.forget(command.model)
 
-    def _order(
-        self,
-        receiver: WorkerRef,
-        command: StartLoad | AmendLoad | Release | StartCopy | DropCopy,
-        model: str = "",
-    ) -> None:
-        """Send the order with what only the world knows. One who is gone needs none: its
-        WorkerLost is on the way and ends everything that it was asked."""
-        wire = self._members.get(receiver)
-        if wire is None:
-            return
-        manifest = directory = None
-        if isinstance(command, (StartLoad, AmendLoad, StartCopy)):
-            entry = self._publication.entry(model)
-            if any(isinstance(feed.upstream, FromStorage) for feed in command.feeds):
-                directory = entry.directory
-            if not isinstance(command, AmendLoad):
-                manifest = entry.manifest
-        wire.send(Order(command, manifest, directory))
+    def _order(self, order: Order) -> None:
+        """Send the order. A member who is gone needs none: its WorkerLost is on the way and ends
+        everything that it was asked."""
+        wire = self._members.get(order.command.holding.member)
+        if wire is not None:
+            wire.send(order)
 
     def _to_gateway(self, request: RequestId, command: Dispatch | FailRequest) -> bool:
         gateway = self._gateway_of.get(request)
@@ -259,40 +236,27 @@ class ControllerProcess:
         except TimeoutError:
             hello = None
         self.heartbeats.add(wire)
-        if isinstance(hello, WorkerHello):
-            joined = WorkerJoined(hello.worker, hello.device, hello.report)
-            holder = Holder(hello.worker, hello.data_address, hello.device.host, hello.shm_path)
-            peer = Peer(hello.worker, hello.token_address)
-            await self._serve_member(wire, holder, joined, peer)
-        elif isinstance(hello, AgentHello):
-            agent = AgentJoined(hello.agent, hello.host, hello.copies)
-            holder = Holder(hello.agent, hello.data_address, hello.host.name, hello.shm_path)
-            await self._serve_member(wire, holder, agent, None)
+        if isinstance(hello, MemberHello):
+            await self._serve_member(hello, wire)
         elif isinstance(hello, GatewayHello):
             await self._serve_gateway(hello, wire)
         else:
             _log.warning("a connection without a hello was closed (%s)", wire.error)
             wire.close()
 
-    async def _serve_member(
-        self,
-        wire: Wire[ToController],
-        holder: Holder,
-        joined: WorkerJoined | AgentJoined,
-        peer: Peer | None,
-    ) -> None:
-        """A worker (which is a gateway's `peer`) or an agent, until its wire ends."""
-        ref = holder.ref
+    async def _serve_member(self, hello: MemberHello, wire: Wire[ToController]) -> None:
+        """A worker or an agent, until its wire ends."""
+        ref = hello.holder.ref
         if ref in self._lost or ref in self._members:
             wire.send(Refused(f"{ref} was given up before"))
             wire.close()
             return
         self._members[ref] = wire
-        self._holders[ref] = holder
-        if peer is not None:
-            self._peers[ref] = peer
+        self._holders[ref] = hello.holder
+        if hello.token_address is not None:
+            self._peers[ref] = Peer(ref, hello.token_address)
         self._tell_members()
-        self._push(joined)
+        self._push(hello.joined)
         async for message in wire:
             if isinstance(message, Examined):
                 if message.call in self._examiners:

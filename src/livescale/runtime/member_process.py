@@ -6,15 +6,14 @@ import asyncio
 import logging
 import signal
 import threading
-from abc import ABC, abstractmethod
 from pathlib import Path
 
-from livescale.messages.events import AnyEvent
+from livescale.messages.events import AgentJoined, AnyEvent, WorkerJoined
 from livescale.runtime.boot import AgentBoot, Status, WorkerBoot, answer_parent_from, report
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.member_thread import MemberThread
-from livescale.runtime.wire import Address, AgentHello, Examined, WorkerHello
+from livescale.runtime.wire import Address, Examined, Holder, MemberHello
 from livescale.topology import Device, Host
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
@@ -47,7 +46,7 @@ def host_name(place: Device | Host) -> str:
     return place.host if isinstance(place, Device) else place.name
 
 
-class MemberSocket(ABC):
+class MemberSocket:
     """The socket thread of a member: its wire to the controller."""
 
     def __init__(
@@ -59,6 +58,9 @@ class MemberSocket(ABC):
     ) -> None:
         self._boot = boot
         self._member = member
+        self._place = place
+        #: where gateways reach a worker
+        self.token_address: Address | None = None
         self._data_plane = data_plane
         self.loop = asyncio.new_event_loop()
         acquaintances = Acquaintances(
@@ -108,18 +110,18 @@ class MemberSocket(ABC):
     async def _talk(self) -> None:
         await asyncio.gather(self._link.run(), self._heartbeats.run())
 
-    def _greet(self) -> list[WorkerHello | AgentHello]:
-        self.thread.meet_controller()
-        return [self.hello()]
-
-    @abstractmethod
-    def hello(self) -> WorkerHello | AgentHello:
+    def _greet(self) -> list[MemberHello]:
         """Who this is and what it holds; a restarted controller builds its state from that."""
-
-    @property
-    def data_address(self) -> Address:
-        host, port = self._data_plane.address
-        return Address(host, port)
+        self.thread.meet_controller()
+        member, place, holdings = self._member, self._place, self.thread.member.reports
+        joined = (
+            WorkerJoined(member, place, holdings)
+            if isinstance(place, Device)
+            else AgentJoined(member, place, holdings)
+        )
+        address = Address(*self._data_plane.address)
+        holder = Holder(member, address, host_name(place), self._data_plane.shm_path)
+        return [MemberHello(joined, holder, self.token_address)]
 
     def _end(self, reason: str) -> None:
         _log.warning("%s ends: %s", self._member, reason)

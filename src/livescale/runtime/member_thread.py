@@ -17,19 +17,10 @@ from typing import Any
 import xxhash
 
 from livescale.control.residency import Resident
-from livescale.member.effects import AmendFetch, Drop, Fetch, KeepLayers, Report
-from livescale.member.inputs import (
-    AllCame,
-    ControllerMet,
-    FeedEnded,
-    FirstByteCame,
-    HoldingFailed,
-    LayerCame,
-    MemberInput,
-    Ordered,
-)
+from livescale.member.effects import AmendFetch, DropFetch, Fetch, KeepLayers, Report
+from livescale.member.inputs import ControllerMet, FetchFailed, MemberInput, Ordered
 from livescale.member.member import Member
-from livescale.messages.commands import AmendLoad, StartCopy, StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent
 from livescale.runtime.examination import held_copy
 from livescale.runtime.heartbeat import WorkPulse
@@ -50,25 +41,6 @@ class MemberSetting:
     content_checks: ContentChecks = ContentChecks.NETWORK
     lost_after_ms: int = 5000
     stuck_after_ms: int = 60_000
-
-
-@dataclass(frozen=True, slots=True)
-class _Material:
-    """What only the real world knows of an order: the bytes' description, and where files lie."""
-
-    manifest: Manifest
-    directory: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class HeldBytes:
-    """A holding as it lies in the memory."""
-
-    number: int
-    manifest: Manifest
-    memory: memoryview
-    fetch: ModelFetch
-    rank: int
 
 
 class MemberThread:
@@ -94,13 +66,14 @@ class MemberThread:
         self._inputs: list[MemberInput] = []
         #: asked by those who answer for this thread
         self.pulse = WorkPulse(setting.lost_after_ms, setting.stuck_after_ms, self.post)
-        self._materials: dict[PlanId, _Material] = {}
-        self._held: dict[int, HeldBytes] = {}
+        #: what only the world knows of the orders of this step: the bytes, and where files lie
+        self._materials: dict[PlanId, tuple[Manifest, str | None]] = {}
+        self._fetches: dict[PlanId, ModelFetch] = {}
         self._carry: dict[type, Callable[[Any], None]] = {
             Report: lambda effect: self._report(effect.event),
             Fetch: self._fetch,
             AmendFetch: self._amend,
-            Drop: self._drop,
+            DropFetch: self._drop,
             KeepLayers: self._keep_layers,
         }
 
@@ -161,30 +134,26 @@ class MemberThread:
 
     def _after_step(self) -> None:
         """Everything that the step asked for was carried out."""
-        living = {holding.order.plan for holding in self.member.holdings}
-        for plan in [plan for plan in self._materials if plan not in living]:
-            del self._materials[plan]
+        self._materials.clear()
 
     # -- orders ---------------------------------------------------------------------------------
 
     def _take_order(self, order: Order) -> None:
         command, manifest = order.command, order.manifest
-        if isinstance(command, StartLoad | StartCopy):
-            assert manifest is not None, f"{self!r} is given {command.model} without its manifest"
-            self._materials[command.plan] = _Material(manifest, order.directory)
-            layer_bytes = tuple(entry.size_bytes for entry in manifest.layers)
-            self._inputs.append(Ordered(command, layer_bytes, _identity(manifest)))
+        if not isinstance(command, StartHolding):
+            self._inputs.append(Ordered(command))
             return
-        if isinstance(command, AmendLoad) and command.plan in self._materials:
-            manifest = self._materials[command.plan].manifest
-            self._materials[command.plan] = _Material(manifest, order.directory)
-        self._inputs.append(Ordered(command))
+        assert manifest is not None, f"{self!r} is given {command.model} without its manifest"
+        self._materials[command.holding.plan] = manifest, order.directory
+        layer_bytes = tuple(entry.size_bytes for entry in manifest.layers)
+        self._inputs.append(Ordered(command, layer_bytes, _identity(manifest)))
 
     def _examine(self, asked: Examine) -> None:
         """Say what the memory holds, byte for byte."""
+        ranks = {held.order.holding.plan: held.order.rank for held in self.member.holdings}
         copies = tuple(
-            held_copy(held.manifest, held.memory, held.fetch.present(), held.rank)
-            for held in self._held.values()
+            held_copy(fetch.order.manifest, fetch.memory, fetch.present(), ranks[plan])
+            for plan, fetch in self._fetches.items()
         )
         self._report(Examined(asked.call, self.member.ref, copies))
 
@@ -192,30 +161,29 @@ class MemberThread:
 
     def _fetch(self, effect: Fetch) -> None:
         """Begin to receive or to read."""
-        order, material = effect.order, self._materials[effect.order.plan]
-        manifest, offset_bytes = material.manifest, effect.offset_bytes
+        command, offset_bytes = effect.order, effect.offset_bytes
+        plan = command.holding.plan
+        manifest, directory = self._materials[plan]
         try:
             self._memory.check_fits(manifest, offset_bytes)
             self._memory.touch(offset_bytes, manifest.size_bytes)
             memory = self._memory.view(offset_bytes, manifest.size_bytes)
             fetch_order = FetchOrder(
-                plan=order.plan,
+                plan=plan,
                 attempt=0,
                 manifest=manifest,
-                chunk_bytes=order.chunk_bytes,
+                chunk_bytes=command.chunk_bytes,
+                directory=directory,
                 offset_bytes=offset_bytes,
                 storage_bytes_per_s=self._setting.storage_bytes_per_s,
                 present_layers=self._restore(manifest, memory, effect.resident),
                 content_checks=self._setting.content_checks,
             )
-            listener = _News(self.post, effect.holding)
-            fetch = ModelFetch(fetch_order, memory, self._data_plane, listener)
-            self._held[effect.holding] = HeldBytes(
-                effect.holding, manifest, memory, fetch, order.rank
-            )
-            fetch.start(order.feeds, material.directory)
+            fetch = ModelFetch(fetch_order, memory, self._data_plane, self.post)
+            self._fetches[plan] = fetch
+            fetch.start(command.feeds)
         except ValueError as error:
-            self._inputs.append(HoldingFailed(effect.holding, str(error)))
+            self._inputs.append(FetchFailed(plan, str(error)))
 
     def _restore(
         self, manifest: Manifest, memory: memoryview, resident: Resident | None
@@ -236,15 +204,15 @@ class MemberThread:
         )
 
     def _amend(self, effect: AmendFetch) -> None:
-        held = self._held[effect.holding]
-        held.fetch.amend(effect.feeds, self._materials[held.fetch.order.plan].directory)
+        self._fetches[effect.plan].amend(effect.feeds)
 
-    def _drop(self, effect: Drop) -> None:
+    def _drop(self, effect: DropFetch) -> None:
         """Bytes are neither written nor read when this returns."""
-        held = self._held.pop(effect.holding, None)
-        if held is not None:
-            held.fetch.stop()
-            self._memory.give_back(held.fetch.order.offset_bytes, held.manifest.size_bytes)
+        fetch = self._fetches.pop(effect.plan, None)
+        if fetch is not None:
+            fetch.stop()
+            order = fetch.order
+            self._memory.give_back(order.offset_bytes, order.manifest.size_bytes)
 
     def _keep_layers(self, effect: KeepLayers) -> None:
         kept = effect.resident
@@ -253,29 +221,6 @@ class MemberThread:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.member!r}>"
-
-
-class _News:
-    """FetchListener: every piece of news becomes an input, in order."""
-
-    def __init__(self, post: Callable[[MemberInput], None], holding: int) -> None:
-        self._post = post
-        self._holding = holding
-
-    def first_byte(self) -> None:
-        self._post(FirstByteCame(self._holding))
-
-    def layer_arrived(self, layer: int) -> None:
-        self._post(LayerCame(self._holding, layer))
-
-    def completed(self, received_bytes: int) -> None:
-        self._post(AllCame(self._holding))
-
-    def failed(self, reason: str) -> None:
-        self._post(HoldingFailed(self._holding, reason))
-
-    def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self._post(FeedEnded(self._holding, upstream, reason, is_stalled))
 
 
 def _identity(manifest: Manifest) -> str:

@@ -10,13 +10,20 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from livescale.chunks import Feed
 from livescale.engine.errors import ModelError
 from livescale.engine.model_files import read_layers
+from livescale.member.inputs import (
+    AllCame,
+    FeedEnded,
+    FetchFailed,
+    FirstByteCame,
+    LayerCame,
+    MemberInput,
+)
 from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import ContentChecks, ReceiveOrder
 from livescale.types import FromStorage, FromWorker, Manifest, PlanId, Value, WorkerRef
@@ -24,34 +31,17 @@ from livescale.types import FromStorage, FromWorker, Manifest, PlanId, Value, Wo
 _log = logging.getLogger(__name__)
 
 
-class FetchListener(Protocol):
-    """Takes the news of one fetch, from other threads; must not block. Nothing follows the end."""
-
-    def first_byte(self) -> None:
-        """Bytes begin to come."""
-
-    def layer_arrived(self, layer: int) -> None:
-        """The layer is complete and its checksum agrees. In any order, each layer once."""
-
-    def completed(self, received_bytes: int) -> None:
-        """All layers are there, and others can get them from here."""
-
-    def failed(self, reason: str) -> None:
-        """The memory is not written for this fetch any more."""
-
-    def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        """Nothing (more) comes from this one; what is there stays."""
-
-
 class FetchOrder(Value, frozen=True):
     """What shall come where: the model lies at `offset_bytes` of the data plane's memory, where
-    `present_layers` of it are already, verified. With ALL `content_checks` files are checked, too.
+    `present_layers` of it are already, verified. Feeds from storage read its files in `directory`.
+    With ALL `content_checks` files are checked, too.
     """
 
     plan: PlanId
     attempt: int
     manifest: Manifest
     chunk_bytes: int
+    directory: str | None = None
     offset_bytes: int = 0
     storage_bytes_per_s: int | None = None
     present_layers: tuple[int, ...] = ()
@@ -69,29 +59,30 @@ class ModelFetch:
         order: FetchOrder,
         memory: memoryview,
         data_plane: DataPlane,
-        listener: FetchListener,
+        post: Callable[[MemberInput], None],
     ) -> None:
-        """`memory` is the data plane's from the order's offset on."""
+        """`memory` is the data plane's from the order's offset on. `post` takes the news, from
+        other threads; it must not block. Nothing follows AllCame or FetchFailed."""
         self.order = order
         self.feeds: tuple[Feed, ...] = ()
         self._memory = memory
         self._data_plane = data_plane
-        self._listener = listener
+        self._post = post
         self._way: _FromPeers | _FromFiles | None = None
         self._lock = threading.Lock()
         self._present: dict[int, None] = dict.fromkeys(order.present_layers)
         self._has_begun = False
 
-    def start(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
-        """Begin. A `directory` is needed where a feed comes from storage."""
+    def start(self, feeds: tuple[Feed, ...]) -> None:
+        """Begin."""
         if self.order.present_layers:
             self.first_byte()
         for layer in self.order.present_layers:
-            self._listener.layer_arrived(layer)
-        self._make_way(feeds, directory)
+            self._post(LayerCame(self.order.plan, layer))
+        self._make_way(feeds)
 
-    def _make_way(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
-        self.feeds = feeds
+    def _make_way(self, feeds: tuple[Feed, ...]) -> None:
+        self.feeds, directory = feeds, self.order.directory
         if any(isinstance(feed.upstream, FromStorage) for feed in feeds):
             assert directory is not None, f"plan {self.order.plan} reads storage, but not where"
             self._way = _FromFiles(self, Path(directory))
@@ -99,7 +90,7 @@ class ModelFetch:
             self._way = _FromPeers(self)
         self._way.begin()
 
-    def amend(self, feeds: tuple[Feed, ...], directory: str | None) -> None:
+    def amend(self, feeds: tuple[Feed, ...]) -> None:
         """Get what is missing by these feeds. Layers that are there stay.
 
         With a feed from storage everything that is missing is read from there: no peer is waited
@@ -113,12 +104,12 @@ class ModelFetch:
             return
         if self._way is not None:
             self._way.end()
-        self._make_way(feeds, directory)
+        self._make_way(feeds)
 
     def stop(self) -> None:
         """Forget the model: when this returns these bytes are neither written nor read any more.
 
-        The listener may still hear what was on its way.
+        News that were on their way may still come.
         """
         if self._way is not None:
             self._way.end()
@@ -136,22 +127,21 @@ class ModelFetch:
         with self._lock:
             has_begun, self._has_begun = self._has_begun, True
         if not has_begun:
-            self._listener.first_byte()
+            self._post(FirstByteCame(self.order.plan))
 
     def layer_arrived(self, layer: int) -> None:
         with self._lock:
             self._present[layer] = None
-        self._listener.layer_arrived(layer)
+        self._post(LayerCame(self.order.plan, layer))
 
     def completed(self) -> None:
-        layers = self.order.manifest.layers
-        self._listener.completed(sum(layer.size_bytes for layer in layers))
+        self._post(AllCame(self.order.plan))
 
     def failed(self, reason: str) -> None:
-        self._listener.failed(reason)
+        self._post(FetchFailed(self.order.plan, reason))
 
     def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self._listener.feed_failed(upstream, reason, is_stalled)
+        self._post(FeedEnded(self.order.plan, upstream, reason, is_stalled))
 
     @property
     def memory(self) -> memoryview:

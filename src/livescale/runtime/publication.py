@@ -17,7 +17,7 @@ from livescale.config import ModelConfig, PoolConfig
 from livescale.config_reading import changed_model, model_of
 from livescale.control.status import ControllerStatus
 from livescale.interpreter import module_words
-from livescale.messages.events import AnyEvent, CopyFailed, ModelAdded, ModelChanged, ModelRemoved
+from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged, ModelRemoved
 from livescale.runtime.boot import PrepareBoot, Status
 from livescale.runtime.catalog import model_policy
 from livescale.runtime.restoration import Restored, state_of, survives_restart
@@ -35,6 +35,8 @@ from livescale.runtime.wire import (
 )
 from livescale.runtime.wire_channel import FRAME_BYTES_MAX
 from livescale.settings import ConfigError
+from livescale.telemetry.history.changes import Change, HoldingEnded
+from livescale.telemetry.history.holdings import Ending
 from livescale.types import InstanceState, ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -169,11 +171,14 @@ class Publication:
         del self.models[name]
         self._announce()
 
-    def observe(self, events: Sequence[AnyEvent]) -> None:
+    def observe(self, changes: Sequence[Change]) -> None:
         """Look whether what is waited for has come. To be called after every step."""
-        for event in events:
-            if isinstance(event, CopyFailed) and event.model in self._awaited:
-                self._fail(event.model, f"no copy of it could be made: {event.reason}")
+        for change in changes:
+            held = change.holding if isinstance(change, HoldingEnded) else None
+            if held is None or held.instance is not None or held.ending is not Ending.FAILED:
+                continue
+            if held.model in self._awaited:
+                self._fail(held.model, f"no copy of it could be made: {held.reason}")
         for name in [name for name in self._awaited if not self._lacks_copy(name)]:
             self._awaited.pop(name).set_result(None)
 

@@ -10,48 +10,9 @@ import enum
 import msgspec
 
 from livescale.config import ModelConfig
-from livescale.messages.attempts import (
-    AttemptFailed,
-    AttemptReturned,
-    AttemptTaken,
-    Cancel,
-    Disown,
-)
-from livescale.messages.commands import (
-    AmendLoad,
-    Dispatch,
-    DropCopy,
-    FailRequest,
-    Release,
-    StartCopy,
-    StartLoad,
-)
-from livescale.messages.events import (
-    AnyEvent,
-    BatchTaken,
-    CapacityMeasured,
-    CopyCompleted,
-    CopyDropped,
-    CopyFailed,
-    CopyLayerArrived,
-    CopyReport,
-    FeedFailed,
-    InstanceReport,
-    InstanceReported,
-    LayerArrived,
-    LinkMeasured,
-    LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
-    Released,
-    RequestArrived,
-    RequestCancelled,
-    RequestEnded,
-)
+from livescale.messages import attempts, commands, events
 from livescale.policies import ModelPolicy
 from livescale.telemetry.record import RequestLine
-from livescale.topology import Device, Host
 from livescale.types import (
     FinishReason,
     InstanceId,
@@ -91,28 +52,23 @@ class CatalogEntry(Value, frozen=True):
 # -- hello: the first message of every connection, after the greeting ---------------------------
 
 
-class WorkerHello(Value, frozen=True, tag=True):
-    """A worker presents itself to the controller.
+class Holder(Value, frozen=True):
+    """A worker or agent whose data plane can be asked for parameters. Those of one `host` may
+    share memory, which they get from `shm_path` (None: they cannot)."""
 
-    `shm_path` is where processes of its host get its memory from; None if they cannot.
-    """
-
-    worker: WorkerRef
-    device: Device
+    ref: WorkerRef
     data_address: Address
-    token_address: Address
-    report: InstanceReport | None
+    host: str
     shm_path: str | None = None
 
 
-class AgentHello(Value, frozen=True, tag=True):
-    """A host agent presents itself to the controller."""
+class MemberHello(Value, frozen=True, tag=True):
+    """A worker or an agent presents itself to the controller, with what it holds; gateways reach
+    a worker at its `token_address`."""
 
-    agent: WorkerRef
-    host: Host
-    data_address: Address
-    copies: tuple[CopyReport, ...]
-    shm_path: str | None = None
+    joined: events.WorkerJoined | events.AgentJoined
+    holder: Holder
+    token_address: Address | None = None
 
 
 class GatewayHello(Value, frozen=True, tag=True):
@@ -124,16 +80,6 @@ class GatewayHello(Value, frozen=True, tag=True):
 # -- controller to worker and agent --------------------------------------------------------------
 
 
-class Holder(Value, frozen=True):
-    """A worker or agent whose data plane can be asked for parameters. Those of one `host` may
-    share memory."""
-
-    ref: WorkerRef
-    data_address: Address
-    host: str
-    shm_path: str | None = None
-
-
 class Holders(Value, frozen=True, tag=True):
     """The living workers and agents that the controller knows: meet those that are new."""
 
@@ -141,13 +87,10 @@ class Holders(Value, frozen=True, tag=True):
 
 
 class Order(Value, frozen=True, tag=True):
-    """A command for a worker or agent with what only the world knows: the manifest, and where the
-    model's files lie.
+    """A command for a worker or agent. With one that brings a model comes what only the world
+    knows: its manifest, and where its files lie (needed only where a feed reads storage)."""
 
-    `directory` is set only when a feed reads the model from storage.
-    """
-
-    command: StartLoad | AmendLoad | Release | StartCopy | DropCopy
+    command: commands.StartHolding | commands.AmendHolding | commands.DropHolding
     manifest: Manifest | None = None
     directory: str | None = None
 
@@ -378,37 +321,39 @@ class RemoveModel(Value, frozen=True, tag=True):
     name: str
 
 
-WorkerEvent = (
-    InstanceReported
-    | BatchTaken
-    | LiveStarted
-    | LoadStarted
-    | LayerArrived
-    | LoadCompleted
-    | LoadFailed
-    | FeedFailed
-    | LinkMeasured
-    | Released
-    | CapacityMeasured
-    | RequestEnded
+AgentEvent = (
+    events.LayerArrived
+    | events.HoldingCompleted
+    | events.HoldingFailed
+    | events.HoldingDropped
+    | events.FeedFailed
+    | events.LinkMeasured
 )
-AgentEvent = CopyLayerArrived | CopyCompleted | CopyFailed | CopyDropped | FeedFailed | LinkMeasured
+WorkerEvent = (
+    AgentEvent
+    | events.FirstByteArrived
+    | events.LiveStarted
+    | events.InstanceReported
+    | events.BatchTaken
+    | events.CapacityMeasured
+    | events.RequestEnded
+)
 FromGateway = (
-    RequestArrived
-    | RequestCancelled
-    | RequestEnded
+    events.RequestArrived
+    | events.RequestCancelled
+    | events.RequestEnded
     | RequestTimed
     | AddModel
     | ChangeModel
     | RemoveModel
     | Examine
 )
-ToController = (
-    WorkerHello | AgentHello | GatewayHello | WorkerEvent | AgentEvent | FromGateway | Examined
-)
+ToController = MemberHello | GatewayHello | WorkerEvent | FromGateway | Examined
 ToWorker = Holders | Order | Examine | Refused
-ToGateway = Peers | Catalog | Dispatch | FailRequest | PoolStatus | ModelAnswer
+ToGateway = Peers | Catalog | commands.Dispatch | commands.FailRequest | PoolStatus | ModelAnswer
 ToExaminer = ToGateway | Examining | Examined
-ToTokenServer = GatewayHello | Submit | Cancel | Disown
-FromTokenServer = Tokens | AttemptTaken | AttemptReturned | AttemptFailed
-AnyMessage = ToController | ToWorker | ToExaminer | ToTokenServer | FromTokenServer | AnyEvent
+ToTokenServer = GatewayHello | Submit | attempts.Cancel | attempts.Disown
+FromTokenServer = Tokens | attempts.AttemptTaken | attempts.AttemptReturned | attempts.AttemptFailed
+AnyMessage = (
+    ToController | ToWorker | ToExaminer | ToTokenServer | FromTokenServer | events.AnyEvent
+)

@@ -15,7 +15,6 @@ from livescale.engine.run_result import InstanceExecutor
 from livescale.engine.timed import TimedExecutor
 from livescale.member.inputs import GatewayGone, GatewayUnknown
 from livescale.messages.attempts import AttemptTaken, Cancel, Disown
-from livescale.messages.events import InstanceReport
 from livescale.runtime.boot import WorkerBoot, read_boot
 from livescale.runtime.doors import Door, token_door
 from livescale.runtime.member_process import MemberSocket, open_data_plane
@@ -26,7 +25,6 @@ from livescale.runtime.wire import (
     GatewayHello,
     Submit,
     ToTokenServer,
-    WorkerHello,
 )
 from livescale.runtime.wire_channel import Wire
 from livescale.runtime.worker_thread import WorkerThread
@@ -45,9 +43,7 @@ class WorkerSockets(MemberSocket):
 
     def __init__(self, boot: WorkerBoot, data_plane: DataPlane) -> None:
         super().__init__(boot, boot.worker, boot.device, data_plane)
-        self._device = boot.device
         self._token_host = boot.token_host
-        self._tokens = Address("", 0)
         self._gateways: dict[str, Wire[ToTokenServer]] = {}
 
     @property
@@ -73,20 +69,8 @@ class WorkerSockets(MemberSocket):
     async def _talk(self) -> None:
         door = Door(self._boot.secret, token_door(self._member), self._serve_gateway)
         server = await asyncio.start_server(door.accept, self._token_host, 0)
-        host, port = server.sockets[0].getsockname()[:2]
-        self._tokens = Address(host, port)
+        self.token_address = Address(*server.sockets[0].getsockname()[:2])
         await super()._talk()
-
-    def hello(self) -> WorkerHello:
-        reports = self.thread.member.reports
-        return WorkerHello(
-            worker=self._member,
-            device=self._device,
-            data_address=self.data_address,
-            token_address=self._tokens,
-            report=next((r for r in reports if isinstance(r, InstanceReport)), None),
-            shm_path=self._data_plane.shm_path,
-        )
 
     async def _serve_gateway(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -20,7 +20,7 @@ from livescale.engine.run_result import InstanceExecutor
 from livescale.member.effects import (
     Answer,
     Assign,
-    Drop,
+    DropFetch,
     Emit,
     Execute,
     ForgetRows,
@@ -34,7 +34,7 @@ from livescale.member.effects import (
 )
 from livescale.member.inputs import (
     ExecutorReady,
-    HoldingFailed,
+    FetchFailed,
     PeerLost,
     PeerSent,
     RankLayers,
@@ -149,14 +149,14 @@ class WorkerThread(MemberThread):
     # -- effects: the executor ------------------------------------------------------------------
 
     def _assign(self, effect: Assign) -> None:
-        held = self._held.get(effect.holding)
-        if held is None:
+        fetch = self._fetches.get(effect.plan)
+        if fetch is None:
             return  # its memory refused it
-        manifest, executor = held.manifest, self._executor
+        manifest, executor = fetch.order.manifest, self._executor
         try:
-            executor.assign(manifest, held.memory)
+            executor.assign(manifest, fetch.memory)
         except (ModelError, ValueError) as error:
-            self._inputs.append(HoldingFailed(effect.holding, str(error)))
+            self._inputs.append(FetchFailed(effect.plan, str(error)))
             return
         where = f"config of {manifest.model}"
         self._vocabulary = parse_config(manifest.config_json, where).vocab_size
@@ -170,24 +170,24 @@ class WorkerThread(MemberThread):
         )
         self._inputs.append(
             ExecutorReady(
-                holding=effect.holding,
+                plan=effect.plan,
                 limits=limits,
                 kv_layer_bytes=executor.kv_layer_bytes(1),
                 row_bytes=model_spec(manifest).row_bytes_per_token,
             )
         )
 
-    def _drop(self, effect: Drop) -> None:
+    def _drop(self, effect: DropFetch) -> None:
         super()._drop(effect)
         self._executor.release()
         self._rows.clear()
 
     def _measure(self, effect: Measure) -> None:
-        held = self._held[effect.holding]
+        manifest = self._fetches[effect.plan].order.manifest
         tokens = min(_MEASURED_TOKENS, self._boot.run_tokens_max)
-        span = LayerSpan(0, len(held.manifest.layers))
+        span = LayerSpan(0, len(manifest.layers))
         rate = self._executor.prefill_tokens_per_s(span, tokens)
-        self._inputs.append(RateMeasured(effect.holding, rate))
+        self._inputs.append(RateMeasured(effect.plan, rate))
 
     def _execute(self, effect: Execute) -> None:
         run, batch = effect.run, effect.batch

@@ -19,7 +19,7 @@ from livescale.member.inputs import ExecutorReady, RunEnded
 from livescale.sim.clock import COMMIT_PRIORITY, Clock
 from livescale.sim.config import SimConfig
 from livescale.topology import Device
-from livescale.types import LayerSpan, ModelSpec
+from livescale.types import LayerSpan, ModelSpec, PlanId
 
 _NS_PER_S = 1_000_000_000
 
@@ -53,11 +53,11 @@ class SimExecutor:
         """No Run is in flight. (None that could be started is left.)"""
         return self._run is None
 
-    def assign(self, holding: int, spec: ModelSpec) -> ExecutorReady:
+    def assign(self, plan: PlanId, spec: ModelSpec) -> ExecutorReady:
         """Take the model over."""
         self._spec, self._latency = spec, self._config.latency_of(spec.name)
         return ExecutorReady(
-            holding=holding,
+            plan=plan,
             limits=self._config.batcher(spec, self._device),
             kv_layer_bytes=spec.kv_bytes_per_token // (spec.layers - 2),
             row_bytes=spec.row_bytes_per_token,

@@ -17,7 +17,7 @@ from livescale.member.effects import (
     AmendFetch,
     Answer,
     Assign,
-    Drop,
+    DropFetch,
     Effect,
     Emit,
     Execute,
@@ -36,8 +36,8 @@ from livescale.member.effects import (
 from livescale.member.inputs import (
     AllCame,
     FeedEnded,
+    FetchFailed,
     FirstByteCame,
-    HoldingFailed,
     LayerCame,
     MemberInput,
     MemberOrder,
@@ -51,20 +51,14 @@ from livescale.member.inputs import (
 from livescale.member.member import ADDRESS_SPACES
 from livescale.member.serving import Serving, ServingLimits
 from livescale.messages.attempts import AttemptTaken
-from livescale.messages.commands import Release, StartCopy, StartLoad
-from livescale.messages.events import CopyReport, InstanceReport, LoadFailed, RequestEnded
+from livescale.messages.commands import DropHolding, StartHolding
+from livescale.messages.events import HoldingFailed, HoldingReport, RequestEnded
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.serving_view import ServingView
 from livescale.sim.executor import SimExecutor
 from livescale.sim.member_world import MemberWorld
 from livescale.sim.worker_messages import SimSubmit, SimTokens, ToWorkerMessage
-from livescale.types import (
-    FromWorker,
-    ModelSpec,
-    PlanId,
-    RequestId,
-    WorkerRef,
-)
+from livescale.types import FromWorker, InstanceId, ModelSpec, PlanId, RequestId, WorkerRef
 
 GATEWAY = "gateway"
 """The name of the one gateway of a simulated world."""
@@ -78,27 +72,26 @@ class _Arrival:
     """A holding as the simulated transfers know it: a SimLoadListener whose news become inputs."""
 
     shell: SimMember
-    number: int
-    order: StartLoad | StartCopy
+    order: StartHolding
     key: tuple[WorkerRef, str, int]
     feeds: tuple[Feed, ...]
     spec: ModelSpec
     is_asked_for: bool = False
 
     def load_started(self, plan: PlanId) -> None:
-        self.shell.put(FirstByteCame(self.number))
+        self.shell.put(FirstByteCame(plan))
 
     def layer_arrived(self, plan: PlanId, layer: int) -> None:
-        self.shell.put(LayerCame(self.number, layer))
+        self.shell.put(LayerCame(plan, layer))
 
     def load_completed(self, plan: PlanId) -> None:
-        self.shell.put(AllCame(self.number))
+        self.shell.put(AllCame(plan))
 
     def load_failed(self, plan: PlanId, reason: str) -> None:
-        self.shell.put(HoldingFailed(self.number, reason))
+        self.shell.put(FetchFailed(plan, reason))
 
     def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self.shell.put(FeedEnded(self.number, upstream, reason, is_stalled))
+        self.shell.put(FeedEnded(plan, upstream, reason, is_stalled))
 
 
 class SimMember:
@@ -135,7 +128,7 @@ class SimMember:
         #: how far the member's clock is ahead of the world's
         self._ahead_ns = 0
         self._is_stepping = self._is_dead = False
-        self._arrivals: dict[int, _Arrival] = {}
+        self._arrivals: dict[PlanId, _Arrival] = {}
         self._alarm: tuple[int, int] | None = None
         #: the instance that the checkers know
         self._shown: Serving | None = None
@@ -150,7 +143,7 @@ class SimMember:
             Reach: _nothing,
             Fetch: self._fetch,
             AmendFetch: self._amend,
-            Drop: self._drop,
+            DropFetch: self._drop,
             KeepLayers: _nothing,
             Assign: self._assign,
             Materialize: self._materialize,
@@ -175,13 +168,10 @@ class SimMember:
         self._arrivals.clear()
         self._show_memory()
 
-    def instance_report(self) -> InstanceReport | None:
-        """What a worker tells a controller that it joins."""
-        return next((r for r in self.member.reports if isinstance(r, InstanceReport)), None)
-
-    def copy_reports(self) -> tuple[CopyReport, ...]:
-        """What an agent tells a controller that it joins."""
-        return tuple(r for r in self.member.reports if isinstance(r, CopyReport))
+    @property
+    def reports(self) -> tuple[HoldingReport, ...]:
+        """What it tells a controller that it joins."""
+        return self.member.reports
 
     def come_to_rest(self) -> None:
         """The world is over: nothing of its requests is left."""
@@ -195,21 +185,21 @@ class SimMember:
     def take_order(self, order: MemberOrder) -> None:
         """An order of the controller."""
         ordered = Ordered(order)
-        if isinstance(order, StartLoad | StartCopy):
+        if isinstance(order, StartHolding):
             ordered = Ordered(order, self._config.spec(order.model).layer_bytes, order.model)
-        if isinstance(order, StartLoad):
-            self._around.checkers.assigned(self.ref, bool(self.member.holdings), order)
-        elif isinstance(order, Release):
-            self._check_release(order)
+            if order.duty is not None:
+                self._around.checkers.assigned(self.ref, bool(self.member.holdings), order)
+        elif isinstance(order, DropHolding) and self.device is not None:
+            self._check_drop(order)
         self.put(ordered)
 
-    def _check_release(self, order: Release) -> None:
+    def _check_drop(self, order: DropHolding) -> None:
         serving = self.member.serving
         asked: list[tuple[RequestId, int]] = []
         if serving is not None and serving.is_loaded:
             asked = [known for known in serving.live.requests() if known not in self._taken]
-        held = serving.order.instance if serving is not None else None
-        self._around.checkers.released(order, held, asked)
+        held = serving.order.holding if serving is not None else None
+        self._around.checkers.dropped(order, held, asked)
 
     def take_request(self, message: ToWorkerMessage) -> None:
         """A message of the gateway about an attempt."""
@@ -313,8 +303,8 @@ class SimMember:
 
     def _report(self, effect: Report) -> None:
         event = effect.event
-        if isinstance(event, LoadFailed):
-            self._around.checkers.load_failed(self.ref, event.instance)
+        if isinstance(event, HoldingFailed):
+            self._around.checkers.failed(event.holding)
         elif isinstance(event, RequestEnded):
             self._taken.pop((event.request, event.attempt), None)
         self._around.report(event)
@@ -343,18 +333,19 @@ class SimMember:
         require(False, "members send what they agreed on", self.ref, effect)
 
     def _took_over(self, effect: TakeOver) -> None:
-        self._around.live_checker.handed(self._load.instance, effect.message)
+        instance, _ = self._working
+        self._around.live_checker.handed(instance, effect.message)
 
     def _wrote_kv(self, effect: WriteKv) -> None:
-        message = effect.message
-        self._around.live_checker.kv_came(self._load.instance, message.batch, message.layer)
+        (instance, _), message = self._working, effect.message
+        self._around.live_checker.kv_came(instance, message.batch, message.layer)
 
     @property
-    def _load(self) -> StartLoad:
-        """The order of the instance that an effect is about: a worker has one at a time."""
+    def _working(self) -> tuple[InstanceId, StartHolding]:
+        """The instance that an effect is about, and its order: a worker has one at a time."""
         (arrival,) = self._arrivals.values()
-        assert isinstance(arrival.order, StartLoad)
-        return arrival.order
+        assert arrival.order.duty is not None
+        return arrival.order.duty.instance, arrival.order
 
     # -- effects: holdings ----------------------------------------------------------------------
 
@@ -362,11 +353,10 @@ class SimMember:
         order = effect.order
         key = (self.ref, order.model, order.rank)
         spec = self._config.spec(order.model)
-        arrival = _Arrival(self, effect.holding, order, key, order.feeds, spec)
-        self._arrivals[effect.holding] = arrival
+        arrival = self._arrivals[effect.plan] = _Arrival(self, order, key, order.feeds, spec)
         self._show_memory()
         if self.host is not None and self._around.refusals.refuses(self.ref, order.model):
-            self._inbox.insert(0, HoldingFailed(effect.holding, "there is no memory"))
+            self._inbox.insert(0, FetchFailed(effect.plan, "there is no memory"))
             return
         resident = effect.resident
         present = range(resident.layers if resident is not None else 0)
@@ -379,22 +369,20 @@ class SimMember:
 
     def _receive(self, arrival: _Arrival, present: range) -> None:
         """Ask for the parameters, unless the order was taken back meanwhile."""
-        if self._arrivals.get(arrival.number) is arrival:
+        plan = arrival.order.holding.plan
+        if self._arrivals.get(plan) is arrival:
             arrival.is_asked_for = True
-            order = arrival.order
-            grid = ChunkGrid(arrival.spec.layer_bytes, order.chunk_bytes)
-            self._around.transfers.receive(
-                order.plan, arrival.key, grid, arrival.feeds, arrival, present
-            )
+            grid = ChunkGrid(arrival.spec.layer_bytes, arrival.order.chunk_bytes)
+            self._around.transfers.receive(plan, arrival.key, grid, arrival.feeds, arrival, present)
 
     def _amend(self, effect: AmendFetch) -> None:
-        arrival = self._arrivals[effect.holding]
+        arrival = self._arrivals[effect.plan]
         arrival.feeds = effect.feeds
         if arrival.is_asked_for:
-            self._around.transfers.amend(arrival.order.plan, self.ref, effect.feeds)
+            self._around.transfers.amend(effect.plan, self.ref, effect.feeds)
 
-    def _drop(self, effect: Drop) -> None:
-        arrival = self._arrivals.pop(effect.holding)
+    def _drop(self, effect: DropFetch) -> None:
+        arrival = self._arrivals.pop(effect.plan)
         self._around.transfers.drop(arrival.key)
         self._show_memory()
 
@@ -413,23 +401,23 @@ class SimMember:
         return self._executor
 
     def _assign(self, effect: Assign) -> None:
-        spec = self._arrivals[effect.holding].spec
+        spec = self._arrivals[effect.plan].spec
         if self._around.refusals.refuses(self.ref, spec.name):
-            self._inbox.insert(0, HoldingFailed(effect.holding, "the executor refuses"))
+            self._inbox.insert(0, FetchFailed(effect.plan, "the executor refuses"))
         else:
-            self._inbox.insert(0, self.executor.assign(effect.holding, spec))
+            self._inbox.insert(0, self.executor.assign(effect.plan, spec))
 
     def _materialize(self, effect: Materialize) -> None:
-        order = self._load
-        self._around.live_checker.has_layers(order.instance, order.rank, effect.layer + 1)
+        instance, order = self._working
+        self._around.live_checker.has_layers(instance, order.rank, effect.layer + 1)
 
     def _measure(self, effect: Measure) -> None:
         rate = self.executor.prefill_tokens_per_s()
-        self._inbox.insert(0, RateMeasured(effect.holding, rate))
+        self._inbox.insert(0, RateMeasured(effect.plan, rate))
 
     def _execute(self, effect: Execute) -> None:
-        order, is_live = self._load, effect.batch is not None
-        self._around.live_checker.runs(order.instance, order.model, effect.run, is_live=is_live)
+        (instance, order), is_live = self._working, effect.batch is not None
+        self._around.live_checker.runs(instance, order.model, effect.run, is_live=is_live)
         self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
 
     def _run_ended(self, ended: RunEnded) -> None:

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from livescale.control.liveness import SilenceWatch, look_gap_ns
-from livescale.messages.commands import (
-    AnyCommand,
-    Dispatch,
-    DropCopy,
-    StartCopy,
-    StartLoad,
-)
+from livescale.messages.commands import AnyCommand, Dispatch, DropHolding, StartHolding
 from livescale.sim.checkers.invariants import require
 from livescale.sim.clock import Clock
 from livescale.types import WorkerRef
@@ -103,10 +97,10 @@ class Silences:
         """A life of the controller, which has met its members at `met_ns` at the earliest, orders
         this: nothing of one that was silent for too long."""
         for command in commands if self._silent else ():
-            if isinstance(command, StartLoad | Dispatch):
+            if isinstance(command, Dispatch):
                 self._require_noticed(command.worker, met_ns, command)
-            elif isinstance(command, StartCopy | DropCopy):
-                self._require_noticed(command.agent, met_ns, command)
+            elif isinstance(command, StartHolding | DropHolding):
+                self._require_noticed(command.holding.member, met_ns, command)
 
     def left_with(self, member: WorkerRef, what: object) -> None:
         """A gateway leaves requests with the member."""

@@ -19,24 +19,20 @@ from livescale.member.inputs import ControllerMet, GatewayGone, GatewayUnknown, 
 from livescale.member.member import Member
 from livescale.messages.attempts import AttemptTaken
 from livescale.messages.commands import (
-    AmendLoad,
+    AmendHolding,
     AnyCommand,
     Dispatch,
-    DropCopy,
+    DropHolding,
     FailRequest,
     ModelGone,
-    Release,
-    StartCopy,
-    StartLoad,
+    StartHolding,
     WakeAt,
 )
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
-    CopyCompleted,
-    CopyFailed,
-    LoadCompleted,
-    LoadFailed,
+    HoldingCompleted,
+    HoldingFailed,
     ModelAdded,
     ModelChanged,
     ModelRemoved,
@@ -71,7 +67,7 @@ from livescale.topology import Topology
 from livescale.types import AGENT_NUMBERS_FROM, RequestId, WorkerRef, agent_ref
 
 #: when parameters begin or end to move, what links have carried is noted
-_BYTES_MOVE = (StartLoad, StartCopy, LoadCompleted, LoadFailed, CopyCompleted, CopyFailed)
+_BYTES_MOVE = (StartHolding, HoldingCompleted, HoldingFailed)
 
 
 @dataclass(slots=True)
@@ -188,8 +184,7 @@ class SimWorld:
         assert self.clock.now_ns <= limit_ns, f"{self!r} does not come to rest"
         self._life.controller.validate()
         self._life.checker.at_rest(
-            {worker.ref: worker.instance_report() for worker in self._workers.values()},
-            {agent.ref: agent.copy_reports() for agent in self._agents.values()},
+            {member.ref: member.reports for member in self._living()},
             {name: policy.instances_min for name, policy in self._policies.items()},
         )
         self._transfers.check_links()
@@ -283,12 +278,8 @@ class SimWorld:
             self.notes.traffic(now_ns, self._transfers.carried_bytes())
 
     def _carry_out(self, life: _Life, command: AnyCommand) -> None:
-        if isinstance(command, StartLoad | Release):
-            life.orders[command.worker].send(command)
-        elif isinstance(command, StartCopy | DropCopy):
-            life.orders[command.agent].send(command)
-        elif isinstance(command, AmendLoad):
-            life.orders[command.receiver].send(command)
+        if isinstance(command, StartHolding | AmendHolding | DropHolding):
+            life.orders[command.holding.member].send(command)
         elif isinstance(command, Dispatch | FailRequest):
             # The controller knows requests from this gateway only, so it is connected.
             assert life.gateway_orders is not None
@@ -359,10 +350,10 @@ class SimWorld:
         uplink = life.uplinks[ref] = self._uplink(life)
         life.orders[ref] = SimChannel(self.clock, self._delays.plain_ns, member.take_order)
         if member.host is not None:
-            uplink.send(AgentJoined(ref, member.host, member.copy_reports()))
+            uplink.send(AgentJoined(ref, member.host, member.reports))
         elif member.device is not None:
             self._live_link.join(ref, member)
-            uplink.send(WorkerJoined(ref, member.device, member.instance_report()))
+            uplink.send(WorkerJoined(ref, member.device, member.reports))
         member.put(ControllerMet())
 
     def _gateway_says(self, event: GatewayEvent) -> None:

@@ -22,7 +22,7 @@ from livescale.telemetry.record_file import create_record
 from livescale.telemetry.record_parts import RecordError, parts_of, whole_lines
 from livescale.types import InstanceId, Outcome, PlanId, RequestId, WorkerRef
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):

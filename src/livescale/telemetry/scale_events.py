@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from livescale.messages.commands import AmendLoad, Drain, Paired, PlanMade, Release, Resume
+from livescale.messages import commands
 from livescale.telemetry.history.changes import (
     Change,
     Decided,
@@ -67,7 +67,7 @@ class ScaleTracker:
     def _notice(self, now_ns: int, change: Change, done_ns: int) -> None:
         if isinstance(change, Decided):
             self._decided(now_ns, change, done_ns)
-        elif isinstance(change, PlanMade) and change.instances:
+        elif isinstance(change, commands.PlanMade) and change.instances:
             plan = change.plan
             self._open[-1].line = msgspec.structs.replace(
                 self._open[-1].line,
@@ -77,22 +77,25 @@ class ScaleTracker:
                 strategy=plan.strategy,
                 predicted_ns=plan.predicted_ns,
             )
-        elif isinstance(change, Paired):
+        elif isinstance(change, commands.Paired):
             # "zigzag: helps instance 7, sends no parameters on"
             order = change.pairing.order if change.pairing is not None else "waits"
             self._open[-1].pairings[change.instance] = f"{order}: {change.reason}"
-        elif isinstance(change, AmendLoad):
-            new = f"{change.receiver} from {' + '.join(sender_names(change.feeds))}"
+        elif isinstance(change, commands.AmendHolding):
+            new = f"{change.holding.member} from {' + '.join(sender_names(change.feeds))}"
             for event in self._open:
-                if event.line.plan == change.plan:
+                if event.line.plan == change.holding.plan:
                     event.amendments.append(new)
-        elif isinstance(change, Drain):
+        elif isinstance(change, commands.Drain):
             self._open[-1].awaited[change.instance] = None
-        elif isinstance(change, Resume):
+        elif isinstance(change, commands.Resume):
             self._forget(change.instance, is_up=False)
-        elif isinstance(change, Release):
+        elif isinstance(change, commands.DropHolding):
             # A scale-up whose instance is released before its first token is finished.
-            self._forget(change.instance, is_up=True)
+            for event in self._open:
+                for held in event.loads:
+                    if held.id == change.holding and held.instance is not None:
+                        event.awaited.pop(held.instance.number, None)
 
     def _decided(self, now_ns: int, change: Decided, done_ns: int) -> None:
         decision = change.decision

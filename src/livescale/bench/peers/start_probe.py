@@ -136,39 +136,38 @@ class _Probe:
         import msgspec
 
         from livescale.chunks import ChunkGrid, Feed
-        from livescale.messages.commands import StartLoad
-        from livescale.messages.events import LoadCompleted, LoadFailed, LoadStarted
+        from livescale.messages.commands import StartHolding
+        from livescale.messages.events import FirstByteArrived, HoldingCompleted, HoldingFailed
+        from livescale.plans import Duty
         from livescale.runtime.wire import Order
-        from livescale.types import Manifest
+        from livescale.types import HoldingId, LayerSpan, Manifest
 
         manifest = msgspec.convert(job["manifest"], Manifest)
         grid = ChunkGrid([layer.size_bytes for layer in manifest.layers], self._chunk_bytes)
-        command = StartLoad(
-            instance=_INSTANCE,
-            attempt=0,
-            worker=self._worker,
+        command = StartHolding(
+            holding=HoldingId(_PLAN, self._worker),
             model=manifest.model,
-            plan=_PLAN,
+            span=LayerSpan(0, len(manifest.layers)),
             feeds=(Feed(upstream, grid.all()),),
             chunk_bytes=self._chunk_bytes,
-            measure_capacity=False,
+            duty=Duty(_INSTANCE, (self._worker,)),
         )
         place = None if directory is None else str(Path(directory))
         self._host.obey(Order(command, manifest, place))
-        first_byte_ns, begun = self._heard(LoadStarted, LoadFailed)
-        completed_ns, ended = self._heard(LoadCompleted, LoadFailed, known=begun)
-        if isinstance(ended, LoadFailed):
+        first_byte_ns, begun = self._heard(FirstByteArrived, HoldingFailed)
+        completed_ns, ended = self._heard(HoldingCompleted, HoldingFailed, known=begun)
+        if isinstance(ended, HoldingFailed):
             raise RuntimeError(f"the load failed: {ended.reason}")
         return {"first_byte_ns": first_byte_ns, "completed_ns": completed_ns}
 
     def _release(self, _: Job) -> Job:
-        from livescale.messages.commands import Release
-        from livescale.messages.events import Released
+        from livescale.messages.commands import DropHolding
+        from livescale.messages.events import HoldingDropped
         from livescale.runtime.wire import Order
+        from livescale.types import HoldingId
 
-        order = Order(Release(_INSTANCE, 0, self._worker))
-        self._host.obey(order)
-        self._heard(Released)
+        self._host.obey(Order(DropHolding(HoldingId(_PLAN, self._worker), "released")))
+        self._heard(HoldingDropped)
         return {}
 
     def _heard(self, *kinds: type, known: object = None) -> tuple[int, Any]:

@@ -9,22 +9,17 @@ from __future__ import annotations
 from livescale.messages.commands import (
     AnyCommand,
     Dispatch,
-    DropCopy,
+    DropHolding,
     FailRequest,
-    Release,
-    StartCopy,
-    StartLoad,
+    StartHolding,
 )
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
     BatchTaken,
-    CopyCompleted,
-    CopyDropped,
-    CopyFailed,
-    LoadCompleted,
-    LoadFailed,
-    Released,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     RequestArrived,
     RequestCancelled,
     RequestEnded,
@@ -33,8 +28,11 @@ from livescale.messages.events import (
 )
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.knowledge import Knowledge, OrderKey
-from livescale.types import Outcome, RequestId, WorkerRef
+from livescale.sim.checkers.knowledge import Knowledge
+from livescale.types import HoldingId, InstanceId, Outcome, RequestId, WorkerRef
+
+_Order = StartHolding | DropHolding
+_OrderKey = tuple[type[_Order], HoldingId]
 
 
 class AnswerChecker:
@@ -43,9 +41,9 @@ class AnswerChecker:
     def __init__(self, knowledge: Knowledge, failures: FailureChecker) -> None:
         self._knowledge = knowledge
         self._failures = failures
-        #: unanswered orders and the member that must answer
-        self._open: dict[OrderKey, WorkerRef] = {}
-        self._answered: dict[OrderKey, None] = {}
+        self._open: dict[_OrderKey, None] = {}
+        self._answered: dict[_OrderKey, None] = {}
+        self._ranks: dict[tuple[InstanceId, int], None] = {}
         #: the newest attempt of each request, and who runs it if it is under way
         self._attempts: dict[RequestId, int] = {}
         #: how often the current attempt was taken over
@@ -84,26 +82,14 @@ class AnswerChecker:
                 self._over[event.request] = None
         elif isinstance(event, BatchTaken):
             self._taken(event)
-        elif isinstance(event, LoadCompleted | LoadFailed):
-            self._answer(("load", event.instance, event.attempt, event.rank))
-        elif isinstance(event, Released):
-            self._answer(("release", event.instance, event.attempt, event.rank))
-        elif isinstance(event, CopyCompleted | CopyFailed):
-            self._answer(("copy", event.plan, event.agent))
-        elif isinstance(event, CopyDropped):
-            self._answer(("drop", event.plan, event.agent))
+        elif isinstance(event, HoldingCompleted | HoldingFailed):
+            self._answer((StartHolding, event.holding))
+        elif isinstance(event, HoldingDropped):
+            self._answer((DropHolding, event.holding))
 
     def check(self, command: AnyCommand) -> None:
-        if isinstance(command, StartLoad):
-            key: OrderKey = ("load", command.instance, command.attempt, command.rank)
-            self._ask(key, command.worker)
-        elif isinstance(command, Release):
-            key = ("release", command.instance, command.attempt, command.rank)
-            self._ask(key, command.worker)
-        elif isinstance(command, StartCopy):
-            self._ask(("copy", command.plan, command.agent), command.agent)
-        elif isinstance(command, DropCopy):
-            self._ask(("drop", command.plan, command.agent), command.agent)
+        if isinstance(command, StartHolding | DropHolding):
+            self._ask(command)
         elif isinstance(command, Dispatch):
             attempt = self._attempts.get(command.request, 0)
             require(command.attempt > attempt, "attempts grow", command, attempt)
@@ -178,12 +164,17 @@ class AnswerChecker:
     def _require_alive(self, order: object, member: WorkerRef) -> None:
         require(self._knowledge.is_alive(member), "only living members get orders", order, member)
 
-    def _ask(self, key: OrderKey, member: WorkerRef) -> None:
-        self._require_alive(key, member)
-        require(key not in self._open and key not in self._answered, "orders are new", key)
-        self._open[key] = member
+    def _ask(self, order: _Order) -> None:
+        self._require_alive(order, order.holding.member)
+        key = (type(order), order.holding)
+        require(key not in self._open and key not in self._answered, "orders are new", order)
+        self._open[key] = None
+        if isinstance(order, StartHolding) and order.duty is not None:
+            rank = (order.duty.instance, order.rank)
+            require(rank not in self._ranks, "a rank of an instance is ordered once", order)
+            self._ranks[rank] = None
 
-    def _answer(self, key: OrderKey) -> None:
+    def _answer(self, key: _OrderKey) -> None:
         require(key not in self._answered, "an order is answered once", key)
         if key in self._open:
             del self._open[key]
@@ -194,8 +185,9 @@ class AnswerChecker:
 
         One lost rank loses the instance, and with it what its rank 0 was asked.
         """
-        firsts = [self._knowledge.ranks[i].get(0) for i in self._knowledge.instances_on(member)]
-        for key in [key for key, asked in self._open.items() if asked == member]:
+        copies = [self._knowledge.ranks(h.order.model, h.copy) for h in self._knowledge.on(member)]
+        firsts = [ranks[0].member for ranks in copies if 0 in ranks]
+        for key in [key for key in self._open if key[1].member == member]:
             del self._open[key]
         for request in [r for r, runs in self._running.items() if runs in (member, *firsts)]:
             self._failures.lost(request, self._attempts[request])

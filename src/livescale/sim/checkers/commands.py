@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from livescale.chunks import Feed, senders
 from livescale.control.config import ControllerConfig
 from livescale.messages.commands import (
-    AmendLoad,
+    AmendHolding,
     AnyCommand,
     Dispatch,
     Drain,
+    DropHolding,
     ModelGone,
-    StartCopy,
-    StartLoad,
+    StartHolding,
 )
-from livescale.messages.events import AnyEvent, CopyReport, InstanceReport
+from livescale.messages.events import AnyEvent, HoldingReport
 from livescale.placements import AllCopies, SpreadCopies
 from livescale.sim.checkers.answers import AnswerChecker
 from livescale.sim.checkers.failures import FailureChecker
@@ -68,27 +68,23 @@ class CommandChecker:
 
     def all_answered(self) -> None:
         self._answers.all_answered()
-        loads = self._knowledge.feeds
+        loads = self._knowledge.open()
         require(not loads, "every load ends", loads)
 
     def at_rest(
         self,
-        workers: Mapping[WorkerRef, InstanceReport | None],
-        agents: Mapping[WorkerRef, Sequence[CopyReport]],
+        members: Mapping[WorkerRef, Sequence[HoldingReport]],
         least: Mapping[str, int],
     ) -> None:
         """Nothing happens any more: members hold what the controller knows, and every model has
         its `least` number of instances."""
         self.all_answered()
         knowledge = self._knowledge
-        for worker, report in workers.items():
-            known = list(knowledge.instances_on(worker))
-            held = [report.instance] if report is not None else []
-            require(known == held, "a worker holds what is known of it", worker, known, held)
-        for agent, copies in agents.items():
-            plans = sorted(knowledge.plans_on(agent))
-            reported = sorted(report.plan for report in copies)
-            require(plans == reported, "an agent holds what is known of it", agent, plans, reported)
+        for member, reports in members.items():
+            known = sorted(held.order.holding for held in knowledge.on(member))
+            reported = sorted(report.order.holding for report in reports)
+            rule = "a member holds what is known of it"
+            require(known == reported, rule, member, known, reported)
         for model, instances_min in least.items():
             holders = knowledge.holders(model)
             rule = "every model comes to its least number of instances"
@@ -98,33 +94,47 @@ class CommandChecker:
 
     def _check(self, command: AnyCommand) -> None:
         knowledge = self._knowledge
-        if isinstance(command, StartLoad):
-            held = [i for i in knowledge.instances_on(command.worker) if i != command.instance]
-            require(not held, "a worker is in one instance", command, held)
-            self._check_feeds(command.worker, command.feeds)
-        elif isinstance(command, StartCopy):
-            self._check_feeds(command.agent, command.feeds)
-        elif isinstance(command, AmendLoad):
-            is_open = (command.plan, command.receiver) in knowledge.feeds
+        if isinstance(command, StartHolding):
+            self._check_start(command)
+            self._check_feeds(command.holding.member, command.feeds)
+        elif isinstance(command, AmendHolding):
+            held = knowledge.holdings.get(command.holding)
+            is_open = held is not None and not held.is_whole
             require(is_open, "only open loads are amended", command)
-            self._check_feeds(command.receiver, command.feeds)
+            self._check_feeds(command.holding.member, command.feeds)
+        elif isinstance(command, DropHolding):
+            is_there = command.holding in knowledge.holdings
+            require(is_there, "only what is there is dropped", command)
         elif isinstance(command, Dispatch):
-            may_serve = knowledge.may_serve(command.instance)
+            model = self._failures.model_of(command.request)
+            may_serve = knowledge.may_serve(model, command.instance)
             require(may_serve, "complete models serve, and live instances", command)
             is_draining = command.instance in knowledge.draining
             require(not is_draining, "draining instances get no requests", command)
-            first = knowledge.ranks[command.instance][0]
+            first = knowledge.ranks(model, command.instance)[0].member
             require(command.worker == first, "rank 0 gets the requests", command)
         elif isinstance(command, ModelGone):
             requests = self._failures.requests_of(command.model)
             left = [request for request in requests if not self._answers.is_over(request)]
             require(not left, "a model with requests stays", command, left)
         elif isinstance(command, Drain):
-            model = knowledge.model_of[command.instance]
-            others = [i for i in knowledge.serving(model) if i != command.instance]
+            model = knowledge.model_of(command.instance)
+            serving = [i for i in knowledge.holders(model) if i not in knowledge.draining]
+            others = [instance for instance in serving if instance != command.instance]
             loading = knowledge.loading(model)
             rule = "while others load, the last instance that serves stays"
             require(bool(others) or not loading, rule, command, loading)
+
+    def _check_start(self, command: StartHolding) -> None:
+        """A worker has a duty, an agent has none."""
+        member, duty = command.holding.member, command.duty
+        require(member.is_agent == (duty is None), "workers serve, agents hold", command)
+        if duty is not None:
+            held = self._knowledge.on(member)
+            require(not held, "a worker is in one instance", command, held)
+            is_in_place = duty.workers[command.rank] == member
+            is_in_place = is_in_place and len(duty.workers) == self._knowledge.tp_size(command.model)
+            require(is_in_place, "workers stand in the order of their ranks", command)
 
     def _check_feeds(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         for upstream in senders(feeds):

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from livescale.control.config import ControllerConfig
-from livescale.messages.commands import AnyCommand, FailRequest, ModelGone, Release, StartLoad
-from livescale.messages.events import (
-    AnyEvent,
-    CopyCompleted,
-    LoadCompleted,
-    LoadFailed,
-    RequestArrived,
+from livescale.messages.commands import (
+    AnyCommand,
+    DropHolding,
+    FailRequest,
+    ModelGone,
+    StartHolding,
 )
+from livescale.messages.events import AnyEvent, HoldingCompleted, HoldingFailed, RequestArrived
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.knowledge import Knowledge
+from livescale.sim.checkers.knowledge import Held, Knowledge
 from livescale.types import InstanceId, RequestId
 
 
@@ -38,7 +38,7 @@ class FailureChecker:
         self._gone: dict[str, None] = {}
         #: when the loads of each instance were ordered: virtual time, and place among all news
         self._ordered: dict[InstanceId, tuple[int, int]] = {}
-        self._released: dict[InstanceId, None] = {}
+        self._dropped: dict[InstanceId, None] = {}
         self._news = 0
 
     def begin_life(self, knowledge: Knowledge) -> None:
@@ -63,6 +63,10 @@ class FailureChecker:
         """A controller has failed the request, and nothing else was left."""
         return request in self._failed
 
+    def model_of(self, request: RequestId) -> str:
+        """Of a request that arrived in this life."""
+        return self._model_of[request]
+
     def requests_of(self, model: str) -> list[RequestId]:
         """The model's requests that arrived in this life."""
         return [request for request, of in self._model_of.items() if of == model]
@@ -72,29 +76,26 @@ class FailureChecker:
     def absorb(self, event: AnyEvent) -> None:
         """Before the knowledge has this event."""
         self._news += 1
-        knowledge = self._knowledge
         if isinstance(event, RequestArrived):
             self._model_of[event.request] = event.model
-        elif isinstance(event, LoadFailed):
-            # What is left of an instance that was given up is taken back: no failure.
-            is_over = event.instance in knowledge.ended or event.instance in self._released
-            if event.instance in knowledge.ranks and not is_over:
-                self._load_failed(event)
-        elif isinstance(event, LoadCompleted):
-            ranks = knowledge.loaded.get(event.instance, {})
-            model = knowledge.model_of.get(event.instance, "")
-            if len({*ranks, event.rank}) == knowledge.tp_size(model):
-                self._failures.pop(model, None)
-        elif isinstance(event, CopyCompleted) and knowledge.tp_size(event.model) == 1:
-            self._failures.pop(event.model, None)
+        elif isinstance(event, HoldingCompleted | HoldingFailed):
+            held = self._knowledge.holdings.get(event.holding)
+            if held is None or held.is_leaving:
+                return
+            if isinstance(event, HoldingCompleted):
+                self._completed(held)
+            elif held.instance is not None:
+                self._load_failed(held, held.instance)
 
     def check(self, now_ns: int, command: AnyCommand) -> None:
         """Before the knowledge has this command, and those behind it."""
         self._news += 1
-        if isinstance(command, StartLoad):
-            self._ordered.setdefault(command.instance, (now_ns, self._news))
-        elif isinstance(command, Release):
-            self._released[command.instance] = None
+        if isinstance(command, StartHolding) and command.duty is not None:
+            self._ordered.setdefault(command.duty.instance, (now_ns, self._news))
+        elif isinstance(command, DropHolding):
+            instance = self._knowledge.holdings[command.holding].instance
+            if instance is not None:
+                self._dropped[instance] = None
         elif isinstance(command, ModelGone):
             self._gone[command.model] = None
         elif isinstance(command, FailRequest):
@@ -108,12 +109,23 @@ class FailureChecker:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _load_failed(self, event: LoadFailed) -> None:
-        """Loads that were under way together count as one."""
-        model = self._knowledge.model_of[event.instance]
-        ordered_ns, ordered = self._ordered.get(event.instance, (0, 0))
+    def _completed(self, held: Held) -> None:
+        """A copy of which the last rank has come can be loaded from."""
+        model = held.order.model
+        ranks = self._knowledge.ranks(model, held.copy).values()
+        whole = [rank for rank in ranks if rank.is_whole or rank is held]
+        if len(whole) == self._knowledge.tp_size(model):
+            self._failures.pop(model, None)
+
+    def _load_failed(self, held: Held, instance: InstanceId) -> None:
+        """Loads that were under way together count as one. What is left of an instance that was
+        given up, in whatever life, is taken back: no failure."""
+        if instance in self._knowledge.ended or instance in self._dropped:
+            return
+        model = held.order.model
+        ordered_ns, ordered = self._ordered.get(instance, (0, 0))
         is_due = self._may_loads_fail(model, ordered_ns)
-        require(is_due, "loads fail for a reason", event, model)
+        require(is_due, "loads fail for a reason", held, model)
         if ordered >= self._last_failure.get(model, 0):
             self._failures[model] = self._failures.get(model, 0) + 1
             self._last_failure[model] = self._news
@@ -123,8 +135,7 @@ class FailureChecker:
         failures = self._failures.get(model, 0)
         is_given_up = failures >= self._config.load_failures_max
         require(is_given_up, "a model is given up after failed loads", command, failures)
-        there = [i for i in knowledge.ranks if knowledge.model_of[i] == model]
-        there = [i for i in there if i not in knowledge.ended and i not in knowledge.leaving]
+        there = knowledge.instances(model)
         require(not there, "requests of a model with instances wait", command, there)
-        has_copy = knowledge.has_whole_host_copy(model)
-        require(not has_copy, "requests of a model with a host copy wait", command)
+        copies = knowledge.copies(model)
+        require(not copies, "requests of a model with a host copy wait", command, copies)

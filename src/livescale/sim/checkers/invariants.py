@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.messages.commands import Release, StartLoad
+from livescale.messages.commands import DropHolding, StartHolding
 from livescale.policies import ModelPolicy
-from livescale.types import InstanceId, RequestId, WorkerRef
+from livescale.types import HoldingId, RequestId, WorkerRef
 
 
 class InvariantBroken(AssertionError):
@@ -30,20 +30,20 @@ class Checkers:
         self._tp_sizes = {policy.spec.name: policy.spec.tp_size for policy in models}
         self._model_of: dict[WorkerRef, str] = {}
         self._gone: dict[str, None] = {}
-        #: instances whose load failed, by worker
-        self._failed: dict[tuple[WorkerRef, InstanceId], None] = {}
+        #: what members have given up by themselves
+        self._failed: dict[HoldingId, None] = {}
 
     def at_rest(self, worker: WorkerRef, kv_blocks_used: int) -> None:
         require(kv_blocks_used == 0, "no KV is in use when all is over", worker, kv_blocks_used)
 
-    def assigned(self, worker: WorkerRef, is_taken: bool, order: StartLoad) -> None:
+    def assigned(self, worker: WorkerRef, is_taken: bool, order: StartHolding) -> None:
         require(not is_taken, "a worker belongs to one instance", worker, order)
-        require(order.worker == worker, "orders reach their worker", worker, order)
+        require(order.holding.member == worker, "orders reach their worker", worker, order)
         self._model_of[worker] = order.model
 
-    def load_failed(self, worker: WorkerRef, instance: InstanceId) -> None:
-        """The worker has given the instance up by itself."""
-        self._failed[worker, instance] = None
+    def failed(self, holding: HoldingId) -> None:
+        """The member has given it up."""
+        self._failed[holding] = None
 
     def holds(
         self, agent: WorkerRef, memory_bytes: int, size_bytes: int, held: list[tuple[str, int]]
@@ -56,18 +56,20 @@ class Checkers:
         """Nothing of the model is left, as far as the controller knows."""
         self._gone[model] = None
 
-    def released(
+    def dropped(
         self,
-        order: Release,
-        held: InstanceId | None,
+        order: DropHolding,
+        held: HoldingId | None,
         requests: Sequence[tuple[RequestId, int]],
     ) -> None:
-        # When one rank is lost, the others are released with all that they were asked; their own
+        """A worker that holds this is told to drop something."""
+        # When one rank is lost, the others are dropped with all that they were asked; their own
         # load may have failed meanwhile.
-        is_whole = self._tp_sizes[self._model_of[order.worker]] == 1
-        has_failed = held is None and (order.worker, order.instance) in self._failed
+        model = self._model_of[order.holding.member]
+        is_whole = self._tp_sizes[model] == 1
+        has_failed = held is None and order.holding in self._failed
         if (is_whole or held is not None) and not has_failed:
-            require(order.instance == held, "a worker releases what it holds", order, held)
+            require(order.holding == held, "a worker drops what it holds", order, held)
         # A model may be gone for a controller that a worker with requests finds very late.
-        if is_whole and self._model_of[order.worker] not in self._gone:
+        if is_whole and model not in self._gone:
             require(not requests, "an instance with requests is not released", order, requests)

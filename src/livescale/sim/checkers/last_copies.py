@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.messages.commands import AnyCommand, DropCopy, Release
+from livescale.messages.commands import AnyCommand, DropHolding
 from livescale.messages.events import AnyEvent, ModelAdded, ModelRemoved
 from livescale.policies import ModelPolicy
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.types import WorkerRef
 
 
 class LastCopyChecker:
@@ -38,28 +37,17 @@ class LastCopyChecker:
 
     def check(self, command: AnyCommand) -> None:
         """Before the knowledge has this command."""
-        knowledge = self._knowledge
-        if isinstance(command, Release):
-            # A part of an instance is no copy: nobody can use what is left of it.
-            if knowledge.is_complete(command.instance):
-                model = knowledge.model_of[command.instance]
-                others = [i for i in knowledge.holders(model) if i != command.instance]
-                is_kept = bool(others) or knowledge.has_whole_host_copy(model)
-                self._check_goes(model, command.worker, is_kept, command)
-        elif isinstance(command, DropCopy) and knowledge.is_whole(command.model, command.agent):
-            model = command.model
-            agents = [a for name, a, _ in knowledge.whole if name == model and a != command.agent]
-            is_kept = any(knowledge.is_whole(model, agent) for agent in agents)
-            is_kept = is_kept or bool(knowledge.holders(model))
-            self._check_goes(model, command.agent, is_kept, command)
-
-    # -- helpers --------------------------------------------------------------------------------
-
-    def _check_goes(self, model: str, holder: WorkerRef, is_kept: bool, command: object) -> None:
-        """What members that come late still have of a model that is gone may all go, in any
-        order."""
-        if model not in self._knowledge.specs:
+        if not isinstance(command, DropHolding):
             return
+        knowledge = self._knowledge
+        held = knowledge.holdings[command.holding]
+        model, ranks = held.order.model, knowledge.ranks(held.order.model, held.copy).values()
+        # A part of a copy is none: nobody can use what is left of it. What members that come late
+        # still have of a model that is gone may all go, in any order.
+        is_one = held.instance is not None or all(rank.is_whole for rank in ranks)
+        if not is_one or not knowledge.is_placed(model, held.copy) or model not in knowledge.specs:
+            return
+        is_kept = any(copy != held.copy for copy in knowledge.copies(model))
         require(is_kept or model not in self._kept, "the last copy is kept", command)
-        readers = self._knowledge.readers(model, holder)
+        readers = knowledge.readers(model, held.member)
         require(not readers, "a copy that is read from is kept", command, readers)

@@ -8,18 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from livescale.messages.commands import AnyCommand, StartLoad
-from livescale.messages.events import (
-    AnyEvent,
-    CopyCompleted,
-    CopyLayerArrived,
-    LayerArrived,
-    LoadCompleted,
-)
+from livescale.messages.commands import AnyCommand, StartHolding
+from livescale.messages.events import AnyEvent, HoldingCompleted, LayerArrived
 from livescale.sim.checkers.invariants import require
-from livescale.types import InstanceId, ModelSpec, PlanId, WorkerRef
-
-_LoadKey = tuple[WorkerRef, str, int]
+from livescale.types import HoldingId, ModelSpec, WorkerRef
 
 
 class Missing(Protocol):
@@ -29,53 +21,42 @@ class Missing(Protocol):
 
 
 class LayerChecker:
-    """Loads over all lives of the controller."""
+    """Holdings over all lives of the controller."""
 
     def __init__(self, specs: Mapping[str, ModelSpec], missing: Missing) -> None:
         self._specs = specs
         self._missing = missing
-        self._models: dict[InstanceId, str] = {}
-        #: the order that a member follows, and the layers that it said were there
-        self._loads: dict[_LoadKey, InstanceId | PlanId] = {}
-        self._arrived: dict[_LoadKey, dict[int, None]] = {}
+        self._orders: dict[HoldingId, StartHolding] = {}
+        #: layers that their members said were there
+        self._arrived: dict[HoldingId, dict[int, None]] = {}
 
     def ordered(self, commands: Sequence[AnyCommand]) -> None:
         for command in commands:
-            if isinstance(command, StartLoad):
-                self._models[command.instance] = command.model
+            if isinstance(command, StartHolding):
+                self._orders[command.holding] = command
 
     def says(self, member: WorkerRef, event: AnyEvent) -> None:
         """The member is about to say this to the controller."""
-        if isinstance(event, LayerArrived | LoadCompleted):
-            key = (member, self._models[event.instance], event.rank)
-            arrived = self._of_load(key, event.instance)
-        elif isinstance(event, CopyLayerArrived | CopyCompleted):
-            key = (member, event.model, event.rank)
-            arrived = self._of_load(key, event.plan)
-        else:
+        if not isinstance(event, LayerArrived | HoldingCompleted):
             return
-        if isinstance(event, LayerArrived | CopyLayerArrived):
-            require(event.layer not in arrived, "a layer arrives once", member, event)
-            self._require_whole(key, event.layer, event)
+        require(event.holding.member == member, "members speak for themselves", member, event)
+        order = self._orders[event.holding]
+        if isinstance(event, LayerArrived):
+            arrived = self._arrived.setdefault(event.holding, {})
+            require(event.layer not in arrived, "a layer arrives once", event)
+            self._require_whole(order, event.layer)
             arrived[event.layer] = None
-            if isinstance(event, LayerArrived):
-                is_prefix = all(layer in arrived for layer in range(event.watermark))
-                is_all = is_prefix and event.watermark not in arrived
-                require(is_all, "the watermark is the prefix", member, event)
+            is_prefix = all(layer in arrived for layer in range(order.span.start, event.watermark))
+            is_all = is_prefix and event.watermark not in arrived
+            require(is_all, "the watermark is the prefix", event)
         else:
-            spec = self._specs[key[1]]
+            spec = self._specs[order.model]
             for layer in range(spec.layers):
-                self._require_whole(key, layer, event)
-            require(event.received_bytes == spec.size_bytes, "all bytes arrived", member, event)
+                self._require_whole(order, layer)
+            require(event.received_bytes == spec.size_bytes, "all bytes arrived", event)
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _of_load(self, key: _LoadKey, order: InstanceId | PlanId) -> dict[int, None]:
-        """Layers of this order; another order to the same member begins anew."""
-        if self._loads.get(key) != order:
-            self._loads[key], self._arrived[key] = order, {}
-        return self._arrived[key]
-
-    def _require_whole(self, key: _LoadKey, layer: int, event: AnyEvent) -> None:
-        missing_bytes = self._missing(*key, layer)
-        require(missing_bytes == 0, "a layer counts when it is whole", key, event, missing_bytes)
+    def _require_whole(self, order: StartHolding, layer: int) -> None:
+        missing_bytes = self._missing(order.holding.member, order.model, order.rank, layer)
+        require(missing_bytes == 0, "a layer counts when it is whole", order, layer, missing_bytes)

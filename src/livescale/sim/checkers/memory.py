@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from livescale.messages.commands import AnyCommand, DropCopy, StartCopy, StartLoad
+from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, InstanceReported
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
-from livescale.types import PlanId, WorkerRef
 
 
 class MemoryChecker:
-    """Copies of a model that is gone take memory until they are dropped. An agent carries out its
-    orders one after the other: what it was told to drop makes room for what it is told to get."""
+    """What is held of a model that is gone takes memory until it is dropped. A member carries out
+    its orders one after the other: what it was told to drop makes room for what it is told to
+    get."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
-        self._dropping: dict[PlanId, None] = {}
 
     def absorb(self, event: AnyEvent) -> None:
         if isinstance(event, InstanceReported):
@@ -24,21 +23,10 @@ class MemoryChecker:
 
     def check(self, command: AnyCommand) -> None:
         """After the knowledge has this command."""
-        if isinstance(command, StartLoad):
-            size_bytes = self._knowledge.sizes[command.model]
-            arena_bytes = self._knowledge.devices[command.worker].arena_bytes
-            require(size_bytes <= arena_bytes, "a model fits the arena", command, size_bytes)
-        elif isinstance(command, DropCopy):
-            self._dropping[command.plan] = None
-        elif isinstance(command, StartCopy):
-            memory_bytes = self._knowledge.hosts[command.agent].memory_bytes
-            held_bytes = self._held_bytes(command.agent)
-            require(held_bytes <= memory_bytes, "copies fit the host", command, held_bytes)
-
-    def _held_bytes(self, agent: WorkerRef) -> int:
-        """All that the host was told to hold and not told to drop, as far as this life of the
-        controller knows its size."""
-        copies = self._knowledge.copies.items()
-        held = [(key[0], plan) for key, plan in copies if key[1] == agent]
-        there = [model for model, plan in held if plan not in self._dropping]
-        return sum(self._knowledge.sizes.get(model, 0) for model in there)
+        if isinstance(command, StartHolding):
+            knowledge, member = self._knowledge, command.holding.member
+            staying = [held.order.model for held in knowledge.on(member) if not held.is_leaving]
+            # Of models that were gone before this life of the controller, nobody knows the size.
+            held_bytes = sum(knowledge.sizes.get(model, 0) for model in staying)
+            is_within = held_bytes <= knowledge.memory_bytes[member]
+            require(is_within, "holdings fit their member's memory", command, held_bytes)

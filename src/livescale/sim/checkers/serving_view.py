@@ -27,11 +27,11 @@ class ServingView:
 
     @property
     def instance(self) -> InstanceId:
-        return self.serving.order.instance
+        return self.serving.duty.instance
 
     @property
     def pairing(self) -> Pairing | None:
-        return self.serving.order.pairing
+        return self.serving.duty.pairing
 
     @property
     def is_idle(self) -> bool:

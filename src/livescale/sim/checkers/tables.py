@@ -10,43 +10,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from livescale.control.fleet import Fleet
-from livescale.messages.commands import AnyCommand, Drain, Resume, StartLoad
+from livescale.messages.commands import AnyCommand, Drain, Resume, StartHolding
 from livescale.messages.events import (
     AnyEvent,
-    LayerArrived,
+    FirstByteArrived,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
     LiveStarted,
-    LoadCompleted,
-    LoadFailed,
-    LoadStarted,
-    Released,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.sim.checkers.invariants import require
-from livescale.types import InstanceId, InstanceState, Value, WorkerRef
+from livescale.types import HoldingId, InstanceId, InstanceState, Value, WorkerRef
 
 _Cause = type[Value]
 
 #: state before, cause, state after
 _MOVES: tuple[tuple[InstanceState, _Cause, InstanceState], ...] = (
-    (InstanceState.STARTING, LoadStarted, InstanceState.LOADING),
+    (InstanceState.STARTING, FirstByteArrived, InstanceState.LOADING),
     (InstanceState.STARTING, LiveStarted, InstanceState.LIVE),
-    (InstanceState.STARTING, LoadFailed, InstanceState.STOPPED),
+    (InstanceState.STARTING, HoldingFailed, InstanceState.STOPPED),
     (InstanceState.STARTING, WorkerLost, InstanceState.LOST),
     (InstanceState.LOADING, LiveStarted, InstanceState.LIVE),
-    (InstanceState.LOADING, LoadCompleted, InstanceState.SERVING),
-    (InstanceState.LOADING, LoadFailed, InstanceState.STOPPED),
+    (InstanceState.LOADING, HoldingCompleted, InstanceState.SERVING),
+    (InstanceState.LOADING, HoldingFailed, InstanceState.STOPPED),
     (InstanceState.LOADING, WorkerLost, InstanceState.LOST),
-    (InstanceState.LIVE, LoadCompleted, InstanceState.SERVING),
-    (InstanceState.LIVE, LoadFailed, InstanceState.STOPPED),
+    (InstanceState.LIVE, HoldingCompleted, InstanceState.SERVING),
+    (InstanceState.LIVE, HoldingFailed, InstanceState.STOPPED),
     (InstanceState.LIVE, WorkerLost, InstanceState.LOST),
     (InstanceState.SERVING, Drain, InstanceState.DRAINING),
     (InstanceState.SERVING, WorkerLost, InstanceState.LOST),
     (InstanceState.DRAINING, Resume, InstanceState.SERVING),
-    (InstanceState.DRAINING, Released, InstanceState.STOPPED),
+    (InstanceState.DRAINING, HoldingDropped, InstanceState.STOPPED),
     (InstanceState.DRAINING, WorkerLost, InstanceState.LOST),
 )
-_OF_AN_INSTANCE = LoadStarted | LiveStarted | LayerArrived | LoadCompleted | LoadFailed | Released
+_OF_A_HOLDING = (
+    FirstByteArrived | LiveStarted | HoldingCompleted | HoldingFailed | HoldingDropped
+)
 _ENDS = {InstanceState.STOPPED: None, InstanceState.LOST: None}
 
 
@@ -57,6 +58,8 @@ class TableChecker:
         self._version = -1
         self._states: dict[InstanceId, InstanceState] = {}
         self._workers: dict[InstanceId, tuple[WorkerRef, ...]] = {}
+        #: whose ranks these are, as they were ordered or reported
+        self._instance_of: dict[HoldingId, InstanceId] = {}
         #: instances of which a worker told that it has something of them
         self._reported: dict[InstanceId, None] = {}
         self._over: dict[InstanceId, None] = {}
@@ -66,8 +69,13 @@ class TableChecker:
     ) -> None:
         """Check one step."""
         for event in events:
-            if isinstance(event, WorkerJoined) and event.report is not None:
-                self._reported[event.report.instance] = None
+            if isinstance(event, WorkerJoined):
+                for report in event.holdings:
+                    self._reported |= self._note(report.order)
+        ordered: dict[InstanceId, None] = {}
+        for command in commands:
+            if isinstance(command, StartHolding):
+                ordered |= self._note(command)
         if fleet.version == self._version:
             return
         self._version = fleet.version
@@ -75,7 +83,7 @@ class TableChecker:
         for number, instance in fleet.instances.items():
             require(number not in self._over, "an instance ends once", instance)
             before = self._states.get(number)
-            begins = [before] if before is not None else self._begins(number, commands)
+            begins = [before] if before is not None else self._begins(number, ordered)
             after = self._reachable(begins, causes.get(number, {}))
             require(instance.state in after, "states change along the table", instance, before)
             self._states[number] = instance.state
@@ -89,14 +97,23 @@ class TableChecker:
 
     # -- helpers --------------------------------------------------------------------------------
 
+    def _note(self, order: StartHolding) -> dict[InstanceId, None]:
+        """Whose rank it is."""
+        if order.duty is None:
+            return {}
+        self._instance_of[order.holding] = order.duty.instance
+        return {order.duty.instance: None}
+
     def _causes(
         self, events: Sequence[AnyEvent], commands: Sequence[AnyCommand]
     ) -> dict[InstanceId, dict[_Cause, None]]:
         """What this step says of each instance."""
         causes: dict[InstanceId, dict[_Cause, None]] = {}
         for said in (*events, *commands):
-            if isinstance(said, _OF_AN_INSTANCE | Drain | Resume):
+            if isinstance(said, Drain | Resume):
                 causes.setdefault(said.instance, {})[type(said)] = None
+            elif isinstance(said, _OF_A_HOLDING) and said.holding in self._instance_of:
+                causes.setdefault(self._instance_of[said.holding], {})[type(said)] = None
             elif isinstance(said, WorkerLost | WorkerJoined):
                 # A next incarnation is news of the loss of the one before.
                 for number, workers in self._workers.items():
@@ -104,12 +121,13 @@ class TableChecker:
                         causes.setdefault(number, {})[WorkerLost] = None
         return causes
 
-    def _begins(self, number: InstanceId, commands: Sequence[AnyCommand]) -> list[InstanceState]:
+    def _begins(
+        self, number: InstanceId, ordered: dict[InstanceId, None]
+    ) -> list[InstanceState]:
         """States in which an instance may appear."""
         if number in self._reported:
             return [InstanceState.LOADING, InstanceState.LIVE, InstanceState.SERVING]
-        starts = [c for c in commands if isinstance(c, StartLoad) and c.instance == number]
-        require(bool(starts), "instances begin with an order or a report", number)
+        require(number in ordered, "instances begin with an order or a report", number)
         return [InstanceState.STARTING]
 
     @staticmethod

@@ -65,7 +65,7 @@ class TurnChecker:
             return
         served = self._requests[command.request]
         self._served(command.request)
-        if not self._knowledge.is_holder(command.instance):
+        if not self._knowledge.is_copy(served.model, command.instance):
             return
         running = self._answers.running_on(command.worker)
         held = Counter(self._requests[r].client for r in running if r in self._requests)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from livescale.messages.events import AnyEvent, CopyLayerArrived, InstanceReported, LayerArrived
+from livescale.messages.events import AnyEvent, InstanceReported, LayerArrived
 from livescale.sim.clock import Clock
 from livescale.sim.links.channel import SimChannel
 
@@ -33,7 +33,7 @@ class LossyChannel(SimChannel[AnyEvent]):
 
     def send(self, message: AnyEvent) -> None:
         """Queue a message, or lose it."""
-        if isinstance(message, LayerArrived | CopyLayerArrived) and self._loses():
+        if isinstance(message, LayerArrived) and self._loses():
             return
         if isinstance(message, InstanceReported):
             self._reports += 1

@@ -1,6 +1,6 @@
 """Follows a controller step by step: which members are there, and what they hold.
 
-The only reader of messages about loads and copies. Nothing is decided here.
+The only reader of messages about holdings. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from livescale.control.config import ControllerConfig
 from livescale.messages import commands, events
 from livescale.policies import ModelPolicy
 from livescale.telemetry.history import changes
-from livescale.telemetry.history.holdings import Ending, HoldingHistory, HoldingKey, InstanceHistory
-from livescale.types import InstanceId, InstanceState, RequestId, WorkerRef
+from livescale.telemetry.history.holdings import Ending, HoldingHistory, InstanceHistory
+from livescale.types import HoldingId, InstanceId, InstanceState, RequestId, WorkerRef
 
 _Joined = events.WorkerJoined | events.AgentJoined
-_Report = events.InstanceReport | events.CopyReport
-_OfCopy = events.CopyLayerArrived | events.CopyCompleted | events.CopyFailed | events.CopyDropped
 
 
 class Follower:
@@ -34,26 +34,21 @@ class Follower:
         self._waiting: dict[RequestId, tuple[str, int]] = {}
         #: living members by number, as they joined
         self._members: dict[int, _Joined] = {}
-        self._holdings: dict[HoldingKey, HoldingHistory] = {}
+        self._holdings: dict[HoldingId, HoldingHistory] = {}
         self._has_begun_anew = False
         self._now_ns = 0
         self._changes: list[changes.Change] = []
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self._handlers: dict[type, Callable[[Any], object]] = {
             events.WorkerJoined: self._joined,
             events.AgentJoined: self._joined,
             events.WorkerLost: lambda event: self._lose(event.worker, event.reason),
-            commands.StartLoad: self._ordered,
-            commands.StartCopy: self._ordered,
-            events.LoadStarted: self._first_byte,
+            commands.StartHolding: lambda order: self._begin(order, is_ordered=True),
+            events.FirstByteArrived: self._first_byte,
             events.LiveStarted: self._live,
             events.LayerArrived: self._arrived,
-            events.CopyLayerArrived: self._arrived,
-            events.LoadCompleted: self._completed,
-            events.CopyCompleted: self._completed,
-            events.LoadFailed: self._failed,
-            events.CopyFailed: self._failed,
-            events.Released: self._released,
-            events.CopyDropped: self._released,
+            events.HoldingCompleted: self._completed,
+            events.HoldingFailed: lambda event: self._gone(event, Ending.FAILED, event.reason),
+            events.HoldingDropped: lambda event: self._gone(event, Ending.RELEASED),
             events.InstanceReported: self._reported,
             events.BatchTaken: self._taken,
             commands.Drain: self._draining,
@@ -97,24 +92,21 @@ class Follower:
         """The step with which a further part of a record begins, so that it can be read without
         those before: all living members join with what they hold (but not from whom they get it),
         workers first, and the instances that drain are drained."""
-        joined: list[_Joined] = []
-        for _, event in sorted(self._members.items()):
-            held = self.on(_member_of(event))
-            if isinstance(event, events.AgentJoined):
-                ranks = [(one.model, one.rank, one.whole_ns is not None) for one in held]
-                copies = tuple(events.CopyReport(m, 0, whole, rank) for m, rank, whole in ranks)
-                joined.append(events.AgentJoined(event.agent, event.host, copies))
-            else:
-                report = held[0].as_report() if held else None
-                joined.append(events.WorkerJoined(event.worker, event.device, report))
+        joined = [
+            msgspec.structs.replace(
+                event, holdings=tuple(held.as_report() for held in self.on(_member_of(event)))
+            )
+            for _, event in sorted(self._members.items())
+        ]
         instances = self.instances.values()
         draining = [i.number for i in instances if i.state is InstanceState.DRAINING]
-        return joined, [commands.Drain(number, 0) for number in draining]
+        return joined, [commands.Drain(number) for number in draining]
 
     # -- members --------------------------------------------------------------------------------
 
     def _joined(self, event: _Joined) -> None:
-        ref, reports = _member_of(event), _reports(event)
+        ref = _member_of(event)
+        reported = {report.order.holding for report in event.holdings}
         before = self._members.get(ref.worker)
         if before is not None and _member_of(before) != ref:
             if _member_of(before) > ref:
@@ -123,21 +115,18 @@ class Follower:
         for held in [h for h in self._holdings.values() if h.member.worker == ref.worker]:
             if held.member != ref:
                 self._end(held, Ending.LOST, f"{ref} took its place")
-            elif held.key not in reports:
+            elif held.id not in reported:
                 self._end(held, Ending.LOST, "it was not reported again")
         self._members[ref.worker] = event
         self._changes.append(changes.MemberJoined(ref))
-        for key, report in reports.items():
-            held = self._holdings.get(key) or self._begin(ref, report)
+        for report in event.holdings:
+            order = report.order
+            held = self._holdings.get(order.holding) or self._begin(order, is_ordered=False)
             held.know(self._now_ns, is_known=True)
-            is_whole = isinstance(report, events.CopyReport) and report.is_complete
-            if isinstance(report, events.InstanceReport) and held.instance is not None:
-                is_whole = report.is_loaded
-                held.watermark = max(held.watermark, report.watermark)
-                held.instance.pairing = report.pairing or held.instance.pairing
-                if report.pairing is not None:
-                    held.instance.go_live(self._now_ns)
-            if is_whole:
+            held.watermark = max(held.watermark, report.watermark)
+            if held.instance is not None and order.duty is not None and order.duty.pairing:
+                held.instance.go_live(self._now_ns)
+            if report.is_whole:
                 self._whole(held, self._now_ns if held.whole_ns is None else held.whole_ns)
 
     def _lose(self, ref: WorkerRef, reason: str) -> None:
@@ -155,73 +144,47 @@ class Follower:
 
     # -- holdings -------------------------------------------------------------------------------
 
-    def _ordered(self, command: commands.StartLoad | commands.StartCopy) -> None:
-        if isinstance(command, commands.StartCopy):
-            self._begin(command.agent, command)
-        else:
-            instance = self._begin(command.worker, command).instance
-            assert instance is not None
-            instance.pairing = command.pairing or instance.pairing
-
-    def _begin(
-        self, member: WorkerRef, source: commands.StartLoad | commands.StartCopy | _Report
-    ) -> HoldingHistory:
-        now_ns, instance = self._now_ns, None
-        if isinstance(source, commands.StartLoad | events.InstanceReport):
-            number = source.instance
-            instance = self.instances.setdefault(
-                number, InstanceHistory(number, source.model, [(now_ns, InstanceState.LOADING)])
-            )
-        policy = self.policies.get(source.model)
+    def _begin(self, order: commands.StartHolding, *, is_ordered: bool) -> HoldingHistory:
+        now_ns, duty, instance = self._now_ns, order.duty, None
+        if duty is not None:
+            states = [(now_ns, InstanceState.LOADING)]
+            new = InstanceHistory(duty.instance, order.model, duty.pairing, states)
+            instance = self.instances.setdefault(duty.instance, new)
+        policy = self.policies.get(order.model)
         held = HoldingHistory(
-            model=source.model,
-            member=member,
-            rank=source.rank,
+            order=order,
             instance=instance,
-            plan=source.plan,
-            feeds=source.feeds,
             begun_ns=now_ns,
-            is_ordered=not isinstance(source, _Report),
+            is_ordered=is_ordered,
             layer_bytes=() if policy is None else policy.spec.layer_bytes,
             known_ns=[now_ns],
         )
-        before = self._holdings.get(held.key)
-        if before is not None:
-            self._end(before, Ending.LOST, "it was ordered again")
-        self._holdings[held.key] = held
+        self._holdings[held.id] = held
         if instance is not None:
             instance.holdings.append(held)
         self._changes.append(changes.HoldingBegun(held))
         return held
 
-    def _holding_of(self, event: Any) -> HoldingHistory | None:
-        """What a member's news is about; None for late news."""
-        if isinstance(event, _OfCopy):
-            return self._holdings.get((event.model, event.agent, event.rank))
-        return self._holdings.get((event.instance, event.rank))
+    # Members' news of a holding that is not there any more are late.
 
-    def _first_byte(self, event: events.LoadStarted) -> None:
-        held = self._holding_of(event)
+    def _first_byte(self, event: events.FirstByteArrived) -> None:
+        held = self._holdings.get(event.holding)
         if held is not None and held.first_byte_ns is None:
             held.first_byte_ns = self._now_ns
 
     def _live(self, event: events.LiveStarted) -> None:
-        held = self._holding_of(event)
+        held = self._holdings.get(event.holding)
         if held is not None and held.instance is not None:
             held.live_ns = self._now_ns if held.live_ns is None else held.live_ns
             held.instance.go_live(self._now_ns)
 
-    def _arrived(self, event: events.LayerArrived | events.CopyLayerArrived) -> None:
-        held = self._holding_of(event)
-        if held is None:
-            return
-        if isinstance(event, events.CopyLayerArrived):
-            held.arrive(self._now_ns, event.layer, watermark=0, live_layers=0)
-        else:
+    def _arrived(self, event: events.LayerArrived) -> None:
+        held = self._holdings.get(event.holding)
+        if held is not None:
             held.arrive(self._now_ns, event.layer, event.watermark, event.live_layers)
 
-    def _completed(self, event: events.LoadCompleted | events.CopyCompleted) -> None:
-        held = self._holding_of(event)
+    def _completed(self, event: events.HoldingCompleted) -> None:
+        held = self._holdings.get(event.holding)
         if held is not None:
             held.received_bytes = event.received_bytes
             self._whole(held, self._now_ns)
@@ -232,18 +195,15 @@ class Follower:
             held.instance.enter(self._now_ns, InstanceState.SERVING)
         self._changes.append(changes.HoldingWhole(held))
 
-    def _failed(self, event: events.LoadFailed | events.CopyFailed) -> None:
-        held = self._holding_of(event)
+    def _gone(
+        self, event: events.HoldingFailed | events.HoldingDropped, ending: Ending, reason: str = ""
+    ) -> None:
+        held = self._holdings.get(event.holding)
         if held is not None:
-            self._end(held, Ending.FAILED, event.reason)
-
-    def _released(self, event: events.Released | events.CopyDropped) -> None:
-        held = self._holding_of(event)
-        if held is not None:
-            self._end(held, Ending.RELEASED, "")
+            self._end(held, ending, reason)
 
     def _end(self, held: HoldingHistory, ending: Ending, reason: str) -> None:
-        del self._holdings[held.key]
+        del self._holdings[held.id]
         held.end(self._now_ns, ending, reason)
         instance = held.instance
         if instance is not None and all(h.ended_ns is not None for h in instance.holdings):
@@ -313,15 +273,8 @@ class Follower:
             self._waiting.pop(message.request, None)
 
 
-# -- helpers, in the order used -------------------------------------------------------------------
+# -- helpers --------------------------------------------------------------------------------------
 
 
 def _member_of(joined: _Joined) -> WorkerRef:
     return joined.agent if isinstance(joined, events.AgentJoined) else joined.worker
-
-
-def _reports(event: _Joined) -> dict[HoldingKey, _Report]:
-    if isinstance(event, events.AgentJoined):
-        return {(report.model, event.agent, report.rank): report for report in event.copies}
-    report = event.report
-    return {} if report is None else {(report.instance, report.rank): report}

@@ -6,16 +6,16 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from livescale.chunks import Feed
-from livescale.messages.events import BatchTaken, InstanceReport
+from livescale.messages.commands import StartHolding
+from livescale.messages.events import BatchTaken, HoldingReport
 from livescale.plans import Pairing
-from livescale.types import InstanceId, InstanceState, PlanId, WorkerRef
+from livescale.types import HoldingId, InstanceId, InstanceState, WorkerRef
 
 Stretch = tuple[InstanceState, int, int]
 """A state, and from when to when (ns)."""
-
-HoldingKey = tuple[InstanceId, int] | tuple[str, WorkerRef, int]
-"""Of an instance's rank: (instance, rank); of a host copy's: (model, agent, rank)."""
 
 
 class Ending(enum.StrEnum):
@@ -42,17 +42,13 @@ class HoldingHistory:
     """One rank of a model in the memory of one member, from its order until nothing is left.
 
     `instance` is the one that computes with it (None: a copy in host memory). `is_ordered` is
-    False if the order is not on record and a member's report is the first of it. `known_ns` are
-    times at which the controller began (even places) and ceased to know of it: one that starts
-    anew knows of nothing before the members have joined.
+    False if the `order` is on record only in a member's report. `known_ns` are times at which the
+    controller began (even places) and ceased to know of it: one that starts anew knows of nothing
+    before the members have joined.
     """
 
-    model: str
-    member: WorkerRef
-    rank: int
+    order: StartHolding
     instance: InstanceHistory | None = field(repr=False)
-    plan: PlanId
-    feeds: Sequence[Feed]
     begun_ns: int
     is_ordered: bool
     layer_bytes: tuple[int, ...]
@@ -71,10 +67,20 @@ class HoldingHistory:
     reason: str = ""
 
     @property
-    def key(self) -> HoldingKey:
-        if self.instance is None:
-            return self.model, self.member, self.rank
-        return self.instance.number, self.rank
+    def id(self) -> HoldingId:
+        return self.order.holding
+
+    @property
+    def member(self) -> WorkerRef:
+        return self.order.holding.member
+
+    @property
+    def model(self) -> str:
+        return self.order.model
+
+    @property
+    def rank(self) -> int:
+        return self.order.rank
 
     @property
     def size_bytes(self) -> int:
@@ -82,7 +88,7 @@ class HoldingHistory:
 
     @property
     def senders(self) -> list[str]:
-        return sender_names(self.feeds)
+        return sender_names(self.order.feeds)
 
     @property
     def first_layer_ns(self) -> int | None:
@@ -127,20 +133,14 @@ class HoldingHistory:
                 told = f": {reason}" if ending is Ending.FAILED else ""
                 instance.ended_ns, instance.ending = now_ns, f"{ending}{told}"
 
-    def as_report(self) -> InstanceReport:
-        """What a worker would report of this rank of an instance."""
-        instance = self.instance
-        assert instance is not None
-        return InstanceReport(
-            instance.number,
-            self.model,
-            0,
-            self.watermark,
-            self.whole_ns is not None,
-            self.rank,
-            self.plan,
-            pairing=instance.pairing if instance.state is InstanceState.LIVE else None,
-        )
+    def as_report(self) -> HoldingReport:
+        """What the member would report, but not from whom it gets the rest. Only an instance that
+        takes requests while it loads has a pairing."""
+        duty, instance = self.order.duty, self.instance
+        if duty is not None and instance is not None and instance.state is not InstanceState.LIVE:
+            duty = msgspec.structs.replace(duty, pairing=None)
+        order = msgspec.structs.replace(self.order, feeds=(), duty=duty)
+        return HoldingReport(order, self.watermark, self.whole_ns is not None)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,12 +155,12 @@ class InstanceHistory:
 
     number: InstanceId
     model: str
+    pairing: Pairing | None
     changes: list[tuple[int, InstanceState]]
     holdings: list[HoldingHistory] = field(default_factory=list)
     emitted_tokens: int = 0
     first_token_ns: int | None = None
     first_help_ns: int | None = None
-    pairing: Pairing | None = None
     taken: list[tuple[int, BatchTaken]] = field(default_factory=list)
     ended_ns: int | None = None
     ending: str = ""

@@ -1,0 +1,137 @@
+"""The step that opens a further part of a record: what members hold, as the Follower knows it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from livescale.chunks import ChunkRange, Feed
+from livescale.control.config import ControllerConfig
+from livescale.messages.commands import AnyCommand, Drain, StartHolding
+from livescale.messages.events import (
+    AgentJoined,
+    AnyEvent,
+    HoldingCompleted,
+    HoldingDropped,
+    HoldingFailed,
+    HoldingReport,
+    LayerArrived,
+    LiveStarted,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.plans import Duty, Pairing
+from livescale.policies import ModelPolicy
+from livescale.telemetry.history.follower import Follower
+from livescale.topology import Device, Host
+from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, WorkerRef, agent_ref
+
+LAYERS = 3
+CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1,) * LAYERS, 1, 10), 1, 2),), 2)
+DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
+HOST = Host("host", "leaf", 1000)
+FEEDS = (Feed(FromStorage(), (ChunkRange(0, LAYERS),)),)
+MEMBERS = (*(WorkerRef(number) for number in range(4)), agent_ref(0))
+PAIRING = Pairing("zigzag", WorkerRef(9), 9)
+
+#: a member, what happens there, and how many layers are there
+happenings = st.lists(
+    st.tuples(
+        st.sampled_from(MEMBERS),
+        st.sampled_from(["live", "layer", "whole", "failed", "dropped", "drain", "lost", "join"]),
+        st.integers(1, LAYERS),
+    ),
+    max_size=40,
+)
+
+
+def begun() -> Follower:
+    follower = Follower()
+    follower.begin(CONFIG)
+    return follower
+
+
+def tell(follower: Follower, *items: AnyEvent | AnyCommand) -> None:
+    events = [item for item in items if isinstance(item, AnyEvent)]
+    follower.step(1, events, [item for item in items if isinstance(item, AnyCommand)])
+
+
+def joined(member: WorkerRef, *held: HoldingReport) -> AnyEvent:
+    if member.is_agent:
+        return AgentJoined(member, HOST, held)
+    return WorkerJoined(member, DEVICE, held)
+
+
+def order(
+    plan: int, member: WorkerRef, feeds: tuple[Feed, ...] = FEEDS, pairing: Pairing | None = None
+) -> StartHolding:
+    """The order for a member, of which a worker's makes an instance with the plan's number."""
+    duty = None if member.is_agent else Duty(plan, (member,), pairing=pairing)
+    return StartHolding(
+        HoldingId(plan, member), "m", LayerSpan(0, LAYERS), feeds, 1, duty=duty, reason="why"
+    )
+
+
+def test_members_join_with_what_they_hold_and_what_drains_is_drained() -> None:
+    whole, live, early, empty, agent = MEMBERS
+    follower = begun()
+    tell(follower, joined(agent), *(joined(member) for member in MEMBERS[:4]))
+    tell(follower, joined(WorkerRef(7)), order(7, WorkerRef(7)), WorkerLost(WorkerRef(7), "gone"))
+    tell(follower, order(1, whole, pairing=PAIRING), order(2, live, pairing=PAIRING))
+    tell(follower, order(3, early, pairing=PAIRING), order(4, agent))
+    tell(follower, LiveStarted(HoldingId(1, whole)), HoldingCompleted(HoldingId(1, whole), 3))
+    tell(follower, LiveStarted(HoldingId(2, live)), LayerArrived(HoldingId(2, live), 1, 2))
+    tell(follower, LayerArrived(HoldingId(4, agent), 0, 1), Drain(1))
+    assert follower.opening() == (
+        [
+            joined(whole, HoldingReport(order(1, whole, ()), LAYERS, is_whole=True)),
+            joined(live, HoldingReport(order(2, live, (), PAIRING), 2, is_whole=False)),
+            joined(early, HoldingReport(order(3, early, ()), 0, is_whole=False)),
+            joined(empty),
+            joined(agent, HoldingReport(order(4, agent, ()), 1, is_whole=False)),
+        ],
+        [Drain(1)],
+    )
+
+
+@given(happenings)
+def test_who_reads_an_opening_alone_would_open_with_the_same(
+    story: list[tuple[WorkerRef, str, int]],
+) -> None:
+    follower = begun()
+    #: what each member that is there holds
+    held: dict[WorkerRef, HoldingId | None] = {}
+    for plan, (member, what, layers) in enumerate(story):
+        holding = held.get(member)
+        if what == "lost":
+            held.pop(member, None)
+            tell(follower, WorkerLost(member, "gone"))
+        elif what == "join" or member not in held:
+            # A member that joins again, with nothing, has lost what was there.
+            held[member] = None
+            tell(follower, joined(member))
+        elif holding is None:
+            held[member] = HoldingId(plan, member)
+            tell(follower, order(plan, member, pairing=PAIRING if plan % 2 else None))
+        elif what in ("failed", "dropped"):
+            held[member] = None
+            is_failed = what == "failed"
+            tell(follower, HoldingFailed(holding, "") if is_failed else HoldingDropped(holding))
+        elif what == "layer":
+            tell(follower, LayerArrived(holding, layers - 1, layers))
+        elif what == "whole":
+            tell(follower, HoldingCompleted(holding, LAYERS))
+        elif what == "drain" and not member.is_agent:
+            tell(follower, Drain(holding.plan))
+        elif what == "live" and not member.is_agent and holding.plan % 2:
+            tell(follower, LiveStarted(holding))
+    members, draining = follower.opening()
+    alone = begun()
+    tell(alone, *members, *draining)
+    members_alone, draining_alone = alone.opening()
+    assert members_alone == members
+    assert sorted(d.instance for d in draining_alone) == sorted(d.instance for d in draining)
+    assert alone.instances.keys() == follower.instances.keys()
+    for number, instance in alone.instances.items():
+        assert instance.is_whole == follower.instances[number].is_whole
+        assert instance.state is follower.instances[number].state
