@@ -36,7 +36,7 @@ from stories import (
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.holdings import InvalidMove
-from livescale.control.instance import InvalidTransition
+from livescale.control.instance import Instance, InvalidTransition
 from livescale.messages.commands import (
     AmendHolding,
     Dispatch,
@@ -73,6 +73,10 @@ from livescale.policies import ModelPolicy
 from livescale.types import HoldingId, InstanceState, Outcome, WorkerRef
 
 LOW_NS = 333 * MS
+
+
+def instances_of(controller: Controller) -> list[Instance]:
+    return controller.fleet.of_part(controller.models["m"].part)
 
 
 def test_the_first_instance_comes_from_storage() -> None:
@@ -146,7 +150,7 @@ def test_scaling_down_drains_then_releases() -> None:
         drop(101, W[0]),
     ]
     assert step(controller, 2 + LOW_NS, HoldingDropped(HoldingId(101, W[0]))) == []
-    assert [i.id for i in controller.fleet.of_model("m")] == [102]
+    assert [i.id for i in instances_of(controller)] == [102]
 
 
 def test_a_draining_instance_gets_no_requests_and_keeps_those_it_has() -> None:
@@ -287,7 +291,7 @@ def test_a_restarted_controller_adopts_and_orders_nothing() -> None:
     controller = make_controller(workers=3, epoch=1)
     running = RequestArrived("r", "m", 10, 5, attempt=1, worker=W[1])
     assert step(controller, 0, *adopted(2), running, *joined(W[2])) == []
-    assert [i.id for i in controller.fleet.of_model("m")] == [101, 102]
+    assert [i.id for i in instances_of(controller)] == [101, 102]
     assert [record.id for record in controller.router.on_worker(W[1])] == ["r"]
     assert step(controller, 1, RequestEnded("r", 1, Outcome.FINISHED, 5)) == []
     assert controller.stale_events == 0
@@ -344,10 +348,10 @@ def test_the_next_incarnation_ends_the_one_before() -> None:
 
 def test_more_instances_than_allowed_are_shed_one_at_a_time() -> None:
     controller = serving(workers=4, instances=4, instances_max=2)
-    assert [i.state.name for i in controller.fleet.of_model("m")].count("SERVING") == 3
+    assert [i.state.name for i in instances_of(controller)].count("SERVING") == 3
     step(controller, 1, Tick())
     step(controller, 2, Tick())
-    serving_now = [i for i in controller.fleet.of_model("m") if i.state is InstanceState.SERVING]
+    serving_now = [i for i in instances_of(controller) if i.state is InstanceState.SERVING]
     assert len(serving_now) == 2
 
 
@@ -563,5 +567,5 @@ def test_the_last_that_serves_stays_while_others_load() -> None:
         assert not [c for c in commands if isinstance(c, Drain)], f"at {now_ms} ms"
     commands = step(controller, 3600 * MS, *loaded(orders[0].holding))
     assert [c.instance for c in commands if isinstance(c, Drain)]
-    serving_now = controller.fleet.serving("m")
+    serving_now = controller.fleet.serving(controller.models["m"].part)
     assert len(serving_now) == 1

@@ -244,8 +244,9 @@ class ControllerMachine(RuleBasedStateMachine):
         assert not reads, "no read outlives its transfer"
 
     def _check_at_rest(self, policy: ModelPolicy) -> None:
-        name, pool = policy.spec.name, self.world.controller.pool
-        instances = self.world.controller.fleet.of_model(name)
+        name, controller = policy.spec.name, self.world.controller
+        pool = controller.pool
+        instances = controller.fleet.of_part(controller.models[name].part)
         serving = [i for i in instances if i.is_capacity]
         assert policy.instances_min <= len(serving) <= policy.instances_max, serving
         draining = [i for i in instances if i.state is InstanceState.DRAINING]

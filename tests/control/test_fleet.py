@@ -23,8 +23,17 @@ from livescale.messages.events import (
 )
 from livescale.plans import Duty, Pairing
 from livescale.topology import Device
-from livescale.types import HoldingId, InstanceId, InstanceState, Value, WorkerRef
+from livescale.types import (
+    HoldingId,
+    InstanceId,
+    InstanceState,
+    LayerSpan,
+    Part,
+    Value,
+    WorkerRef,
+)
 
+PART = Part("m", LayerSpan(0, 3))
 DEVICE = Device("cpu", "h", "l", 100, 100)
 CAUSES = (
     LiveStarted,
@@ -87,7 +96,7 @@ def hold(
 def make_fleet(state: InstanceState) -> tuple[Fleet, Instance]:
     fleet, pool = fleet_of(1)
     duty = Duty(7, (W[0],))
-    instance = Instance(duty, hold(pool, duty), 3, state)
+    instance = Instance(PART, duty, hold(pool, duty), state)
     instance.story.append("made for the test")
     fleet.add(instance)
     return fleet, instance
@@ -144,8 +153,8 @@ def test_a_reported_instance_is_adopted_as_it_is(
     watermark: int, held: HoldingState, state: InstanceState
 ) -> None:
     fleet, pool = fleet_of(1)
-    fleet.adopt(hold(pool, Duty(9, (W[0],)), watermark, held), layers=3)
-    (instance,) = fleet.of_model("m")
+    fleet.adopt(PART, hold(pool, Duty(9, (W[0],)), watermark, held))
+    (instance,) = fleet.of_part(PART)
     assert (instance.id, instance.state, instance.watermark) == (9, state, watermark)
     fleet.validate()
 
@@ -157,8 +166,8 @@ def test_an_instance_is_adopted_when_all_its_ranks_are_there() -> None:
     assert [record.ref.worker for record in fleet.spare(1)] == [0, 1]
     copy = hold(pool, duty, 2, rank=0)
     assert copy.is_there
-    fleet.adopt(copy, layers=3)
-    (instance,) = fleet.of_model("m")
+    fleet.adopt(PART, copy)
+    (instance,) = fleet.of_part(PART)
     assert instance.workers == (W[0], W[2])
     assert (instance.state, instance.watermark) == (S.LOADING, 2)
     fleet.validate()
@@ -175,16 +184,16 @@ def test_the_load_that_rank_0_reported_counts_when_the_other_ranks_have_joined()
     hold(pool, duty, 3, HoldingState.WHOLE, rank=0)
     fleet.report_early(load_of(9, running=4))
     fleet.report_early(load_of(8, running=5))  # of an instance that is not known
-    fleet.adopt(hold(pool, duty, 3, HoldingState.WHOLE, rank=1), layers=3)
-    (instance,) = fleet.of_model("m")
+    fleet.adopt(PART, hold(pool, duty, 3, HoldingState.WHOLE, rank=1))
+    (instance,) = fleet.of_part(PART)
     assert (instance.running, instance.is_unheard) == (4, False)
 
 
 def test_a_live_instance_may_have_requests_until_it_has_reported_its_load() -> None:
     fleet, pool = fleet_of(1)
     duty = Duty(9, (W[0],), pairing=Pairing("zigzag"))
-    fleet.adopt(hold(pool, duty, 1), layers=3)
-    (instance,) = fleet.live("m")
+    fleet.adopt(PART, hold(pool, duty, 1))
+    (instance,) = fleet.live(PART)
     assert instance.is_unheard
     fleet.report(instance, load_of(9, running=0))
     assert not instance.is_unheard
@@ -194,7 +203,7 @@ def test_what_an_ended_instance_left_behind_is_spare_only_when_dropped() -> None
     fleet, pool = fleet_of(2)
     duty = Duty(7, (W[0], W[1]))
     copies = [hold(pool, duty, rank=rank) for rank in (0, 1)]
-    instance = Instance(duty, copies[0], 3, S.LOADING)
+    instance = Instance(PART, duty, copies[0], S.LOADING)
     fleet.add(instance)
     pool.move(copies[0].ranks[1], HoldingFailed)
     fleet.move(instance, HoldingFailed)

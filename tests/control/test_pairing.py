@@ -313,9 +313,9 @@ def test_a_batch_that_waits_again_is_taken_over_if_no_newer_attempt_was_made() -
     step(controller, 3, arrived("a"))
     # The source has no room: "a" waits again, and comes to the source by the late news.
     step(controller, 4, WorkerLost(W[1], "gone"))
-    assert controller.router.waiting("m") == 1
+    assert controller.router.waiting(controller.models["m"].part) == 1
     assert step(controller, 5, taken((("a", 1),))) == []
-    assert controller.router.waiting("m") == 0
+    assert controller.router.waiting(controller.models["m"].part) == 0
     step(controller, 6, finished("s1"), arrived("b"))
     assert controller.router.requests["a"].attempt == 1
 

@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from effort import examples
 from livescale.control.client_queues import REMEMBERED_NS
 from livescale.control.router import LiveDoor, RequestRecord, Router
-from livescale.types import WorkerRef
+from livescale.types import LayerSpan, Part, WorkerRef
 
+M = Part("m", LayerSpan(0, 3))
 W = [WorkerRef(number) for number in range(4)]
 AHEAD = 2
 AVOID_NS = 5
@@ -19,20 +20,20 @@ CLIENTS = ["a", "b", "c"]
 
 def assigned(router: Router, now_ns: int = 0, count: int = 3) -> list[tuple[str, int]]:
     instances = [(10 + number, W[number]) for number in range(count)]
-    return [(a.request.id, a.instance) for a in router.assign(now_ns, "m", instances)]
+    return [(a.request.id, a.instance) for a in router.assign(now_ns, M, instances)]
 
 
 def test_least_outstanding_work_first_then_the_lower_id() -> None:
     router = Router(8)
     for number, tokens in enumerate([50, 10, 10, 10]):
-        router.arrive(f"r{number}", "m", tokens, 1)
+        router.arrive(f"r{number}", M, tokens, 1)
     assert assigned(router) == [("r0", 10), ("r1", 11), ("r2", 12), ("r3", 11)]
 
 
 def test_an_instance_holds_few_requests_that_it_has_not_started() -> None:
     router = Router(2)
     for number in range(5):
-        router.arrive(f"r{number}", "m", 1, 1)
+        router.arrive(f"r{number}", M, 1, 1)
     assert assigned(router, count=1) == [("r0", 10), ("r1", 10)]
     assert assigned(router, count=1) == []
     router.start("r0", 9)
@@ -43,8 +44,8 @@ def test_an_instance_holds_few_requests_that_it_has_not_started() -> None:
 
 def test_a_retried_request_goes_before_those_that_came_later() -> None:
     router = Router(1)
-    first = router.arrive("r0", "m", 1, 1)
-    router.arrive("r1", "m", 1, 1)
+    first = router.arrive("r0", M, 1, 1)
+    router.arrive("r1", M, 1, 1)
     assert assigned(router, count=1) == [("r0", 10)]
     router.retry(first)
     assert assigned(router, count=1) == [("r0", 10)]
@@ -53,27 +54,27 @@ def test_a_retried_request_goes_before_those_that_came_later() -> None:
 
 def given(router: Router, count: int, *live: LiveDoor) -> list[tuple[str, int]]:
     instances = [(10 + number, W[number]) for number in range(count)]
-    return [(a.request.id, a.instance) for a in router.assign(0, "m", instances, live)]
+    return [(a.request.id, a.instance) for a in router.assign(0, M, instances, live)]
 
 
 def test_a_pair_is_chosen_by_what_both_have_and_how_fast_both_are() -> None:
     router = Router(8)
     for number, tokens in enumerate([100, 30, 30, 10, 10]):
-        router.arrive(f"r{number}", "m", tokens, 1)
+        router.arrive(f"r{number}", M, tokens, 1)
     pair = LiveDoor(20, W[1], source=W[2], cost_permille=500)
     # r0 goes to instance 10. The pair has 30 and 60 tokens, which cost it half, and so on.
     assert given(router, 1, pair) == [("r0", 10), ("r1", 20), ("r2", 20), ("r3", 20), ("r4", 20)]
     router.move(router.requests["r1"], W[2])
     assert (router.outstanding_tokens(W[1]), router.outstanding_tokens(W[2])) == (50, 30)
     for number in range(3):
-        router.arrive(f"s{number}", "m", 60, 1)
+        router.arrive(f"s{number}", M, 60, 1)
     assert given(router, 1, pair) == [("s0", 20), ("s1", 20), ("s2", 10)]
 
 
 def test_a_pair_may_have_more_that_neither_has_started() -> None:
     router = Router(1, live_ahead_max=3)
     for number in range(6):
-        router.arrive(f"r{number}", "m", 1, 1)
+        router.arrive(f"r{number}", M, 1, 1)
     pair = LiveDoor(20, W[1], source=W[0])
     assert given(router, 1) == [("r0", 10)]
     assert given(router, 0, pair) == [("r1", 20), ("r2", 20)]
@@ -85,7 +86,7 @@ def test_a_pair_may_have_more_that_neither_has_started() -> None:
 def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> None:
     router = Router(1)
     for number in range(5):
-        router.arrive(f"r{number}", "m", 100, 1)
+        router.arrive(f"r{number}", M, 100, 1)
     alone = LiveDoor(20, W[1], lag_tokens=250)
     # Instance 10 is full with r0, and by the time that r2 is done everything is loaded.
     assert given(router, 1, alone) == [("r0", 10), ("r3", 20), ("r4", 20)]
@@ -97,15 +98,15 @@ def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> No
 def test_loading_instances_share_evenly_when_nobody_serves() -> None:
     router = Router(1)
     for number in range(4):
-        router.arrive(f"r{number}", "m", 100, 1)
+        router.arrive(f"r{number}", M, 100, 1)
     both = [LiveDoor(20 + number, W[number], lag_tokens=1 << 40) for number in range(2)]
     assert given(router, 0, *both) == [("r0", 20), ("r1", 21), ("r2", 20), ("r3", 21)]
 
 
 def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
     router = Router(8)
-    record = router.arrive("r0", "m", 1, 1)
-    router.arrive("r1", "m", 1, 1)
+    record = router.arrive("r0", M, 1, 1)
+    router.arrive("r1", M, 1, 1)
     record.avoided, record.avoided_until_ns = W[0], 5
     assert assigned(router, 4, count=1) == [("r1", 10)], "others are not held up"
     assert assigned(router, 5, count=1) == [("r0", 10)]
@@ -114,16 +115,16 @@ def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
 def test_a_client_with_many_requests_does_not_take_the_turns_of_others() -> None:
     router = Router(1)
     for number in range(100):
-        router.arrive(f"many{number}", "m", 1, 1, client="many")
-    router.arrive("few", "m", 1, 1, client="few")
+        router.arrive(f"many{number}", M, 1, 1, client="many")
+    router.arrive("few", M, 1, 1, client="few")
     assert assigned(router, count=2) == [("many0", 10), ("few", 11)]
 
 
 def test_a_turn_is_worth_the_weight_of_the_client() -> None:
     router = Router(100)
     for number in range(4):
-        router.arrive(f"a{number}", "m", 1, 1, client="a", weight=3)
-        router.arrive(f"b{number}", "m", 1, 1, client="b")
+        router.arrive(f"a{number}", M, 1, 1, client="a", weight=3)
+        router.arrive(f"b{number}", M, 1, 1, client="b")
     order = [request for request, _ in assigned(router, count=1)]
     assert order == ["a0", "a1", "a2", "b0", "a3", "b1", "b2", "b3"]
 
@@ -131,11 +132,11 @@ def test_a_turn_is_worth_the_weight_of_the_client() -> None:
 def test_one_client_does_not_get_all_places_beside_others() -> None:
     router = Router(16, places=8)
     for number in range(20):
-        router.arrive(f"many{number}", "m", 1, 1, client="many", now_ns=1)
+        router.arrive(f"many{number}", M, 1, 1, client="many", now_ns=1)
     assert len(assigned(router, 2, count=1)) == 16, "alone it may have all, and some ahead"
     for number in range(12):
         router.end(router.requests[f"many{number}"])
-    router.arrive("few0", "m", 1, 1, client="few", now_ns=3)
+    router.arrive("few0", M, 1, 1, client="few", now_ns=3)
     got = [request for request, _ in assigned(router, 4, count=1)]
     assert got == ["many16", "few0", "many17", "many18"], "seven of eight places, and no more"
     router.end(router.requests["few0"])
@@ -159,7 +160,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.arrivals += 1
         request = f"r{self.arrivals}"
         self.records[request] = self.router.arrive(
-            request, "m", tokens, 1, now_ns=self.now_ns, client=client
+            request, M, tokens, 1, now_ns=self.now_ns, client=client
         )
 
     @rule(chosen=st.lists(st.sampled_from([0, 1, 2, 3]), unique=True))
@@ -167,7 +168,7 @@ class RouterMachine(RuleBasedStateMachine):
         before = [r for r in self.records.values() if r.worker is None]
         attempts = {r.id: r.attempt for r in before}
         instances = [(number, W[number]) for number in sorted(chosen)]
-        got = self.router.assign(self.now_ns, "m", instances)
+        got = self.router.assign(self.now_ns, M, instances)
         for client in CLIENTS:
             orders = [a.request.order for a in got if a.request.client == client]
             assert orders == sorted(orders), "of one client, first come, first served"
@@ -182,7 +183,7 @@ class RouterMachine(RuleBasedStateMachine):
             waiting = [r for r in self.records.values() if r.worker is None]
             # Nobody waits while an instance has room, except who avoids it.
             assert not has_room or all(r.avoided == W[number] for r in waiting)
-        assert self.router.assign(self.now_ns, "m", instances) == []
+        assert self.router.assign(self.now_ns, M, instances) == []
 
     def check_turns(self, served: list[RequestRecord]) -> None:
         """Of two clients that wait, neither is more than a turn ahead."""
@@ -224,8 +225,8 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.validate()
         assert self.router.requests == self.records
         waiting = [r for r in self.records.values() if r.worker is None]
-        assert self.router.waiting("m") == len(waiting)
-        assert self.router.waiting_tokens("m") == sum(r.prompt_tokens for r in waiting)
+        assert self.router.waiting(M) == len(waiting)
+        assert self.router.waiting_tokens(M) == sum(r.prompt_tokens for r in waiting)
 
 
 TestRouterMachine = RouterMachine.TestCase

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from livescale.control.host_memory import HostMemory
 
 from livescale.batching.batcher import Batcher
 from livescale.batching.blocks import BlockPool
@@ -27,7 +28,6 @@ from livescale.control.client_queues import ClientQueues
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.fleet import Fleet, WorkerRecord
-from livescale.control.host_memory import HostMemory
 from livescale.control.instance import TRANSITIONS, Instance
 from livescale.control.liveness import SilenceWatch
 from livescale.control.load_failures import LoadFailures
@@ -126,9 +126,9 @@ def nobody_asks_to_be_woken(patch: pytest.MonkeyPatch) -> None:
 
 def loading_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Controller, state: ModelState) -> None:
-        name = state.spec.name
-        instances = [(i.id, i.worker) for i in self.fleet.of_model(name) if i.is_capacity]
-        for assignment in self.router.assign(self._now_ns, name, instances):
+        part = state.part
+        instances = [(i.id, i.worker) for i in self.fleet.of_part(part) if i.is_capacity]
+        for assignment in self.router.assign(self._now_ns, part, instances):
             record = assignment.request
             self._commands.append(
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)
@@ -243,9 +243,9 @@ def models_with_instances_are_given_up(patch: pytest.MonkeyPatch) -> None:
     fail_unloadable = Controller._fail_unloadable
 
     def broken(self: Controller) -> None:
-        of_model, self.fleet.of_model = self.fleet.of_model, lambda model: []
+        of_part, self.fleet.of_part = self.fleet.of_part, lambda part: []
         fail_unloadable(self)
-        self.fleet.of_model = of_model
+        self.fleet.of_part = of_part
 
     patch.setattr(Controller, "_fail_unloadable", broken)
 

@@ -67,8 +67,8 @@ class RunNotes:
         if seen == self._seen:
             return
         self._seen = seen
-        for model in controller.models:
-            instances = controller.fleet.of_model(model)
+        for model, state in controller.models.items():
+            instances = controller.fleet.of_part(state.part)
             states = [instance.state for instance in instances]
             loading = sum(1 for instance in instances if instance.is_loading)
             serving = states.count(InstanceState.SERVING)
