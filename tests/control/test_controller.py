@@ -75,7 +75,7 @@ from livescale.types import HoldingId, InstanceState, Outcome, WorkerRef
 LOW_NS = 333 * MS
 
 
-def instances_of(controller: Controller) -> list[Instance]:
+def living(controller: Controller) -> list[Instance]:
     return controller.fleet.of_part(controller.models["m"].part)
 
 
@@ -150,7 +150,7 @@ def test_scaling_down_drains_then_releases() -> None:
         drop(101, W[0]),
     ]
     assert step(controller, 2 + LOW_NS, HoldingDropped(HoldingId(101, W[0]))) == []
-    assert [i.id for i in instances_of(controller)] == [102]
+    assert [i.id for i in living(controller)] == [102]
 
 
 def test_a_draining_instance_gets_no_requests_and_keeps_those_it_has() -> None:
@@ -291,7 +291,7 @@ def test_a_restarted_controller_adopts_and_orders_nothing() -> None:
     controller = make_controller(workers=3, epoch=1)
     running = RequestArrived("r", "m", 10, 5, attempt=1, worker=W[1])
     assert step(controller, 0, *adopted(2), running, *joined(W[2])) == []
-    assert [i.id for i in instances_of(controller)] == [101, 102]
+    assert [i.id for i in living(controller)] == [101, 102]
     assert [record.id for record in controller.router.on_worker(W[1])] == ["r"]
     assert step(controller, 1, RequestEnded("r", 1, Outcome.FINISHED, 5)) == []
     assert controller.stale_events == 0
@@ -348,10 +348,10 @@ def test_the_next_incarnation_ends_the_one_before() -> None:
 
 def test_more_instances_than_allowed_are_shed_one_at_a_time() -> None:
     controller = serving(workers=4, instances=4, instances_max=2)
-    assert [i.state.name for i in instances_of(controller)].count("SERVING") == 3
+    assert [i.state.name for i in living(controller)].count("SERVING") == 3
     step(controller, 1, Tick())
     step(controller, 2, Tick())
-    serving_now = [i for i in instances_of(controller) if i.state is InstanceState.SERVING]
+    serving_now = [i for i in living(controller) if i.state is InstanceState.SERVING]
     assert len(serving_now) == 2
 
 
