@@ -133,7 +133,9 @@ class CommandChecker:
             held = self._knowledge.on(member)
             require(not held, "a worker is in one instance", command, held)
             is_in_place = duty.workers[command.rank] == member
-            is_in_place = is_in_place and len(duty.workers) == self._knowledge.tp_size(command.model)
+            is_in_place = is_in_place and len(duty.workers) == self._knowledge.tp_size(
+                command.model
+            )
             require(is_in_place, "workers stand in the order of their ranks", command)
 
     def _check_feeds(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:

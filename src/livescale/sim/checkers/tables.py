@@ -45,9 +45,7 @@ _MOVES: tuple[tuple[InstanceState, _Cause, InstanceState], ...] = (
     (InstanceState.DRAINING, HoldingDropped, InstanceState.STOPPED),
     (InstanceState.DRAINING, WorkerLost, InstanceState.LOST),
 )
-_OF_A_HOLDING = (
-    FirstByteArrived | LiveStarted | HoldingCompleted | HoldingFailed | HoldingDropped
-)
+_OF_A_HOLDING = FirstByteArrived | LiveStarted | HoldingCompleted | HoldingFailed | HoldingDropped
 _ENDS = {InstanceState.STOPPED: None, InstanceState.LOST: None}
 
 
@@ -121,9 +119,7 @@ class TableChecker:
                         causes.setdefault(number, {})[WorkerLost] = None
         return causes
 
-    def _begins(
-        self, number: InstanceId, ordered: dict[InstanceId, None]
-    ) -> list[InstanceState]:
+    def _begins(self, number: InstanceId, ordered: dict[InstanceId, None]) -> list[InstanceState]:
         """States in which an instance may appear."""
         if number in self._reported:
             return [InstanceState.LOADING, InstanceState.LIVE, InstanceState.SERVING]
