@@ -45,7 +45,7 @@ from livescale.control.wishes import Wish
 from livescale.fair_line import FairLine
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
-from livescale.messages.commands import AnyCommand, Dispatch, DropHolding, Drain
+from livescale.messages.commands import AnyCommand, Dispatch, Drain, DropHolding
 from livescale.messages.events import (
     HoldingCompleted,
     LayerArrived,
