@@ -95,7 +95,13 @@ def test_devices_are_counted_for_as_long_as_they_are_held(
 
 def report(instance: int, count: int) -> InstanceReported:
     return InstanceReported(
-        *(instance, 1, (), 0, 0, 0, BLOCKS, 0),
+        instance=instance,
+        started=(),
+        running=0,
+        queued_prefill_tokens=0,
+        kv_blocks_used=0,
+        kv_blocks=BLOCKS,
+        emitted_tokens=0,
         preemptions=count,
         prefix_lookup_tokens=3 * count,
         reused_tokens=2 * count,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from worlds import MIB, MS, Row, make_config, make_model
 
-from livescale.messages.commands import ModelGone, ScaleDecided, StartCopy, StartLoad
+from livescale.messages.commands import ModelGone, ScaleDecided, StartHolding
 from livescale.messages.events import InstanceReported
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy
@@ -64,6 +64,11 @@ def run(
 def commands_of(lines: list[AnyLine], kind: type) -> list[object]:
     steps = [line for line in lines if isinstance(line, StepLine)]
     return [c for line in steps for c in line.commands if isinstance(c, kind)]
+
+
+def copies_of(lines: list[AnyLine]) -> list[StartHolding]:
+    """Orders to host agents."""
+    return [c for c in commands_of(lines, StartHolding) if c.duty is None]
 
 
 def serving_at(result: SimResult, model: str, now_ns: int) -> int:
@@ -123,13 +128,13 @@ def test_the_strategies_do_what_their_names_say(tmp_path: Path) -> None:
         world = with_hosts(config, 2, placement, multicast)
         result, lines = run(waves(3), world, tmp_path / f"{number}.jsonl")
         assert {line.outcome for line in result.requests} == {Outcome.FINISHED}
-        loads = commands_of(lines, StartLoad)
+        loads = [c for c in commands_of(lines, StartHolding) if c.duty is not None]
         read = [load for load in loads if load.feeds[0].upstream == FromStorage()]
         from_storage.append(len(read) / len(loads))
         use = host_copy_use(read_history(lines))["m0"]
         if isinstance(placement, NoCopies):
             assert use.copies_max == 0
-            assert not commands_of(lines, StartCopy)
+            assert not copies_of(lines)
         elif isinstance(placement, AllCopies):
             assert use.copies_max == 2
     spread, everywhere, cache, forgetful, none = from_storage
@@ -143,7 +148,7 @@ def test_a_full_cache_gives_up_what_was_used_least_recently(tmp_path: Path) -> N
     world = with_hosts(config, 1, CacheCopies(60 * _S), "host", 2 * MODEL.size_bytes)
     _, lines = run(waves(3, until_s=7, requests=3), world, tmp_path / "lru.jsonl")
     assert {use.copies_max for use in host_copy_use(read_history(lines)).values()} == {1}
-    assert len(commands_of(lines, StartCopy)) > 3
+    assert len(copies_of(lines)) > 3
 
 
 def test_to_zero_and_from_zero_and_the_record_shows_where_the_time_went(tmp_path: Path) -> None:
@@ -165,7 +170,7 @@ def test_to_zero_and_from_zero_and_the_record_shows_where_the_time_went(tmp_path
         times = [ns for ns in (*phases, *later) if ns is not None]
         assert len(times) == 8
         assert times == sorted(times)
-    assert not [c for c in commands_of(lines, StartCopy) if c.reason != "spread"]
+    assert not [c for c in copies_of(lines) if c.reason != "spread"]
 
 
 @pytest.mark.parametrize("first_has_priority", [False, True])
@@ -269,7 +274,7 @@ def test_a_model_comes_and_another_goes_while_requests_run(tmp_path: Path) -> No
     late = [line for line in result.requests if line.finished_ns > 5 * _S and line.model == "old"]
     assert any(line.outcome is Outcome.FINISHED for line in late), "what ran was finished"
     assert commands_of(lines, ModelGone) == [ModelGone("old")]
-    (first,) = [c for c in commands_of(lines, StartCopy) if c.model == "new"][:1]
+    (first,) = [c for c in copies_of(lines) if c.model == "new"][:1]
     assert first.reason == "spread"
 
 

@@ -19,7 +19,7 @@ from livescale.batching.live_messages import BatchKey, KvLayer, Pull
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.member.effects import TellPeer
 from livescale.member.inputs import PeerMessage
-from livescale.messages.commands import StartLoad
+from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, InstanceReported, LayerArrived, LiveStarted
 from livescale.policies import ModelPolicy
 from livescale.sim.clock import Clock
@@ -90,7 +90,8 @@ def test_the_last_of_a_burst_wait_less_for_a_loading_instance_that_helps() -> No
 def test_what_is_handed_over_is_told_and_measured(tp_size: int, tmp_path: Path) -> None:
     _, record = burst("zigzag", tp_size=tp_size)
     said = events(record, tmp_path)
-    pairings = [s.pairing for s in said if isinstance(s, StartLoad) and s.pairing is not None]
+    duties = [s.duty for s in said if isinstance(s, StartHolding) and s.duty is not None]
+    pairings = [duty.pairing for duty in duties if duty.pairing is not None]
     taken = [event for event in said if isinstance(event, BatchTaken)]
     assert any(pairing.source is not None for pairing in pairings)
     assert any(isinstance(event, LiveStarted) for event in said)

@@ -7,26 +7,28 @@ from hypothesis import strategies as st
 
 from livescale.messages.events import (
     AnyEvent,
+    FirstByteArrived,
+    HoldingCompleted,
     InstanceReported,
     LayerArrived,
-    LoadCompleted,
-    LoadStarted,
 )
 from livescale.sim.clock import Clock
 from livescale.sim.links.lossy import LossyChannel
+from livescale.types import HoldingId, WorkerRef
 
 KINDS = ("started", "layer", "completed", "report")
 
 
 def said(kind: str, number: int) -> AnyEvent:
     """The number tells messages of a kind apart."""
+    holding = HoldingId(number, WorkerRef(0))
     if kind == "started":
-        return LoadStarted(number, 0)
+        return FirstByteArrived(holding)
     if kind == "layer":
-        return LayerArrived(number, 0, 0)
+        return LayerArrived(holding, 0, 0)
     if kind == "completed":
-        return LoadCompleted(number, 0, 1)
-    return InstanceReported(1, 0, (), number, 0, 0, 8, 0)
+        return HoldingCompleted(holding, 1)
+    return InstanceReported(1, (), number, 0, 0, 8, 0)
 
 
 @given(
@@ -47,8 +49,8 @@ def test_only_progress_is_lost_and_the_last_report_comes(
         clock.at(at_ns, lambda message=message: channel.send(message))  # type: ignore[misc]
     while clock.run_next():
         pass
-    kept = [m for m in messages if isinstance(m, LoadStarted | LoadCompleted)]
-    assert [m for m in came if isinstance(m, LoadStarted | LoadCompleted)] == kept
+    kept = [m for m in messages if isinstance(m, FirstByteArrived | HoldingCompleted)]
+    assert [m for m in came if isinstance(m, FirstByteArrived | HoldingCompleted)] == kept
     assert all(came.count(message) <= 1 for message in messages)
     layers = [m for m in came if isinstance(m, LayerArrived)]
     sent = zip(sends, messages, strict=True)

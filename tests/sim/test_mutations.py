@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-from livescale.control.host_memory import HostMemory
 
 from livescale.batching.batcher import Batcher
 from livescale.batching.blocks import BlockPool
@@ -28,6 +27,8 @@ from livescale.control.client_queues import ClientQueues
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.control.fleet import Fleet, WorkerRecord
+from livescale.control.holdings import Copy
+from livescale.control.host_copies import HostCopies
 from livescale.control.instance import TRANSITIONS, Instance
 from livescale.control.liveness import SilenceWatch
 from livescale.control.load_failures import LoadFailures
@@ -44,10 +45,10 @@ from livescale.control.wishes import Wish
 from livescale.fair_line import FairLine
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
-from livescale.messages.commands import AnyCommand, Dispatch, Drain
+from livescale.messages.commands import AnyCommand, Dispatch, Drain, DropHolding
 from livescale.messages.events import (
+    HoldingCompleted,
     LayerArrived,
-    LoadCompleted,
     ModelChanged,
     RequestArrived,
     RequestEnded,
@@ -81,17 +82,11 @@ def draining_instances_are_released_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_last_copy_may_go(patch: pytest.MonkeyPatch) -> None:
-    def broken(self: ParameterPool, model: str, holder: WorkerRef) -> bool:
-        return False
-
-    patch.setattr(ParameterPool, "is_last", broken)
+    patch.setattr(ParameterPool, "is_last", lambda self, copy: False)
 
 
 def copies_that_are_read_may_go(patch: pytest.MonkeyPatch) -> None:
-    def broken(self: ParameterPool, copy: object) -> bool:
-        return False
-
-    patch.setattr(ParameterPool, "_is_read", broken)
+    patch.setattr(ParameterPool, "_is_read", lambda self, copy: False)
 
 
 def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
@@ -146,38 +141,20 @@ def failed_feeds_are_not_replaced(patch: pytest.MonkeyPatch) -> None:
 
 
 def workers_are_given_out_twice(patch: pytest.MonkeyPatch) -> None:
-    def spare(self: Fleet, arena_bytes: int) -> list[WorkerRecord]:
+    def broken(self: Fleet, arena_bytes: int) -> list[WorkerRecord]:
         return [self.workers[number] for number in sorted(self.workers)]
 
-    def place(self: Fleet, instance: Instance) -> None:
-        for worker in instance.workers:
-            self.workers[worker.worker].instance = instance.id
-        self._add(instance)
-
-    begin = ParameterPool.begin
-
-    def begin_once(
-        self: ParameterPool, model: str, workers: tuple[WorkerRef, ...], size: int
-    ) -> None:
-        # The pool notices a second copy of one model itself: this is about the checker.
-        if self.find(model, workers[0]) is None:
-            begin(self, model, workers, size)
-
-    patch.setattr(Fleet, "spare", spare)
-    patch.setattr(Fleet, "place", place)
-    patch.setattr(ParameterPool, "begin", begin_once)
+    patch.setattr(Fleet, "spare", broken)
 
 
 def leftovers_are_released_again(patch: pytest.MonkeyPatch) -> None:
-    release_empty = Scaling.release_empty
+    drop = Copy.drop
 
-    def broken(self: Scaling) -> Sequence[AnyCommand]:
-        commands = release_empty(self)
-        for remnant in self._fleet.remnants.values():
-            remnant.is_released = False
-        return commands
+    def broken(self: Copy, reason: str) -> list[DropHolding]:
+        drop(self, reason)
+        return [DropHolding(holding.id, reason) for holding in self.ranks.values()]
 
-    patch.setattr(Scaling, "release_empty", broken)
+    patch.setattr(Copy, "drop", broken)
 
 
 def draining_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
@@ -226,16 +203,16 @@ def the_first_layer_is_taken_for_the_last(patch: pytest.MonkeyPatch) -> None:
     moves = dict(TRANSITIONS[InstanceState.LOADING])
     moves[LayerArrived] = InstanceState.SERVING
     serving = {**TRANSITIONS[InstanceState.SERVING], LayerArrived: InstanceState.SERVING}
-    serving[LoadCompleted] = InstanceState.SERVING
+    serving[HoldingCompleted] = InstanceState.SERVING
     patch.setitem(TRANSITIONS, InstanceState.LOADING, moves)
     patch.setitem(TRANSITIONS, InstanceState.SERVING, serving)
 
 
 def host_memory_seems_endless(patch: pytest.MonkeyPatch) -> None:
-    def broken(self: HostMemory) -> list[HostRoom]:
+    def broken(self: HostCopies) -> list[HostRoom]:
         return [HostRoom(record.ref, 1 << 50) for record in self._fleet.living_agents()]
 
-    patch.setattr(HostMemory, "rooms", broken)
+    patch.setattr(HostCopies, "_rooms", broken)
 
 
 def models_with_instances_are_given_up(patch: pytest.MonkeyPatch) -> None:
@@ -428,7 +405,7 @@ def layers_are_told_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
     came = Member._layer_came
 
     def broken(self: Member, news: LayerCame) -> None:
-        came(self, LayerCame(news.holding, news.layer + 1))
+        came(self, LayerCame(news.plan, news.layer + 1))
 
     patch.setattr(Member, "_layer_came", broken)
 
@@ -457,11 +434,11 @@ MUTATIONS = [
     Mutation(failed_feeds_are_not_replaced, "every request ends|every order is answered", 5),
     Mutation(workers_are_given_out_twice, "a worker is in one instance", 0),
     Mutation(leftovers_are_released_again, "orders are new", 0),
-    Mutation(draining_instances_get_requests, "draining instances get no requests", 0),
+    Mutation(draining_instances_get_requests, "draining instances get no requests", 7),
     Mutation(the_last_that_serves_may_go, "the last instance that serves stays", 7),
     Mutation(drains_are_kept_secret, "states change along the table", 0),
     Mutation(the_first_layer_is_taken_for_the_last, "complete models serve", 0),
-    Mutation(host_memory_seems_endless, "copies fit the host", 16),
+    Mutation(host_memory_seems_endless, "holdings fit their member's memory", 16),
     Mutation(models_with_instances_are_given_up, "requests of a model with instances wait", 157),
     Mutation(the_first_failed_load_is_the_last, "given up after failed loads", 1),
     Mutation(given_back_counts_as_lost, "after its last attempt is lost", 5),
@@ -483,7 +460,7 @@ MUTATIONS = [
     Mutation(receivers_are_asked_to_feed_themselves, "nobody feeds itself", 0),
     Mutation(silence_is_not_noticed, "silence is noticed in time", 0),
     Mutation(members_are_given_up_early, "only the silent are given up", 0),
-    Mutation(arenas_seem_endless, "a model fits the arena", 7),
+    Mutation(arenas_seem_endless, "holdings fit their member's memory", 7),
     Mutation(layers_are_told_before_they_are_there, "a layer counts when it is whole", 0),
     Mutation(requests_go_to_any_rank, "rank 0 gets the requests", 0),
 ]

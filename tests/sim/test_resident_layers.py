@@ -10,11 +10,11 @@ import pytest
 from test_live_scaling import config_of
 from worlds import MS, Row
 
-from livescale.messages.events import LayerArrived, LoadStarted
+from livescale.messages.events import FirstByteArrived, LayerArrived
 from livescale.sim.config import SimConfig
 from livescale.sim.simulate import SimResult, simulate
 from livescale.telemetry.record import AnyLine, StepLine, TrafficLine, read_record
-from livescale.types import Outcome
+from livescale.types import HoldingId, Outcome
 
 _S = 1000 * MS
 _SECOND_NS = 90 * _S
@@ -54,15 +54,15 @@ def test_a_second_burst_finds_the_first_layers(live_order: str) -> None:
     first_ns = [last_ttft_ns(r, 0, _SECOND_NS) for r in (without, result)]
     assert first_ns[0] == first_ns[1], "there was nothing to keep"
     assert last_ttft_ns(result, _SECOND_NS) < last_ttft_ns(without, _SECOND_NS)
-    started: dict[int, int] = {}
-    at_once: dict[int, int] = {}
+    started: dict[HoldingId, int] = {}
+    at_once: dict[HoldingId, int] = {}
     for line in lines:
         if isinstance(line, StepLine):
             for event in line.events:
-                if isinstance(event, LoadStarted):
-                    started[event.instance] = line.now_ns
-                elif isinstance(event, LayerArrived) and line.now_ns == started[event.instance]:
-                    at_once[event.instance] = at_once.get(event.instance, 0) + 1
+                if isinstance(event, FirstByteArrived):
+                    started[event.holding] = line.now_ns
+                elif isinstance(event, LayerArrived) and line.now_ns == started[event.holding]:
+                    at_once[event.holding] = at_once.get(event.holding, 0) + 1
     first, second = sorted(started)[1:]
     assert first not in at_once
     assert at_once[second] == 17, "the embedding and half of 32 layers, in 9 GB"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool_plays import MS, S, loaded_after_ns, play
 
-from livescale.messages.commands import StartCopy
+from livescale.messages.commands import StartHolding
 from livescale.sim.pools.systems import SYSTEMS, UnknownSystem, find_system
 from livescale.telemetry.record import StepLine
 from livescale.types import FromWorker, Outcome
@@ -67,7 +67,7 @@ def test_without_copies_storage_is_all_there_is() -> None:
     played = play("storage")
     assert set(played.upstreams()) == {"storage"}
     commands = [c for line in played.lines if isinstance(line, StepLine) for c in line.commands]
-    assert not any(isinstance(command, StartCopy) for command in commands)
+    assert not any(isinstance(c, StartHolding) and c.duty is None for c in commands)
 
 
 def test_a_cache_misses_on_new_hosts_hits_again_and_forgets_after_its_time() -> None:
@@ -88,7 +88,7 @@ def test_a_cache_misses_on_new_hosts_hits_again_and_forgets_after_its_time() -> 
         for line in short.lines
         if isinstance(line, StepLine) and line.now_ns > short.run.started_ns + later
         for command in line.commands
-        if isinstance(command, StartCopy)
+        if isinstance(command, StartHolding) and command.duty is None
     ]
     assert {c.reason for c in copies} == {"cache miss"}
     # From the device that reads storage on its host: storage is read once for a miss.

@@ -150,7 +150,7 @@ class MemberThread:
 
     def _examine(self, asked: Examine) -> None:
         """Say what the memory holds, byte for byte."""
-        ranks = {held.order.holding.plan: held.order.rank for held in self.member.holdings}
+        ranks = {held.id.plan: held.order.rank for held in self.member.holdings}
         copies = tuple(
             held_copy(fetch.order.manifest, fetch.memory, fetch.present(), ranks[plan])
             for plan, fetch in self._fetches.items()
@@ -161,8 +161,7 @@ class MemberThread:
 
     def _fetch(self, effect: Fetch) -> None:
         """Begin to receive or to read."""
-        command, offset_bytes = effect.order, effect.offset_bytes
-        plan = command.holding.plan
+        plan, command, offset_bytes = effect.plan, effect.order, effect.offset_bytes
         manifest, directory = self._materials[plan]
         try:
             self._memory.check_fits(manifest, offset_bytes)
