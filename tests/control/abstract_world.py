@@ -72,9 +72,9 @@ class AbstractMember:
         return next((holding.order.duty for holding in self.holdings.values()), None)
 
     def takes_requests(self, instance: InstanceId) -> bool:
-        """It has this instance, and runs requests of it."""
+        """It has rank 0 of this instance, and runs requests of it."""
         duty = self.duty
-        if duty is None or duty.instance != instance:
+        if duty is None or duty.instance != instance or duty.workers[0] != self.ref:
             return False
         is_whole = all(holding.is_whole for holding in self.holdings.values())
         return is_whole or duty.pairing is not None
@@ -426,12 +426,13 @@ class AbstractWorld:
         member, holding = self._living(order.holding.member), order.holding
         if member is None:
             return
-        held = [other.order.model for other in member.holdings.values()]
-        assert order.model not in held, f"{order} comes a second time"
+        held = [(other.order.model, other.order.rank) for other in member.holdings.values()]
+        assert (order.model, order.rank) not in held, f"{order} comes a second time"
         assert not held or member.ref.is_agent, f"{member} is given {order}"
         member.holdings[holding.plan] = AbstractHolding(order)
         if member.ref.is_agent:
-            sizes = [self.policies[model].spec.size_bytes for model in [*held, order.model]]
+            models = [other.order.model for other in member.holdings.values()]
+            sizes = [self.policies[model].spec.size_bytes for model in models]
             assert sum(sizes) <= self.memory_bytes, "host memory is overdrawn"
         else:
             assert order.duty is not None
@@ -454,11 +455,12 @@ class AbstractWorld:
         if member is None:
             return
         holding = member.holdings.pop(order.holding.plan, None)
-        assert holding is not None or member.ref.is_agent, order
-        # The controller may not have received that this worker has taken them over.
-        batches = [w.requests for w in member.answers if isinstance(w, events.BatchTaken)]
-        taken = [request for batch in batches for request, _ in batch]
-        assert all(request in taken for request in member.requests), f"{order}, {member.requests}"
+        if order.reason == "drained":
+            assert holding is not None, order
+            # The controller may not have received that this worker has taken them over.
+            batches = [w.requests for w in member.answers if isinstance(w, events.BatchTaken)]
+            taken = [request for batch in batches for request, _ in batch]
+            assert all(r in taken for r in member.requests), f"{order}, {member.requests}"
         self._give_back(member, is_announced=False)
         if holding is not None and not holding.is_whole and not self.is_late:
             self._forget_words(member, order.holding)

@@ -504,6 +504,20 @@ def test_one_lost_rank_loses_the_instance_and_frees_the_others() -> None:
     assert again == [Dispatch("r", 2, instances_of(orders)[0], W[0])]
 
 
+def test_a_drained_pair_is_gone_when_both_ranks_are_dropped() -> None:
+    controller = serving_pair(workers=4)
+    step(controller, 2, arrived("r", 1500))
+    step(controller, 3, *loaded_pair(3, W[2], W[3]), finished("r"))
+    step(controller, 2000 * MS, Tick())
+    commands = step(controller, 2000 * MS + LOW_NS, Tick())
+    first, second = drop(3, W[2]), drop(3, W[3])
+    assert commands == [scaled(2, 1, "idle"), Drain(4), first, second]
+    assert step(controller, 2001 * MS + LOW_NS, HoldingDropped(first.holding)) == []
+    assert controller.fleet.instances[4].state is InstanceState.DRAINING
+    assert step(controller, 2002 * MS + LOW_NS, HoldingDropped(second.holding)) == []
+    assert list(controller.fleet.instances) == [2]
+
+
 def test_a_pair_is_adopted_when_both_ranks_have_joined_whatever_they_said_meanwhile() -> None:
     controller = make_pair_controller(workers=2)
     step(controller, 0, rejoined(report(half_order(rank=0), watermark=2)))

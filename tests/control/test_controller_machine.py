@@ -29,11 +29,11 @@ STRATEGIES = [
 
 
 def make_policy(
-    number: int, least: int, more: int, known: bool, *, by_requests: bool = False
+    number: int, least: int, more: int, known: bool, ranks: int = 1, *, by_requests: bool = False
 ) -> ModelPolicy:
     """Models of different sizes; some may go to zero, some count requests."""
     return ModelPolicy(
-        ModelSpec(f"m{number}", (10,) * (3 + number), 1, 100),
+        ModelSpec(f"m{number}", (10,) * (3 + number), 1, 100, ranks),
         least,
         max(least + more, 1),
         1000 if known else None,
@@ -44,15 +44,23 @@ def make_policy(
     )
 
 
+def workers_of(policy: ModelPolicy) -> int:
+    """How many workers the model needs at least."""
+    return max(policy.instances_min, 1) * policy.spec.tp_size
+
+
 class ControllerMachine(RuleBasedStateMachine):
     """Random histories of workers, requests, answers and controllers."""
 
     @initialize(
-        limits=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=2),
+        limits=st.lists(
+            st.tuples(st.integers(0, 1), st.integers(0, 3), st.booleans(), st.integers(1, 2)),
+            min_size=1,
+            max_size=2,
+        ),
         expected=st.integers(0, 5),
         ahead=st.integers(1, 3),
         attempts=st.integers(1, 3),
-        known=st.booleans(),
         strategy=st.sampled_from(STRATEGIES),
         memory=st.sampled_from([30, 80, 1000]),
         hosts=st.integers(0, 2),
@@ -60,18 +68,17 @@ class ControllerMachine(RuleBasedStateMachine):
     )
     def begin(
         self,
-        limits: list[tuple[int, int]],
+        limits: list[tuple[int, int, bool, int]],
         expected: int,
         ahead: int,
         attempts: int,
-        known: bool,
         strategy: tuple[Placement, str],
         memory: int,
         hosts: int,
         is_late: bool,
     ) -> None:
         models = tuple(
-            make_policy(number, *limit, known, by_requests=number == 1)
+            make_policy(number, *limit, by_requests=number == 1)
             for number, limit in enumerate(limits)
         )
         config = ControllerConfig(
@@ -110,12 +117,12 @@ class ControllerMachine(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.world.members)))
         self.world.lose(number, gateway_first)
 
-    @rule(least=st.integers(0, 1), known=st.booleans())
-    def add_model(self, least: int, known: bool) -> None:
+    @rule(least=st.integers(0, 1), known=st.booleans(), ranks=st.integers(1, 2))
+    def add_model(self, least: int, known: bool, ranks: int) -> None:
         # There are workers for the least that everybody needs.
-        needed = sum(max(p.instances_min, 1) for p in self.world.policies.values())
-        if self.models_made < MODELS_MAX and needed < len(NUMBERS):
-            self.world.add_model(make_policy(self.models_made, least, 1, known))
+        needed = sum(map(workers_of, self.world.policies.values()))
+        if self.models_made < MODELS_MAX and needed + ranks <= len(NUMBERS):
+            self.world.add_model(make_policy(self.models_made, least, 1, known, ranks))
             self.models_made += 1
 
     @rule(data=st.data(), least=st.integers(0, 2), more=st.integers(0, 2))
@@ -124,7 +131,8 @@ class ControllerMachine(RuleBasedStateMachine):
         policy = self.world.policies[name]
         others = [p for p in self.world.policies.values() if p is not policy]
         # There are workers for the least that everybody needs.
-        least = min(least, len(NUMBERS) - sum(max(p.instances_min, 1) for p in others))
+        spare = len(NUMBERS) - sum(map(workers_of, others))
+        least = min(least, spare // policy.spec.tp_size)
         most = max(least + more, 1)
         self.world.change_model(
             msgspec.structs.replace(policy, instances_min=least, instances_max=most)
@@ -288,16 +296,24 @@ class LiveMachine(ControllerMachine):
     @initialize(
         order=st.sampled_from(["zigzag", "zigzag", "overlap"]),
         more=st.integers(1, 3),
+        ranks=st.integers(1, 2),
         ahead=st.integers(1, 2),
         attempts=st.integers(1, 3),
         others=st.integers(0, 1),
         multicast=st.sampled_from(["auto", "chain", "binomial"]),
     )
     def begin(
-        self, order: str, more: int, ahead: int, attempts: int, others: int, multicast: str
+        self,
+        order: str,
+        more: int,
+        ranks: int,
+        ahead: int,
+        attempts: int,
+        others: int,
+        multicast: str,
     ) -> None:
         config = ControllerConfig(
-            tuple(make_policy(number, 1, more, known=True) for number in range(1 + others)),
+            tuple(make_policy(number, 1, more, True, ranks) for number in range(1 + others)),
             workers_expected=0,
             settle_ns=0,
             dispatched_ahead_max=ahead,
@@ -338,10 +354,10 @@ class LiveMachine(ControllerMachine):
 
 def test_a_restarted_controller_lets_go_of_a_withdrawn_model_that_was_loading_live() -> None:
     machine = LiveMachine()
-    machine.begin(order="zigzag", more=1, ahead=1, attempts=1, others=0, multicast="auto")
+    machine.begin("zigzag", more=1, ranks=1, ahead=1, attempts=1, others=0, multicast="auto")
     machine.join(number=0)
     machine.step(gap_ns=0)
-    machine.add_model(known=False, least=0)
+    machine.add_model(known=False, least=0, ranks=1)
     machine.world.remove_model("m0")
     machine.restart(gateway_too=False)
     machine.teardown()
