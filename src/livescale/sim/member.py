@@ -13,41 +13,7 @@ from typing import Any
 
 from livescale.batching.live_messages import Handover, Pull
 from livescale.chunks import ChunkGrid, Feed
-from livescale.member.effects import (
-    AmendFetch,
-    Answer,
-    Assign,
-    DropFetch,
-    Effect,
-    Emit,
-    Execute,
-    Fetch,
-    ForgetRows,
-    KeepLayers,
-    Materialize,
-    Measure,
-    Reach,
-    Refuse,
-    Report,
-    TakeOver,
-    TellPeer,
-    WriteKv,
-)
-from livescale.member.inputs import (
-    AllCame,
-    FeedEnded,
-    FetchFailed,
-    FirstByteCame,
-    LayerCame,
-    MemberInput,
-    MemberOrder,
-    Ordered,
-    PeerLost,
-    PeerSent,
-    RateMeasured,
-    RunEnded,
-    Submitted,
-)
+from livescale.member import effects, inputs
 from livescale.member.member import ADDRESS_SPACES
 from livescale.member.serving import Serving, ServingLimits
 from livescale.messages.attempts import AttemptTaken
@@ -79,19 +45,19 @@ class _Arrival:
     is_asked_for: bool = False
 
     def load_started(self, plan: PlanId) -> None:
-        self.shell.put(FirstByteCame(plan))
+        self.shell.put(inputs.FirstByteCame(plan))
 
     def layer_arrived(self, plan: PlanId, layer: int) -> None:
-        self.shell.put(LayerCame(plan, layer))
+        self.shell.put(inputs.LayerCame(plan, layer))
 
     def load_completed(self, plan: PlanId) -> None:
-        self.shell.put(AllCame(plan))
+        self.shell.put(inputs.AllCame(plan))
 
     def load_failed(self, plan: PlanId, reason: str) -> None:
-        self.shell.put(FetchFailed(plan, reason))
+        self.shell.put(inputs.FetchFailed(plan, reason))
 
     def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self.shell.put(FeedEnded(plan, upstream, reason, is_stalled))
+        self.shell.put(inputs.FeedEnded(plan, upstream, reason, is_stalled))
 
 
 class SimMember:
@@ -124,7 +90,7 @@ class SimMember:
             address_bytes = ADDRESS_SPACES * size_bytes
             self.member = around.make_member(self.ref, size_bytes, address_bytes=address_bytes)
             self._executor = None
-        self._inbox: list[MemberInput] = []
+        self._inbox: list[inputs.MemberInput] = []
         #: how far the member's clock is ahead of the world's
         self._ahead_ns = 0
         self._is_stepping = self._is_dead = False
@@ -135,23 +101,23 @@ class SimMember:
         #: attempts that came from other instances
         self._taken: dict[tuple[RequestId, int], None] = {}
         self._carry: dict[type, Callable[[Any], None]] = {
-            Report: self._report,
-            Answer: self._answer,
-            Emit: self._emit,
-            TellPeer: self._tell,
-            Refuse: self._refuse,
-            Reach: _nothing,
-            Fetch: self._fetch,
-            AmendFetch: self._amend,
-            DropFetch: self._drop,
-            KeepLayers: _nothing,
-            Assign: self._assign,
-            Materialize: self._materialize,
-            Measure: self._measure,
-            Execute: self._execute,
-            TakeOver: self._took_over,
-            WriteKv: self._wrote_kv,
-            ForgetRows: _nothing,
+            effects.Report: self._report,
+            effects.Answer: self._answer,
+            effects.Emit: self._emit,
+            effects.TellPeer: self._tell,
+            effects.Refuse: self._refuse,
+            effects.Reach: _nothing,
+            effects.Fetch: self._fetch,
+            effects.AmendFetch: self._amend,
+            effects.DropFetch: self._drop,
+            effects.KeepLayers: _nothing,
+            effects.Assign: self._assign,
+            effects.Materialize: self._materialize,
+            effects.Measure: self._measure,
+            effects.Execute: self._execute,
+            effects.TakeOver: self._took_over,
+            effects.WriteKv: self._wrote_kv,
+            effects.ForgetRows: _nothing,
         }
 
     # -- life -----------------------------------------------------------------------------------
@@ -182,11 +148,11 @@ class SimMember:
 
     # -- what comes in --------------------------------------------------------------------------
 
-    def take_order(self, order: MemberOrder) -> None:
+    def take_order(self, order: inputs.MemberOrder) -> None:
         """An order of the controller."""
-        ordered = Ordered(order)
+        ordered = inputs.Ordered(order)
         if isinstance(order, StartHolding):
-            ordered = Ordered(order, self._config.spec(order.model).layer_bytes, order.model)
+            ordered = inputs.Ordered(order, self._config.spec(order.model).layer_bytes, order.model)
             if order.duty is not None:
                 self._around.checkers.assigned(self.ref, bool(self.member.holdings), order)
         elif isinstance(order, DropHolding) and self.device is not None:
@@ -204,17 +170,17 @@ class SimMember:
     def take_request(self, message: ToWorkerMessage) -> None:
         """A message of the gateway about an attempt."""
         if isinstance(message, SimSubmit):
-            self.put(Submitted(GATEWAY, message.instance, message.spec))
+            self.put(inputs.Submitted(GATEWAY, message.instance, message.spec))
         else:
             self.put(message)
 
-    def hear(self, peer: WorkerRef, told: TellPeer) -> None:
+    def hear(self, peer: WorkerRef, told: effects.TellPeer) -> None:
         """A message of another worker, with what came along."""
-        self.put(PeerSent(peer, told.message, told.gateways, told.size_bytes))
+        self.put(inputs.PeerSent(peer, told.message, told.gateways, told.size_bytes))
 
     def peer_lost(self, peer: WorkerRef) -> None:
         """Another worker died."""
-        self.put(PeerLost(peer))
+        self.put(inputs.PeerLost(peer))
 
     def jump_ahead(self, jump_ns: int) -> None:
         """The member's clock jumps."""
@@ -222,7 +188,7 @@ class SimMember:
         if not self._is_dead and not self._is_stepping:
             self._set_alarm(self._wake_ns())
 
-    def put(self, news: MemberInput) -> None:
+    def put(self, news: inputs.MemberInput) -> None:
         """Between two Runs: now, or when the one in flight is over."""
         if self._is_dead:
             return
@@ -245,9 +211,8 @@ class SimMember:
     def _step(self) -> None:
         self._is_stepping = True
         while self._inbox and self.is_idle:
-            inputs, self._inbox = self._inbox, []
-            effects = self.member.step(self._now_ns, inputs, self._steps_max())
-            self._carry_out(effects)
+            news, self._inbox = self._inbox, []
+            self._carry_out(self.member.step(self._now_ns, news, self._steps_max()))
         self._is_stepping = False
         self._set_alarm(self._wake_ns())
         if self.device is not None:
@@ -264,8 +229,8 @@ class SimMember:
             self._shown = serving
         checker.looks(self.ref, self._clock.now_ns)
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
+    def _carry_out(self, todo: Sequence[effects.Effect]) -> None:
+        for effect in todo:
             self._carry[type(effect)](effect)
 
     @property
@@ -295,13 +260,12 @@ class SimMember:
     def _wake(self) -> None:
         self._alarm = None
         if self.is_idle:
-            effects = self.member.step(self._now_ns, (), self._steps_max())
-            self._carry_out(effects)
+            self._carry_out(self.member.step(self._now_ns, (), self._steps_max()))
             self._step()
 
     # -- effects: messages ----------------------------------------------------------------------
 
-    def _report(self, effect: Report) -> None:
+    def _report(self, effect: effects.Report) -> None:
         event = effect.event
         if isinstance(event, HoldingFailed):
             self._around.checkers.failed(event.holding)
@@ -309,19 +273,19 @@ class SimMember:
             self._taken.pop((event.request, event.attempt), None)
         self._around.report(event)
 
-    def _answer(self, effect: Answer) -> None:
+    def _answer(self, effect: effects.Answer) -> None:
         answer = effect.answer
         if isinstance(answer, AttemptTaken):
             self._taken[answer.request, answer.attempt] = None
         self._around.emit(answer)
 
-    def _emit(self, effect: Emit) -> None:
+    def _emit(self, effect: effects.Emit) -> None:
         step_ns = self.executor.step_ns
         if effect.is_repeated:
             step_ns = [self._clock.now_ns] * max(len(e.token_ids) for e in effect.emitted)
         self._around.emit(SimTokens(step_ns, list(effect.emitted)))
 
-    def _tell(self, effect: TellPeer) -> None:
+    def _tell(self, effect: effects.TellPeer) -> None:
         message, checker = effect.message, self._around.live_checker
         if isinstance(message, Handover):
             checker.hands(message)
@@ -329,14 +293,14 @@ class SimMember:
             checker.pulls_without_rows(message.batch.target)
         self._around.tell(effect)
 
-    def _refuse(self, effect: Refuse) -> None:
+    def _refuse(self, effect: effects.Refuse) -> None:
         require(False, "members send what they agreed on", self.ref, effect)
 
-    def _took_over(self, effect: TakeOver) -> None:
+    def _took_over(self, effect: effects.TakeOver) -> None:
         instance, _ = self._working
         self._around.live_checker.handed(instance, effect.message)
 
-    def _wrote_kv(self, effect: WriteKv) -> None:
+    def _wrote_kv(self, effect: effects.WriteKv) -> None:
         (instance, _), message = self._working, effect.message
         self._around.live_checker.kv_came(instance, message.batch, message.layer)
 
@@ -349,14 +313,14 @@ class SimMember:
 
     # -- effects: holdings ----------------------------------------------------------------------
 
-    def _fetch(self, effect: Fetch) -> None:
+    def _fetch(self, effect: effects.Fetch) -> None:
         order = effect.order
         key = (self.ref, order.model, order.rank)
         spec = self._config.spec(order.model)
         arrival = self._arrivals[effect.plan] = _Arrival(self, order, key, order.feeds, spec)
         self._show_memory()
         if self.host is not None and self._around.refusals.refuses(self.ref, order.model):
-            self._inbox.insert(0, FetchFailed(effect.plan, "there is no memory"))
+            self._inbox.insert(0, inputs.FetchFailed(effect.plan, "there is no memory"))
             return
         resident = effect.resident
         present = range(resident.layers if resident is not None else 0)
@@ -375,13 +339,13 @@ class SimMember:
             grid = ChunkGrid(arrival.spec.layer_bytes, arrival.order.chunk_bytes)
             self._around.transfers.receive(plan, arrival.key, grid, arrival.feeds, arrival, present)
 
-    def _amend(self, effect: AmendFetch) -> None:
+    def _amend(self, effect: effects.AmendFetch) -> None:
         arrival = self._arrivals[effect.plan]
         arrival.feeds = effect.feeds
         if arrival.is_asked_for:
             self._around.transfers.amend(effect.plan, self.ref, effect.feeds)
 
-    def _drop(self, effect: DropFetch) -> None:
+    def _drop(self, effect: effects.DropFetch) -> None:
         arrival = self._arrivals.pop(effect.plan)
         self._around.transfers.drop(arrival.key)
         self._show_memory()
@@ -400,27 +364,27 @@ class SimMember:
         assert self._executor is not None, f"{self!r} has no device"
         return self._executor
 
-    def _assign(self, effect: Assign) -> None:
+    def _assign(self, effect: effects.Assign) -> None:
         spec = self._arrivals[effect.plan].spec
         if self._around.refusals.refuses(self.ref, spec.name):
-            self._inbox.insert(0, FetchFailed(effect.plan, "the executor refuses"))
+            self._inbox.insert(0, inputs.FetchFailed(effect.plan, "the executor refuses"))
         else:
             self._inbox.insert(0, self.executor.assign(effect.plan, spec))
 
-    def _materialize(self, effect: Materialize) -> None:
+    def _materialize(self, effect: effects.Materialize) -> None:
         instance, order = self._working
         self._around.live_checker.has_layers(instance, order.rank, effect.layer + 1)
 
-    def _measure(self, effect: Measure) -> None:
+    def _measure(self, effect: effects.Measure) -> None:
         rate = self.executor.prefill_tokens_per_s()
-        self._inbox.insert(0, RateMeasured(effect.plan, rate))
+        self._inbox.insert(0, inputs.RateMeasured(effect.plan, rate))
 
-    def _execute(self, effect: Execute) -> None:
+    def _execute(self, effect: effects.Execute) -> None:
         (instance, order), is_live = self._working, effect.batch is not None
         self._around.live_checker.runs(instance, order.model, effect.run, is_live=is_live)
         self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
 
-    def _run_ended(self, ended: RunEnded) -> None:
+    def _run_ended(self, ended: inputs.RunEnded) -> None:
         self._inbox.insert(0, ended)
         self._step()
 

@@ -17,29 +17,8 @@ from livescale.control.controller import Controller
 from livescale.control.liveness import look_gap_ns
 from livescale.member.inputs import ControllerMet, GatewayGone, GatewayUnknown, MemberOrder
 from livescale.member.member import Member
+from livescale.messages import commands, events
 from livescale.messages.attempts import AttemptTaken
-from livescale.messages.commands import (
-    AmendHolding,
-    AnyCommand,
-    Dispatch,
-    DropHolding,
-    FailRequest,
-    ModelGone,
-    StartHolding,
-    WakeAt,
-)
-from livescale.messages.events import (
-    AgentJoined,
-    AnyEvent,
-    HoldingCompleted,
-    HoldingFailed,
-    ModelAdded,
-    ModelChanged,
-    ModelRemoved,
-    Tick,
-    WorkerJoined,
-    WorkerLost,
-)
 from livescale.sim.checkers.commands import CommandChecker
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import Checkers
@@ -67,7 +46,7 @@ from livescale.topology import Topology
 from livescale.types import AGENT_NUMBERS_FROM, RequestId, WorkerRef, agent_ref
 
 #: when parameters begin or end to move, what links have carried is noted
-_BYTES_MOVE = (StartHolding, HoldingCompleted, HoldingFailed)
+_BYTES_MOVE = (commands.StartHolding, events.HoldingCompleted, events.HoldingFailed)
 
 
 @dataclass(slots=True)
@@ -80,7 +59,7 @@ class _Life:
     follower: Follower
     tracker: ScaleTracker
     #: of every member that met this controller: what comes from there and what goes there
-    uplinks: dict[WorkerRef, SimChannel[AnyEvent]]
+    uplinks: dict[WorkerRef, SimChannel[events.AnyEvent]]
     orders: dict[WorkerRef, SimChannel[MemberOrder]]
     #: incarnations that were silent: refused if they come back
     lost: dict[WorkerRef, None] = field(default_factory=dict)
@@ -145,7 +124,7 @@ class SimWorld:
         self._emitting: dict[WorkerRef, SimChannel[FromWorkerMessage]] = {}
         self._life: _Life | None = None
         self._lives = 0
-        self._inbox: list[AnyEvent] = []
+        self._inbox: list[events.AnyEvent] = []
         self._has_step_ahead = False
         self._last_step_ns = -config.step_gap_ns
         faults = config.faults
@@ -215,7 +194,7 @@ class SimWorld:
         self._life.follower.begin(config)
         self.notes.begin(config, {"sim": msgspec.to_builtins(self.config)})
         for name in self._leaving:
-            self._push(ModelRemoved(name))
+            self._push(events.ModelRemoved(name))
         self.clock.after(self._delays.reconnect_ns(), partial(self._connect_gateway, self._life))
         for member in self._living():
             delay_ns = self._delays.reconnect_ns()
@@ -247,7 +226,7 @@ class SimWorld:
 
     # -- stepping -------------------------------------------------------------------------------
 
-    def _push(self, event: AnyEvent) -> None:
+    def _push(self, event: events.AnyEvent) -> None:
         """An event reached the controller: it steps when its gap allows."""
         self._inbox.append(event)
         if not self._has_step_ahead:
@@ -260,39 +239,39 @@ class SimWorld:
         life = self._life
         if life is None or not self._inbox:
             return
-        events, self._inbox = self._inbox, []
+        received, self._inbox = self._inbox, []
         now_ns = self._last_step_ns = self.clock.now_ns
         self.steps += 1
-        commands = life.controller.step(now_ns, events)
-        self.notes.step(now_ns, events, commands)
-        life.checker.observe(now_ns, events, commands)
-        life.table.observe(life.controller.fleet, events, commands)
-        self._layers.ordered(commands)
-        self._silences.ordered(commands, life.began_ns)
-        changes = life.follower.step(now_ns, events, commands)
+        ordered = life.controller.step(now_ns, received)
+        self.notes.step(now_ns, received, ordered)
+        life.checker.observe(now_ns, received, ordered)
+        life.table.observe(life.controller.fleet, received, ordered)
+        self._layers.ordered(ordered)
+        self._silences.ordered(ordered, life.began_ns)
+        changes = life.follower.step(now_ns, received, ordered)
         self.notes.scales_of(life.tracker.observe(now_ns, changes, now_ns))
-        for command in commands:
+        for command in ordered:
             self._carry_out(life, command)
         self.notes.count_instances(now_ns, life.controller)
-        if any(isinstance(news, _BYTES_MOVE) for news in (*events, *commands)):
+        if any(isinstance(news, _BYTES_MOVE) for news in (*received, *ordered)):
             self.notes.traffic(now_ns, self._transfers.carried_bytes())
 
-    def _carry_out(self, life: _Life, command: AnyCommand) -> None:
-        if isinstance(command, StartHolding | AmendHolding | DropHolding):
+    def _carry_out(self, life: _Life, command: commands.AnyCommand) -> None:
+        if isinstance(command, MemberOrder):
             life.orders[command.holding.member].send(command)
-        elif isinstance(command, Dispatch | FailRequest):
+        elif isinstance(command, commands.Dispatch | commands.FailRequest):
             # The controller knows requests from this gateway only, so it is connected.
             assert life.gateway_orders is not None
             life.gateway_orders.send(command)
-        elif isinstance(command, WakeAt):
+        elif isinstance(command, commands.WakeAt):
             self.clock.at(command.at_ns, partial(self._wake, life))
-        elif isinstance(command, ModelGone):
+        elif isinstance(command, commands.ModelGone):
             del self._policies[command.model], self._leaving[command.model]
             self._checkers.gone(command.model)
 
     def _wake(self, life: _Life) -> None:
         if self._life is life:
-            self._push(Tick())
+            self._push(events.Tick())
 
     # -- models ---------------------------------------------------------------------------------
 
@@ -301,23 +280,23 @@ class SimWorld:
         if change.added is not None:
             self._policies[change.added.spec.name] = change.added
             self._gateway.serve(change.added.spec.name)
-            event: AnyEvent = ModelAdded(change.added)
+            event: events.AnyEvent = events.ModelAdded(change.added)
         elif change.changed is not None:
             name = change.changed.spec.name
             if name not in self._policies or name in self._leaving:
                 return
             self._policies[name] = change.changed
-            event = ModelChanged(change.changed)
+            event = events.ModelChanged(change.changed)
         else:
             self._leaving[change.removed] = None
             self._gateway.withdraw(change.removed)
-            event = ModelRemoved(change.removed)
+            event = events.ModelRemoved(change.removed)
         if self._life is not None:
             self._push(event)
 
     # -- connections ----------------------------------------------------------------------------
 
-    def _deliver_to(self, life: _Life, event: AnyEvent) -> None:
+    def _deliver_to(self, life: _Life, event: events.AnyEvent) -> None:
         if self._life is life:
             self._push(event)
 
@@ -350,10 +329,10 @@ class SimWorld:
         uplink = life.uplinks[ref] = self._uplink(life)
         life.orders[ref] = SimChannel(self.clock, self._delays.plain_ns, member.take_order)
         if member.host is not None:
-            uplink.send(AgentJoined(ref, member.host, member.reports))
+            uplink.send(events.AgentJoined(ref, member.host, member.reports))
         elif member.device is not None:
             self._live_link.join(ref, member)
-            uplink.send(WorkerJoined(ref, member.device, member.reports))
+            uplink.send(events.WorkerJoined(ref, member.device, member.reports))
         member.put(ControllerMet())
 
     def _gateway_says(self, event: GatewayEvent) -> None:
@@ -362,7 +341,7 @@ class SimWorld:
         if self._life is not None and self._life.gateway_uplink is not None:
             self._life.gateway_uplink.send(event)
 
-    def _member_reports(self, ref: WorkerRef, event: AnyEvent) -> None:
+    def _member_reports(self, ref: WorkerRef, event: events.AnyEvent) -> None:
         self._layers.says(ref, event)
         # The next controller learns from WorkerJoined what is left of it.
         if self._life is not None and ref in self._life.uplinks:
@@ -441,7 +420,7 @@ class SimWorld:
             self._emitting.pop(ref).cut(lost_after_ns, gone)
         life = self._life
         if life is not None and ref in life.uplinks:
-            lost = WorkerLost(ref, "killed by a fault")
+            lost = events.WorkerLost(ref, "killed by a fault")
             life.uplinks[ref].cut(lost_after_ns, partial(self._deliver_to, life, lost))
             life.orders[ref].cut(-1)
         successor = WorkerRef(number, ref.incarnation + 1)
@@ -540,7 +519,7 @@ class SimWorld:
         life.uplinks[ref].cut(-1)
         life.orders[ref].cut(-1)
         self._live_link.leave(ref)
-        self._push(WorkerLost(ref, "it is silent"))
+        self._push(events.WorkerLost(ref, "it is silent"))
 
     def _gateway_gives_up(self, ref: WorkerRef) -> None:
         self._emitting.pop(ref).cut(-1)

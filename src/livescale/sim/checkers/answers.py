@@ -6,32 +6,13 @@ under way.
 
 from __future__ import annotations
 
-from livescale.messages.commands import (
-    AnyCommand,
-    Dispatch,
-    DropHolding,
-    FailRequest,
-    StartHolding,
-)
-from livescale.messages.events import (
-    AgentJoined,
-    AnyEvent,
-    BatchTaken,
-    HoldingCompleted,
-    HoldingDropped,
-    HoldingFailed,
-    RequestArrived,
-    RequestCancelled,
-    RequestEnded,
-    WorkerJoined,
-    WorkerLost,
-)
+from livescale.messages import commands, events
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
 from livescale.types import HoldingId, InstanceId, Outcome, RequestId, WorkerRef
 
-_Order = StartHolding | DropHolding
+_Order = commands.StartHolding | commands.DropHolding
 _OrderKey = tuple[type[_Order], HoldingId]
 
 
@@ -53,17 +34,17 @@ class AnswerChecker:
         self._cancelled: dict[RequestId, None] = {}
         self._over: dict[RequestId, None] = {}
 
-    def absorb(self, event: AnyEvent) -> None:
+    def absorb(self, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
-        if isinstance(event, WorkerJoined):
+        if isinstance(event, events.WorkerJoined):
             for old in self._knowledge.predecessors(event.worker) or ():
                 self._lost(old)
-        elif isinstance(event, AgentJoined):
+        elif isinstance(event, events.AgentJoined):
             for old in self._knowledge.predecessors(event.agent) or ():
                 self._lost(old)
-        elif isinstance(event, WorkerLost):
+        elif isinstance(event, events.WorkerLost):
             self._lost(event.worker)
-        elif isinstance(event, RequestArrived):
+        elif isinstance(event, events.RequestArrived):
             # What was over here may not be at the gateway: it begins anew.
             was_over = self._over.pop(event.request, 0) is None
             if was_over or event.attempt > self._attempts.get(event.request, -1):
@@ -73,24 +54,24 @@ class AnswerChecker:
                     self._running[event.request] = event.worker
             elif self._is_given_back(event):
                 self._stops(event.request)
-        elif isinstance(event, RequestEnded):
+        elif isinstance(event, events.RequestEnded):
             self._ended(event)
-        elif isinstance(event, RequestCancelled):
+        elif isinstance(event, events.RequestCancelled):
             if event.request in self._running:
                 self._cancelled[event.request] = None
             else:
                 self._over[event.request] = None
-        elif isinstance(event, BatchTaken):
+        elif isinstance(event, events.BatchTaken):
             self._taken(event)
-        elif isinstance(event, HoldingCompleted | HoldingFailed):
-            self._answer((StartHolding, event.holding))
-        elif isinstance(event, HoldingDropped):
-            self._answer((DropHolding, event.holding))
+        elif isinstance(event, events.HoldingCompleted | events.HoldingFailed):
+            self._answer((commands.StartHolding, event.holding))
+        elif isinstance(event, events.HoldingDropped):
+            self._answer((commands.DropHolding, event.holding))
 
-    def check(self, command: AnyCommand) -> None:
-        if isinstance(command, StartHolding | DropHolding):
+    def check(self, command: commands.AnyCommand) -> None:
+        if isinstance(command, commands.StartHolding | commands.DropHolding):
             self._ask(command)
-        elif isinstance(command, Dispatch):
+        elif isinstance(command, commands.Dispatch):
             attempt = self._attempts.get(command.request, 0)
             require(command.attempt > attempt, "attempts grow", command, attempt)
             is_alone = command.request not in self._running
@@ -99,7 +80,7 @@ class AnswerChecker:
             self._attempts[command.request] = command.attempt
             self._moves[command.request] = 0
             self._running[command.request] = command.worker
-        elif isinstance(command, FailRequest):
+        elif isinstance(command, commands.FailRequest):
             is_over = command.request not in self._running
             require(is_over, "a request fails after its last attempt", command)
             self._over[command.request] = None
@@ -123,13 +104,13 @@ class AnswerChecker:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _is_given_back(self, event: RequestArrived) -> bool:
+    def _is_given_back(self, event: events.RequestArrived) -> bool:
         """A gateway announces the attempt that is under way as one that nobody runs: the worker's
         own word of that may be lost."""
         is_current = event.attempt == self._attempts[event.request] and event.worker is None
         return is_current and event.request in self._running
 
-    def _ended(self, event: RequestEnded) -> None:
+    def _ended(self, event: events.RequestEnded) -> None:
         """Gateway and worker may both see the end: the second news is stale. So is that of a worker
         from which the attempt was taken over."""
         worker = self._running.get(event.request)
@@ -143,7 +124,7 @@ class AnswerChecker:
         if event.outcome not in (Outcome.WORKER_LOST, Outcome.RETURNED):
             self._over[event.request] = None
 
-    def _taken(self, event: BatchTaken) -> None:
+    def _taken(self, event: events.BatchTaken) -> None:
         """Current attempts are this worker's now, wherever they were, and it ends them; but not
         those that another one has taken over since."""
         for request, attempt, moves in event.takings:
@@ -169,7 +150,7 @@ class AnswerChecker:
         key = (type(order), order.holding)
         require(key not in self._open and key not in self._answered, "orders are new", order)
         self._open[key] = None
-        if isinstance(order, StartHolding) and order.duty is not None:
+        if isinstance(order, commands.StartHolding) and order.duty is not None:
             rank = (order.duty.instance, order.rank)
             require(rank not in self._ranks, "a rank of an instance is ordered once", order)
             self._ranks[rank] = None
