@@ -9,7 +9,7 @@ import pytest
 
 from livescale.cli.main import COMMANDS, build_parser
 from livescale.config_reading import settings_table_markdown
-from livescale.control.instance import TRANSITIONS
+from livescale.control import holdings, instance
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -41,12 +41,17 @@ def test_files_and_links_that_are_named_exist(document: Path) -> None:
         assert (ROOT / "src" / "livescale" / path).exists(), f"{document.name} names {path}"
 
 
-def test_the_state_diagram_is_made_from_the_table() -> None:
-    rows = [
-        f"{state.name} --> {target.name}: {cause.__name__}"
-        for state, moves in TRANSITIONS.items()
-        for cause, target in moves.items()
-    ]
+def test_the_state_diagrams_are_made_from_the_tables() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    for row in rows:
-        assert row in text, row
+    for title, table in (
+        ("an instance", instance.TRANSITIONS),
+        ("a holding", holdings.TRANSITIONS),
+    ):
+        section = text.split(f"## States of {title}")[1].split("\n## ")[0]
+        rows = [
+            f"{state.name} --> {target.name}: {cause.__name__}"
+            for state, moves in table.items()
+            for cause, target in moves.items()
+        ]
+        shown = [line.strip() for line in section.splitlines() if " --> " in line]
+        assert shown[1:] == rows, title

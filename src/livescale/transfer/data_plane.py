@@ -25,7 +25,7 @@ from livescale.transfer.frames import (
     decode_ranges,
     decode_wanted,
 )
-from livescale.transfer.holding import Holding
+from livescale.transfer.holding import ModelBytes
 from livescale.transfer.holdings import Holdings
 from livescale.transfer.nixl import NixlCarrier
 from livescale.transfer.orders import (
@@ -213,12 +213,12 @@ class DataPlane:
         self._memory.check_fits(manifest, offset_bytes)
         known = self._holdings.find(copy_id(manifest))
         if known is None or not known.is_complete or known.offset_bytes != offset_bytes:
-            self._holdings.add(Holding(manifest, _CHUNK_BYTES, offset_bytes), is_complete=True)
+            self._holdings.add(ModelBytes(manifest, _CHUNK_BYTES, offset_bytes), is_complete=True)
 
     def fill(self, manifest: Manifest, chunk_bytes: int, offset_bytes: int = 0) -> Filling:
         """Somebody else writes the bytes, and tells the Filling. Raises ArenaError."""
         self._memory.check_fits(manifest, offset_bytes)
-        holding = Holding(manifest, chunk_bytes, offset_bytes)
+        holding = ModelBytes(manifest, chunk_bytes, offset_bytes)
         self._holdings.add(holding)
         return Filling(holding, self._holdings)
 
@@ -335,7 +335,7 @@ class DataPlane:
         size = self._memory.size_bytes
         return Connection(self.worker, outbox, channel, self, size, is_own)
 
-    def _wait_unread(self, holding: Holding) -> None:
+    def _wait_unread(self, holding: ModelBytes) -> None:
         """Nobody reads from the copy, which was taken away; who does not let go is cut off."""
         if self._holdings.wait_unread(holding, self._withdraw_wait_s):
             return

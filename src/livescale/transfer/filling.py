@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 
-from livescale.transfer.holding import Holding
+from livescale.transfer.holding import ModelBytes
 from livescale.transfer.holdings import Holdings
 
 
 class Filling:
     """Made by `DataPlane.fill`. Exactly what `layer_done` was called for is given to others."""
 
-    def __init__(self, holding: Holding, holdings: Holdings) -> None:
+    def __init__(self, holding: ModelBytes, holdings: Holdings) -> None:
         self._holding = holding
         self._holdings = holdings
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from livescale.transfer.frames import copy_id
 from livescale.types import Manifest
 
 
-class Holding:
+class ModelBytes:
     """Presence by chunk of its own grid, verification by layer. Guarded by the store's lock."""
 
     def __init__(self, manifest: Manifest, chunk_bytes: int, offset_bytes: int) -> None:
@@ -80,7 +80,7 @@ class Holding:
 
     def __repr__(self) -> str:
         state = "withdrawn" if self.is_withdrawn else "whole" if self.is_complete else "partial"
-        return f"<Holding {self.manifest.model} {state}, {len(self.readers)} readers>"
+        return f"<ModelBytes {self.manifest.model} {state}, {len(self.readers)} readers>"
 
 
 def covering(grid: ChunkGrid, layer: int, offset_bytes: int, size_bytes: int) -> range:

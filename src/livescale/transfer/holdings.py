@@ -12,7 +12,7 @@ import time
 from livescale.chunks import ChunkRange
 from livescale.transfer.arena import ArenaError
 from livescale.transfer.frames import FrameError, WantedChunks, refusal
-from livescale.transfer.holding import Holding, covering
+from livescale.transfer.holding import ModelBytes, covering
 from livescale.transfer.outbox import Outbox, Want, Word
 from livescale.types import PlanId, WorkerRef
 
@@ -26,13 +26,13 @@ class Holdings:
         self._worker = worker
         self.lock = threading.RLock()
         self._released = threading.Condition(self.lock)
-        self._holdings: dict[bytes, Holding] = {}
+        self._holdings: dict[bytes, ModelBytes] = {}
         # By copy: those that are served and those whose copy is not here.
         self._wants: dict[bytes, list[Want]] = {}
 
     # -- copies -----------------------------------------------------------------------------------
 
-    def add(self, holding: Holding, is_complete: bool = False) -> None:
+    def add(self, holding: ModelBytes, is_complete: bool = False) -> None:
         """The copy can be asked for. Raises ArenaError if it or another one lies there."""
         with self.lock:
             for other in self._holdings.values():
@@ -45,11 +45,11 @@ class Holdings:
             for want in list(self._wants.get(holding.copy, ())):
                 self._bind(want, holding)
 
-    def find(self, copy: bytes) -> Holding | None:
+    def find(self, copy: bytes) -> ModelBytes | None:
         with self.lock:
             return self._holdings.get(copy)
 
-    def mark(self, holding: Holding, chunk: int) -> None:
+    def mark(self, holding: ModelBytes, chunk: int) -> None:
         """The chunk's bytes are in place."""
         with self.lock:
             holding.mark(chunk)
@@ -62,7 +62,7 @@ class Holdings:
                     place = holding.grid.place(chunk)
                     want.bytes_came(covering(want.grid, *place))
 
-    def verify(self, holding: Holding, layer: int) -> None:
+    def verify(self, holding: ModelBytes, layer: int) -> None:
         """The whole layer is in place and right."""
         with self.lock:
             holding.verify(layer)
@@ -71,16 +71,16 @@ class Holdings:
                 if want.holding is holding and want.has_pending:
                     want.bytes_came(covering(want.grid, layer, 0, size_bytes))
 
-    def reset(self, holding: Holding, layer: int) -> None:
+    def reset(self, holding: ModelBytes, layer: int) -> None:
         """The layer's bytes were wrong: they are not given to anybody else."""
         with self.lock:
             holding.reset(layer)
 
-    def complete(self, holding: Holding) -> None:
+    def complete(self, holding: ModelBytes) -> None:
         with self.lock:
             holding.is_complete = True
 
-    def remove(self, holding: Holding, reason: str) -> None:
+    def remove(self, holding: ModelBytes, reason: str) -> None:
         """Nobody is given any more of it; wants under way are refused. Idempotent."""
         with self.lock:
             holding.is_withdrawn = True
@@ -92,7 +92,7 @@ class Holdings:
             for changed in holding.readers:
                 changed.notify()
 
-    def wait_unread(self, holding: Holding, timeout_s: float | None) -> bool:
+    def wait_unread(self, holding: ModelBytes, timeout_s: float | None) -> bool:
         """Nobody reads from it any more; False if somebody still does after the time."""
         with self._released:
             return self._released.wait_for(lambda: not holding.readers, timeout_s)
@@ -175,7 +175,7 @@ class Holdings:
             want.bind(holding)
         return want
 
-    def _bind(self, want: Want, holding: Holding) -> None:
+    def _bind(self, want: Want, holding: ModelBytes) -> None:
         try:
             want.bind(holding)
         except FrameError as error:

@@ -15,7 +15,7 @@ import xxhash
 
 from livescale.transfer.arena import Arena
 from livescale.transfer.content_hashes import ContentHashes
-from livescale.transfer.holding import Holding
+from livescale.transfer.holding import ModelBytes
 from livescale.transfer.orders import ContentChecks, ReceiveOrder
 
 
@@ -42,7 +42,7 @@ class LayerChecks:
         self,
         order: ReceiveOrder,
         arena: Arena,
-        holding: Holding,
+        holding: ModelBytes,
         contents: ContentHashes,
         is_in_place: Callable[[int], bool],
         judged: Judged,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from livescale.chunks import ChunkGrid, ChunkRange
 from livescale.transfer.frames import FrameError, WantedChunks
-from livescale.transfer.holding import Holding
+from livescale.transfer.holding import ModelBytes
 from livescale.types import PlanId, Value, WorkerRef
 
 _WORDS_MAX = 4096
@@ -74,14 +74,14 @@ class Want:
         self.copy = first.copy
         self.chunk_bytes = first.chunk_bytes
         self.since_ns = since_ns
-        self.holding: Holding | None = None
+        self.holding: ModelBytes | None = None
         self.ready: collections.deque[int] = collections.deque()
         #: chunks that are not there yet, and whether they must be verified
         self._pending: dict[int, bool] = {}
         self._grid = ChunkGrid((), 1)
         self._early: list[WantedChunks | tuple[ChunkRange, ...]] = []
 
-    def bind(self, holding: Holding) -> None:
+    def bind(self, holding: ModelBytes) -> None:
         """The copy is here. Raises FrameError if what was wanted is not a part of it."""
         self.holding = holding
         self._grid = ChunkGrid(holding.grid.layer_bytes, self.chunk_bytes)
@@ -177,7 +177,7 @@ class Outbox:
         self.changed = threading.Condition(lock)
         self.wants: dict[PlanId, Want] = {}
         #: the copy that the connection's sending thread reads from
-        self.reading: Holding | None = None
+        self.reading: ModelBytes | None = None
         self.is_closed = False
         self._words: collections.deque[Word] = collections.deque()
         #: those that can wait
@@ -247,7 +247,7 @@ class Outbox:
                 self.changed.wait()
             return None
 
-    def settled(self) -> Holding | None:
+    def settled(self) -> ModelBytes | None:
         """Nothing is read any more; returns what was, if anybody waits for that."""
         with self.changed:
             was, self.reading = self.reading, None

@@ -18,7 +18,7 @@ from livescale.transfer.chunk_sources import ChunkSources
 from livescale.transfer.connection import Connection
 from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.frames import Frame, FrameError
-from livescale.transfer.holding import Holding
+from livescale.transfer.holding import ModelBytes
 from livescale.transfer.holdings import Holdings
 from livescale.transfer.intake import Arrival, Intake, stop_all_word, stop_words, want_words
 from livescale.transfer.layer_checks import LayerChecks
@@ -50,7 +50,7 @@ class Reception:
         contents: ContentHashes,
     ) -> None:
         self.order = order
-        self.holding = Holding(order.manifest, order.chunk_bytes, order.offset_bytes)
+        self.holding = ModelBytes(order.manifest, order.chunk_bytes, order.offset_bytes)
         self.permit = WritePermit()
         self.received_bytes = 0
         self.is_over = False
