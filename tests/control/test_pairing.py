@@ -445,9 +445,9 @@ def test_a_pair_costs_what_the_batcher_says_it_does(layers: int) -> None:
     for watermark in range(layers + 2):
         event = LayerArrived(TARGET, max(watermark - 1, 0), watermark)
         step(controller, 3 + watermark, event)
-        (taker,) = controller.pairings.takers(9, controller.models["m"])[1]
+        (route,) = controller.pairings.routes(9, controller.models["m"])
         rate, cost = pair_rate(min(max(watermark - 1, 0), layers), layers)
-        assert taker.cost_permille == cost * 1000 // rate
+        assert route.cost_permille == cost * 1000 // rate
 
 
 def serving_of(policy: ModelPolicy) -> Controller:

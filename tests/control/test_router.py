@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from effort import examples
 from livescale.control.client_queues import REMEMBERED_NS
-from livescale.control.router import LiveDoor, RequestRecord, Router
+from livescale.control.router import RequestRecord, Router
+from livescale.routes import Does, Hop, Partner, Route
 from livescale.types import LayerSpan, Part, WorkerRef
 
 M = Part("m", LayerSpan(0, 3))
@@ -18,9 +19,25 @@ AVOID_NS = 5
 CLIENTS = ["a", "b", "c"]
 
 
+def to(instance: int, worker: WorkerRef) -> Route:
+    """To an instance that serves."""
+    return Route((Hop((Partner(instance, worker),), M.span),))
+
+
+def alone(instance: int, worker: WorkerRef, lag_tokens: int) -> Route:
+    """To a loading instance without a partner."""
+    return Route((Hop((Partner(instance, worker),), None),), lag_tokens=lag_tokens)
+
+
+def pair(target: WorkerRef, source: WorkerRef, cost_permille: int = 1000) -> Route:
+    """To a loading instance, 20, from which another one, 21, pulls."""
+    first = Hop((Partner(20, target),), None, Does.PREFILL)
+    return Route((first, Hop((Partner(21, source),), None)), cost_permille)
+
+
 def assigned(router: Router, now_ns: int = 0, count: int = 3) -> list[tuple[str, int]]:
-    instances = [(10 + number, W[number]) for number in range(count)]
-    return [(a.request.id, a.instance) for a in router.assign(now_ns, M, instances)]
+    routes = [to(10 + number, W[number]) for number in range(count)]
+    return [(a.request.id, a.instance) for a in router.assign(now_ns, M, routes)]
 
 
 def test_least_outstanding_work_first_then_the_lower_id() -> None:
@@ -52,54 +69,54 @@ def test_a_retried_request_goes_before_those_that_came_later() -> None:
     assert first.attempt == 2
 
 
-def given(router: Router, count: int, *live: LiveDoor) -> list[tuple[str, int]]:
-    instances = [(10 + number, W[number]) for number in range(count)]
-    return [(a.request.id, a.instance) for a in router.assign(0, M, instances, live)]
+def given(router: Router, count: int, *live: Route) -> list[tuple[str, int]]:
+    routes = [*(to(10 + number, W[number]) for number in range(count)), *live]
+    return [(a.request.id, a.instance) for a in router.assign(0, M, routes)]
 
 
 def test_a_pair_is_chosen_by_what_both_have_and_how_fast_both_are() -> None:
     router = Router(8)
     for number, tokens in enumerate([100, 30, 30, 10, 10]):
         router.arrive(f"r{number}", M, tokens, 1)
-    pair = LiveDoor(20, W[1], source=W[2], cost_permille=500)
+    both = pair(W[1], W[2], cost_permille=500)
     # r0 goes to instance 10. The pair has 30 and 60 tokens, which cost it half, and so on.
-    assert given(router, 1, pair) == [("r0", 10), ("r1", 20), ("r2", 20), ("r3", 20), ("r4", 20)]
+    assert given(router, 1, both) == [("r0", 10), ("r1", 20), ("r2", 20), ("r3", 20), ("r4", 20)]
     router.move(router.requests["r1"], W[2])
     assert (router.outstanding_tokens(W[1]), router.outstanding_tokens(W[2])) == (50, 30)
     for number in range(3):
         router.arrive(f"s{number}", M, 60, 1)
-    assert given(router, 1, pair) == [("s0", 20), ("s1", 20), ("s2", 10)]
+    assert given(router, 1, both) == [("s0", 20), ("s1", 20), ("s2", 10)]
 
 
 def test_a_pair_may_have_more_that_neither_has_started() -> None:
     router = Router(1, live_ahead_max=3)
     for number in range(6):
         router.arrive(f"r{number}", M, 1, 1)
-    pair = LiveDoor(20, W[1], source=W[0])
+    both = pair(W[1], W[0])
     assert given(router, 1) == [("r0", 10)]
-    assert given(router, 0, pair) == [("r1", 20), ("r2", 20)]
+    assert given(router, 0, both) == [("r1", 20), ("r2", 20)]
     router.move(router.requests["r1"], W[0])
     assert router.requests["r1"].is_started
-    assert given(router, 0, pair) == [("r3", 20)]
+    assert given(router, 0, both) == [("r3", 20)]
 
 
 def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> None:
     router = Router(1)
     for number in range(5):
         router.arrive(f"r{number}", M, 100, 1)
-    alone = LiveDoor(20, W[1], lag_tokens=250)
+    loading = alone(20, W[1], lag_tokens=250)
     # Instance 10 is full with r0, and by the time that r2 is done everything is loaded.
-    assert given(router, 1, alone) == [("r0", 10), ("r3", 20), ("r4", 20)]
+    assert given(router, 1, loading) == [("r0", 10), ("r3", 20), ("r4", 20)]
     assert [r.id for r in router.requests.values() if r.worker is None] == ["r1", "r2"]
     router.end(router.requests["r0"])
-    assert given(router, 1, alone) == [("r1", 10)]
+    assert given(router, 1, loading) == [("r1", 10)]
 
 
 def test_loading_instances_share_evenly_when_nobody_serves() -> None:
     router = Router(1)
     for number in range(4):
         router.arrive(f"r{number}", M, 100, 1)
-    both = [LiveDoor(20 + number, W[number], lag_tokens=1 << 40) for number in range(2)]
+    both = [alone(20 + number, W[number], lag_tokens=1 << 40) for number in range(2)]
     assert given(router, 0, *both) == [("r0", 20), ("r1", 21), ("r2", 20), ("r3", 21)]
 
 
@@ -167,8 +184,8 @@ class RouterMachine(RuleBasedStateMachine):
     def assign(self, chosen: list[int]) -> None:
         before = [r for r in self.records.values() if r.worker is None]
         attempts = {r.id: r.attempt for r in before}
-        instances = [(number, W[number]) for number in sorted(chosen)]
-        got = self.router.assign(self.now_ns, M, instances)
+        routes = [to(number, W[number]) for number in sorted(chosen)]
+        got = self.router.assign(self.now_ns, M, routes)
         for client in CLIENTS:
             orders = [a.request.order for a in got if a.request.client == client]
             assert orders == sorted(orders), "of one client, first come, first served"
@@ -183,7 +200,7 @@ class RouterMachine(RuleBasedStateMachine):
             waiting = [r for r in self.records.values() if r.worker is None]
             # Nobody waits while an instance has room, except who avoids it.
             assert not has_room or all(r.avoided == W[number] for r in waiting)
-        assert self.router.assign(self.now_ns, M, instances) == []
+        assert self.router.assign(self.now_ns, M, routes) == []
 
     def check_turns(self, served: list[RequestRecord]) -> None:
         """Of two clients that wait, neither is more than a turn ahead."""

@@ -39,7 +39,7 @@ from livescale.control.multicast import repair as repair_module
 from livescale.control.pairing import Pairings
 from livescale.control.placement import HostRoom
 from livescale.control.pool import ParameterPool
-from livescale.control.router import LiveDoor, RequestRecord, Router
+from livescale.control.router import RequestRecord, Router
 from livescale.control.scaling import Scaling
 from livescale.control.wishes import Wish
 from livescale.fair_line import FairLine
@@ -54,8 +54,9 @@ from livescale.messages.events import (
     RequestEnded,
     WorkerLost,
 )
+from livescale.routes import Hop, Route
 from livescale.sim.swarm.seeds import run_seed
-from livescale.types import InstanceId, InstanceState, PlanId, WorkerRef
+from livescale.types import InstanceState, PlanId, WorkerRef
 
 SEEDS = range(200)
 
@@ -122,8 +123,9 @@ def nobody_asks_to_be_woken(patch: pytest.MonkeyPatch) -> None:
 def loading_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Controller, state: ModelState) -> None:
         part = state.part
-        instances = [(i.id, i.worker) for i in self.fleet.of_part(part) if i.is_capacity]
-        for assignment in self.router.assign(self._now_ns, part, instances):
+        loading = [i.partner for i in self.fleet.of_part(part) if i.is_capacity]
+        routes = [Route((Hop((partner,), part.span),)) for partner in loading]
+        for assignment in self.router.assign(self._now_ns, part, routes):
             record = assignment.request
             self._commands.append(
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)
@@ -158,16 +160,15 @@ def leftovers_are_released_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def draining_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
-    takers = Pairings.takers
+    routes = Pairings.routes
 
-    def broken(
-        self: Pairings, now_ns: int, state: ModelState
-    ) -> tuple[Sequence[tuple[InstanceId, WorkerRef]], list[LiveDoor]]:
-        serving, live = takers(self, now_ns, state)
+    def broken(self: Pairings, now_ns: int, state: ModelState) -> list[Route]:
         draining = [i for i in self._fleet.draining.values() if i.model == state.spec.name]
-        return [*serving, *((i.id, i.worker) for i in draining if not i.is_released)], live
+        staying = [i.partner for i in draining if not i.is_released]
+        more = [Route((Hop((partner,), state.part.span),)) for partner in staying]
+        return [*routes(self, now_ns, state), *more]
 
-    patch.setattr(Pairings, "takers", broken)
+    patch.setattr(Pairings, "routes", broken)
 
 
 def the_last_that_serves_may_go(patch: pytest.MonkeyPatch) -> None:

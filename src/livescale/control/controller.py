@@ -235,8 +235,8 @@ class Controller:
                 self._commands.append(ModelGone(name))
 
     def _dispatch(self, state: ModelState) -> None:
-        takers = self.pairings.takers(self._now_ns, state)
-        for assignment in self.router.assign(self._now_ns, state.part, *takers):
+        routes = self.pairings.routes(self._now_ns, state)
+        for assignment in self.router.assign(self._now_ns, state.part, routes):
             record = assignment.request
             self._commands.append(
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)

@@ -11,6 +11,7 @@ from livescale.control.holdings import Copy
 from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
 from livescale.control.pool import ParameterPool
 from livescale.messages.events import InstanceReported
+from livescale.routes import Hop, Route
 from livescale.topology import Device, Host
 from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
@@ -72,7 +73,7 @@ class Fleet:
         self._of_part: dict[Part, dict[InstanceId, Instance]] = {}
         self._tallies: dict[Part, Tally] = {}
         #: what `serving` and `live` last said, of parts for which it still holds
-        self._serving: dict[Part, list[tuple[InstanceId, WorkerRef]]] = {}
+        self._serving: dict[Part, list[Route]] = {}
         self._live: dict[Part, list[Instance]] = {}
         #: parts whose instances or their loads changed since that was last looked at
         self.touched: dict[Part, None] = {}
@@ -188,12 +189,13 @@ class Fleet:
     def tally(self, part: Part) -> Tally:
         return self._tallies.setdefault(part, Tally())
 
-    def serving(self, part: Part) -> list[tuple[InstanceId, WorkerRef]]:
-        """Instances that serve, and the workers that get their requests, in id order."""
+    def serving(self, part: Part) -> list[Route]:
+        """The routes over one instance that serves, in id order."""
         found = self._serving.get(part)
         if found is None:
             instances = self.of_part(part)
-            found = [(i.id, i.worker) for i in instances if i.state is InstanceState.SERVING]
+            serving = [i.partner for i in instances if i.state is InstanceState.SERVING]
+            found = [Route((Hop((partner,), part.span),)) for partner in serving]
             self._serving[part] = found
         return found
 

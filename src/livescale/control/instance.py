@@ -20,6 +20,7 @@ from livescale.messages.events import (
     WorkerLost,
 )
 from livescale.plans import Duty, Pairing
+from livescale.routes import Partner
 from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
 _STORY_MAX = 32
@@ -117,6 +118,11 @@ class Instance:
     def worker(self) -> WorkerRef:
         """The worker of rank 0: it gets the instance's requests."""
         return self.workers[0]
+
+    @property
+    def partner(self) -> Partner:
+        """The instance as others send to it."""
+        return Partner(self.id, self.worker)
 
     @property
     def watermark(self) -> int:

@@ -13,8 +13,9 @@ from livescale.control.fleet import Fleet
 from livescale.control.instance import Instance
 from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
-from livescale.control.router import LiveDoor, Router
+from livescale.control.router import Router
 from livescale.plans import Pairing, ScalePlan, pair_rate
+from livescale.routes import Does, Hop, Route
 from livescale.types import FromWorker, InstanceId, InstanceState, Part, Value, WorkerRef
 
 _NS_PER_MS = 1_000_000
@@ -126,18 +127,15 @@ class Pairings:
         }
         return [i for i in instances if i.state is InstanceState.SERVING and i.id not in helped]
 
-    def takers(
-        self, now_ns: int, state: ModelState
-    ) -> tuple[Sequence[tuple[InstanceId, WorkerRef]], list[LiveDoor]]:
-        """Who may get the model's requests: serving instances, but for the sources of live pairs,
-        and live ones."""
+    def routes(self, now_ns: int, state: ModelState) -> list[Route]:
+        """Where the model's requests may go: to serving instances, but for those that pull from
+        live ones, and to live ones."""
         serving = self._fleet.serving(state.part)
-        live = self._fleet.live(state.part)
+        live = [self._live(now_ns, state, i) for i in self._fleet.live(state.part)]
         if not live:
-            return serving, []
-        takers = [self._taker(now_ns, state, target) for target in live]
-        sources = {taker.source: None for taker in takers}
-        return [entry for entry in serving if entry[1] not in sources], takers
+            return serving
+        pulling = {worker: None for route in live for worker in route.workers[1:]}
+        return [route for route in serving if route.first.worker not in pulling] + live
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -150,20 +148,22 @@ class Pairings:
         found.sort(key=lambda entry: (-entry[0], entry[1].id))
         return [(i.id, i.worker) for _, i in found]
 
-    def _taker(self, now_ns: int, state: ModelState, target: Instance) -> LiveDoor:
+    def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
+        """To a loading instance, and from there to the one that pulls, if there is one."""
         source = self._source_of(target)
         if source is None:
-            lag_tokens = _lag_tokens(now_ns, state, target)
-            return LiveDoor(target.id, target.worker, lag_tokens=lag_tokens)
-        return LiveDoor(target.id, target.worker, source, _cost_permille(target))
+            alone = Hop((target.partner,), None)
+            return Route((alone,), lag_tokens=_lag_tokens(now_ns, state, target))
+        hops = (Hop((target.partner,), None, Does.PREFILL), Hop((source.partner,), None))
+        return Route(hops, _cost_permille(target))
 
-    def _source_of(self, target: Instance) -> WorkerRef | None:
-        """The worker of rank 0 that pulls from the target, if it is still there."""
+    def _source_of(self, target: Instance) -> Instance | None:
+        """The instance that pulls from the target, if it is still there."""
         if target.pairing is None or target.pairing.source is None:
             return None
         source = self._fleet.instances.get(target.pairing.source_instance)
         is_there = source is not None and source.state is InstanceState.SERVING
-        return target.pairing.source if is_there else None
+        return source if is_there else None
 
 
 def _cost_permille(target: Instance) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from livescale.control.client_queues import ClientQueues, RecentClients
+from livescale.routes import Route
 from livescale.types import SEQUENCES_MAX, InstanceId, Part, RequestId, WorkerRef
 
 _SPARED_SHARE = 8
@@ -49,34 +50,17 @@ class RequestRecord:
     avoided_until_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LiveDoor:
-    """A loading instance as the queue's way in to its pair: it takes requests (live scaling).
-
-    With a `source`, which pulls them, a prompt token costs the pair `cost_permille` of what it
-    costs one instance. Alone nothing is finished before everything is there: by then one instance
-    computes `lag_tokens`.
-    """
-
-    instance: InstanceId
-    worker: WorkerRef
-    source: WorkerRef | None = None
-    cost_permille: int = 1000
-    lag_tokens: int = 0
-
-
 @dataclass(slots=True)
 class _Row:
-    """Who may take requests: `tokens` of prompts are outstanding there, and it can take `room` more
-    requests. `members` are the worker and the partner that shares its work. `amount` is what it is
-    chosen by among its like (thousandths of a token)."""
+    """A route: `tokens` of prompts are outstanding on its `workers`, and `room` more requests can
+    go there. `amount` is what it is chosen by among its like (thousandths of a token)."""
 
     instance: InstanceId
-    members: tuple[WorkerRef, ...]
+    workers: tuple[WorkerRef, ...]
     tokens: int
     room: int
-    cost_permille: int = 1000
-    lag_tokens: int = 0
+    cost_permille: int
+    lag_tokens: int
     amount: int = 0
 
     def __post_init__(self) -> None:
@@ -84,7 +68,7 @@ class _Row:
 
     @property
     def worker(self) -> WorkerRef:
-        return self.members[0]
+        return self.workers[0]
 
     def add(self, tokens: int) -> None:
         self.tokens += tokens
@@ -211,14 +195,8 @@ class Router:
 
     # -- what to do -------------------------------------------------------------------------
 
-    def assign(
-        self,
-        now_ns: int,
-        part: Part,
-        instances: Iterable[tuple[InstanceId, WorkerRef]],
-        live: Iterable[LiveDoor] = (),
-    ) -> list[Assignment]:
-        """Hand waiting requests to instances with room, least outstanding work first.
+    def assign(self, now_ns: int, part: Part, routes: Iterable[Route]) -> list[Assignment]:
+        """Hand waiting requests to routes with room, least outstanding work first.
 
         A loading instance that is alone gets those that would wait longer for the others, full or
         not.
@@ -226,8 +204,7 @@ class Router:
         queue = self._waiting.get(part)
         if not queue:
             return []
-        rows = [self._row(*instance) for instance in instances]
-        rows += [self._live_row(taker) for taker in live]
+        rows = [self._row(route) for route in routes]
         assignments = self._deal(now_ns, queue, rows)
         self._left_over[part] = self.waiting(part)
         return assignments
@@ -328,24 +305,20 @@ class Router:
 
     def _may_hold(self, row: _Row, client: str) -> bool:
         """The client does not have all places yet that it may have beside other clients."""
-        most = max(1, self._places - max(1, self._places // _SPARED_SHARE)) * len(row.members)
-        return sum(self._held.get(member, {}).get(client, 0) for member in row.members) < most
+        most = max(1, self._places - max(1, self._places // _SPARED_SHARE)) * len(row.workers)
+        return sum(self._held.get(worker, {}).get(client, 0) for worker in row.workers) < most
 
-    def _row(self, instance: InstanceId, worker: WorkerRef) -> _Row:
-        ahead, tokens = self._outstanding.get(worker, (0, 0))
-        return _Row(instance, (worker,), tokens, self._ahead_max - ahead)
-
-    def _live_row(self, taker: LiveDoor) -> _Row:
-        """A pair is one row: what is outstanding, and what was not started, are both members'."""
-        members = (taker.worker,) if taker.source is None else (taker.worker, taker.source)
-        both = [self._outstanding.get(worker, (0, 0)) for worker in members]
+    def _row(self, route: Route) -> _Row:
+        """What is outstanding, and what was not started, is that of all workers of the route."""
+        counts = [self._outstanding.get(worker, (0, 0)) for worker in route.workers]
+        ahead_max = self._live_ahead_max if route.is_live else self._ahead_max
         return _Row(
-            taker.instance,
-            members,
-            sum(tokens for _, tokens in both),
-            self._live_ahead_max - sum(ahead for ahead, _ in both),
-            taker.cost_permille,
-            taker.lag_tokens,
+            instance=route.first.instance,
+            workers=route.workers,
+            tokens=sum(tokens for _, tokens in counts),
+            room=ahead_max - sum(ahead for ahead, _ in counts),
+            cost_permille=route.cost_permille,
+            lag_tokens=route.lag_tokens,
         )
 
     def _enqueue(self, record: RequestRecord) -> None:
