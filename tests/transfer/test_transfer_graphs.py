@@ -154,7 +154,7 @@ def test_two_halves_from_two_holders_come_at_once() -> None:
         order = [chunk for _, chunk, _, _ in world.chunks[2]]
         for k in (0, 1):
             assert [chunk for chunk in order if chunk % 2 == k] == list(range(k, 32, 2))
-            assert world.planes[k].usage().parameter_sent_bytes == MIB
+            world.check_sent(k, MIB)
         # Neither waited for the other: both had begun before either was half through.
         assert {chunk % 2 for chunk in order[:16]} == {0, 1}
 
@@ -175,7 +175,7 @@ def test_shards_exchanged_between_receivers() -> None:
         for node, recorder in enumerate(recorders, start=1):
             recorder.check_completed(manifest)
             assert world.holds(node, manifest)
-        assert world.planes[0].usage().parameter_sent_bytes == total_bytes(manifest)
+        world.check_sent(0, total_bytes(manifest))
 
 
 def test_chunks_come_in_the_order_of_the_feed() -> None:

@@ -136,6 +136,16 @@ class World:
         with self._chunk_arrived:
             assert self._chunk_arrived.wait_for(lambda: len(self.chunks[index]) >= count, WAIT_S)
 
+    def check_sent(self, index: int, size_bytes: int) -> None:
+        """The worker counts so many bytes of parameters as sent: a sender counts a chunk after it
+        has gone out, which may be after its receiver has completed."""
+        usage, pause = self.planes[index].usage, threading.Event()
+        for _ in range(int(WAIT_S / 0.01)):
+            if usage().parameter_sent_bytes >= size_bytes:
+                break
+            pause.wait(0.01)
+        assert usage().parameter_sent_bytes == size_bytes
+
     def receive(
         self,
         plan: int,
