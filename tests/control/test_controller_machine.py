@@ -49,15 +49,20 @@ def workers_of(policy: ModelPolicy) -> int:
     return max(policy.instances_min, 1) * policy.spec.tp_size
 
 
+#: of a model: instances at least, and so many more; whether its capacity is known; its ranks
+LIMITS = st.tuples(st.integers(0, 2), st.integers(0, 3), st.booleans(), st.integers(1, 2))
+
+
+def is_modest(limits: list[tuple[int, int, bool, int]]) -> bool:
+    """There are workers for the least that everybody needs."""
+    return sum(max(least, 1) * ranks for least, _, _, ranks in limits) <= len(NUMBERS)
+
+
 class ControllerMachine(RuleBasedStateMachine):
     """Random histories of workers, requests, answers and controllers."""
 
     @initialize(
-        limits=st.lists(
-            st.tuples(st.integers(0, 1), st.integers(0, 3), st.booleans(), st.integers(1, 2)),
-            min_size=1,
-            max_size=2,
-        ),
+        limits=st.lists(LIMITS, min_size=1, max_size=2).filter(is_modest),
         expected=st.integers(0, 5),
         ahead=st.integers(1, 3),
         attempts=st.integers(1, 3),

@@ -37,6 +37,7 @@ from livescale.messages.commands import AmendHolding, AnyCommand, StartHolding
 from livescale.messages.events import (
     FeedFailed,
     FirstByteArrived,
+    HoldingFailed,
     LayerArrived,
     Tick,
     WorkerLost,
@@ -78,6 +79,13 @@ def test_a_chain_closes_over_a_lost_member() -> None:
     controller = chain(5)
     commands = step(controller, 2, WorkerLost(W[2], "power"))
     assert amendments(commands) == [AmendHolding(of(3), whole(W[1]))]
+
+
+def test_who_reads_from_a_load_that_failed_gets_another_sender() -> None:
+    """Else the one that failed might be told to get the model from its own readers."""
+    controller = chain(3)
+    commands = step(controller, 2, HoldingFailed(of(1), "no memory"))
+    assert amendments(commands) == [AmendHolding(of(2), whole(W[0]))]
 
 
 def test_two_lost_members_in_a_row_leave_one_way_around() -> None:
