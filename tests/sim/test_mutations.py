@@ -159,6 +159,26 @@ def leftovers_are_released_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Copy, "drop", broken)
 
 
+def leftovers_are_dropped_last(patch: pytest.MonkeyPatch) -> None:
+    """What can never be whole stays until something was ordered to its place."""
+    decide = Controller._decide
+
+    def broken(self: Controller) -> None:
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(self.pool, "drop_remainders", lambda: [])
+            decide(self)
+        self._commands += self.pool.drop_remainders()
+
+    patch.setattr(Controller, "_decide", broken)
+
+
+def one_rank_counts_for_all(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Copy) -> bool:
+        return self.is_there and any(holding.is_whole for holding in self.ranks.values())
+
+    patch.setattr(Copy, "is_complete", property(broken))
+
+
 def draining_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
     routes = Pairings.routes
 
@@ -435,6 +455,8 @@ MUTATIONS = [
     Mutation(failed_feeds_are_not_replaced, "every request ends|every order is answered", 5),
     Mutation(workers_are_given_out_twice, "a worker is in one instance", 0),
     Mutation(leftovers_are_released_again, "orders are new", 0),
+    Mutation(leftovers_are_dropped_last, "holdings fit their member's memory", 87),
+    Mutation(one_rank_counts_for_all, "complete models serve", 0),
     Mutation(draining_instances_get_requests, "draining instances get no requests", 7),
     Mutation(the_last_that_serves_may_go, "the last instance that serves stays", 7),
     Mutation(drains_are_kept_secret, "states change along the table", 0),

@@ -132,10 +132,8 @@ class CommandChecker:
         if duty is not None:
             held = self._knowledge.on(member)
             require(not held, "a worker is in one instance", command, held)
-            is_in_place = duty.workers[command.rank] == member
-            is_in_place = is_in_place and len(duty.workers) == self._knowledge.tp_size(
-                command.model
-            )
+            ranks = self._knowledge.tp_size(command.model)
+            is_in_place = len(duty.workers) == ranks and duty.workers[command.rank] == member
             require(is_in_place, "workers stand in the order of their ranks", command)
 
     def _check_feeds(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
