@@ -23,6 +23,7 @@ GROUND = {
     "fair_line",
     "interpreter",
     "plans",
+    "routes",
     "proofs",
     "policies",
     "placements",
