@@ -171,6 +171,10 @@ class ControllerProcess:
         if self.recording is not None:
             self.recording.step(now_ns, events, commands, changes)
         self.shown.show(self._status, self._is_recording)
+        # After the status: a client that receives the failure may ask for its reason at once.
+        for command in commands:
+            if isinstance(command, FailRequest):
+                self._to_gateway(command.request, command)
         return now_ns
 
     def _push(self, event: AnyEvent) -> None:
@@ -188,8 +192,6 @@ class ControllerProcess:
         elif isinstance(command, Dispatch):
             if not self._to_gateway(command.request, command):
                 self._push(RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
-        elif isinstance(command, FailRequest):
-            self._to_gateway(command.request, command)
         elif isinstance(command, WakeAt):
             earlier = self._wake_at_ns is None or command.at_ns < self._wake_at_ns
             self._wake_at_ns = command.at_ns if earlier else self._wake_at_ns
