@@ -294,6 +294,14 @@ class Fleet:
             self._live[model] = found
         return found
 
+    def source_of(self, target: Instance) -> WorkerRef | None:
+        """The worker of rank 0 that pulls from a loading instance, if it is still there."""
+        if target.pairing is None or target.pairing.source is None:
+            return None
+        source = self.instances.get(target.pairing.source_instance)
+        is_there = source is not None and source.state is InstanceState.SERVING
+        return target.pairing.source if is_there else None
+
     def of_model(self, model: str) -> list[Instance]:
         """Living instances of the model in id order."""
         return [instance for _, instance in sorted(self._of_model.get(model, {}).items())]

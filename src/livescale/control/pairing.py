@@ -151,19 +151,11 @@ class Pairings:
         return [(i.id, i.worker) for _, i in found]
 
     def _taker(self, now_ns: int, state: ModelState, target: Instance) -> LiveDoor:
-        source = self._source_of(target)
+        source = self._fleet.source_of(target)
         if source is None:
             lag_tokens = _lag_tokens(now_ns, state, target)
             return LiveDoor(target.id, target.worker, lag_tokens=lag_tokens)
         return LiveDoor(target.id, target.worker, source, _cost_permille(target))
-
-    def _source_of(self, target: Instance) -> WorkerRef | None:
-        """The worker of rank 0 that pulls from the target, if it is still there."""
-        if target.pairing is None or target.pairing.source is None:
-            return None
-        source = self._fleet.instances.get(target.pairing.source_instance)
-        is_there = source is not None and source.state is InstanceState.SERVING
-        return target.pairing.source if is_there else None
 
 
 def _cost_permille(target: Instance) -> int:
