@@ -144,8 +144,6 @@ class SimFlow:
     those whose rates it is held to, because it has caught up with what they bring its sender.
     """
 
-    is_serving: ClassVar[bool] = False
-
     reception: SimReception
     feed: Feed
     pieces: list[LayerPiece]
@@ -295,7 +293,6 @@ class ServingFlow:
     """What one worker sends another, in order: `queue` has the size of each message and what
     happens when all of it has crossed the links. Nothing holds it but its links."""
 
-    is_serving: ClassVar[bool] = True
     feeders: ClassVar[tuple[Feeder, ...]] = ()
     holds: ClassVar[dict[SimFlow, None]] = {}
 

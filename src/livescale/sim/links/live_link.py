@@ -1,8 +1,8 @@
 """Messages between workers: live pairs, and the ranks of a live instance.
 
-Their bytes cross links as serving traffic (`serving.py`); from one worker to another they stay in
-order. What is under way from or to a worker that dies is lost, and whoever
-talked to it hears of the loss. Nothing is decided here.
+Their bytes cross links as serving traffic (`serving_traffic.py`); from one worker to another they
+stay in order. What is under way from or to a worker that dies is lost, and those that talked to it
+hear of the loss. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from livescale.batching.live_messages import Handover, KvLayer, Taken
 from livescale.member.effects import TellPeer
 from livescale.sim.clock import Clock
-from livescale.sim.links.serving import Serving
+from livescale.sim.links.serving_traffic import ServingTraffic
 from livescale.types import WorkerRef
 
 
@@ -33,7 +33,7 @@ class LiveLink:
     def __init__(
         self,
         clock: Clock,
-        serving: Serving,
+        serving: ServingTraffic,
         delay_ns: Callable[[], int],
         hands: Callable[[WorkerRef, WorkerRef], None],
     ) -> None:

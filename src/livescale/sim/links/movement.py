@@ -21,7 +21,7 @@ from livescale.sim.links.flows import (
 )
 from livescale.sim.links.link_table import SimLinks
 from livescale.sim.links.sender_stock import SenderStock, Supply
-from livescale.sim.links.serving import Serving
+from livescale.sim.links.serving_traffic import ServingTraffic
 from livescale.sim.links.sharing import Sharing
 from livescale.topology import Topology
 from livescale.types import WorkerRef
@@ -47,7 +47,7 @@ class Movement:
         self._tell_arrived = tell_arrived
         self._links = SimLinks(topology, parameter_percent)
         self._sharing = Sharing()
-        self.serving = Serving(clock, self._links, self._sharing, self._settle_soon)
+        self.serving = ServingTraffic(clock, self._links, self._sharing, self._settle_soon)
         self._supplies = SenderStock(self.holdings, self.receiving)
         #: members from which nothing comes
         self._frozen: dict[WorkerRef, None] = {}

@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from livescale.control.multicast.fabric import UNLIMITED
-from livescale.sim.links.flows import Flow, SimLink
+from livescale.sim.links.flows import Flow, ServingFlow, SimLink
 from livescale.sim.links.link_table import check_rates
 
 _ROUNDS_MAX = 4
@@ -88,7 +88,7 @@ def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
     serving: list[Flow] = []
     parameters: list[Flow] = []
     for flow in flows:
-        (serving if flow.is_serving else parameters).append(flow)
+        (serving if isinstance(flow, ServingFlow) else parameters).append(flow)
     served_rates = _Filling(serving, {}, None).run() if serving else {}
     served: dict[SimLink, int] = {}
     for flow, rate in served_rates.items():

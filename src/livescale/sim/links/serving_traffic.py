@@ -17,7 +17,7 @@ from livescale.sim.links.sharing import Sharing
 from livescale.types import FromWorker, WorkerRef
 
 
-class Serving:
+class ServingTraffic:
     """All of it. `settle_soon` is called when rates have to be shared out anew before this instant
     is over; whoever does that tells `paced`."""
 
