@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.fabric import Fabric
@@ -27,13 +28,24 @@ class Load:
 
 
 @dataclasses.dataclass
+class Sending:
+    """Serving traffic: so many bytes from one worker to another, and when."""
+
+    sender: WorkerRef
+    receiver: WorkerRef
+    size_bytes: int
+    start_ns: int
+
+
+@dataclasses.dataclass
 class ChunkWorld:
-    """A model that `sources` hold, and loads of it."""
+    """A model that `sources` hold, loads of it, and what workers send each other beside that."""
 
     topology: Topology
     grid: ChunkGrid
     sources: list[WorkerRef]
     loads: list[Load]
+    sendings: list[Sending] = dataclasses.field(default_factory=list)
 
 
 class Hearer:
@@ -75,11 +87,16 @@ class Play:
         wait_ns: int = 1 << 40,
         stall_ns: int = 1 << 40,
         load_ns: int | None = None,
+        parameter_percent: int = 100,
     ) -> None:
         self.world = world
         self.clock = Clock()
-        self.transfers = Transfers(self.clock, world.topology, wait_ns, stall_ns, load_ns)
+        self.transfers = Transfers(
+            self.clock, world.topology, wait_ns, stall_ns, load_ns, parameter_percent
+        )
         self.hearers: dict[WorkerRef, Hearer] = {}
+        #: numbers of sendings in the order in which they arrived, and when
+        self.sent: dict[int, int] = {}
         for source in world.sources:
             self.ask(source, (Feed(FromStorage(), world.grid.all()),))
         self.run()
@@ -89,10 +106,21 @@ class Play:
                 self.start_ns + load.start_ns,
                 lambda load=load: self.ask(load.receiver, load.feeds),
             )
+        for number, sending in enumerate(world.sendings):
+            self.clock.at(self.start_ns + sending.start_ns, partial(self.send, number, sending))
 
     def ask(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         hearer = self.hearers[receiver] = Hearer(self.clock)
         self.transfers.receive(1, (receiver, "m", 0), self.world.grid, feeds, hearer)
+
+    def send(self, number: int, sending: Sending) -> None:
+        self.transfers.serving.send(
+            sending.sender, sending.receiver, sending.size_bytes, lambda: self._arrived(number)
+        )
+
+    def _arrived(self, number: int) -> None:
+        assert number not in self.sent, "what is sent arrives once"
+        self.sent[number] = self.clock.now_ns - self.start_ns
 
     def run(self) -> None:
         while self.clock.run_next():
@@ -122,6 +150,17 @@ def draw_chunk_world(rng: random.Random, is_striped: bool = False) -> ChunkWorld
     return ChunkWorld(topology, grid, sources, loads)
 
 
+def draw_sendings(rng: random.Random, workers: Sequence[WorkerRef]) -> list[Sending]:
+    """A few pairs talk, some all the time, some now and then."""
+    pairs = [rng.sample(workers, 2) for _ in range(rng.randint(1, 4))]
+    sendings = []
+    for _ in range(rng.randint(1, 12)):
+        sender, receiver = rng.choice(pairs)
+        size_bytes = rng.choice((0, 1, rng.randrange(3000)))
+        sendings.append(Sending(sender, receiver, size_bytes, rng.choice((0, rng.randrange(5000)))))
+    return sorted(sendings, key=lambda sending: sending.start_ns)
+
+
 def draw_feeds(
     rng: random.Random, grid: ChunkGrid, upstreams: list[Upstream], is_striped: bool
 ) -> tuple[Feed, ...]:
@@ -141,6 +180,43 @@ def draw_feeds(
 
 
 # -- the oracle -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(eq=False)
+class Queue:
+    """What one worker sends another: numbers of sendings and what is left of each."""
+
+    path: tuple[int, ...]
+    waiting: list[list[float]]
+    rate: float = 0.0
+
+
+def oracle_sent(world: ChunkWorld) -> dict[int, float]:
+    """When each sending has arrived: from a pair one after the other, of all pairs the first ones
+    share links max-min fairly, as if there were no loads; whenever one ends or comes, all is
+    computed anew."""
+    fabric = Fabric(world.topology)
+    queues: dict[tuple[WorkerRef, WorkerRef], Queue] = {}
+    waiting = list(enumerate(world.sendings))
+    ended: dict[int, float] = {}
+    now = 0.0
+    while waiting or any(queue.waiting for queue in queues.values()):
+        while waiting and waiting[0][1].start_ns <= now:
+            number, sending = waiting.pop(0)
+            pair = (sending.sender, sending.receiver)
+            if pair not in queues:
+                queues[pair] = Queue(fabric.path(FromWorker(pair[0]), pair[1]), [])
+            queues[pair].waiting.append([number, sending.size_bytes])
+        moving = [queue for queue in queues.values() if queue.waiting]
+        _share(moving, fabric.rates)
+        needs = [queue.waiting[0][1] * _NS_PER_S / queue.rate for queue in moving]
+        step = min(needs + ([waiting[0][1].start_ns - now] if waiting else []))
+        now += step
+        for queue, need in zip(moving, needs, strict=True):
+            queue.waiting[0][1] -= queue.rate * step / _NS_PER_S
+            if need <= step + 1e-6:
+                ended[int(queue.waiting.pop(0)[0])] = now
+    return ended
 
 
 #: who has which chunks, in the order in which they came
@@ -225,7 +301,7 @@ def _arrive(
         arrivals[stream.receiver][layer] = now
 
 
-def _share(streams: Iterable[Stream], rates: list[int | None]) -> None:
+def _share(streams: Iterable[Stream | Queue], rates: list[int | None]) -> None:
     """Max-min fair: fill the link that gives its streams least, take it away, go on."""
     left = {number: float(rate) for number, rate in enumerate(rates) if rate is not None}
     unset = list(streams)

@@ -25,6 +25,7 @@ from livescale.policies import ModelPolicy
 from livescale.sim.clock import Clock
 from livescale.sim.config import SimConfig
 from livescale.sim.links.live_link import LiveLink
+from livescale.sim.links.transfers import Transfers
 from livescale.sim.simulate import SimResult, simulate
 from livescale.telemetry.record import StepLine, read_record
 from livescale.topology import Topology
@@ -187,7 +188,8 @@ def test_messages_come_in_order_and_no_faster_than_links(
     clock, rate = Clock(), 1 << 30
     refs = [WorkerRef(number) for number in range(4)]
     topology = Topology(devices={ref: make_device(rate) for ref in refs})
-    link = LiveLink(clock, topology, lambda: delays.randrange(MS), lambda *_: None)
+    serving = Transfers(clock, topology, 1, 1).serving
+    link = LiveLink(clock, serving, lambda: delays.randrange(MS), lambda *_: None)
     ears = {ref: Ear(clock) for ref in refs}
     for ref, ear in ears.items():
         link.join(ref, ear)
@@ -200,14 +202,16 @@ def test_messages_come_in_order_and_no_faster_than_links(
         clock.at(dies * MS, lambda: link.leave(sender))
     while clock.run_next():
         pass
-    total = 0
+    totals = dict.fromkeys(range(3), 0)
     for number, (receiver, size_bytes) in enumerate(sizes):
-        total += size_bytes
+        totals[receiver] += size_bytes
         came = [
             at for at, _, message in ears[refs[receiver]].heard if message == KvLayer(key, number)
         ]
         assert len(came) == 1 or (dies is not None and not came)
-        assert all(at * rate >= total * _S for at in came), "the sender's uplink is shared"
+        assert all(at * rate >= totals[receiver] * _S for at in came)
+    if dies is None:
+        assert clock.now_ns * rate >= sum(totals.values()) * _S, "the sender's uplink is shared"
     for ref in refs[:3]:
         numbers = [m.layer for _, _, m in ears[ref].heard if isinstance(m, KvLayer)]
         assert numbers == sorted(numbers)

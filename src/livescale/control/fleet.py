@@ -207,6 +207,14 @@ class Fleet:
             self._live[part] = found
         return found
 
+    def source_of(self, target: Instance) -> Instance | None:
+        """The instance that pulls from a loading one, if it is still there."""
+        if target.pairing is None or target.pairing.source is None:
+            return None
+        source = self.instances.get(target.pairing.source_instance)
+        is_there = source is not None and source.state is InstanceState.SERVING
+        return source if is_there else None
+
     def of_part(self, part: Part) -> list[Instance]:
         """Living instances of the part in id order."""
         return [instance for _, instance in sorted(self._of_part.get(part, {}).items())]

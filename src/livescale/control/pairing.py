@@ -150,20 +150,12 @@ class Pairings:
 
     def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
         """To a loading instance, and from there to the one that pulls, if there is one."""
-        source = self._source_of(target)
+        source = self._fleet.source_of(target)
         if source is None:
             alone = Hop((target.partner,), None)
             return Route((alone,), lag_tokens=_lag_tokens(now_ns, state, target))
         hops = (Hop((target.partner,), None, Does.PREFILL), Hop((source.partner,), None))
         return Route(hops, _cost_permille(target))
-
-    def _source_of(self, target: Instance) -> Instance | None:
-        """The instance that pulls from the target, if it is still there."""
-        if target.pairing is None or target.pairing.source is None:
-            return None
-        source = self._fleet.instances.get(target.pairing.source_instance)
-        is_there = source is not None and source.state is InstanceState.SERVING
-        return source if is_there else None
 
 
 def _cost_permille(target: Instance) -> int:

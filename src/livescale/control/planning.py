@@ -13,14 +13,15 @@ from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
+from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.pool import ParameterPool
 from livescale.messages.events import LinkMeasured
 from livescale.placements import CacheCopies
 from livescale.plans import ScalePlan
-from livescale.topology import Device, Host, Leaf, Topology
-from livescale.types import WorkerRef
+from livescale.topology import Device, Host, Leaf, LinkUse, Topology
+from livescale.types import FromWorker, WorkerRef
 
 _IDS_PER_EPOCH = 1_000_000
 
@@ -193,9 +194,20 @@ class Planning:
             spare=spare,
             targets=targets,
             tp_size=state.spec.tp_size,
+            busy=self._serving_links(),
             taken=self._loads.links(),
             is_cache_local=isinstance(self._config.placement, CacheCopies),
         )
+
+    def _serving_links(self) -> tuple[LinkUse, ...]:
+        """Link directions that rows and KV cross: from instances that work live to those they
+        help."""
+        fabric = Fabric(self.topology)
+        for target in self._fleet.instances.values():
+            source = self._fleet.source_of(target) if target.is_loading else None
+            if source is not None:
+                fabric.path(FromWorker(target.worker), source.worker)
+        return tuple(fabric.links)
 
     def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:
         try:

@@ -96,14 +96,19 @@ class SimWorld:
             remote_storage_bytes_per_s=config.controller.remote_storage_bytes_per_s,
         )
         self._transfers = Transfers(
-            self.clock, self._topology, config.holder_wait_ns, config.stall_ns, config.load_ns
+            self.clock,
+            self._topology,
+            config.holder_wait_ns,
+            config.stall_ns,
+            config.load_ns,
+            config.controller.parameter_share_percent,
         )
         self._refusals = Refusals(self.clock)
         self._failures = FailureChecker(config.controller, self._may_loads_fail)
         self._requests = RequestChecker(config, self._failures)
         self._checkers = Checkers(config.policies)
         self._live_link = LiveLink(
-            self.clock, self._topology, self._worker_delay_ns, self._hand_over
+            self.clock, self._transfers.serving, self._worker_delay_ns, self._hand_over
         )
         self._live_checker = LiveChecker(config, self._live_link.free_ns)
         specs = {policy.spec.name: policy.spec for policy in config.policies}

@@ -21,7 +21,8 @@ def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
 
     BlitzScale §5.1 prunes sources whose outgoing direction serves. After that complete copies that
     nobody reads come first; then those that are still arriving and that nobody reads (they pass
-    on); then the least read of the complete ones; only then those that serve.
+    on). Serving traffic costs less than another reader does (`_SERVING_PERCENT`): sources that
+    serve and that nobody reads come next; then the least read of the complete ones.
     """
     busy = set(request.busy)
     quiet = [source for source in request.sources if not serves_outward(source, busy)]
@@ -31,6 +32,7 @@ def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
     tiers = (
         [source for source in complete if not source.readers],
         [source for source in arriving if not source.readers],
+        [source for source in request.sources if not source.readers],
         [source for source in complete if source.readers == least],
         [source for source in request.sources if not source.is_loading],
         request.sources,

@@ -55,8 +55,8 @@ class _Part:
 
 
 class LiveChecker:
-    """Live work of all instances, over all lives of the controller. `free_ns` says when all that a
-    worker has sent will have left it."""
+    """Live work of all instances, over all lives of the controller. `free_ns` says since when
+    nothing that a worker has sent is under way: now, if something is."""
 
     def __init__(self, config: SimConfig, free_ns: Callable[[WorkerRef], int]) -> None:
         self._free_ns = free_ns

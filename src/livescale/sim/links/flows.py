@@ -1,4 +1,4 @@
-"""What moves: feeds under way as flows over links, where they come from and where they go.
+"""What moves as flows over links: feeds of parameters, and what workers send each other.
 
 State and its own arithmetic. Amounts under way are nanobytes (rate in bytes per second times
 nanoseconds), so that nothing is rounded while rates change. Who gets which rate is in
@@ -7,10 +7,12 @@ nanoseconds), so that nothing is rounded while rates change. Who gets which rate
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from livescale.chunks import ChunkGrid, Feed
+from livescale.sim.clock import Action
 from livescale.sim.links.feeding import LayerPiece, bytes_in, lowest
 from livescale.topology import LinkUse
 from livescale.types import PlanId, WorkerRef
@@ -37,15 +39,19 @@ class SimLoadListener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SimLink:
-    """One direction of a link. Its rate is None if nobody knows it; `permille` of it are left."""
+    """One direction of a link. Its rate is None if nobody knows it; `permille` of it are left.
+    Serving traffic comes first; parameters get `parameter_percent` of it at most."""
 
     use: LinkUse
     rated_bytes_per_s: int | None
     since_ns: int
     permille: int = 1000
+    parameter_percent: int = 100
     #: flows that move over it now, if it has a rate
-    flows: dict[SimFlow, None] = field(default_factory=dict)
+    flows: dict[Flow, None] = field(default_factory=dict)
+    #: parameters, and serving traffic
     carried_nanobytes: int = 0
+    served_nanobytes: int = 0
     #: what it could have carried up to `since_ns`
     allowed_nanobytes: int = 0
 
@@ -54,6 +60,11 @@ class SimLink:
         """What it carries now, at least one byte per second. Only of links that have a rate."""
         assert self.rated_bytes_per_s is not None, f"{self.use} is not limited"
         return max(1, self.rated_bytes_per_s * self.permille // 1000)
+
+    def parameter_bytes_per_s(self, serving_bytes_per_s: int) -> int:
+        """What is left for parameters beside so much serving traffic."""
+        share = max(1, self.bytes_per_s * self.parameter_percent // 100)
+        return max(0, min(share, self.bytes_per_s - serving_bytes_per_s))
 
     def slow(self, permille: int, now_ns: int) -> None:
         """From now on it carries so much of its rate (0: nothing)."""
@@ -275,3 +286,53 @@ class SimFlow:
     def __repr__(self) -> str:
         state = "over" if self.is_over else f"{self.rate} bytes/s" if self.is_active else "waits"
         return f"<SimFlow {self.feed.upstream} to {self.reception.key[0]}, {state}>"
+
+
+@dataclass(slots=True, eq=False)
+class ServingFlow:
+    """What one worker sends another, in order: `queue` has the size of each message and what
+    happens when all of it has crossed the links. Nothing holds it but its links."""
+
+    feeders: ClassVar[tuple[Feeder, ...]] = ()
+    holds: ClassVar[dict[SimFlow, None]] = {}
+
+    sender: WorkerRef
+    receiver: WorkerRef
+    path: tuple[SimLink, ...]
+    links: tuple[SimLink, ...]
+    at_ns: int
+    queue: deque[tuple[int, Action]] = field(default_factory=deque)
+    #: in the queue, and how much of that has moved
+    queued_nanobytes: int = 0
+    moved_nanobytes: int = 0
+    rate: int = 0
+    is_active: bool = False
+    #: the clock's, for the end of the first message
+    ticket: int | None = None
+
+    def add(self, size_bytes: int, then: Action) -> None:
+        """Queue a message behind the others. What has moved by now is counted."""
+        self.queue.append((size_bytes * NANO, then))
+        self.queued_nanobytes += size_bytes * NANO
+
+    def advance(self, now_ns: int) -> None:
+        """Count what has moved by now."""
+        left = self.queued_nanobytes - self.moved_nanobytes
+        moved = min(self.rate * (now_ns - self.at_ns), left)
+        self.at_ns = now_ns
+        self.moved_nanobytes += moved
+        for link in self.path:
+            link.served_nanobytes += moved
+
+    def take_moved(self) -> list[Action]:
+        """Take out messages of which everything has moved; returns what happens now."""
+        found = []
+        while self.queue and self.queue[0][0] <= self.moved_nanobytes:
+            size_nanobytes, then = self.queue.popleft()
+            self.queued_nanobytes -= size_nanobytes
+            self.moved_nanobytes -= size_nanobytes
+            found.append(then)
+        return found
+
+
+Flow = SimFlow | ServingFlow

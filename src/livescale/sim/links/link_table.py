@@ -14,10 +14,11 @@ _TWO_ENDED = (LinkKind.NIC, LinkKind.SPINE, LinkKind.GROUP)
 
 class SimLinks:
     """Every direction of a link that was ever used. Members come and go in the topology, each
-    incarnation with links of its own."""
+    incarnation with links of its own. Parameters get `parameter_percent` of a NIC's way out."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, parameter_percent: int) -> None:
         self._topology = topology
+        self._parameter_percent = parameter_percent
         self._fabric = Fabric(topology)
         self._agents = tuple(topology.agents)
         self._links: dict[LinkUse, SimLink] = {}
@@ -59,7 +60,7 @@ class SimLinks:
         return bool(self._slowed) and any(not link.permille for link in path)
 
     def carried_bytes(self) -> dict[str, int]:
-        """What links have carried, by kind. Of the two ends of a hop the sender's counts."""
+        """Parameters that links have carried, by kind. Of a hop's two ends the sender's counts."""
         totals: dict[str, int] = {}
         for use, link in self._links.items():
             if use.kind not in _TWO_ENDED or use.direction is Direction.OUT:
@@ -74,7 +75,8 @@ class SimLinks:
             check_rates(link)
             allowed = link.allowed_by(now_ns)
             rule = "no link carries more than its rate times time"
-            require(link.carried_nanobytes <= allowed, rule, link, link.carried_nanobytes, allowed)
+            carried = link.carried_nanobytes + link.served_nanobytes
+            require(carried <= allowed, rule, link, carried, allowed)
 
     def _link(self, number: int, now_ns: int) -> SimLink:
         use, rate = self._fabric.links[number], self._fabric.rates[number]
@@ -83,6 +85,8 @@ class SimLinks:
             link = self._links[use] = SimLink(use, rate, now_ns)
             if use.kind is LinkKind.NIC:
                 link.permille = self._slowed.get(use.owner, 1000)
+                if use.direction is Direction.OUT:
+                    link.parameter_percent = self._parameter_percent
         return link
 
 

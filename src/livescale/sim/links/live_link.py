@@ -1,8 +1,8 @@
 """Messages between workers: live pairs, and the ranks of a live instance.
 
-Their bytes cross the sender's uplink and the receiver's downlink before any parameters, one message
-after the other per sender. What is under way from or to a worker that dies is lost, and whoever
-talked to it hears of the loss. Nothing is decided here.
+Their bytes cross links as serving traffic (`serving_traffic.py`); from one worker to another they
+stay in order. What is under way from or to a worker that dies is lost, and those that talked to it
+hear of the loss. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Protocol
 from livescale.batching.live_messages import Handover, KvLayer, Taken
 from livescale.member.effects import TellPeer
 from livescale.sim.clock import Clock
-from livescale.topology import Topology
+from livescale.sim.links.serving_traffic import ServingTraffic
 from livescale.types import WorkerRef
-
-_NS_PER_S = 1_000_000_000
 
 
 class LivePeer(Protocol):
@@ -35,22 +33,23 @@ class LiveLink:
     def __init__(
         self,
         clock: Clock,
-        topology: Topology,
+        serving: ServingTraffic,
         delay_ns: Callable[[], int],
         hands: Callable[[WorkerRef, WorkerRef], None],
     ) -> None:
         self._clock = clock
-        self._topology = topology
+        self._serving = serving
         self._delay_ns = delay_ns
         self._hands = hands
         self._living: dict[WorkerRef, LivePeer] = {}
         #: who has ever talked to whom, both ways
         self._known: dict[WorkerRef, dict[WorkerRef, None]] = {}
-        self._free_ns: dict[WorkerRef, int] = {}
         self._last_ns: dict[tuple[WorkerRef, WorkerRef], int] = {}
         #: silent workers, and what has come from or for any of them
         self._silent: dict[WorkerRef, None] = {}
         self._held: list[tuple[WorkerRef, TellPeer]] = []
+        #: when workers were silent last
+        self._spoke_ns: dict[WorkerRef, int] = {}
 
     def join(self, worker: WorkerRef, peer: LivePeer) -> None:
         """The worker can be reached from now on. It is in the topology."""
@@ -60,12 +59,13 @@ class LiveLink:
         """The worker died, or was given up."""
         if self._living.pop(worker, None) is None:
             return
+        self._serving.gone(worker)
         for other in self._known.pop(worker, {}):
             self._known.get(other, {}).pop(worker, None)
             self._clock.after(self._delay_ns(), partial(self._tell_lost, other, worker))
 
     def send(self, sender: WorkerRef, told: TellPeer) -> None:
-        """Queue a message behind those that the sender has sent before."""
+        """Queue a message behind those that the sender has sent the same peer before."""
         receiver = told.peer
         if sender not in self._living:
             return
@@ -76,12 +76,8 @@ class LiveLink:
         self._known.setdefault(receiver, {})[sender] = None
         if isinstance(told.message, Handover | Taken | KvLayer):
             self._hands(sender, receiver)
-        free_ns = max(self._free_ns.get(sender, 0), self._clock.now_ns)
-        free_ns += self._transfer_ns(sender, receiver, told.size_bytes)
-        self._free_ns[sender] = free_ns
-        arrival_ns = max(self._last_ns.get((sender, receiver), 0), free_ns + self._delay_ns())
-        self._last_ns[sender, receiver] = arrival_ns
-        self._clock.at(arrival_ns, partial(self._arrive, sender, told))
+        left = partial(self._left, sender, told)
+        self._serving.send(sender, receiver, told.size_bytes, left)
 
     def hold(self, worker: WorkerRef) -> None:
         """Nothing comes from the worker or reaches it from now on, and nothing is lost."""
@@ -90,25 +86,26 @@ class LiveLink:
     def go_on(self, worker: WorkerRef) -> None:
         """What was held up arrives, in order."""
         del self._silent[worker]
-        self._free_ns[worker] = max(self.free_ns(worker), self._clock.now_ns)
+        self._spoke_ns[worker] = self._clock.now_ns
         held, self._held = self._held, []
         for sender, told in held:
             self._arrive(sender, told)
 
     def free_ns(self, sender: WorkerRef) -> int:
-        """When all that the worker has sent by now will have left it."""
+        """Since when nothing of the worker is under way; now, if something is, or if it is
+        silent."""
         if sender in self._silent:
             return self._clock.now_ns
-        return self._free_ns.get(sender, 0)
+        return max(self._serving.free_ns(sender), self._spoke_ns.get(sender, 0))
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _transfer_ns(self, sender: WorkerRef, receiver: WorkerRef, size_bytes: int) -> int:
-        """Over the slower of the two NICs; one without a known rate takes no time."""
-        devices = self._topology.devices
-        ends = (devices[sender].uplink_bytes_per_s, devices[receiver].downlink_bytes_per_s)
-        rates = [rate for rate in ends if rate is not None]
-        return -(-size_bytes * _NS_PER_S // min(rates)) if rates and size_bytes else 0
+    def _left(self, sender: WorkerRef, told: TellPeer) -> None:
+        """All of it has crossed the links."""
+        pair = (sender, told.peer)
+        arrival_ns = max(self._last_ns.get(pair, 0), self._clock.now_ns + self._delay_ns())
+        self._last_ns[pair] = arrival_ns
+        self._clock.at(arrival_ns, partial(self._arrive, sender, told))
 
     def _arrive(self, sender: WorkerRef, told: TellPeer) -> None:
         receiver = told.peer

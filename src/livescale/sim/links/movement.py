@@ -11,9 +11,17 @@ from functools import partial
 
 from livescale.sim.clock import Clock
 from livescale.sim.links.feeding import LayerPiece
-from livescale.sim.links.flows import Feeder, HoldingKey, SimFlow, SimHolding, SimReception
+from livescale.sim.links.flows import (
+    Feeder,
+    HoldingKey,
+    ServingFlow,
+    SimFlow,
+    SimHolding,
+    SimReception,
+)
 from livescale.sim.links.link_table import SimLinks
 from livescale.sim.links.sender_stock import SenderStock, Supply
+from livescale.sim.links.serving_traffic import ServingTraffic
 from livescale.sim.links.sharing import Sharing
 from livescale.topology import Topology
 from livescale.types import WorkerRef
@@ -23,7 +31,11 @@ class Movement:
     """All flows. `tell_arrived` hears of every piece that is in place: flow and layer."""
 
     def __init__(
-        self, clock: Clock, topology: Topology, tell_arrived: Callable[[SimFlow, int], None]
+        self,
+        clock: Clock,
+        topology: Topology,
+        parameter_percent: int,
+        tell_arrived: Callable[[SimFlow, int], None],
     ) -> None:
         self.holdings: dict[HoldingKey, SimHolding] = {}
         #: receptions under way
@@ -33,8 +45,9 @@ class Movement:
         self._asked: dict[WorkerRef, dict[HoldingKey, None]] = {}
         self._clock = clock
         self._tell_arrived = tell_arrived
-        self._links = SimLinks(topology)
+        self._links = SimLinks(topology, parameter_percent)
         self._sharing = Sharing()
+        self.serving = ServingTraffic(clock, self._links, self._sharing, self._settle_soon)
         self._supplies = SenderStock(self.holdings, self.receiving)
         #: members from which nothing comes
         self._frozen: dict[WorkerRef, None] = {}
@@ -105,13 +118,15 @@ class Movement:
         too, on their way to its devices."""
         links = self._links.slow_nic(member, permille, self._clock.now_ns)
         self._sharing.links_changed(links)
+        self.serving.nics_changed(links)
+        self._settle_soon()
         for reception in self.receiving.values():
             for flow in reception.flows:
                 if not flow.is_over and any(link in links for link in flow.path or ()):
                     self.touch(flow)
 
     def carried_bytes(self) -> dict[str, int]:
-        """What links have carried by now, by kind of link."""
+        """Parameters that links have carried by now, by kind of link."""
         self._advance_all()
         return self._links.carried_bytes()
 
@@ -126,6 +141,7 @@ class Movement:
         for reception in self.receiving.values():
             for flow in reception.flows:
                 flow.advance(self._clock.now_ns)
+        self.serving.advance()
 
     def _settle_soon(self) -> None:
         if not self._settles:
@@ -139,9 +155,12 @@ class Movement:
                 if not flow.is_over:
                     self._look(flow)
             if not self._touched:
-                for flow in self._sharing.solve(self._clock.now_ns):
-                    self.touch(flow)
-                    self._touch_readers(flow)
+                for paced in self._sharing.solve(self._clock.now_ns):
+                    if isinstance(paced, ServingFlow):
+                        self.serving.paced(paced)
+                    else:
+                        self.touch(paced)
+                        self._touch_readers(paced)
         self._settles = False
 
     def _look(self, flow: SimFlow) -> None:

@@ -1,9 +1,10 @@
 """How flows share links: max-min fair rates by progressive filling (Bertsekas and Gallager, Data
 Networks, §6.5.2), whole bytes per second.
 
-All rates rise together. A flow stays where one of its links is full, or where all flows that
-bring its sender what it passes on have stopped. A change is followed only as far as it goes: the
-flows that are joined by links with those that changed, and then those that are held to somebody
+Serving traffic gets its rates first, as if there were no parameters; these get what is left. In
+each class all rates rise together. A flow stays where one of its links is full, or where all flows
+that bring its sender what it passes on have stopped. A change is followed only as far as it goes:
+the flows that are joined by links with those that changed, and then those that are held to somebody
 whose rate is another one now.
 """
 
@@ -13,7 +14,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from livescale.control.multicast.fabric import UNLIMITED
-from livescale.sim.links.flows import SimFlow, SimLink
+from livescale.sim.links.flows import Flow, ServingFlow, SimLink
 from livescale.sim.links.link_table import check_rates
 
 _ROUNDS_MAX = 4
@@ -25,26 +26,26 @@ class Sharing:
     """The active flows, and which of them need another look."""
 
     def __init__(self) -> None:
-        self._changed: dict[SimFlow, None] = {}
+        self._changed: dict[Flow, None] = {}
 
     @property
     def has_changed(self) -> bool:
         return bool(self._changed)
 
-    def start(self, flow: SimFlow) -> None:
+    def start(self, flow: Flow) -> None:
         """The flow takes its place on its links."""
         for link in flow.links:
             link.flows[flow] = None
         self._changed[flow] = None
 
-    def stop(self, flow: SimFlow) -> None:
+    def stop(self, flow: Flow) -> None:
         """Its place is free."""
         self._changed.pop(flow, None)
         for link in flow.links:
             del link.flows[flow]
         self.links_changed(flow.links)
 
-    def mark(self, flow: SimFlow) -> None:
+    def mark(self, flow: Flow) -> None:
         """Who limits the flow has changed."""
         self._changed[flow] = None
 
@@ -55,11 +56,11 @@ class Sharing:
                 self._changed[flow] = None
                 break
 
-    def solve(self, now_ns: int) -> list[SimFlow]:
+    def solve(self, now_ns: int) -> list[Flow]:
         """Give new rates; returns the flows whose rate is another one now."""
         wave, self._changed = self._changed, {}
-        done: dict[SimFlow, None] = {}
-        found: dict[SimFlow, None] = {}
+        done: dict[Flow, None] = {}
+        found: dict[Flow, None] = {}
         while wave:
             group = _joined(wave, is_downstream=False)
             # Somebody depends on what depends on him: all that hangs together is solved as one.
@@ -72,7 +73,7 @@ class Sharing:
                     flow.advance(now_ns)
                     flow.rate = rate
                     found[flow] = None
-                    wave.update(flow.holds)
+                    wave.update(dict.fromkeys(flow.holds))
             for link in _links_of(group):
                 check_rates(link)
             done.update(group)
@@ -82,27 +83,37 @@ class Sharing:
         return list(found)
 
 
-def fair_rates(flows: Iterable[SimFlow]) -> dict[SimFlow, int]:
+def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
     """Rates of flows that share no limited link with others, in bytes per second."""
-    caps: dict[SimFlow, int] = {}
-    for _ in range(_ROUNDS_MAX):
-        filling = _Filling(flows, caps)
+    serving: list[Flow] = []
+    parameters: list[Flow] = []
+    for flow in flows:
+        (serving if isinstance(flow, ServingFlow) else parameters).append(flow)
+    served_rates = _Filling(serving, {}, None).run() if serving else {}
+    served: dict[SimLink, int] = {}
+    for flow, rate in served_rates.items():
+        for link in flow.links:
+            served[link] = served.get(link, 0) + rate
+    caps: dict[Flow, int] = {}
+    rates: dict[Flow, int] = {}
+    for _ in range(_ROUNDS_MAX if parameters else 0):
+        filling = _Filling(parameters, caps, served)
         rates = filling.run()
         late = {flow: filling.supply_of(flow) for flow in (*caps, *filling.late)}
         if not filling.late or late == caps:
             break
         caps = late
-    return rates
+    return {**served_rates, **rates}
 
 
-def _joined(flows: Mapping[SimFlow, None], is_downstream: bool) -> dict[SimFlow, None]:
+def _joined(flows: Mapping[Flow, None], is_downstream: bool) -> dict[Flow, None]:
     """The flows and all that share limited links with them, directly or through others; with
     `is_downstream` also those that are held to any of them."""
     found = dict(flows)
     ahead = list(found)
     links: dict[SimLink, None] = {}
     for flow in ahead:
-        near = list(flow.holds) if is_downstream else []
+        near: list[Flow] = list(flow.holds) if is_downstream else []
         for link in flow.links:
             if link not in links:
                 links[link] = None
@@ -114,30 +125,45 @@ def _joined(flows: Mapping[SimFlow, None], is_downstream: bool) -> dict[SimFlow,
     return found
 
 
-def _links_of(flows: Iterable[SimFlow]) -> dict[SimLink, None]:
+def _links_of(flows: Iterable[Flow]) -> dict[SimLink, None]:
     return {link: None for flow in flows for link in flow.links}
 
 
 class _Filling:
-    """One progressive filling. `caps` are limits of single flows that are known before."""
+    """One progressive filling of flows of one class. `caps` are limits of single flows that are
+    known before; `served` is what links carry for serving (None: these flows are that)."""
 
-    def __init__(self, flows: Iterable[SimFlow], caps: Mapping[SimFlow, int]) -> None:
-        self.rates: dict[SimFlow, int] = {}
+    def __init__(
+        self,
+        flows: Iterable[Flow],
+        caps: Mapping[Flow, int],
+        served: Mapping[SimLink, int] | None,
+    ) -> None:
+        self.rates: dict[Flow, int] = {}
         #: flows that had risen above what they can get when that was known
-        self.late: dict[SimFlow, None] = {}
+        self.late: dict[Flow, None] = {}
         self._flows = dict.fromkeys(flows)
         self._left: dict[SimLink, int] = {}
         self._rising: dict[SimLink, int] = {}
+        #: links that have less than a byte per second for each of the flows, as others are served
+        self._full: dict[SimLink, None] = {}
         #: feeders that still rise, by held flow
-        self._waits: dict[SimFlow, int] = {}
+        self._waits: dict[Flow, int] = {}
         self._level = 0
-        self._heap: list[tuple[int, int, SimLink | SimFlow]] = []
+        self._heap: list[tuple[int, int, SimLink | Flow]] = []
         self._sequence = 0
         for flow in self._flows:
             for link in flow.links:
-                if link not in self._left:
-                    self._left[link] = link.bytes_per_s
                 self._rising[link] = self._rising.get(link, 0) + 1
+        for link, count in self._rising.items():
+            left = link.bytes_per_s
+            if served is not None:
+                left = link.parameter_bytes_per_s(served.get(link, 0))
+                if left < count and link in served:
+                    left = 0
+                    self._full[link] = None
+            self._left[link] = left
+        for flow in self._flows:
             self._waits[flow] = sum(feeder.flow in self._flows for feeder in flow.feeders)
             if flow in caps:
                 self._push(caps[flow], flow)
@@ -147,10 +173,10 @@ class _Filling:
             if not count and (flow.feeders or not flow.links):
                 self._push(self.supply_of(flow), flow)
 
-    def run(self) -> dict[SimFlow, int]:
+    def run(self) -> dict[Flow, int]:
         while self._heap:
             level, _, item = heapq.heappop(self._heap)
-            if isinstance(item, SimFlow):
+            if not isinstance(item, SimLink):
                 if item not in self.rates:
                     if level < self._level:
                         self.late[item] = None
@@ -161,12 +187,12 @@ class _Filling:
                     self._push(now, item)
                     continue
                 for flow in item.flows:
-                    if flow not in self.rates:
+                    if flow in self._flows and flow not in self.rates:
                         self._freeze(flow, now)
             self._level = max(self._level, level)
         return self.rates
 
-    def supply_of(self, flow: SimFlow) -> int:
+    def supply_of(self, flow: Flow) -> int:
         """What its feeders together bring of what it wants, as far as that is known."""
         if not flow.feeders:
             return UNLIMITED
@@ -175,8 +201,10 @@ class _Filling:
             for feeder in flow.feeders
         )
 
-    def _freeze(self, flow: SimFlow, rate: int) -> None:
-        self.rates[flow] = rate = max(1, rate)
+    def _freeze(self, flow: Flow, rate: int) -> None:
+        if rate < 1 and not any(link in self._full for link in flow.links):
+            rate = 1
+        self.rates[flow] = rate
         for link in flow.links:
             self._left[link] -= rate
             self._rising[link] -= 1
@@ -186,6 +214,6 @@ class _Filling:
                 if not self._waits[held] and held not in self.rates:
                     self._push(self.supply_of(held), held)
 
-    def _push(self, level: int, item: SimLink | SimFlow) -> None:
+    def _push(self, level: int, item: SimLink | Flow) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (level, self._sequence, item))

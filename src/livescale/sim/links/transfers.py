@@ -35,7 +35,8 @@ class Transfers:
     `wait_ns` is how long a holder may take to have (or begin to get) what it is asked for;
     `stall_ns` how long a receiver waits for bytes before it says so. With `load_ns` a device has
     all its layers after that time, whatever its feeds say. Members must be in the topology while
-    they hold or receive something.
+    they hold, receive or send something. Parameters take `parameter_percent` of a NIC's way out at
+    most. `serving` is what workers send each other beside them.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Transfers:
         wait_ns: int,
         stall_ns: int,
         load_ns: int | None = None,
+        parameter_percent: int = 100,
     ) -> None:
         self._clock = clock
         self._wait_ns = wait_ns
         self._load_ns = load_ns
-        self._moves = Movement(clock, topology, self._arrived)
+        self._moves = Movement(clock, topology, parameter_percent, self._arrived)
+        self.serving = self._moves.serving
         self.slowdowns = Slowdowns(clock, self._moves, stall_ns)
         self._holdings = self._moves.holdings
         self._receiving = self._moves.receiving
@@ -118,8 +121,8 @@ class Transfers:
             self.drop(key)
 
     def carried_bytes(self) -> dict[str, int]:
-        """What links have carried by now, by kind of link. Each byte counts once per link that it
-        crossed; of the two ends of a hop, the sender's NIC and the sender's leaf count."""
+        """Parameters that links have carried by now, by kind of link. Each byte counts once per
+        link that it crossed; of the two ends of a hop, the sender's NIC and leaf count."""
         return self._moves.carried_bytes()
 
     def missing_bytes(self, member: WorkerRef, model: str, rank: int, layer: int) -> int:
