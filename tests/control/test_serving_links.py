@@ -19,10 +19,11 @@ from stories import (
 )
 
 from livescale.control.controller import Controller
-from livescale.messages.commands import AnyCommand
+from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, InstanceReported, WorkerJoined, WorkerLost
 from livescale.plans import Pairing, ScalePlan
 from livescale.topology import Leaf
+from livescale.types import HoldingId
 
 RATE = 1000
 SIZE_BYTES = 60
@@ -63,6 +64,11 @@ def met(plan: ScalePlan) -> dict[str, int]:
     return {str(use.link): use.serving_bytes for use in plan.links if use.serving_bytes}
 
 
+def is_helped(order: StartHolding) -> bool:
+    """The order begins an instance that works for instance 101 meanwhile."""
+    return order.duty is not None and order.duty.pairing == Pairing("zigzag", W[0], 101)
+
+
 @pytest.mark.parametrize("is_served_first", [True, False])
 def test_of_two_that_are_arriving_the_one_that_sends_no_rows_is_read(
     is_served_first: bool,
@@ -73,21 +79,21 @@ def test_of_two_that_are_arriving_the_one_that_sends_no_rows_is_read(
     first = step(controller, 1, *(busy if is_served_first else []), full(180))
     second = step(controller, 2, *([] if is_served_first else busy), full(270))
     orders = loads_of([*first, *second])
-    helps = [order.worker for order in orders if order.pairing == Pairing("zigzag", W[0], 101)]
+    helps = [order.holding.member for order in orders if is_helped(order)]
     assert helps == [W[2] if is_served_first else W[3]]
     plan = planned(controller, 3, full(350))
     assert plan.routes() == (f"{W[3] if is_served_first else W[2]} -> {W[4]}",)
     assert plan.serving_bytes == 0
 
 
-def pair_across_leaves() -> Controller:
+def pair_across_leaves() -> tuple[Controller, HoldingId]:
     """Instance 2 on w1, under leaf b, reads from w0 under leaf a, and helps instance 101 there."""
     controller = controller_of(1, 2, "aba")
     commands = step(controller, 1, arrived("a", 100), full(90))
     (order,) = loads_of(commands)
-    assert order.pairing == Pairing("zigzag", W[0], 101)
+    assert is_helped(order)
     assert planned_links(commands) == {}
-    return controller
+    return controller, order.holding
 
 
 def planned_links(commands: list[AnyCommand]) -> dict[str, int]:
@@ -101,7 +107,7 @@ def joins(letters: str, number: int) -> AnyEvent:
 
 def test_bytes_that_go_the_way_of_rows_are_counted_on_every_link() -> None:
     """Rows cost less than a second reader at w0, which would take half of its uplink."""
-    controller = pair_across_leaves()
+    controller, _ = pair_across_leaves()
     plan = planned(controller, 2, joins("aba", 2), full(180))
     assert plan.routes() == ("w1.0 -> w2.0",)
     assert met(plan) == {
@@ -114,8 +120,8 @@ def test_bytes_that_go_the_way_of_rows_are_counted_on_every_link() -> None:
 
 @pytest.mark.parametrize("is_source_lost", [False, True])
 def test_a_pair_that_is_over_is_in_nobodys_way(is_source_lost: bool) -> None:
-    controller = pair_across_leaves()
-    over = [WorkerLost(W[0], "gone")] if is_source_lost else loaded(2)
+    controller, holding = pair_across_leaves()
+    over = [WorkerLost(W[0], "gone")] if is_source_lost else loaded(holding)
     plan = planned(controller, 2, *over, joins("aba", 2), arrived("b", 3000))
     assert met(plan) == {}
 
