@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--load-seconds", type=float, default=1.0, help="time that a load takes in the first part")
     words = "time that a load takes in the second part"
     add("--live-load-seconds", type=float, default=5.0, help=words)
+    add("--json", type=Path, help="write the figures to this file")
     words = "of records, pictures and the page (default: runs/demo-DATE)"
     add("--folder", type=Path, help=words)
     add_flags(parser)

@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser, trace="TRACE", seconds=300, divide_lengths=1)
     add_pool_arguments(parser, strategy="livescale")
     add = parser.add_argument
+    add("--json", type=Path, help="write the figures to this file")
     add("--slo", default="5x-mean", help="'5x-mean' or 'ttft=450ms,tbt=150ms'")
     words = "a run record of each strategy and a page about all, in this directory"
     add("--report", type=Path, metavar="DIR", help=words)
