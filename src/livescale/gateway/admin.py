@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS
 from livescale.gateway.admission import refusals_answered
+from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import (
     Backend,
     ModelPhase,
@@ -34,12 +35,12 @@ from livescale.gateway.backend import (
 from livescale.gateway.errors import (
     ApiError,
     admin_closed,
+    come_back,
     cut,
     invalid,
     model_exists,
     model_not_found,
     not_changeable,
-    queue_full,
     quoted,
     unavailable,
     wrong_media_type,
@@ -141,12 +142,12 @@ class Administration:
         """GET /admin/models"""
         self._check_open(request)
         states = self._backend.model_states()
-        return _json(AdministeredModels([self._shown(state) for state in states]))
+        return json_answer(AdministeredModels([self._shown(state) for state in states]))
 
     async def show_model(self, request: Request) -> Response:
         """GET /admin/models/{name}"""
         self._check_open(request)
-        return _json(self._shown(self._state(request.path_params["model"])))
+        return json_answer(self._shown(self._state(request.path_params["model"])))
 
     async def add_model(self, request: Request) -> Response:
         """POST /admin/models: 201 when the model is in the pool and can be asked for."""
@@ -167,7 +168,7 @@ class Administration:
                 with contextlib.suppress(ModelRefused, Unavailable):
                     await self._backend.remove_model(name)
                 raise invalid(cut(problem), "path")
-            return _json(self._shown(self._state(name)), 201)
+            return json_answer(self._shown(self._state(name)), 201)
 
     async def change_model(self, request: Request) -> Response:
         """PATCH /admin/models/{name}: 200 when the new limits hold."""
@@ -176,7 +177,7 @@ class Administration:
         changes = read_changes(await self._read_body(request))
         with self._busy(), _changes_answered(name), refusals_answered():
             await self._backend.change_model(name, changes)
-        return _json(self._shown(self._state(name)))
+        return json_answer(self._shown(self._state(name)))
 
     async def remove_model(self, request: Request) -> Response:
         """DELETE /admin/models/{name}: 202 when it takes no more requests."""
@@ -184,7 +185,7 @@ class Administration:
         state = self._state(request.path_params["model"])
         with self._busy(), _changes_answered(state.name), refusals_answered():
             await self._backend.remove_model(state.name)
-        return _json(RemovedModel(state.name), 202)
+        return json_answer(RemovedModel(state.name), 202)
 
     # -- helpers, in the order used ---------------------------------------------------------
 
@@ -252,7 +253,7 @@ class Administration:
     @contextmanager
     def _busy(self) -> Iterator[None]:
         if self._changing >= CHANGING_MAX:
-            raise queue_full("too many models are being published or withdrawn", RETRY_AFTER_S)
+            raise come_back("too many models are being published or withdrawn", RETRY_AFTER_S)
         self._changing += 1
         try:
             yield
@@ -373,7 +374,3 @@ def _is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from livescale.fair_line import FairLine
 from livescale.gateway.backend import ModelWithdrawn, QueueFull, Unavailable
-from livescale.gateway.errors import model_not_found, queue_full, unavailable
+from livescale.gateway.errors import come_back, model_not_found, unavailable
 
 PROMPT_BYTES_PER_TOKEN = 4
 """UTF-8 bytes of a token, roughly and for most tokenizers: good enough to refuse before work."""
@@ -49,7 +49,7 @@ def refusals_answered() -> Iterator[None]:
     try:
         yield
     except QueueFull as full:
-        raise queue_full(str(full), full.retry_after_s) from full
+        raise come_back(str(full), full.retry_after_s) from full
     except Unavailable as reason:
         raise unavailable(str(reason)) from reason
     except ModelWithdrawn as gone:

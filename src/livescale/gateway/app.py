@@ -9,9 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -35,8 +33,9 @@ from livescale.gateway.answers import (
     ModelEntry,
     ModelList,
     Version,
+    json_answer,
 )
-from livescale.gateway.backend import Backend, ModelCard
+from livescale.gateway.backend import Backend, GenerateRequest, ModelCard
 from livescale.gateway.bodies import Bodies
 from livescale.gateway.choices import ChoiceOrder
 from livescale.gateway.endpoints import Endpoint, routes_of
@@ -51,8 +50,6 @@ from livescale.gateway.keys import KeyGate, KeyRing
 from livescale.gateway.limits import Limits
 from livescale.gateway.metrics import UNKNOWN_MODEL, CountedRefusal, Metrics
 from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
-from livescale.gateway.openapi import document
-from livescale.gateway.orders import choice_orders
 from livescale.gateway.pages import PageGate
 from livescale.gateway.prompts import (
     Prompt,
@@ -71,7 +68,7 @@ from livescale.gateway.schema import (
     StreamOptions,
     decode_body,
 )
-from livescale.gateway.served import ServedModels
+from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.streaming import Generation
 from livescale.gateway.text import estimated_messages
 from livescale.gateway.tokenize import (
@@ -116,7 +113,7 @@ def create_app(
     admin = Administration(backend, served, metrics, bodies.read, is_local=is_local, keys=keys)
     endpoints = [*gateway.endpoints(), *_administration(admin)]
     app = Starlette(
-        routes=routes_of(endpoints, partial(document, keys=keys)),
+        routes=routes_of(endpoints, keys),
         middleware=[
             Middleware(Envelope, request_prefix=request_prefix),
             Middleware(PageGate, origins=page_origins),
@@ -172,12 +169,12 @@ def _administration(admin: Administration) -> list[Endpoint]:
 
 async def show_version(request: Request) -> Response:
     """GET /version"""
-    return _json(Version(__version__))
+    return json_answer(Version(__version__))
 
 
 async def is_alive(request: Request) -> Response:
     """GET /live: 200 as long as the process answers at all."""
-    return _json(Healthy())
+    return json_answer(Healthy())
 
 
 class _Gateway:
@@ -265,18 +262,7 @@ class _Gateway:
                 prompts = await read_prompts(
                     codec, raw, body.add_special_tokens is not False, bool(body.echo)
                 )
-            orders = choice_orders(
-                asked=asked,
-                prompts=prompts,
-                card=card,
-                codec=codec,
-                request=request.state.request,
-                client=request.state.client,
-                client_request_id=request.state.client_request_id,
-                arrived_s=request.state.arrived_s,
-                tokens_default=COMPLETION_OUTPUT_TOKENS,
-                param="prompt",
-            )
+            orders = _orders(request, model, asked, prompts, COMPLETION_OUTPUT_TOKENS, "prompt")
         head = _reply_head(f"cmpl-{request.state.request}", card.name, asked, prompts, body)
         return self._generation(request, CompletionReply(head), orders, bool(body.stream))
 
@@ -292,35 +278,24 @@ class _Gateway:
             estimate = min(estimated_messages(body.messages), card.model_tokens_max)
             with self._admitted(request, card.name, [estimate] * asked.choices):
                 prompts = [await read_chat(card, codec, body)]
-            orders = choice_orders(
-                asked=asked,
-                prompts=prompts,
-                card=card,
-                codec=codec,
-                request=request.state.request,
-                client=request.state.client,
-                client_request_id=request.state.client_request_id,
-                arrived_s=request.state.arrived_s,
-                # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
-                tokens_default=card.model_tokens_max,
-                param="messages",
-            )
+            # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
+            orders = _orders(request, model, asked, prompts, card.model_tokens_max, "messages")
         head = _reply_head(f"chatcmpl-{request.state.request}", card.name, asked, prompts, body)
         return self._generation(request, ChatReply(head), orders, bool(body.stream))
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models"""
-        return _json(ModelList([_entry(card) for card in self._served.cards()]))
+        return json_answer(ModelList([_entry(card) for card in self._served.cards()]))
 
     async def show_model(self, request: Request) -> Response:
         """GET /v1/models/{model}"""
-        return _json(_entry(self._served.get(request.path_params["model"]).card))
+        return json_answer(_entry(self._served.get(request.path_params["model"]).card))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 when requests are accepted, else 503."""
         if not self._backend.is_ready():
             raise unavailable("Not ready", code="not_ready")
-        return _json(Healthy())
+        return json_answer(Healthy())
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -352,14 +327,44 @@ class _Gateway:
         self, request: Request, reply: Reply, orders: Sequence[ChoiceOrder], is_streamed: bool
     ) -> Generation:
         return Generation(
-            self._backend,
-            orders,
-            reply,
-            self._metrics,
-            request.state.arrived_s,
-            is_streamed,
-            self._limits.request_timeout_s,
+            backend=self._backend,
+            orders=orders,
+            reply=reply,
+            metrics=self._metrics,
+            arrived_s=request.state.arrived_s,
+            is_streamed=is_streamed,
+            timeout_s=self._limits.request_timeout_s,
         )
+
+
+def _orders(
+    request: Request,
+    model: ServedModel,
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    tokens_default: int,
+    param: str,
+) -> list[ChoiceOrder]:
+    """`asked.choices` generations of each prompt, numbered prompt after prompt as OpenAI does.
+
+    A request with one generation gives it its own id, else ids have the choice's number behind.
+    Raises ApiError (400) if a prompt and its output do not fit the model.
+    """
+    total, state = len(prompts) * asked.choices, request.state
+    orders = []
+    for index in range(total):
+        prompt = prompts[index // asked.choices]
+        generate = GenerateRequest(
+            request=state.request if total == 1 else f"{state.request}.{index}",
+            model=model.card.name,
+            prompt_ids=prompt.ids,
+            sampling=asked.of(model.card, len(prompt.ids), tokens_default, index, param),
+            client_request_id=state.client_request_id,
+            arrived_ns=round(state.arrived_s * 1e9),
+            client=state.client,
+        )
+        orders.append(ChoiceOrder(index, generate, asked.rules, model.codec, prompt.echo))
+    return orders
 
 
 def _reply_head(
@@ -380,7 +385,3 @@ def _reply_head(
 
 def _entry(card: ModelCard) -> ModelEntry:
     return ModelEntry(card.name, card.created_s, card.model_tokens_max, root=card.name)
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,6 +1,6 @@
 """One generation of a request: its tokens as pieces of text, until the text is complete.
 
-Which generations there are is decided in `orders.py`, what a piece looks like in `replies.py`, and
+Which generations there are is decided in `app.py`, what a piece looks like in `replies.py`, and
 when it is sent in `streaming.py`.
 """
 
@@ -12,14 +12,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from livescale.gateway.backend import (
-    CannotLoad,
     GenerateRequest,
     GenerationFailed,
+    NoInstance,
     TokenChunk,
     TokenStream,
-    WaitedTooLong,
 )
-from livescale.gateway.errors import generation_failed, load_failed, queue_timed_out
+from livescale.gateway.errors import come_back, generation_failed
 from livescale.gateway.metrics import TokenMeter
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.stops import StopScanner
@@ -172,12 +171,9 @@ class Choice:
                 yield piece
                 if piece.finish_reason is not None:
                     return
-        except WaitedTooLong as waited:
-            self.outcome = "timeout"
-            raise queue_timed_out(str(waited), waited.retry_after_s) from waited
-        except CannotLoad as problem:
-            self.outcome = "failed"
-            raise load_failed(str(problem), problem.retry_after_s) from problem
+        except NoInstance as problem:
+            self.outcome = problem.outcome
+            raise come_back(str(problem), problem.retry_after_s, problem.code) from problem
         except GenerationFailed as failure:
             self.outcome = "failed"
             raise generation_failed(str(failure)) from failure
