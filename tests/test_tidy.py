@@ -38,7 +38,6 @@ GROUND = {
     "workloads",
     "slo",
     "profiles",
-    "profile_files",
 }
 FLOORS = {
     **dict.fromkeys(GROUND, GROUND),

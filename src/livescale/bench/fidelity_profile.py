@@ -19,11 +19,10 @@ from livescale.bench.fidelity_figures import loads_of
 from livescale.bench.fidelity_runs import ClientDelays, PlayedRun
 from livescale.config import PoolConfig
 from livescale.control.config import ControllerConfig
-from livescale.latency.linear import LinearLatency
-from livescale.latency.overhead import OverheadLatency
+from livescale.latency.models import OverheadLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.table import TableLatency
-from livescale.latency.work import RunWork
+from livescale.latency.work import LinearLatency, RunWork
 from livescale.sim.config import SimConfig
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import RequestLine, RunLine, StepLine

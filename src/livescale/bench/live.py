@@ -36,9 +36,9 @@ from livescale.bench.live_models import (
 )
 from livescale.bench.live_report import LiveReport
 from livescale.bench.live_runs import ALONE, STOP, Burst, PairPlay, play_burst, time_prompt
-from livescale.bench.live_tokens import count_mismatches
 from livescale.bench.live_twin import TwinPlay, simulate
 from livescale.bench.machine import CpuShares
+from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
 from livescale.slo import percentile
 from livescale.types import Manifest
 
@@ -233,3 +233,21 @@ class _LiveBench:
         if adds_row:
             self.report.rows.append(order_row(setting, ratio, plays, twins))
         return twins
+
+
+def count_mismatches(setting: PairSetting, asked: Sequence[AskedRequest]) -> int:
+    """Wrong tokens, tokens that are missing, and tokens that came twice or from the wrong worker.
+
+    `token_checks` says what is right.
+    """
+    found = sum(request.strays for request in asked)
+    # A request that was cancelled has as many as it has.
+    found += sum(
+        request.output_tokens - len(request.token_ids)
+        for request in asked
+        if not request.is_cancelled
+    )
+    outputs = [(request.prompt_ids, request.token_ids) for request in asked]
+    if setting.kind == "timed":
+        return found + sum(wrong_timed_tokens(setting.manifest, outputs))
+    return found + sum(wrong_greedy_tokens(setting.directory, outputs))

@@ -27,7 +27,7 @@ from livescale.cli.bench_flags import (
 from livescale.cli.errors import UserError
 from livescale.engine.errors import ModelError
 from livescale.settings import ConfigError
-from livescale.testbed.errors import TestbedError
+from livescale.testbed.spec import TestbedError
 
 _ENGINES = ("livescale", "transformers_generate", "transformers_cb", "vllm_cpu")
 

@@ -9,8 +9,14 @@ import tempfile
 from pathlib import Path
 
 from livescale.bench.attacks import AttacksBenchOptions, run_attacks
-from livescale.bench.fidelity import FidelityOptions, FidelityReport, run_fidelity
-from livescale.bench.fidelity_pools import FidelityPool, cpu_pool, timed_pool
+from livescale.bench.fidelity import (
+    FidelityOptions,
+    FidelityPool,
+    FidelityReport,
+    cpu_pool,
+    run_fidelity,
+    timed_pool,
+)
 from livescale.bench.fidelity_profile import BURSTS
 from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
 from livescale.bench.live import KINDS, LinkedOptions, LiveBenchOptions, run_live

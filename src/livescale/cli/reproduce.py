@@ -10,8 +10,7 @@ from pathlib import Path
 from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
 from livescale.reproduce.claim import Claim, Conditions, Reproduction
-from livescale.reproduce.figures import draw_all
-from livescale.reproduce.markdown import as_markdown
+from livescale.reproduce.figures import as_markdown, draw_all
 from livescale.reproduce.run import UnknownClaimError, choose, reproduce
 
 _DOCUMENT = "reproduction.md"

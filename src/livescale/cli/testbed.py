@@ -12,18 +12,22 @@ from pathlib import Path
 from types import FrameType
 
 from livescale.cli.errors import UserError
-from livescale.cli.serve import serve
-from livescale.cli.serve_display import ServeDisplay
+from livescale.cli.serve import ServeDisplay, serve
 from livescale.config_reading import TESTBED_VARIABLE, load_config
 from livescale.engine.errors import ModelError
 from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import PoolFailed
 from livescale.settings import ConfigError
 from livescale.testbed.bed import CONTROL, Testbed
-from livescale.testbed.commands import check_machine, inside, processes
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.existing import ExistingTestbed, existing_testbeds, remove_leftovers
-from livescale.testbed.spec import NetworkSpec, parse_rate
+from livescale.testbed.commands import (
+    ExistingTestbed,
+    check_machine,
+    existing_testbeds,
+    inside,
+    processes,
+    remove_leftovers,
+)
+from livescale.testbed.spec import NetworkSpec, TestbedError, parse_rate
 
 _OUTSIDE = "outside"
 

@@ -16,11 +16,10 @@ from livescale.batching.run import Run, Segment
 from livescale.engine.attention import page
 from livescale.engine.errors import ModelError
 from livescale.engine.kv_cache import KVCache
-from livescale.engine.kv_places import check_size
 from livescale.engine.layers import Layers, RunState
 from livescale.engine.model_files import kv_bytes_per_token
 from livescale.engine.parameter_memory import ParameterMemory
-from livescale.engine.run_result import RunResult
+from livescale.engine.run_result import RunResult, check_size
 from livescale.engine.sampling import choose_tokens
 from livescale.types import LayerSpan, Manifest, SamplingParams
 

@@ -17,10 +17,9 @@ import xxhash
 
 from livescale.batching.run import Run, Segment
 from livescale.engine.errors import ModelError
-from livescale.engine.kv_places import check_places, check_size
 from livescale.engine.model_config import ModelShape, parse_config
 from livescale.engine.model_files import model_spec
-from livescale.engine.run_result import RunResult
+from livescale.engine.run_result import RunResult, check_places, check_size
 from livescale.latency.work import LatencyModel, span_ns
 from livescale.types import LayerSpan, Manifest, SamplingParams, TokenLogprobs
 

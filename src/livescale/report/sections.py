@@ -12,14 +12,16 @@ from livescale.report import figures, lanes
 from livescale.report.canvas import ACCENT, COLOURS, LOAD
 from livescale.report.keys import (
     KeyItem,
+    Panel,
+    PanelGroup,
+    Section,
     lane_keys,
     model_colours,
     model_keys,
     run_keys,
     slo_keys,
 )
-from livescale.report.live_section import live_groups
-from livescale.report.panels import Panel, PanelGroup, Section
+from livescale.report.live_figures import live_groups
 from livescale.report.reported_run import ReportedRun
 from livescale.report.series import (
     Band,

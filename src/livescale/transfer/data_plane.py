@@ -15,7 +15,6 @@ from livescale.transfer.carrier import Address, Channel
 from livescale.transfer.connection import Connection
 from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.exchange import Exchange, Introduction
-from livescale.transfer.filling import Filling
 from livescale.transfer.frames import (
     PARCEL_BYTES_MAX,
     Frame,
@@ -26,7 +25,7 @@ from livescale.transfer.frames import (
     decode_wanted,
 )
 from livescale.transfer.holding import Holding
-from livescale.transfer.holdings import Holdings
+from livescale.transfer.holdings import Filling, Holdings
 from livescale.transfer.nixl import NixlCarrier
 from livescale.transfer.orders import (
     ABORTED,
@@ -40,8 +39,7 @@ from livescale.transfer.orders import (
 from livescale.transfer.outbox import Outbox
 from livescale.transfer.patience import Patience
 from livescale.transfer.probe import Probes
-from livescale.transfer.reception import Reception
-from livescale.transfer.receptions import Receptions
+from livescale.transfer.reception import Reception, Receptions
 from livescale.transfer.shm import ShmCarrier
 from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket

@@ -12,8 +12,7 @@ import time
 
 from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
 from livescale.transfer.frames import HEADER_BYTES
-from livescale.transfer.keepalive import notice_loss
-from livescale.transfer.listener import Listener
+from livescale.transfer.listener import Listener, notice_loss
 from livescale.transfer.token_bucket import TokenBucket
 
 # 64 KiB of socket buffer cuts throughput to a quarter; 1-4 MiB is right.

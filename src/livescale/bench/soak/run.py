@@ -34,8 +34,7 @@ from livescale.engine.make import make_model
 from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import Pool, PoolFailed
 from livescale.testbed.bed import Testbed
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
+from livescale.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s
 
 _PRESET = "tiny"
 _MODELS = ("soaked", "quiet")
