@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from livescale.bench import fidelity_profile
 from livescale.bench.errors import BenchError
 from livescale.bench.fidelity_figures import (
     GOAL,
@@ -25,14 +26,6 @@ from livescale.bench.fidelity_figures import (
     agreement_table,
     agreements,
     run_figures,
-)
-from livescale.bench.fidelity_profile import (
-    BURSTS,
-    Bare,
-    PoolProfile,
-    calibration_rows,
-    measure_profile,
-    simulated_pool,
 )
 from livescale.bench.fidelity_runs import PlayedRun, Strain, play_real, play_simulated
 from livescale.bench.profile import ProfileOptions, run_profile
@@ -66,7 +59,7 @@ class FidelityPool:
 
     kind: str
     config: PoolConfig
-    latency: Bare
+    latency: fidelity_profile.Bare
 
 
 def timed_pool(scratch: Path, workers: int, load_s: float) -> FidelityPool:
@@ -150,7 +143,7 @@ class FidelityOptions:
     rows: Sequence[TraceRow]
     runs: int = 5
     load_percent: int = 60
-    bursts: int = BURSTS
+    bursts: int = fidelity_profile.BURSTS
     seed: int = 0
     report: Path | None = None
 
@@ -160,7 +153,7 @@ class FidelityReport:
     """What came of both worlds."""
 
     pool: FidelityPool
-    profile: PoolProfile
+    profile: fidelity_profile.PoolProfile
     capacity: ServingCapacity
     load_percent: int
     requests: int
@@ -223,9 +216,9 @@ def run_fidelity(
     folder = options.report if options.report is not None else scratch
     folder.mkdir(parents=True, exist_ok=True)
     calibrated = _calibrate(pool, folder, options)
-    profile = measure_profile(calibrated, pool.latency, config, options.bursts)
+    profile = fidelity_profile.measure_profile(calibrated, pool.latency, config, options.bursts)
     say(profile.text())
-    world = simulated_pool(calibrated, config, profile)
+    world = fidelity_profile.simulated_pool(calibrated, config, profile)
     rows, clipped = fit_rows(options.rows, _tokens_max(calibrated))
     if clipped:
         say(f"{clipped} requests were longer than the model's limit and are clipped to it")
@@ -277,7 +270,7 @@ def run_fidelity(
 def _calibrate(pool: FidelityPool, folder: Path, options: FidelityOptions) -> PlayedRun:
     record = str(folder / f"{pool.kind}-calibration.jsonl")
     config = msgspec.structs.replace(pool.config, record=record)
-    rows = calibration_rows(pool.latency, config, options.bursts)
+    rows = fidelity_profile.calibration_rows(pool.latency, config, options.bursts)
     return play_real(config, rows, "calibration", options.seed)[0]
 
 

@@ -8,15 +8,7 @@ from pathlib import Path
 from livescale.bench.load_bench import LoadBenchOptions, run_load
 from livescale.bench.mesh import run_mesh
 from livescale.bench.multicast import MulticastBenchOptions, run_multicast
-from livescale.cli.bench_flags import (
-    Bench,
-    at_least,
-    chosen,
-    finish,
-    options_of,
-    say,
-    whole_numbers,
-)
+from livescale.cli import bench_flags
 from livescale.cli.errors import UserError
 from livescale.cli.testbed import add_network_arguments, network_spec
 from livescale.control.multicast.planner import STRATEGIES
@@ -48,15 +40,15 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> int:
-    at_least(arguments, 1, "repetitions")
-    options = options_of(
+    bench_flags.at_least(arguments, 1, "repetitions")
+    options = bench_flags.options_of(
         LoadBenchOptions,
         arguments,
         directory=arguments.model,
         size_bytes=_bytes(arguments.size, "--size"),
         is_cold=not arguments.warm_only,
     )
-    finish(run_load(options, say), arguments, _PACKAGES)
+    bench_flags.finish(run_load(options, bench_flags.say), arguments, _PACKAGES)
     return 0
 
 
@@ -79,19 +71,19 @@ def _multicast(arguments: argparse.Namespace) -> int:
     network = network_spec(arguments)
     if network.hosts < 2:
         raise UserError("--hosts must be at least 2: one sends, others receive")
-    at_least(arguments, 1, "repetitions", "layers")
-    options = options_of(
+    bench_flags.at_least(arguments, 1, "repetitions", "layers")
+    options = bench_flags.options_of(
         MulticastBenchOptions,
         arguments,
         network=network,
-        strategies=chosen(arguments.strategies.split(","), "--strategies", _MULTICAST),
+        strategies=bench_flags.chosen(arguments.strategies.split(","), "--strategies", _MULTICAST),
         receiver_hosts=_receiver_hosts(arguments.receivers, network.hosts - 1),
         size_bytes=_bytes(arguments.size, "--size"),
         chunk_bytes=_bytes(arguments.chunk, "--chunk"),
         has_gloo=not arguments.no_gloo,
         is_both_ways=network.devices_per_host == 1,
     )
-    finish(run_multicast(options, say), arguments, _PACKAGES)
+    bench_flags.finish(run_multicast(options, bench_flags.say), arguments, _PACKAGES)
     return 0
 
 
@@ -99,7 +91,7 @@ def _receiver_hosts(text: str | None, most: int) -> tuple[int, ...]:
     if text is None:
         return tuple(range(1, most + 1))
     wanted = f"numbers from 1 to {most}, such as 1,{most}"
-    return tuple(sorted(set(whole_numbers(text, "--receivers", wanted, 1, most))))
+    return tuple(sorted(set(bench_flags.whole_numbers(text, "--receivers", wanted, 1, most))))
 
 
 # -- mesh -----------------------------------------------------------------------------------------
@@ -112,25 +104,27 @@ def _add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mesh(arguments: argparse.Namespace) -> int:
-    at_least(arguments, 0, "eager_peers_max")
+    bench_flags.at_least(arguments, 0, "eager_peers_max")
     wanted = f"numbers from 2 to {_WORKERS_MAX}"
-    workers = whole_numbers(arguments.workers, "--workers", wanted, 2, _WORKERS_MAX)
-    finish(run_mesh(workers, arguments.eager_peers_max, say), arguments, _PACKAGES)
+    workers = bench_flags.whole_numbers(arguments.workers, "--workers", wanted, 2, _WORKERS_MAX)
+    bench_flags.finish(
+        run_mesh(workers, arguments.eager_peers_max, bench_flags.say), arguments, _PACKAGES
+    )
     return 0
 
 
 BENCHES = {
-    "load": Bench(
+    "load": bench_flags.Bench(
         "from safetensors files to host memory, by our reader and by libraries",
         _add_load_arguments,
         _load,
     ),
-    "multicast": Bench(
+    "multicast": bench_flags.Bench(
         "every multicast strategy on emulated links, beside gloo and a TCP stream (root)",
         _add_multicast_arguments,
         _multicast,
     ),
-    "mesh": Bench(
+    "mesh": bench_flags.Bench(
         "connections, memory and set-up time of the mesh of data planes",
         _add_mesh_arguments,
         _mesh,

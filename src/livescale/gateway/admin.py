@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS
+from livescale.gateway import errors
 from livescale.gateway.admission import refusals_answered
 from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import (
@@ -31,19 +32,6 @@ from livescale.gateway.backend import (
     NewModel,
     SettingValue,
     Unavailable,
-)
-from livescale.gateway.errors import (
-    ApiError,
-    admin_closed,
-    come_back,
-    cut,
-    invalid,
-    model_exists,
-    model_not_found,
-    not_changeable,
-    quoted,
-    unavailable,
-    wrong_media_type,
 )
 from livescale.gateway.keys import KeyRing
 from livescale.gateway.metrics import Metrics
@@ -157,7 +145,7 @@ class Administration:
             name = model.name or Path(model.directory).name
             states = self._backend.model_states()
             if any(s.name == name and s.phase is not ModelPhase.FAILED for s in states):
-                raise model_exists(name)
+                raise errors.model_exists(name)
             # What hashing gigabytes would only show at its end, and what the pool does not look at.
             await asyncio.to_thread(_check_files, Path(model.directory), self._served.work)
             with _changes_answered(name), refusals_answered():
@@ -167,7 +155,7 @@ class Administration:
             if problem is not None:
                 with contextlib.suppress(ModelRefused, Unavailable):
                     await self._backend.remove_model(name)
-                raise invalid(cut(problem), "path")
+                raise errors.invalid(errors.cut(problem), "path")
             return json_answer(self._shown(self._state(name)), 201)
 
     async def change_model(self, request: Request) -> Response:
@@ -194,18 +182,20 @@ class Administration:
         if self._keys.digests.admin:
             return  # and one of them was given
         if self._keys.digests.api:
-            raise admin_closed(
+            raise errors.admin_closed(
                 "Where API keys are configured models are administered with keys of another kind,"
                 " of which there are none (admin_key_file)"
             )
         if not self._is_local:
-            raise admin_closed(
+            raise errors.admin_closed(
                 "Models are administered only where the pool listens on a loopback address, or"
                 " admin keys are configured (admin_key_file)"
             )
         # A web page can make its own name mean this machine, but not this machine's name its own.
         if not _is_this_machine(request.headers.get("host", "")):
-            raise admin_closed("Without keys the Host header must name this machine: localhost")
+            raise errors.admin_closed(
+                "Without keys the Host header must name this machine: localhost"
+            )
 
     def _shown(self, state: ModelStatus) -> AdministeredModel:
         counts = self._metrics.models.get(state.name)
@@ -240,7 +230,7 @@ class Administration:
         """Raises ApiError (404)."""
         states = {state.name: state for state in self._backend.model_states()}
         if name not in states:
-            raise model_not_found(name, states)
+            raise errors.model_not_found(name, states)
         return states[name]
 
     def _check_change(self, request: Request) -> None:
@@ -248,12 +238,14 @@ class Administration:
         self._check_open(request)
         kind = request.headers.get("content-type", "").partition(";")[0]
         if kind.strip().lower() != "application/json":
-            raise wrong_media_type()
+            raise errors.wrong_media_type()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
         if self._changing >= CHANGING_MAX:
-            raise come_back("too many models are being published or withdrawn", RETRY_AFTER_S)
+            raise errors.come_back(
+                "too many models are being published or withdrawn", RETRY_AFTER_S
+            )
         self._changing += 1
         try:
             yield
@@ -265,25 +257,25 @@ def read_changes(raw: bytes) -> dict[str, SettingValue]:
     """The body of PATCH /admin/models/{name}. Raises ApiError (400, 409) that names the field."""
     fields = decode_as(raw, dict[str, object])
     if not fields:
-        raise invalid(f"nothing is to be changed: give some of {', '.join(_CHANGEABLE)}")
+        raise errors.invalid(f"nothing is to be changed: give some of {', '.join(_CHANGEABLE)}")
     for name in fields:
         if name in _FIXED:
-            raise not_changeable(name, _CHANGEABLE)
+            raise errors.not_changeable(name, _CHANGEABLE)
     for name, value in fields.items():
         _check_setting(name, value, CHANGEABLE_SETTINGS)
     try:
         return msgspec.convert(fields, dict[str, SettingValue])
     except msgspec.ValidationError as error:
-        raise invalid(cut(str(error))) from None
+        raise errors.invalid(errors.cut(str(error))) from None
 
 
 def _check_setting(name: str, value: object, settings: tuple[Setting, ...]) -> None:
     if len(name) > KEY_CHARS_MAX:
-        raise invalid(f"unknown setting {quoted(name)}")
+        raise errors.invalid(f"unknown setting {errors.quoted(name)}")
     try:
         read_values({name: value}, settings, "")
     except ConfigError as error:
-        raise invalid(cut(str(error)), name) from None
+        raise errors.invalid(errors.cut(str(error)), name) from None
 
 
 def new_model_schema() -> dict[str, Any]:
@@ -322,28 +314,28 @@ def read_new_model(raw: bytes) -> NewModel:
     for name, value in fields.items():
         _check_setting(name, value, MODEL_SETTINGS)
     if "path" not in fields:
-        raise invalid("path is missing: the directory of the model", "path")
+        raise errors.invalid("path is missing: the directory of the model", "path")
     path, name = str(fields.pop("path")), str(fields.pop("name", ""))
     if not path.startswith("/") or "\0" in path or len(path) > PATH_CHARS_MAX:
-        raise invalid(f"path must be an absolute path, not {quoted(path)}", "path")
+        raise errors.invalid(f"path must be an absolute path, not {errors.quoted(path)}", "path")
     if len(name or Path(path).name) > NAME_CHARS_MAX or not (name or Path(path).name).strip():
-        raise invalid(f"a model's name has 1 to {NAME_CHARS_MAX} characters", "name")
+        raise errors.invalid(f"a model's name has 1 to {NAME_CHARS_MAX} characters", "name")
     if not name.isprintable() or name != name.strip():
-        raise invalid(f"{quoted(name)} is not a name: it cannot be printed", "name")
+        raise errors.invalid(f"{errors.quoted(name)} is not a name: it cannot be printed", "name")
     try:
         return NewModel(path, name, msgspec.convert(fields, dict[str, SettingValue]))
     except msgspec.ValidationError as error:
-        raise invalid(cut(str(error))) from None
+        raise errors.invalid(errors.cut(str(error))) from None
 
 
 def _check_files(directory: Path, work: TextWork) -> None:
     """The directory is one, and its tokenizer can be read. Raises ApiError (400)."""
     try:
         if not directory.is_dir():
-            raise invalid(f"{quoted(str(directory))} is not a directory", "path")
+            raise errors.invalid(f"{errors.quoted(str(directory))} is not a directory", "path")
         TextCodec.load(directory, work)
     except (ValueError, OSError) as error:
-        raise invalid(cut(str(error)), "path") from None
+        raise errors.invalid(errors.cut(str(error)), "path") from None
 
 
 @contextmanager
@@ -355,14 +347,14 @@ def _changes_answered(name: str) -> Iterator[None]:
         raise _refusal(refused, name) from refused
 
 
-def _refusal(refused: ModelRefused, name: str) -> ApiError:
+def _refusal(refused: ModelRefused, name: str) -> errors.ApiError:
     if refused.problem == "exists":
-        return model_exists(name)
+        return errors.model_exists(name)
     if refused.problem == "unknown":
-        return model_not_found(name)
+        return errors.model_not_found(name)
     if refused.problem == "invalid":
-        return invalid(cut(str(refused)), code="invalid_model")
-    return unavailable(cut(str(refused)), code="model_failed")
+        return errors.invalid(errors.cut(str(refused)), code="invalid_model")
+    return errors.unavailable(errors.cut(str(refused)), code="model_failed")
 
 
 def _is_this_machine(host: str) -> bool:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from livescale import __version__
+from livescale.gateway import answers, schema, tokenize
 from livescale.gateway.admin import (
     AdministeredModel,
     AdministeredModels,
@@ -26,15 +27,6 @@ from livescale.gateway.admin import (
     new_model_schema,
 )
 from livescale.gateway.admission import estimated_prompts, refusals_answered
-from livescale.gateway.answers import (
-    ChatCompletion,
-    Completion,
-    Healthy,
-    ModelEntry,
-    ModelList,
-    Version,
-    json_answer,
-)
 from livescale.gateway.backend import Backend, GenerateRequest, ModelCard
 from livescale.gateway.bodies import Bodies
 from livescale.gateway.choices import ChoiceOrder
@@ -61,23 +53,9 @@ from livescale.gateway.prompts import (
 )
 from livescale.gateway.replies import ChatReply, CompletionReply, Reply, ReplyHead
 from livescale.gateway.sampling import Asked, read_asked
-from livescale.gateway.schema import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    StreamOptions,
-    decode_body,
-)
 from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.streaming import Generation
 from livescale.gateway.text import estimated_messages
-from livescale.gateway.tokenize import (
-    DetokenizeAnswer,
-    DetokenizeBody,
-    Tokenization,
-    TokenizeAnswer,
-    TokenizeBody,
-)
 from livescale.slo import SloAbsolute
 
 COMPLETION_OUTPUT_TOKENS = 16
@@ -169,12 +147,12 @@ def _administration(admin: Administration) -> list[Endpoint]:
 
 async def show_version(request: Request) -> Response:
     """GET /version"""
-    return json_answer(Version(__version__))
+    return answers.json_answer(answers.Version(__version__))
 
 
 async def is_alive(request: Request) -> Response:
     """GET /live: 200 as long as the process answers at all."""
-    return json_answer(Healthy())
+    return answers.json_answer(answers.Healthy())
 
 
 class _Gateway:
@@ -195,7 +173,7 @@ class _Gateway:
         self._page = page
         self._served = served
         self._bodies = bodies
-        self._tokenization = Tokenization(served, bodies.reading)
+        self._tokenization = tokenize.Tokenization(served, bodies.reading)
 
     def endpoints(self) -> list[Endpoint]:
         """Everything but the administration."""
@@ -206,8 +184,8 @@ class _Gateway:
                 method="POST",
                 path="/v1/completions",
                 handler=self.completions,
-                answer=Completion,
-                body=CompletionBody,
+                answer=answers.Completion,
+                body=schema.CompletionBody,
                 errors=generating,
                 is_streamed=True,
             ),
@@ -215,41 +193,43 @@ class _Gateway:
                 method="POST",
                 path="/v1/chat/completions",
                 handler=self.chat_completions,
-                answer=ChatCompletion,
-                body=ChatBody,
+                answer=answers.ChatCompletion,
+                body=schema.ChatBody,
                 errors=generating,
                 is_streamed=True,
             ),
-            Endpoint("GET", "/v1/models", self.list_models, ModelList),
-            Endpoint("GET", "/v1/models/{model:path}", self.show_model, ModelEntry, errors=(404,)),
+            Endpoint("GET", "/v1/models", self.list_models, answers.ModelList),
+            Endpoint(
+                "GET", "/v1/models/{model:path}", self.show_model, answers.ModelEntry, errors=(404,)
+            ),
             Endpoint(
                 method="POST",
                 path="/tokenize",
                 handler=texts.tokenize,
-                answer=TokenizeAnswer,
-                body=TokenizeBody,
+                answer=tokenize.TokenizeAnswer,
+                body=tokenize.TokenizeBody,
                 errors=reading,
             ),
             Endpoint(
                 method="POST",
                 path="/detokenize",
                 handler=texts.detokenize,
-                answer=DetokenizeAnswer,
-                body=DetokenizeBody,
+                answer=tokenize.DetokenizeAnswer,
+                body=tokenize.DetokenizeBody,
                 errors=reading,
             ),
-            Endpoint("GET", "/version", show_version, Version),
-            Endpoint("GET", "/live", is_alive, Healthy),
-            Endpoint("GET", "/ping", self.health, Healthy, errors=(503,)),
-            Endpoint("POST", "/ping", self.health, Healthy, errors=(503,)),
-            Endpoint("GET", "/health", self.health, Healthy, errors=(503,)),
+            Endpoint("GET", "/version", show_version, answers.Version),
+            Endpoint("GET", "/live", is_alive, answers.Healthy),
+            Endpoint("GET", "/ping", self.health, answers.Healthy, errors=(503,)),
+            Endpoint("POST", "/ping", self.health, answers.Healthy, errors=(503,)),
+            Endpoint("GET", "/health", self.health, answers.Healthy, errors=(503,)),
             Endpoint("GET", "/metrics", self.show_metrics, None),
         ]
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         async with self._reading(request) as (raw_body, refused):
-            body = decode_body(raw_body, CompletionBody)
+            body = schema.decode_body(raw_body, schema.CompletionBody)
             model = self._served.get(body.model)
             card, codec = model.card, model.codec
             refused.model = card.name
@@ -269,7 +249,7 @@ class _Gateway:
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         async with self._reading(request) as (raw_body, refused):
-            body = decode_body(raw_body, ChatBody)
+            body = schema.decode_body(raw_body, schema.ChatBody)
             model = self._served.get(body.model)
             card, codec = model.card, model.codec
             refused.model = card.name
@@ -285,17 +265,19 @@ class _Gateway:
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models"""
-        return json_answer(ModelList([_entry(card) for card in self._served.cards()]))
+        return answers.json_answer(
+            answers.ModelList([_entry(card) for card in self._served.cards()])
+        )
 
     async def show_model(self, request: Request) -> Response:
         """GET /v1/models/{model}"""
-        return json_answer(_entry(self._served.get(request.path_params["model"]).card))
+        return answers.json_answer(_entry(self._served.get(request.path_params["model"]).card))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 when requests are accepted, else 503."""
         if not self._backend.is_ready():
             raise unavailable("Not ready", code="not_ready")
-        return json_answer(Healthy())
+        return answers.json_answer(answers.Healthy())
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -368,9 +350,9 @@ def _orders(
 
 
 def _reply_head(
-    id: str, model: str, asked: Asked, prompts: Sequence[Prompt], body: GenerationBody
+    id: str, model: str, asked: Asked, prompts: Sequence[Prompt], body: schema.GenerationBody
 ) -> ReplyHead:
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or schema.StreamOptions()
     return ReplyHead(
         id=id,
         created=int(time.time()),
@@ -383,5 +365,5 @@ def _reply_head(
     )
 
 
-def _entry(card: ModelCard) -> ModelEntry:
-    return ModelEntry(card.name, card.created_s, card.model_tokens_max, root=card.name)
+def _entry(card: ModelCard) -> answers.ModelEntry:
+    return answers.ModelEntry(card.name, card.created_s, card.model_tokens_max, root=card.name)

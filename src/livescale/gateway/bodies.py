@@ -11,13 +11,7 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
-from livescale.gateway.errors import (
-    body_too_complex,
-    body_too_large,
-    context_length_exceeded,
-    request_too_slow,
-    wrong_media_type,
-)
+from livescale.gateway import errors
 from livescale.gateway.keys import KeyRing
 from livescale.gateway.limits import Limits
 from livescale.gateway.pacing import ByteBudget
@@ -71,7 +65,7 @@ class Bodies:
         self._check_media_type(request)
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limits.body_bytes_max:
-            raise body_too_large(limits.body_bytes_max)
+            raise errors.body_too_large(limits.body_bytes_max)
         wanted_bytes = int(declared) if declared.isdigit() else limits.body_bytes_max
         if wanted_bytes <= SMALL_BODY_BYTES:
             yield await self._received(request)
@@ -88,7 +82,7 @@ class Bodies:
         kind = request.headers.get("content-type", "").partition(";")[0]
         if kind.strip().lower() == "application/json" or self._keys.needs_key(request.url.path):
             return
-        raise wrong_media_type()
+        raise errors.wrong_media_type()
 
     async def _received(self, request: Request) -> bytes:
         limits, count = self._limits, StructureCount()
@@ -100,13 +94,13 @@ class Bodies:
                     parts.append(part)
                     received_bytes += len(part)
                     if received_bytes > limits.body_bytes_max:
-                        raise body_too_large(limits.body_bytes_max)
+                        raise errors.body_too_large(limits.body_bytes_max)
                     if received_bytes > SMALL_BODY_BYTES:
                         for uncounted in parts[counted_parts:]:
                             await self._count(count, uncounted)
                         counted_parts = len(parts)
         except TimeoutError:
-            raise request_too_slow(limits.receive_timeout_s) from None
+            raise errors.request_too_slow(limits.receive_timeout_s) from None
         return b"".join(parts)
 
     async def _count(self, count: StructureCount, part: bytes) -> None:
@@ -120,7 +114,7 @@ class Bodies:
         """Raises ApiError (400, 413)."""
         chars_max = self._text_chars_max()
         if chars_max is not None and count.string_chars > chars_max:
-            raise context_length_exceeded(
+            raise errors.context_length_exceeded(
                 f"A text has more than {chars_max} characters, which no model here could hold"
             )
         prompts = min(count.openings, GENERATIONS_MAX)
@@ -131,7 +125,7 @@ class Bodies:
             (count.commas, values_max, "values"),
         ):
             if number > bound:
-                raise body_too_complex(things, bound)
+                raise errors.body_too_complex(things, bound)
 
 
 _KEPT = b'"[{:,'

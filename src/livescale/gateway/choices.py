@@ -11,13 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from livescale.gateway.backend import (
-    GenerateRequest,
-    GenerationFailed,
-    NoInstance,
-    TokenChunk,
-    TokenStream,
-)
+from livescale.gateway import backend
 from livescale.gateway.errors import come_back, generation_failed
 from livescale.gateway.metrics import TokenMeter
 from livescale.gateway.spelling import TokenSpelling
@@ -55,7 +49,7 @@ class ChoiceOrder:
     """
 
     index: int
-    request: GenerateRequest
+    request: backend.GenerateRequest
     rules: TextRules
     codec: TextCodec
     echo: str = ""
@@ -131,7 +125,7 @@ class Gathering:
 class Choice:
     """A generation under way. `outcome` is how it ended, in the words of the metrics."""
 
-    def __init__(self, order: ChoiceOrder, stream: TokenStream, meter: TokenMeter) -> None:
+    def __init__(self, order: ChoiceOrder, stream: backend.TokenStream, meter: TokenMeter) -> None:
         rules = order.rules
         self.outcome = UNFINISHED
         self._is_counted = False
@@ -171,10 +165,10 @@ class Choice:
                 yield piece
                 if piece.finish_reason is not None:
                     return
-        except NoInstance as problem:
+        except backend.NoInstance as problem:
             self.outcome = problem.outcome
             raise come_back(str(problem), problem.retry_after_s, problem.code) from problem
-        except GenerationFailed as failure:
+        except backend.GenerationFailed as failure:
             self.outcome = "failed"
             raise generation_failed(str(failure)) from failure
         except Exception:
@@ -201,7 +195,7 @@ class Choice:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    def _piece(self, chunk: TokenChunk) -> Piece | None:
+    def _piece(self, chunk: backend.TokenChunk) -> Piece | None:
         """What can be said with this token; None if its text is held."""
         self._token_ids.append(chunk.token_id)
         self._cached_tokens += chunk.cached_tokens
@@ -227,7 +221,7 @@ class Choice:
                 return None
         return self._take(text, finish_reason, stop_reason)
 
-    def _score(self, chunk: TokenChunk) -> ScoredToken:
+    def _score(self, chunk: backend.TokenChunk) -> ScoredToken:
         logprobs = chunk.logprobs
         assert logprobs is not None, f"{chunk} has no logprobs, but they were asked for"
         spelling = self._order.codec.spelling
@@ -237,7 +231,7 @@ class Choice:
             self._text_chars,
         )
 
-    def _last_text(self, chunk: TokenChunk) -> tuple[str, int | None]:
+    def _last_text(self, chunk: backend.TokenChunk) -> tuple[str, int | None]:
         """All text that is left, and the stop token if the client is to be told of it."""
         token_id, rules = chunk.token_id, self._order.rules
         is_stop = (

@@ -10,35 +10,24 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from livescale.report import live_figures
-from livescale.report.canvas import (
-    ACCENT,
-    COLOURS,
-    INK,
-    WIDE_IN,
-    PlotRow,
-    amount_axis,
-    draw_rows,
-    step_line,
-    time_axis,
-)
+from livescale.report import canvas, live_figures
 from livescale.report.keys import KeyItem, Panel, PanelGroup
 from livescale.report.lanes import tint
 from livescale.report.live_loads import LoadStory, TakenOver
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import seconds
 
-LAYERS = ACCENT
-TAKEN = COLOURS[1]
-FIRST = COLOURS[2]
-WORK = COLOURS[3]
+LAYERS = canvas.ACCENT
+TAKEN = canvas.COLOURS[1]
+FIRST = canvas.COLOURS[2]
+WORK = canvas.COLOURS[3]
 TAKEN_SHOWN = "#eaae7f"
 """TAKEN as bars have it, so that numbers on them can be read."""
 
 _NS_PER_S = 1_000_000_000
 _NUMBER_IN = 0.1
 """A bar at least so wide has its number in it."""
-_PLOT_IN = WIDE_IN - 0.84
+_PLOT_IN = canvas.WIDE_IN - 0.84
 _LEAST_PART = 0.006
 """No bar is narrower than this part of the axis."""
 _ROWS_MAX = 3
@@ -46,19 +35,19 @@ _ROWS_MAX = 3
 
 def live_load(name: str, story: LoadStory, zero_ns: int, until_ns: int) -> str:
     """One load: the source's lane, the layers of the loading instance, and its work."""
-    rows: list[PlotRow] = []
+    rows: list[canvas.PlotRow] = []
     until_s = _s(until_ns, zero_ns)
     if story.source >= 0:
-        rows.append(PlotRow(0.6, lambda axes: source_lane(axes, story, zero_ns, until_s)))
-    rows.append(PlotRow(1.6, lambda axes: target_layers(axes, story, zero_ns, until_s)))
+        rows.append(canvas.PlotRow(0.6, lambda axes: source_lane(axes, story, zero_ns, until_s)))
+    rows.append(canvas.PlotRow(1.6, lambda axes: target_layers(axes, story, zero_ns, until_s)))
 
     def last(axes: Axes) -> None:
         _work(axes, story, zero_ns, until_s)
         axes.set_xlabel("seconds since the order to load it")
 
-    rows.append(PlotRow(1.3, last))
+    rows.append(canvas.PlotRow(1.3, last))
     described = "A loading instance: its layers, its work and the batches that it handed over"
-    return draw_rows(name, described, rows)
+    return canvas.draw_rows(name, described, rows)
 
 
 def source_lane(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
@@ -86,12 +75,12 @@ def source_lane(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> N
         autolim=False,
     )
     for x, y, number in numbers:
-        axes.text(x, y, str(number), ha="center", va="center", fontsize=6.5, color=INK)
+        axes.text(x, y, str(number), ha="center", va="center", fontsize=6.5, color=canvas.INK)
     axes.set_ylim(rows + 0.1, -0.2)
     axes.set_yticks([rows / 2 - 0.1], [f"w{story.source}"])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
-    time_axis(axes, until_s)
+    canvas.time_axis(axes, until_s)
 
 
 def target_layers(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
@@ -107,11 +96,11 @@ def target_layers(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) ->
         color=tint(LAYERS, 0.2),
         linewidth=0,
     )
-    step_line(axes, steps, until_s, color=LAYERS, linewidth=1.3)
+    canvas.step_line(axes, steps, until_s, color=LAYERS, linewidth=1.3)
     _handed(axes, story.taken, zero_ns)
     tops = [_s(at, zero_ns) for at in story.first_ns]
     axes.plot(tops, [story.layers] * len(tops), "|", color=FIRST, markersize=7, markeredgewidth=1.2)
-    time_axis(axes, until_s)
+    canvas.time_axis(axes, until_s)
     axes.set_ylim(0, story.layers * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.set_ylabel(f"w{story.worker}: layers")
@@ -128,9 +117,9 @@ def _work(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
     """Layers of batches that the loading instance has run so far."""
     steps = [(_s(story.ordered_ns, zero_ns), 0.0)]
     steps += [(_s(at, zero_ns), float(ran)) for at, _, ran in story.steps]
-    step_line(axes, steps, until_s, color=WORK, linewidth=1.5)
-    time_axis(axes, until_s)
-    amount_axis(axes, "layers run", story.live_layers, is_count=True)
+    canvas.step_line(axes, steps, until_s, color=WORK, linewidth=1.5)
+    canvas.time_axis(axes, until_s)
+    canvas.amount_axis(axes, "layers run", story.live_layers, is_count=True)
 
 
 def _s(at_ns: int, zero_ns: int) -> float:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from livescale.chunks import Feed
+from livescale.transfer import orders
 from livescale.transfer.arena import Arena, ArenaError
 from livescale.transfer.carrier import WritePermit
 from livescale.transfer.chunk_sources import ChunkSources
@@ -22,12 +23,6 @@ from livescale.transfer.holding import Holding
 from livescale.transfer.holdings import Holdings
 from livescale.transfer.intake import Arrival, Intake, stop_all_word, stop_words, want_words
 from livescale.transfer.layer_checks import LayerChecks
-from livescale.transfer.orders import (
-    ChunkObserver,
-    ReceiveListener,
-    ReceiveOrder,
-    check_feeds,
-)
 from livescale.types import PlanId, WorkerRef
 
 _CORRUPT_MAX = 2
@@ -39,12 +34,12 @@ class Reception:
     def __init__(
         self,
         worker: WorkerRef,
-        order: ReceiveOrder,
+        order: orders.ReceiveOrder,
         arena: Arena,
         holdings: Holdings,
-        listener: ReceiveListener,
+        listener: orders.ReceiveListener,
         *,
-        observer: ChunkObserver | None,
+        observer: orders.ChunkObserver | None,
         reach: Callable[[WorkerRef], Connection | None],
         tell_over: Callable[[Reception], None],
         contents: ContentHashes,
@@ -96,7 +91,7 @@ class Reception:
         """These feeds, and no others, bring what is missing. Raises ValueError for feeds from
         storage or chunks that the model does not have."""
         feeds = tuple(feeds)
-        check_feeds(feeds, self.holding.grid.chunks)
+        orders.check_feeds(feeds, self.holding.grid.chunks)
         with self._lock:
             if self.is_over:
                 return
