@@ -3,8 +3,6 @@
 Ground floor: everything drawn comes from a seed that the caller gives.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Ground floor: arithmetic only. Chunks never cross layers; they are numbered thro
 so that a part of a model is a handful of integers whatever its size.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Iterable, Iterator, Sequence
 

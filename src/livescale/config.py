@@ -5,8 +5,6 @@ stand in one place. Flags and documentation are made from it (`config_reading.py
 leads to is decided elsewhere.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from livescale.settings import About, settings_of

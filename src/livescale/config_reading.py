@@ -3,8 +3,6 @@
 A YAML file is overridden by LIVESCALE_<NAME> variables, these by flags.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib.util

@@ -3,8 +3,6 @@
 Pure, and the same in a gateway and in a simulated one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 OVERFULL = 2

@@ -4,8 +4,6 @@
 lies there would run in every process. PYTHONPATH is the user's own word and goes on to work.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

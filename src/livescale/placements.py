@@ -4,8 +4,6 @@ Ground floor: what is configured. What they suggest stands in `control/placement
 ParameterPool decides.
 """
 
-from __future__ import annotations
-
 from livescale.types import Value
 
 

@@ -4,8 +4,6 @@ Ground floor: what is configured and travels in messages. What follows from it i
 `control/`.
 """
 
-from __future__ import annotations
-
 from livescale.types import ModelSpec, Value
 
 DAY_NS = 86_400_000_000_000

@@ -7,8 +7,6 @@ Three kinds of lines, told apart by their columns, in files of their own or all 
 `gpu,source,num_gpus,message_bytes,latency_ms`. Columns of the other kinds stay empty.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ that neither an old proof nor one's own, sent back, is worth anything. Bytes onl
 travel, and who draws nonces, is the business of `transfer/greeting.py` and `runtime/doors.py`.
 """
 
-from __future__ import annotations
-
 import hmac
 
 NONCE_BYTES = 32

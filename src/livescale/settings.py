@@ -2,8 +2,6 @@
 in `config.py`.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import typing

@@ -4,8 +4,6 @@ Ground floor: values only. Rates are bytes per second; None means not limited an
 link has two directions that do not disturb each other.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, field
 

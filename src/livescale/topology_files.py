@@ -4,8 +4,6 @@ Ground floor: text becomes a Topology. Nothing is measured or decided here. Clus
 providers come with the package (`clusters/`) and are found by name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -16,8 +16,6 @@ formats the first row, whatever became of it, is time 0, and a request without p
 tokens is one that failed: it is counted, not replayed.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -5,8 +5,6 @@ Ground floor: arithmetic lives here, formats of files in `trace_formats.py`, arr
 callers pass the data directory.
 """
 
-from __future__ import annotations
-
 import bisect
 import gzip
 import math

@@ -4,8 +4,6 @@ Ground floor: YAML becomes a Workload with every request in it. Model presets ar
 looked up by whoever runs the workload.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Each attack is bytes on a connection. Sizes follow the gateway's own bound of a 
 an attack would pass a gateway that bounds nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

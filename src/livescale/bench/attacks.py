@@ -5,8 +5,6 @@ The same light client is measured alone and beside an attack in turns, so that w
 does meets both. The attacker has the least claim to the processor.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -5,8 +5,6 @@ source over the wire and answers a request: cold. It forgets the model and does 
 warm. vLLM, where there is one, starts beside them with its compile cache filled.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import time

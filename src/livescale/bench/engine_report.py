@@ -1,7 +1,5 @@
 """What `bench engine` found: rows, ratios, a table for people and one object for machines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median

@@ -5,8 +5,6 @@ of requests in flight until four times as many are done. The first round of each
 counted: it warms up, and its tokens are judged.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

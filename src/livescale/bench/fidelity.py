@@ -9,8 +9,6 @@ worker is a host of its own, so that parameters cross links, which are so narrow
 about the time that is asked for.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Both worlds write the same record, and both records are read here by the same code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median

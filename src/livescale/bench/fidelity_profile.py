@@ -5,8 +5,6 @@ it grow. Everything is taken from its record and from the client's times; nothin
 runs that are compared later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -5,8 +5,6 @@ measured of a run lives in `fidelity_figures.py`, what a simulation is told in
 `fidelity_profile.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

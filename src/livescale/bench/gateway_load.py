@@ -4,8 +4,6 @@ The pool is real (controller, gateway, worker processes, sockets), only its exec
 Run takes exactly `step_ns`, so whatever a stream sees beyond that was added on the way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -5,8 +5,6 @@ executors that wait and once with two that compute. The driver orders what a con
 asks what a gateway would. Each burst is played in virtual time, too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Figures of `bench live`: of single plays, and of orders over several plays, beside the twin's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median

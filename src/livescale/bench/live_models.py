@@ -4,8 +4,6 @@ Loading a layer takes `ratio` times as long as computing it for one batch. For w
 latency is made to fit; for those that compute, the tokens of a batch are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What `bench live` found: one object for machines, a table and a few lines for a person."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from statistics import median
 

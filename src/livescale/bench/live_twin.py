@@ -4,8 +4,6 @@ Layers arrive when they arrived, a layer takes what it took there in that play, 
 link of the same rate; put to the test is everything else: processes, sockets, threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

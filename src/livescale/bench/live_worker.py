@@ -4,8 +4,6 @@
 WorkItem reads it; CPU is where the process stays (-1: anywhere).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

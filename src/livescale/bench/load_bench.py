@@ -4,8 +4,6 @@ Every loader has a process of its own and stays; they take turns. Warm: the file
 cache. Cold: their pages were dropped, and nobody else's.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What figures are worth nothing without: the machine, the versions, the command, other load."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

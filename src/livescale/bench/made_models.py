@@ -1,7 +1,5 @@
 """Random models in the shapes that a benchmark asks for, in fp32 or bf16. No torch."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Every worker is a process with a small arena on 127.0.0.1; they use TCP, as betw
 is transferred: connections, memory and threads are counted and the set-up is timed.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

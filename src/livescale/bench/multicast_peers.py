@@ -3,8 +3,6 @@
 A plain TCP stream says what a link gives, torch.distributed's gloo what others make of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import ExitStack
 from statistics import median

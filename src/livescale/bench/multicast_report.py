@@ -1,7 +1,5 @@
 """What `bench multicast` found: rows, ratios, a table for people and one object for machines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

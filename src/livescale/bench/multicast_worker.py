@@ -3,8 +3,6 @@
 No torch, no executor. Times are those of the system's monotonic clock, which all processes share.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

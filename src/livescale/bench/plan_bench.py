@@ -4,8 +4,6 @@ Clusters of several sizes, with a rail per position of a host or with leaves ove
 one; every eighth device gets the model. Nothing is moved.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

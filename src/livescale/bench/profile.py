@@ -6,8 +6,6 @@ timed in the same rounds and held out: the table that is read back from the file
 its error is reported.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

@@ -7,8 +7,6 @@ without attention those of many. The operation is called ALL_BUT_ATTENTION, for 
 launches, norms and the embedding are in it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 

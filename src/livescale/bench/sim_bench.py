@@ -4,8 +4,6 @@ One load per accelerator throughout, half of what the pool can serve, so that si
 pool 32 times as large gets 32 times the requests. One process, one core.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Real workers are held to a forward of stock transformers in fp32, timed ones to 
 makes up that is never disturbed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

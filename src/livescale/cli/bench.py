@@ -1,7 +1,5 @@
 """`livescale bench WHAT`: figures as ratios taken in one run; a table, and JSON with `--json`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

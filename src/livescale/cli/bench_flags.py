@@ -1,7 +1,5 @@
 """What benchmarks' command lines share: checks of flags, options from flags, and the figures."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import fields

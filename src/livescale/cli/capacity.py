@@ -1,7 +1,5 @@
 """`livescale capacity`: the smallest pool that keeps an SLO, for every system, and its price."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

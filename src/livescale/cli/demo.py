@@ -1,8 +1,6 @@
 """`livescale demo`: a burst meets a pool of three warm workers; watch it scale 1 -> 3 -> 1. Then a
 burst of long prompts, with and without live scaling."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

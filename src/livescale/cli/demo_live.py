@@ -1,8 +1,6 @@
 """The demo's second part: one burst of long prompts, with a new instance that everybody waits for,
 and with one that helps from its first layer on."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

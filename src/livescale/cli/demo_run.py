@@ -1,7 +1,5 @@
 """One run of a demo: a pool of its own, a load through HTTP, and every token checked."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence

@@ -1,7 +1,5 @@
 """What commands that play a trace share: which requests, from where, and figures to a file."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A command's module is imported only when it runs, so that `livescale --help` needs no torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -1,7 +1,5 @@
 """`livescale plan`: what the planner would do on a cluster that a file describes, in words."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import re

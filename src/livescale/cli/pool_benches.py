@@ -1,7 +1,5 @@
 """`livescale bench gateway|sim|fidelity|live|soak|attacks`: their flags."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """What `simulate` and `capacity` share: which cluster, models, load and systems are asked for."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

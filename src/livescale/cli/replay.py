@@ -1,7 +1,5 @@
 """`livescale replay RECORD`: would today's controller, or member, have decided the same?"""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

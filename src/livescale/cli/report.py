@@ -1,7 +1,5 @@
 """`livescale report RECORD…`: what run records say, as text, as a page and as a picture."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`livescale reproduce [ID …]`: the papers' claims beside what comes out here."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -5,8 +5,6 @@ serve nothing while they load ("stop the world"), and how long that takes is the
 the bandwidth of its NIC. Where even that meets the SLO, no instance needs to serve while loading.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import tempfile

@@ -4,8 +4,6 @@ The production Controller and Batcher run in every one of them; a broken rule ma
 failing seed, and the seed is the bug report.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import time

@@ -1,7 +1,5 @@
 """`livescale testbed ACTION`: emulated hosts on this machine while a command or a pool runs."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """`livescale bench load|mesh|multicast`: their flags. What they measure stands in `bench/`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ From pieces of a byte stream to server-sent events, and from status, events and 
 `POST /v1/completions` to tokens; does no I/O and reads no clock.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 EVENT_BYTES_MAX = 4 << 20

@@ -4,8 +4,6 @@ Talks streaming HTTP to any server with OpenAI's completions and `return_token_i
 traces and judging results (SLOs, summaries) live elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

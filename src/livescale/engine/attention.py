@@ -5,8 +5,6 @@ layer call's keyword `paged`. Everything that does not depend on the layer is co
 Run (once per window size, if layers have windows). No modules, no weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter

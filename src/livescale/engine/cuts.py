@@ -5,8 +5,6 @@ of sorting matters: the least logit that is kept says it all. It is a function o
 for bit: masses are whole numbers, whose sums do not depend on the order of adding. No noise here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

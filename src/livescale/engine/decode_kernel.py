@@ -6,8 +6,6 @@ holds. Numba keeps the compiled kernel beside this file (or in the user's cache 
 only the first process of a machine waits for the compiler. No torch, no plans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ The layer loop and the KV pool's cut live here. What runs next, and when a layer
 is complete, is decided elsewhere.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ it: the defaults behind a config.json that leaves keys out, and how a file names
 hold under another name.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

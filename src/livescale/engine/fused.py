@@ -6,8 +6,6 @@ replaced, and each keeps its module and parameters; every other family runs as t
 No packing (`packing.py`), no cache (`attention.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

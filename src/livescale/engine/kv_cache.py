@@ -3,8 +3,6 @@
 Which request holds which block is the Batcher's business. No modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Layer 0 is the embedding, 1…L the decoder layers, L+1 final norm and head. Mod
 transformers; parameters are views into the arena, never copies. No batching, no KV cache.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The layout of a layer is decided here and nowhere else. No bytes are read. No torch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ Rows are changed in place, in the order of vLLM, whose users compare:
 What is cut then stands in `cuts.py`; no choice is made here.
 """
 
-from __future__ import annotations
-
 import math
 from array import array
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ serves a downloaded model serves them. What they say means nothing. No network; 
 here without torch, the other families by `make_family`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

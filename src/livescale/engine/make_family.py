@@ -2,8 +2,6 @@
 saves it, so that the files are as transformers writes them. No tokenizer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 The same (vocabulary size, seed) gives the same bytes. No network, no torch.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

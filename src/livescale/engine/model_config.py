@@ -4,8 +4,6 @@ The whole text travels with the manifest and is read again by transformers; here
 are taken out of it, and what cannot run is refused before any weight is read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

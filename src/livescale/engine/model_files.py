@@ -4,8 +4,6 @@ Which bytes go where is decided in `layout`. No torch: processes that only descr
 them into host memory stay small.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence

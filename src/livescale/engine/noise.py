@@ -9,8 +9,6 @@ The uniform u_i = (bits_i + 1/2) / 2**32 is made of 32 bits that `noise_bits` ha
 alone, so every device gets the same ones. Probabilities below 1e-9 are not resolved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ A token is right if one fp32 forward over the prompt and the output puts its log
 that position's standard deviation of logits below the maximum. Equal-looking choices are counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

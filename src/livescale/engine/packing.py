@@ -6,8 +6,6 @@ rows (q, k, v; gate, up) become one product. The arena keeps the plain bytes, wh
 receive: packing costs the memory of the weights a second time. No attention, no families.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 

@@ -4,8 +4,6 @@ A CPU computes from the bytes where they arrived. A device with its own memory g
 copied when it is complete, always to the same addresses.
 """
 
-from __future__ import annotations
-
 import torch
 
 from livescale.types import LayerEntry

@@ -4,8 +4,6 @@ The raw logits give the logprobs; `logits.py` and `cuts.py` say what the paramet
 `noise.py` how a token is drawn from it. No layers, no KV cache, no batching.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import torch

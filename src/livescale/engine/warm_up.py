@@ -1,7 +1,5 @@
 """What a process does once, before it is given a model: imports and first calls."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import transformers

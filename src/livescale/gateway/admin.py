@@ -6,8 +6,6 @@ administration: who may generate may not withdraw models, and no program of the 
 than a client with a key. What becomes of a model is the backend's business.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

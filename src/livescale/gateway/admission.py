@@ -4,8 +4,6 @@ Pure: time is an argument. Whoever knows when a request begins to wait and when 
 it keeps a line (`runtime/pool_backend.py`); nothing here knows requests, HTTP or tokenizers.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Shapes only: what is in them is decided in `replies.py`. Fields beyond OpenAI's 
 `stop_reason`, `token_ids`, `prompt_token_ids`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -3,8 +3,6 @@
 No sockets (see `server.py`) and no generation (see `streaming.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -3,8 +3,6 @@
 Only protocols, the values that cross them and their errors live here. No HTTP, no text.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -4,8 +4,6 @@ Which generations there are is decided in `app.py`, what a piece looks like in `
 when it is sent in `streaming.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence

@@ -4,8 +4,6 @@ The document is made from the table and from the types that bodies are decoded i
 is nothing to keep in step. Ranges that depend on the model are not in it.
 """
 
-from __future__ import annotations
-
 import http
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Endpoints live in `app.py`. This wraps them as an ASGI middleware.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """Errors for clients, in OpenAI's shape. What is wrong is decided elsewhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

@@ -5,8 +5,6 @@ A key is kept as its SHA-256 digest only: settings, boot messages, run records a
 the key itself. Other paths are open to everybody, as monitoring expects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

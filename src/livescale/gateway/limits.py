@@ -1,8 +1,6 @@
 """What a client may ask of the gateway at most: bounds of a request and of its connection, of its
 head and trailers, and the Host that must be named. Parser and answers are in `server.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

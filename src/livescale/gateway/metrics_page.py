@@ -5,8 +5,6 @@ too, is written a second time as vLLM writes it: `vllm:` for the prefix, the mod
 `model_name`, and an `engine`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain

@@ -4,8 +4,6 @@ What is read costs time of the event loop, whether the request is refused or not
 all large bodies together are bounded, not those of each.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable

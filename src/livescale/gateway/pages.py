@@ -5,8 +5,6 @@ none of the bodies that a page may send unasked is taken (`bodies.py`). Models a
 no page.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ that silently ignores `tools` or `response_format` is wrong. Parameters that a b
 (`schema.py`) are not looked at; those in neither place are ignored: load generators send their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 
 import msgspec

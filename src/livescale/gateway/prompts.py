@@ -3,8 +3,6 @@
 How messages become text is decided in `chat.py`, whether a prompt fits its model in `sampling.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from livescale.gateway.backend import ModelCard

@@ -7,8 +7,6 @@ It bounds itself: what takes more processor time or memory than a rendering may 
 or the rendering. Its parent sees an answer or the end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -4,8 +4,6 @@ A thread cannot: a template that loops would hold the interpreter for ever. A pr
 long, or too much memory, ends; the next rendering starts another one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

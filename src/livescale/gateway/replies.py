@@ -3,8 +3,6 @@
 Pure: what is generated and when it is sent is decided elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar

@@ -3,8 +3,6 @@
 Types are `schema.py`'s. Here is no tokenization: what is wrong is found before any work is done.
 """
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Types only: ranges and meaning are decided in `sampling.py`, `prompts.py` and `c
 are in `answers.py`. Fields beyond OpenAI's have vLLM's names.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

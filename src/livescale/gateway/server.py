@@ -4,8 +4,6 @@ The event loop is the caller's: run it with uvloop (`uvloop.run(serve(...))`). N
 what the application does; connections whose client is too slow to be served are closed here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 The text of many tokens together is `text.py`'s: tokens may hold parts of characters.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Stop strings in a text that comes in pieces. Pure: knows neither tokens nor HTTP."""
 
-from __future__ import annotations
-
 
 class StopScanner:
     """Lets text through up to the first stop string, and never a character that it would regret.

@@ -5,8 +5,6 @@ are cancelled and the outcome of each is counted exactly once. What the tokens s
 `choices.py`, what the bytes look like in `replies.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

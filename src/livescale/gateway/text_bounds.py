@@ -5,8 +5,6 @@ one token of the vocabulary stands for. That holds where no part of the tokenize
 makes one token of any amount of it; parts that are not known to be so make the bound 0.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

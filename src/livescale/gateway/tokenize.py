@@ -3,8 +3,6 @@
 No generation, no instance: these answer while nothing is served.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager

@@ -5,8 +5,6 @@ Coefficients of A100 and H100 are fits to public operator profiles: linear layer
 Apache-2.0, vLLM 0.14). None of them is fitted to what a paper claims.
 """
 
-from __future__ import annotations
-
 from livescale.types import Value
 
 

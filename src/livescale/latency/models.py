@@ -2,8 +2,6 @@
 worker adds to its accelerator's time, which is measured on a pool and part of no model.
 """
 
-from __future__ import annotations
-
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency, RunWork

@@ -1,7 +1,5 @@
 """Models as shapes: exact byte counts, per layer and rank, of well-known checkpoints in bf16."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from livescale.latency.work import LinearLatency

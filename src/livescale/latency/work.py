@@ -2,8 +2,6 @@
 and the plainest one: a fixed cost, a cost per token and a cost per token attended to.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from livescale.types import Value

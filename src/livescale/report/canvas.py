@@ -4,8 +4,6 @@ Only this module and the figures know matplotlib, and they are imported when a r
 name that a user chose is ever drawn: names stand in the page, where they are escaped.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import re

@@ -1,7 +1,5 @@
 """Runs beside one another in numbers: the rows of a table, for a terminal and for a page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

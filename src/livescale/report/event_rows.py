@@ -1,7 +1,5 @@
 """Scale events, losses and instances of one run as rows of words, for a page's tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

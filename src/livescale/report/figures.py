@@ -3,8 +3,6 @@
 Every function returns one inline SVG. Arrays come from `series.py`; nothing is measured here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

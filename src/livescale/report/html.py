@@ -5,8 +5,6 @@ left out, and the page says so. The file needs no network and no scripts. The sa
 same bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path

@@ -2,8 +2,6 @@
 each run and model. Keys stand in the page, above the figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Instance lanes: what every worker did over time, and the largest scale-up from close by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 their batches, and the instance that each helps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes

@@ -2,8 +2,6 @@
 batches another one took over from it (live scaling, BlitzScale §5.2). Nothing is drawn here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

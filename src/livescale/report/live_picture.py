@@ -1,7 +1,5 @@
 """One picture of the same load with and without live scaling, to stand alone in a document."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A ScalePlan for a person: sentences, and a small diagram of who has how much when."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from livescale.plans import PlannedLoad, ScalePlan

@@ -1,7 +1,5 @@
 """One run among those that are compared: its report, and what is derived from its record once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property

@@ -3,8 +3,6 @@
 Works on the lines of a run record alone, so that both worlds are shown alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

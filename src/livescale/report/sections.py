@@ -1,10 +1,7 @@
 """The figures of a page in their order, each with its sentence and its key; and what is missing."""
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 
@@ -29,30 +26,21 @@ _KIND_WORDS = {
 }
 
 
-@dataclass(slots=True)
 class Gallery:
     """Makes the sections for these runs, all in the same scales.
 
     `notes` grow with what the records lack.
     """
 
-    runs: Sequence[ReportedRun]
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._numbers = count()
-        self._colours = keys.model_colours(self.runs)
-        self._requests = [series.request_series(run) for run in self.runs]
-        self._until_s = max(*(run.end_ns / _NS_PER_S for run in self.runs), 0.01)
+    def __init__(self, runs: Sequence[ReportedRun]) -> None:
+        self.runs = runs
+        self.notes: list[str] = []
+        self._numbers = itertools.count()
+        self._colours = keys.model_colours(runs)
+        self._requests = [series.request_series(run) for run in runs]
+        self._until_s = max(*(run.end_ns / _NS_PER_S for run in runs), 0.01)
         self._edges = series.bin_edges(self._until_s, _BINS_MAX)
         self._wide_edges = series.bin_edges(self._until_s, _WIDE_BINS_MAX)
-
-    _numbers: count[int] = field(init=False)
-    _colours: dict[str, str] = field(init=False)
-    _requests: list[series.RequestSeries] = field(init=False)
-    _until_s: float = field(init=False)
-    _edges: series.Floats = field(init=False)
-    _wide_edges: series.Floats = field(init=False)
 
     def sections(self) -> list[keys.Section]:
         """All sections that the records have something for."""

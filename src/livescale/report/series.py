@@ -4,8 +4,6 @@ Times are seconds since the load began. Only what the record has is returned; a 
 lacks is None or empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise

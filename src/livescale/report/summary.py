@@ -4,8 +4,6 @@ Pure arithmetic on what was measured. A figure that could not be measured is Non
 in `terminal.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Functions return lines or strings and print nothing. Which figures are shown is decided elsewhere.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Sequence
 

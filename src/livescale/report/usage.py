@@ -1,7 +1,5 @@
 """What each model of a run was asked, and what it took."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from livescale.telemetry.history.reading import History

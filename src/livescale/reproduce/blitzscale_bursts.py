@@ -4,8 +4,6 @@ The colocated form: every instance prefills and decodes. Runs that several claim
 once.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Units are what one layer of one batch takes; a layer comes every `_PACE` of them.
 """
 
-from __future__ import annotations
-
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.sim.pair.optimum import best_split, finish_times

@@ -1,7 +1,5 @@
 """BlitzScale's claims about traces, about how long inference takes, and about cloud instances."""
 
-from __future__ import annotations
-
 from livescale.latency.shapes import PRESETS
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.models import cluster_of, layers_of, prefill_ms

@@ -1,7 +1,5 @@
 """BlitzScale's claims about loading and multicast: plans, their predictions, their transfers."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from livescale.control.multicast.planner import free_uplinks

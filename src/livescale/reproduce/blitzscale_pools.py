@@ -3,8 +3,6 @@
 BlitzScale's and one of QUART's. Runs that several claims look at are made once.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import io

@@ -1,7 +1,5 @@
 """λScale's and QUART's claims: what is said, and when we agree."""
 
-from __future__ import annotations
-
 from livescale.reproduce import (
     blitzscale_pools,
     lambdascale_multicast,

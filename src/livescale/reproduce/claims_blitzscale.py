@@ -1,8 +1,6 @@
 """BlitzScale's other claims, about loading, multicast, traces and pools: what is said, and when we
 agree."""
 
-from __future__ import annotations
-
 from livescale.reproduce import blitzscale_loads, blitzscale_plans, blitzscale_pools
 from livescale.reproduce.claim import Claim, is_near
 

@@ -1,7 +1,5 @@
 """BlitzScale's claims about serving while parameters arrive: what is said, and when we agree."""
 
-from __future__ import annotations
-
 from livescale.reproduce import blitzscale_bursts, blitzscale_live, blitzscale_plans
 from livescale.reproduce.claim import Claim, is_near
 

@@ -2,8 +2,6 @@
 matplotlib as SVG files. The same picture gives the same bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

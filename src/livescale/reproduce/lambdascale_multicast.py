@@ -4,8 +4,6 @@ Steps and orders are read off plans of the production planner, times off its pre
 simulator's transfers of the same plans.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """λScale's claims about loading and about ramping up from a cold start."""
 
-from __future__ import annotations
-
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.models import cluster_of, layers_of
 from livescale.reproduce.multicasts import GBIT_BYTES, NS_PER_S, device, plan_of, predicted_s

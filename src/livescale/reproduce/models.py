@@ -1,7 +1,5 @@
 """Models, accelerators and clusters of the papers, as the package brings them along."""
 
-from __future__ import annotations
-
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.work import RunWork

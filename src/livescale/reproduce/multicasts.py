@@ -1,8 +1,6 @@
 """Multicasts to measure: small clusters, plans of the production planner on them, and the same
 plans carried out by the simulator's transfers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

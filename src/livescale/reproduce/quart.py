@@ -5,8 +5,6 @@ stand apart from the simulator: the claims are about queues and caches in genera
 serving pool. All draws come from the generators that callers pass.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import OrderedDict

@@ -4,8 +4,6 @@ Tolerances were set before anything was measured; a claim that does not come out
 Ids: B for BlitzScale, L for λScale, Q for QUART.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Sequence
 

@@ -4,8 +4,6 @@ Everything is made here, changed here and removed here; nothing is ever put into
 network. What runs in the hosts does not concern it.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -5,8 +5,6 @@ the process that made a testbed, so that what a killed process left can be told 
 one is using.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

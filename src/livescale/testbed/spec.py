@@ -3,8 +3,6 @@
 No commands are run here. Rates are those of the line; what is left for payload is `GOODPUT`.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

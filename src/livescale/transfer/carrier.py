@@ -8,8 +8,6 @@ follow its header (TCP), or the header says where they lie and the receiver fetc
 (shared memory, NIXL); then `settle` waits until it has.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Protocol
 

@@ -3,8 +3,6 @@
 State only, guarded by the reception's lock.
 """
 
-from __future__ import annotations
-
 import array
 import collections
 import time

@@ -3,8 +3,6 @@
 Which layers are hashed, and what follows from a hash, is decided in the reception.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Receives into its memory and sends from it. What to move where is decided by oth
 knows no controller, no model code and no event loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -223,10 +221,9 @@ class DataPlane:
         where there is no connection yet), the connection is just ending, or too much waits to be
         sent, and still does after `patience_s`.
         """
-        if len(body) > frames.PARCEL_BYTES_MAX:
-            raise orders.TransferError(
-                f"a parcel of {len(body)} bytes is above {frames.PARCEL_BYTES_MAX}"
-            )
+        most = frames.PARCEL_BYTES_MAX
+        if len(body) > most:
+            raise orders.TransferError(f"a parcel of {len(body)} bytes is above {most}")
         self._exchange.wait(peer).post(body, patience_s, can_wait=can_wait)
 
     def probe(self, peer: WorkerRef, size_bytes: int, timeout_s: float = 30.0) -> int:
@@ -315,8 +312,7 @@ class DataPlane:
 
     def _connection(self, peer: WorkerRef, channel: Channel, is_own: bool) -> Connection:
         outbox = Outbox(peer, self._holdings.lock)
-        size = self._memory.size_bytes
-        return Connection(self.worker, outbox, channel, self, size, is_own)
+        return Connection(self.worker, outbox, channel, self, self._memory.size_bytes, is_own)
 
     def _wait_unread(self, holding: Holding) -> None:
         """Nobody reads from the copy, which was taken away; who does not let go is cut off."""

@@ -3,8 +3,6 @@
 Opening, accepting, greeting and replacing connections live here; what is said on them does not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -4,8 +4,6 @@ Formats only: no sockets, no state. A header never makes anybody allocate much: 
 go into place, and all others have a bound.
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 

@@ -5,8 +5,6 @@ workers. What is said later is not protected: this keeps other processes of a ho
 network that listens.
 """
 
-from __future__ import annotations
-
 import secrets
 import struct
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 State only: who wants the bytes and who writes them is not known here.
 """
 
-from __future__ import annotations
-
 import threading
 
 from livescale.chunks import ChunkGrid

@@ -4,8 +4,6 @@ A want waits for its copy, or for bytes of it, and is served as they come. Who w
 (a reception, a Filling) tells here what came. Nothing here sends or receives.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -3,8 +3,6 @@
 State only, guarded by the reception's lock.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 from collections.abc import Callable, Iterator

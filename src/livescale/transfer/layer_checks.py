@@ -4,8 +4,6 @@ Hashing lives here; what follows from the verdict is decided in the reception. A
 along its start as far as it is in place, so that little is left to do when its last chunk comes.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@ itself notices a lost peer: a machine without power, or a link that was cut, sen
 connection. What connections carry is elsewhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 

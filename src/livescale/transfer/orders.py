@@ -3,8 +3,6 @@
 Values and interfaces only.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from typing import Protocol

@@ -3,8 +3,6 @@
 Only the waiting lives here; what is told to whom is in the reception and the store of copies.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

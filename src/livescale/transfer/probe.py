@@ -1,7 +1,5 @@
 """Measuring the rate of one peer: bytes are asked for and thrown away."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -7,8 +7,6 @@ Nobody is given a descriptor before it has proved that it belongs to the pool.
 Nothing here pays for the NIC.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import mmap

@@ -1,7 +1,5 @@
 """Channels whose other end has not proved yet who it is."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

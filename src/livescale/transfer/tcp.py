@@ -3,8 +3,6 @@
 Socket options, pacing and partial reads live here. What the bytes say does not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -4,8 +4,6 @@ Only the pace lives here, not what is sent. Both ends of a hop need a bucket: on
 alone would let n senders reach one receiver n times too fast.
 """
 
-from __future__ import annotations
-
 import collections
 import threading
 import time

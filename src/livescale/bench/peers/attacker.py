@@ -4,8 +4,6 @@ A process of its own with the least claim to the processor: what the attacker co
 mistaken for harm that is done to the gateway, also where both have the same cores.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

@@ -4,8 +4,6 @@ The interface of the data and the addresses of the store are given, so that noth
 elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -5,8 +5,6 @@ answered with its nanoseconds. What the KV cache holds does not matter, only how
 Where one thread computes, its CPU time is taken: other programs on the machine do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

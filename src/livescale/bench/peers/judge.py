@@ -5,8 +5,6 @@ differ: there the shortfall counts, the distance of the chosen token's fp32 logi
 in standard deviations of the position's logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

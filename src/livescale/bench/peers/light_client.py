@@ -4,8 +4,6 @@ The yardstick of `bench attacks`, in a process of its own. Requests are sent at 
 earlier ones are answered or not, each on a connection of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ The first line describes the model; every further line is a round, answered with
 times. The closed loop of engines that are stepped lives here, too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """LiveScale's own engine as a peer: Batcher and TorchExecutor in one process, no sockets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path

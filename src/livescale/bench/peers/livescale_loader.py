@@ -1,7 +1,5 @@
 """Our way into host memory as a loader: every layer into a touched buffer, in place, verified."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

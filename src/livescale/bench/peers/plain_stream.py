@@ -3,8 +3,6 @@
 One side is told to receive and says its port, the other is told to send there.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A model as stock `transformers` runs it, for the peers that are `transformers`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

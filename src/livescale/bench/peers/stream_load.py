@@ -5,8 +5,6 @@ an answer ends with the last chunk of HTTP. Cheap enough that the gateway is the
 reports its own CPU time to show that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ Which setting is best depends on how many requests are in flight, so each number
 (its first round, which is not counted) and keeps the fastest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from time import perf_counter, perf_counter_ns
 from typing import Any

@@ -1,8 +1,6 @@
 """`transformers` generate as a peer: padded batches, one after the other. No continuous batching:
 the next batch starts when all of the last one are done."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter_ns

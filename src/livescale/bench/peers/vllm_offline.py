@@ -4,8 +4,6 @@ An interpreter that has vLLM runs this file by its path, so nothing of this pack
 here; the words are those of `line_server.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ A fault is healed when users notice nothing of it any more, whether all processe
 What is struck when is drawn from a seed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

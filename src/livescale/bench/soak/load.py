@@ -5,8 +5,6 @@ nothing is excused but a connection that was broken by a fault of the gateway it
 keep a connection whose process dies, and such a request is sent once more.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import random

@@ -1,7 +1,5 @@
 """What a soak came to, for people and as figures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from livescale.bench.soak.faults import StruckFault

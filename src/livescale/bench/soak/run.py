@@ -1,7 +1,5 @@
 """One soak: a pool, its load, its faults, and at the end every token checked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -4,8 +4,6 @@ Processes die and are replaced in a soak, so growth is taken within lives: one s
 process, each life with an intercept of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
