@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from livescale.transfer.carrier import Address, Carrier, Channel, ChannelClosedError
 from livescale.transfer.connection import Connection
+from livescale.transfer.greeting import Strangers
 from livescale.transfer.nixl import NixlCarrier
 from livescale.transfer.orders import BytesMoved, TransferError
 from livescale.transfer.shm import ShmCarrier
-from livescale.transfer.strangers import Strangers
 from livescale.transfer.tcp import TcpCarrier
 from livescale.types import Value, WorkerRef
 
