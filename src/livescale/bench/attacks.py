@@ -8,7 +8,6 @@ does meets both. The attacker has the least claim to the processor.
 import asyncio
 import contextlib
 import dataclasses
-import json
 import tempfile
 import threading
 import time
@@ -21,14 +20,14 @@ import msgspec
 import psutil
 
 from livescale.bench.attack_bodies import BENCH_ATTACKS
-from livescale.bench.engine_report import percentile
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
+from livescale.bench.made_models import pool_config
 from livescale.config import PoolConfig
-from livescale.config_reading import load_config
 from livescale.engine.make import PRESETS, make_model
 from livescale.interpreter import module_words
 from livescale.runtime.supervisor import Pool, PoolFailed
+from livescale.slo import percentile
 
 RATIO_MAX = 2.0
 """A light client's p99 TTFT beside an attack is at most so many times that of without."""
@@ -204,11 +203,9 @@ def _chosen(names: tuple[str, ...]) -> list[int]:
 
 def _config(scratch: Path) -> PoolConfig:
     """The timed worker's times are those of the settings' defaults."""
-    file = scratch / "pool.yaml"
     model = {"path": str(scratch / _MODEL), "min_replicas": _WORKERS, "max_replicas": _WORKERS}
-    file.write_text(json.dumps({"models": [model]}))  # JSON is YAML
     settings = {"port": 0, "device": "timed", "workers": _WORKERS, "arena_bytes": 8 << 20}
-    return load_config(file, [], {}, settings)
+    return pool_config(scratch, [model], settings)
 
 
 async def _play(
@@ -261,38 +258,32 @@ def _measure(
     return figures
 
 
+@dataclass(slots=True)
 class _Windows:
     """Measures attacks, one after the other: windows alone and beside, in turns."""
 
-    def __init__(
-        self,
-        light: LineProcess,
-        attacker: LineProcess,
-        gateway: psutil.Process,
-        options: AttacksBenchOptions,
-    ) -> None:
-        self._light = light
-        self._attacker = attacker
-        self._gateway = gateway
-        self._options = options
+    light: LineProcess
+    attacker: LineProcess
+    gateway: psutil.Process
+    options: AttacksBenchOptions
 
     def attack(self, number: int) -> AttackFigures:
-        request_bytes = self._attacker.ask({"attack": number}, _WAIT_S)["request_bytes"]
+        request_bytes = self.attacker.ask({"attack": number}, _WAIT_S)["request_bytes"]
         figures = AttackFigures(BENCH_ATTACKS[number].name, request_bytes)
-        for _ in range(self._options.rounds):
+        for _ in range(self.options.rounds):
             figures.alone_ns += self._light_window(figures)
-            with _growth(self._gateway, figures):
+            with _growth(self.gateway, figures):
                 self._beside(number, figures)
             time.sleep(_SETTLE_S)
         return figures
 
     def _beside(self, number: int, figures: AttackFigures) -> None:
-        begin_cpu_s = _cpu_s(self._gateway)
-        window = {"attack": number, "seconds": self._options.seconds}
-        self._attacker.send(window)
+        begin_cpu_s = _cpu_s(self.gateway)
+        window = {"attack": number, "seconds": self.options.seconds}
+        self.attacker.send(window)
         figures.beside_ns += self._light_window(figures)
-        attack = self._attacker.receive(self._options.seconds + _WAIT_S)
-        figures.gateway_cpu_s += _cpu_s(self._gateway) - begin_cpu_s
+        attack = self.attacker.receive(self.options.seconds + _WAIT_S)
+        figures.gateway_cpu_s += _cpu_s(self.gateway) - begin_cpu_s
         figures.offered += attack["offered"]
         figures.attacked_s += attack["elapsed_s"]
         for status, count in attack["statuses"].items():
@@ -300,8 +291,8 @@ class _Windows:
 
     def _light_window(self, figures: AttackFigures) -> list[int]:
         """Its TTFTs; what failed is in the figures."""
-        window = {"seconds": self._options.seconds}
-        seen = self._light.ask(window, self._options.seconds + _WAIT_S)
+        window = {"seconds": self.options.seconds}
+        seen = self.light.ask(window, self.options.seconds + _WAIT_S)
         figures.failed += seen["failed"]
         figures.light_5xx += seen["http_5xx"]
         figures.errors += seen["errors"]

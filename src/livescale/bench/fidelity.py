@@ -9,7 +9,6 @@ worker is a host of its own, so that parameters cross links, which are so narrow
 about the time that is asked for.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,10 @@ from livescale.bench.fidelity_figures import (
     run_figures,
 )
 from livescale.bench.fidelity_runs import PlayedRun, Strain, play_real, play_simulated
+from livescale.bench.made_models import pool_config
 from livescale.bench.profile import ProfileOptions, run_profile
 from livescale.bench.profile_points import ProfileLimits
 from livescale.config import PoolConfig
-from livescale.config_reading import load_config
 from livescale.engine.make import Preset, make_model
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency
@@ -106,8 +105,6 @@ def _config(
     make_model(directory, shape)
     size_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     rate = max(1 << 20, int(size_bytes / load_s))
-    file = scratch / "pool.yaml"
-    file.write_text(json.dumps({"models": [{"path": str(directory)}]}))  # JSON is YAML
     common: dict[str, object] = {
         "port": 0,
         "workers": workers,
@@ -122,7 +119,7 @@ def _config(
         "queue_prompt_tokens_max": None,
         "record": str(scratch / "record.jsonl"),
     }
-    return load_config(file, [], {}, {**common, **settings})
+    return pool_config(scratch, [{"path": str(directory)}], {**common, **settings})
 
 
 Say = Callable[[str], None]

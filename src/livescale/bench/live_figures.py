@@ -1,7 +1,7 @@
 """Figures of `bench live`: of single plays, and of orders over several plays, beside the twin's."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import msgspec
@@ -32,6 +32,9 @@ class BothWorlds(msgspec.Struct, frozen=True):
         """Measured over simulated."""
         return self.measured / self.simulated
 
+    def as_json(self) -> dict[str, float]:
+        return {**msgspec.structs.asdict(self), "agreement": self.agreement}
+
 
 @dataclass(frozen=True, slots=True)
 class OrderRow:
@@ -51,21 +54,8 @@ class OrderRow:
     figures: dict[str, BothWorlds]
 
     def as_json(self) -> dict[str, object]:
-        figures = {
-            name: {**msgspec.to_builtins(both), "agreement": both.agreement}
-            for name, both in self.figures.items()
-        }
-        return {
-            "kind": self.kind,
-            "ratio": self.ratio,
-            "measured_ratio": self.measured_ratio,
-            "order": self.order,
-            "queued": self.queued,
-            "plays": self.plays,
-            "layer_s": self.layer_s,
-            "load_s": self.load_s,
-            "figures": figures,
-        }
+        figures = {name: both.as_json() for name, both in self.figures.items()}
+        return {**asdict(self), "figures": figures}
 
 
 def order_row(

@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,31 +104,22 @@ class RemovedModel(msgspec.Struct):
     removed: bool = True
 
 
+@dataclass(slots=True, eq=False)
 class Administration:
     """The endpoints below /admin. `is_local`: only programs of this machine reach the server."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        served: ServedModels,
-        metrics: Metrics,
-        read_body: Callable[[Request], Awaitable[bytes]],
-        *,
-        is_local: bool,
-        keys: KeyRing,
-    ) -> None:
-        self._backend = backend
-        self._served = served
-        self._metrics = metrics
-        self._read_body = read_body
-        self._is_local = is_local
-        self._keys = keys
-        self._changing = 0
+    backend: Backend
+    served: ServedModels
+    metrics: Metrics
+    read_body: Callable[[Request], Awaitable[bytes]]
+    is_local: bool
+    keys: KeyRing
+    _changing: int = 0
 
     async def list_models(self, request: Request) -> Response:
         """GET /admin/models"""
         self._check_open(request)
-        states = self._backend.model_states()
+        states = self.backend.model_states()
         return json_answer(AdministeredModels([self._shown(state) for state in states]))
 
     async def show_model(self, request: Request) -> Response:
@@ -138,21 +130,21 @@ class Administration:
     async def add_model(self, request: Request) -> Response:
         """POST /admin/models: 201 when the model is in the pool and can be asked for."""
         self._check_change(request)
-        model = read_new_model(await self._read_body(request))
+        model = read_new_model(await self.read_body(request))
         with self._busy():
             name = model.name or Path(model.directory).name
-            states = self._backend.model_states()
+            states = self.backend.model_states()
             if any(s.name == name and s.phase is not ModelPhase.FAILED for s in states):
                 raise errors.model_exists(name)
             # What hashing gigabytes would only show at its end, and what the pool does not look at.
-            await asyncio.to_thread(_check_files, Path(model.directory), self._served.work)
+            await asyncio.to_thread(_check_files, Path(model.directory), self.served.work)
             with _changes_answered(name), refusals_answered():
-                name = await self._backend.add_model(model)
-            await self._served.settled()
-            problem = self._served.problem(name)
+                name = await self.backend.add_model(model)
+            await self.served.settled()
+            problem = self.served.problem(name)
             if problem is not None:
                 with contextlib.suppress(ModelRefused, Unavailable):
-                    await self._backend.remove_model(name)
+                    await self.backend.remove_model(name)
                 raise errors.invalid(errors.cut(problem), "path")
             return json_answer(self._shown(self._state(name)), 201)
 
@@ -160,9 +152,9 @@ class Administration:
         """PATCH /admin/models/{name}: 200 when the new limits hold."""
         self._check_change(request)
         name = self._state(request.path_params["model"]).name
-        changes = read_changes(await self._read_body(request))
+        changes = read_changes(await self.read_body(request))
         with self._busy(), _changes_answered(name), refusals_answered():
-            await self._backend.change_model(name, changes)
+            await self.backend.change_model(name, changes)
         return json_answer(self._shown(self._state(name)))
 
     async def remove_model(self, request: Request) -> Response:
@@ -170,21 +162,21 @@ class Administration:
         self._check_change(request)
         state = self._state(request.path_params["model"])
         with self._busy(), _changes_answered(state.name), refusals_answered():
-            await self._backend.remove_model(state.name)
+            await self.backend.remove_model(state.name)
         return json_answer(RemovedModel(state.name), 202)
 
     # -- helpers, in the order used ---------------------------------------------------------
 
     def _check_open(self, request: Request) -> None:
         """Raises ApiError (403)."""
-        if self._keys.digests.admin:
+        if self.keys.digests.admin:
             return  # and one of them was given
-        if self._keys.digests.api:
+        if self.keys.digests.api:
             raise errors.admin_closed(
                 "Where API keys are configured models are administered with keys of another kind,"
                 " of which there are none (admin_key_file)"
             )
-        if not self._is_local:
+        if not self.is_local:
             raise errors.admin_closed(
                 "Models are administered only where the pool listens on a loopback address, or"
                 " admin keys are configured (admin_key_file)"
@@ -196,13 +188,13 @@ class Administration:
             )
 
     def _shown(self, state: ModelStatus) -> AdministeredModel:
-        counts = self._metrics.models.get(state.name)
+        counts = self.metrics.models.get(state.name)
         usage = AdministeredUsage(0, 0, 0, state.device_ns / 1e9)
         if counts is not None:
             usage.requests = counts.ended
             usage.prompt_tokens = counts.prompt_tokens
             usage.generation_tokens = counts.generation_tokens
-            if self._metrics.slo is not None:
+            if self.metrics.slo is not None:
                 usage.slo_met = counts.slo["all", True]
         shown = AdministeredModel(
             name=state.name,
@@ -215,7 +207,7 @@ class Administration:
             max_replicas=state.instances_max,
             priority=state.priority,
             survives_restart=state.survives_restart,
-            problem=state.problem or self._served.problem(state.name),
+            problem=state.problem or self.served.problem(state.name),
             warnings=list(state.warnings),
         )
         idle_s, target = state.settings.get("idle_s"), state.settings.get(_TARGET)
@@ -226,7 +218,7 @@ class Administration:
 
     def _state(self, name: str) -> ModelStatus:
         """Raises ApiError (404)."""
-        states = {state.name: state for state in self._backend.model_states()}
+        states = {state.name: state for state in self.backend.model_states()}
         if name not in states:
             raise errors.model_not_found(name, states)
         return states[name]

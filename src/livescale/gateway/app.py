@@ -86,7 +86,14 @@ def create_app(
     served = ServedModels(backend, metrics)
     bodies = Bodies(limits, served.prompt_tokens_max, served.text_chars_max, keys)
     gateway = _Gateway(backend, limits, metrics, page, served, bodies)
-    admin = Administration(backend, served, metrics, bodies.read, is_local=is_local, keys=keys)
+    admin = Administration(
+        backend=backend,
+        served=served,
+        metrics=metrics,
+        read_body=bodies.read,
+        is_local=is_local,
+        keys=keys,
+    )
     endpoints = [*gateway.endpoints(), *_administration(admin)]
     app = Starlette(
         routes=routes_of(endpoints, keys),

@@ -6,7 +6,6 @@ process, each life with an intercept of its own.
 """
 
 import asyncio
-import json
 import random
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ import msgspec
 import psutil
 
 from livescale.bench.errors import BenchError
+from livescale.bench.made_models import pool_config
 from livescale.bench.soak.faults import (
     FAULT_KINDS,
     FaultScene,
@@ -32,7 +32,6 @@ from livescale.bench.soak.load import LoadShape, SoakLoad
 from livescale.bench.soak.report import SoakReport, fault_line
 from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
 from livescale.config import PoolConfig
-from livescale.config_reading import load_config
 from livescale.engine.make import make_model
 from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import Pool, PoolFailed
@@ -155,8 +154,6 @@ def _config(options: SoakOptions, scratch: Path, *, has_links: bool) -> PoolConf
     path = str(scratch / _MODELS[0])
     limits = {"path": path, "prefill_tokens_per_s": 1000}
     models = [limits, {**limits, "name": _MODELS[1], "min_replicas": 0, "idle_s": 5}]
-    file = scratch / "pool.yaml"
-    file.write_text(json.dumps({"models": models}))  # JSON is YAML
     settings: dict[str, object] = {
         "port": 0,
         "device": options.device,
@@ -175,7 +172,7 @@ def _config(options: SoakOptions, scratch: Path, *, has_links: bool) -> PoolConf
         settings |= {"uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate}
     if options.lost_after_ms is not None:
         settings["lost_after_ms"] = options.lost_after_ms
-    return load_config(file, [], {}, settings)
+    return pool_config(scratch, models, settings)
 
 
 class _Soak:
