@@ -8,11 +8,14 @@ from pathlib import Path
 from livescale.bench.coldstart import ColdStartOptions, run_coldstart
 from livescale.bench.engines import EngineBenchOptions, check_vllm_python, run_engines
 from livescale.bench.errors import BenchError
+from livescale.bench.load_bench import LoadBenchOptions, run_load
 from livescale.bench.made_models import DTYPES, parse_shape
+from livescale.bench.mesh import run_mesh
+from livescale.bench.multicast import MulticastBenchOptions, run_multicast
 from livescale.bench.plan_bench import SIZES, run_plan
 from livescale.bench.profile import ProfileOptions, run_profile
 from livescale.bench.profile_points import CONTEXT_TOKENS_MIN, ProfileLimits
-from livescale.cli import pool_benches, transfer_benches
+from livescale.cli import pool_benches
 from livescale.cli.bench_flags import (
     Bench,
     at_least,
@@ -23,9 +26,127 @@ from livescale.cli.bench_flags import (
     whole_numbers,
 )
 from livescale.cli.errors import UserError
+from livescale.cli.testbed import add_network_arguments, network_spec
+from livescale.control.multicast.planner import STRATEGIES
 from livescale.engine.errors import ModelError
-from livescale.settings import ConfigError
+from livescale.settings import ConfigError, amount_of_bytes
 from livescale.testbed.spec import TestbedError
+
+# Storage, the planner's other strategy, crosses no emulated link.
+_MULTICAST = ("chain", *(name for name in STRATEGIES if name not in ("chain", "storage")))
+_WORKERS_MAX = 256
+_TRANSFER_PACKAGES = ("livescale", "torch", "safetensors", "xxhash", "numpy")
+
+
+def _bytes(text: str, flag: str) -> int:
+    size = amount_of_bytes(text, flag)
+    if size < 1:
+        raise UserError(f"{flag} must be at least 1 byte")
+    return size
+
+
+# -- load -----------------------------------------------------------------------------------------
+
+
+def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, metavar="DIR", help="a model's directory (default: a made one)")
+    add("--size", default="1GiB", help="about the size of the made model")
+    add("--repetitions", type=int, default=3, help="counted loads of each kind")
+    add("--warm-only", action="store_true", help="leave out loads from storage")
+    add("--peer-python", type=Path, help="an interpreter that has loaders to compare with")
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    at_least(arguments, 1, "repetitions")
+    options = options_of(
+        LoadBenchOptions,
+        arguments,
+        directory=arguments.model,
+        size_bytes=_bytes(arguments.size, "--size"),
+        is_cold=not arguments.warm_only,
+    )
+    finish(run_load(options, say), arguments, _TRANSFER_PACKAGES)
+    return 0
+
+
+# -- multicast ------------------------------------------------------------------------------------
+
+
+def _add_multicast_arguments(parser: argparse.ArgumentParser) -> None:
+    add_network_arguments(parser, hosts=6)
+    add = parser.add_argument
+    add("--size", default="256MiB", help="of the model")
+    add("--layers", type=int, default=32, help="of the model")
+    add("--chunk", default="512KiB", help="bytes of a chunk")
+    add("--strategies", default=",".join(_MULTICAST), metavar="NAME,…", help="in this order")
+    add("--receivers", metavar="N,…", help="hosts that receive (default: 1 to all but the first)")
+    add("--repetitions", type=int, default=3, help="transfers of each kind; the median counts")
+    add("--no-gloo", action="store_true", help="leave out torch.distributed")
+
+
+def _multicast(arguments: argparse.Namespace) -> int:
+    network = network_spec(arguments)
+    if network.hosts < 2:
+        raise UserError("--hosts must be at least 2: one sends, others receive")
+    at_least(arguments, 1, "repetitions", "layers")
+    options = options_of(
+        MulticastBenchOptions,
+        arguments,
+        network=network,
+        strategies=chosen(arguments.strategies.split(","), "--strategies", _MULTICAST),
+        receiver_hosts=_receiver_hosts(arguments.receivers, network.hosts - 1),
+        size_bytes=_bytes(arguments.size, "--size"),
+        chunk_bytes=_bytes(arguments.chunk, "--chunk"),
+        has_gloo=not arguments.no_gloo,
+        is_both_ways=network.devices_per_host == 1,
+    )
+    finish(run_multicast(options, say), arguments, _TRANSFER_PACKAGES)
+    return 0
+
+
+def _receiver_hosts(text: str | None, most: int) -> tuple[int, ...]:
+    if text is None:
+        return tuple(range(1, most + 1))
+    wanted = f"numbers from 1 to {most}, such as 1,{most}"
+    return tuple(sorted(set(whole_numbers(text, "--receivers", wanted, 1, most))))
+
+
+# -- mesh -----------------------------------------------------------------------------------------
+
+
+def _add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workers", default="4,8,16,32", metavar="N,…", help="sizes of the mesh")
+    add("--eager-peers-max", type=int, default=32, help="connections a worker opens by itself")
+
+
+def _mesh(arguments: argparse.Namespace) -> int:
+    at_least(arguments, 0, "eager_peers_max")
+    wanted = f"numbers from 2 to {_WORKERS_MAX}"
+    workers = whole_numbers(arguments.workers, "--workers", wanted, 2, _WORKERS_MAX)
+    finish(run_mesh(workers, arguments.eager_peers_max, say), arguments, _TRANSFER_PACKAGES)
+    return 0
+
+
+_TRANSFER_BENCHES = {
+    "load": Bench(
+        "from safetensors files to host memory, by our reader and by libraries",
+        _add_load_arguments,
+        _load,
+    ),
+    "multicast": Bench(
+        "every multicast strategy on emulated links, beside gloo and a TCP stream (root)",
+        _add_multicast_arguments,
+        _multicast,
+    ),
+    "mesh": Bench(
+        "connections, memory and set-up time of the mesh of data planes",
+        _add_mesh_arguments,
+        _mesh,
+    ),
+}
+
 
 _ENGINES = ("livescale", "transformers_generate", "transformers_cb", "vllm_cpu")
 
@@ -212,6 +333,6 @@ _BENCHES = {
         _add_profile_arguments,
         _profile,
     ),
-    **transfer_benches.BENCHES,
+    **_TRANSFER_BENCHES,
     **pool_benches.BENCHES,
 }
