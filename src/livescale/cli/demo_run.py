@@ -126,9 +126,8 @@ class DemoRun:
             await self._pool.ready()
             yield
 
-    async def play(self, rows: Sequence[TraceRow], *, seed: int, is_quiet: bool = False) -> Played:
-        """Send the rows when they are due, with prompts drawn from `seed`; progress is printed
-        unless `is_quiet`."""
+    async def play(self, rows: Sequence[TraceRow], *, seed: int) -> Played:
+        """Send the rows when they are due, with prompts drawn from `seed`; print progress."""
         self._started_ns = time.monotonic_ns()
         self._sent_ns = [row.arrival_ns for row in rows]
         self._done = self._failed = 0

@@ -25,7 +25,6 @@ from livescale.transfer.listener import Listener
 
 _MAGIC = b"LSsm\x01"
 _HOST_NAME_BYTES_MAX = 64
-_HELLO_BYTES = len(_MAGIC) + _HOST_NAME_BYTES_MAX
 _PLACE = struct.Struct(">Q")
 _IN_FLIGHT_MAX = 4
 _STEP_BYTES = 1 << 20
