@@ -1,7 +1,7 @@
 """Workload files: which models share a pool, what is asked of each, and when.
 
 Ground floor: YAML becomes a Workload with every request in it. Model presets are named here and
-looked up by whoever runs the workload.
+looked up by the caller that runs the workload.
 """
 
 import random

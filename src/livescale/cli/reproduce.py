@@ -52,7 +52,7 @@ def _seed(text: str) -> int:
 
 
 def _say(claim: Claim) -> None:
-    """What is measured now, where somebody may be waiting."""
+    """What is measured now, where a person may be waiting."""
     if sys.stderr.isatty():
         print(f"{claim.id}: {claim.setup} …", file=sys.stderr)
 

@@ -325,7 +325,7 @@ class ParameterMemory:
         if self._own is None:
             return self._arena
         layer = slice(entry.offset_bytes, entry.offset_bytes + entry.size_bytes)
-        # Blocks until the bytes are there: whoever runs next may use them on any stream.
+        # Blocks until the bytes are there: the next Run may use them on any stream.
         self._own[layer].copy_(self._arena[layer])
         return self._own
 

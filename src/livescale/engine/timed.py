@@ -1,8 +1,8 @@
 """The timed executor: waits as long as a latency model says, and makes tokens up. No torch.
 
 With it the real control plane, data plane and gateway run with dozens of instances on one machine.
-Parameters move through arenas as ever, but nobody computes with them. Hidden rows and KV that go to
-other instances have their sizes, but no values.
+Parameters move through arenas as ever, but nothing is computed with them. Hidden rows and KV that
+go to other instances have their sizes, but no values.
 """
 
 from __future__ import annotations

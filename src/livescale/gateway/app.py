@@ -73,7 +73,7 @@ def create_app(
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
-    Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) everybody is served.
+    Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) every client is served.
     `is_local` says that only programs of this machine reach the server: then models can be
     administered where there are no keys at all. Web pages of `page_origins` may use it (see
     `pages.py`). Reads the tokenizers of all models; raises ValueError naming the file that is

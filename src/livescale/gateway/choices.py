@@ -158,7 +158,7 @@ class Choice:
                     self.outcome = piece.finish_reason.value
                     if chunk.finish_reason is None:
                         self._stream.stop()
-                    self.end()  # before the client hears of it: then the counts are right
+                    self.end()  # before the client gets it: then the counts are right
                 yield piece
                 if piece.finish_reason is not None:
                     return

@@ -74,7 +74,7 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            return  # nobody is left to answer
+            return  # no client is left to answer
         except asyncio.CancelledError:
             # The server stops (see `server.serve`) and the client still waits.
             if has_started:

@@ -130,7 +130,7 @@ def request_too_slow(receive_timeout_s: float) -> ApiError:
 
 
 def head_too_large(problem: str) -> ApiError:
-    """431: more headers or trailers than anybody needs."""
+    """431: more headers or trailers than a client needs."""
     return ApiError(431, f"The request's head {problem}", code="headers_too_large")
 
 

@@ -2,7 +2,7 @@
 for clients, and for an admin key on `/admin`. And what a client is: a key, else an address.
 
 A key is kept as its SHA-256 digest only: settings, boot messages, run records and logs never hold
-the key itself. Other paths are open to everybody, as monitoring expects.
+the key itself. Other paths are open to every client, as monitoring expects.
 """
 
 import hashlib
@@ -108,7 +108,7 @@ class KeyGate:
     """Lets a request to GUARDED or ADMINISTERED through only with a bearer key of that kind; any
     if there are no keys of the kind.
 
-    Whoever has an API key is the client of that key (`scope["state"]["client"]`), wherever it
+    A request with an API key is of the client of that key (`scope["state"]["client"]`), wherever it
     comes from. An ASGI middleware; stands inside the Envelope, so that a refusal has its ids, too.
     """
 

@@ -150,7 +150,7 @@ def interference_free_targets(conditions: Conditions) -> Measured:
         figures[f"{name}_chain{'s' * (len(sources) - 1)}"] = float(len(free))
         figures[f"helpers_of_{name}"] = float(len(set(helped.values())))
         if len(free) == 1:
-            # Whoever needs help most gets it from there.
+            # The source that needs help most gets it from there.
             figures["is_tail"] = float(helped.get(WorkerRef(3)) == WorkerRef(0))
             figures["is_tail"] *= float(free == (WorkerRef(3),))
     return Measured(figures)

@@ -204,7 +204,7 @@ def _small_plan(sources: Sequence[int], targets: Sequence[int]) -> ScalePlan:
 
 
 def _order(plan: ScalePlan, group: Sequence[int]) -> list[int]:
-    """Blocks in the order in which they first come to somebody of the group."""
+    """Blocks in the order in which they first come to a node of the group."""
     times = [plan.load_of(WorkerRef(number)).layer_ns for number in group]
     return sorted(range(4), key=lambda block: min(its[block] for its in times))
 

@@ -137,7 +137,7 @@ def remove(name: str) -> None:
         try:
             run(["ip", "netns", "delete", namespace])
         except TestbedError:
-            # Somebody else may be removing it, too.
+            # Another process may be removing it, too.
             if namespace in namespaces():
                 raise
 

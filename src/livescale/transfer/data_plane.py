@@ -187,22 +187,22 @@ class DataPlane:
     # -- giving -----------------------------------------------------------------------------------
 
     def offer(self, manifest: Manifest, offset_bytes: int = 0) -> None:
-        """The memory holds all of it: whoever asks is answered. Nothing happens if it is offered
-        already. Raises ArenaError if it does not fit or something else lies there."""
+        """The memory holds all of it: every peer that asks is answered. Nothing happens if it is
+        offered already. Raises ArenaError if it does not fit or something else lies there."""
         self._memory.check_fits(manifest, offset_bytes)
         known = self._holdings.find(frames.copy_id(manifest))
         if known is None or not known.is_complete or known.offset_bytes != offset_bytes:
             self._holdings.add(Holding(manifest, _CHUNK_BYTES, offset_bytes), is_complete=True)
 
     def fill(self, manifest: Manifest, chunk_bytes: int, offset_bytes: int = 0) -> Filling:
-        """Somebody else writes the bytes, and tells the Filling. Raises ArenaError."""
+        """The caller writes the bytes, and reports to the Filling. Raises ArenaError."""
         self._memory.check_fits(manifest, offset_bytes)
         holding = Holding(manifest, chunk_bytes, offset_bytes)
         self._holdings.add(holding)
         return Filling(holding, self._holdings)
 
     def withdraw(self, manifest: Manifest) -> None:
-        """Nobody reads these bytes any more, and who asks is refused. A peer that holds this up
+        """No peer reads these bytes any more; one that asks is refused. A peer that holds this up
         for `withdraw_wait_s` loses its connection. Nothing happens if it is not here."""
         holding = self._holdings.find(frames.copy_id(manifest))
         if holding is not None:
@@ -315,7 +315,7 @@ class DataPlane:
         return Connection(self.worker, outbox, channel, self, self._memory.size_bytes, is_own)
 
     def _wait_unread(self, holding: Holding) -> None:
-        """Nobody reads from the copy, which was taken away; who does not let go is cut off."""
+        """No peer reads from the copy, which was taken away; one that goes on is cut off."""
         if self._holdings.wait_unread(holding, self._withdraw_wait_s):
             return
         for connection in self._exchange.connections():

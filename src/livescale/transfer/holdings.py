@@ -1,4 +1,4 @@
-"""All copies in one memory, whole and partial, and everybody who wants parts of them.
+"""All copies in one memory, whole and partial, and all peers that want parts of them.
 
 A want waits for its copy, or for bytes of it, and is served as they come. Who writes the bytes
 (a reception, a Filling) tells here what came. Nothing here sends or receives.
@@ -70,7 +70,7 @@ class Holdings:
                     want.bytes_came(covering(want.grid, layer, 0, size_bytes))
 
     def reset(self, holding: Holding, layer: int) -> None:
-        """The layer's bytes were wrong: they are not given to anybody else."""
+        """The layer's bytes were wrong: they are not given to peers."""
         with self.lock:
             holding.reset(layer)
 
@@ -79,7 +79,7 @@ class Holdings:
             holding.is_complete = True
 
     def remove(self, holding: Holding, reason: str) -> None:
-        """Nobody is given any more of it; wants under way are refused. Idempotent."""
+        """No peer is given any more of it; wants under way are refused. Idempotent."""
         with self.lock:
             holding.is_withdrawn = True
             if self._holdings.get(holding.copy) is holding:
@@ -91,7 +91,7 @@ class Holdings:
                 changed.notify()
 
     def wait_unread(self, holding: Holding, timeout_s: float | None) -> bool:
-        """Nobody reads from it any more; False if somebody still does after the time."""
+        """No peer reads from it any more; False if one still does after the time."""
         with self._released:
             return self._released.wait_for(lambda: not holding.readers, timeout_s)
 

@@ -154,7 +154,7 @@ class Reception:
             intake = self._chunks.intakes[arrival.intake]
             if intake.to_ask:
                 self._ask(intake)
-        # Before hashing: whoever wants the chunk gets it as early as possible, and verifies it.
+        # Before hashing: a peer that wants the chunk gets it as early as possible, and verifies it.
         self._holdings.mark(self.holding, chunk)
         if self._observer is not None:
             self._observer(self.order.plan, chunk, arrival.size_bytes, time.monotonic_ns())
@@ -205,7 +205,7 @@ class Reception:
     # -- the end ----------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """The order is over, and nobody writes into the memory for it. Idempotent."""
+        """The order is over, and nothing is written into the memory for it. Idempotent."""
         with self._telling:
             if self.is_over:
                 return
@@ -245,7 +245,7 @@ class Reception:
         self._listener.completed(self.received_bytes)
 
     def layer_is_corrupt(self, layer: int, problem: str) -> None:
-        """Its chunks are asked for again where they came from; whoever was wrong twice fails."""
+        """Its chunks are asked for again where they came from; one that was wrong twice fails."""
         self._holdings.reset(self.holding, layer)
         wrong_twice = []
         with self._lock:
