@@ -22,8 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 import effort
 from livescale.testbed.bed import Testbed
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.spec import NetworkSpec
+from livescale.testbed.spec import NetworkSpec, TestbedError
 
 # A job in a shell's background ignores SIGINT, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,7 +24,8 @@ def test_chunks_cover_every_byte_once(layer_bytes: list[int], chunk_bytes: int) 
         for at in range(offset, offset + size):
             covered[layer][at] += 1
     assert all(set(layer) <= {1} for layer in covered)
-    assert grid.bytes_of(grid.all()) == sum(layer_bytes)
+    assert [chunk for part in grid.all() for chunk in part] == list(range(grid.chunks))
+    assert sum(map(sum, covered)) == sum(layer_bytes)
 
 
 @given(st.lists(st.integers(0, 60), unique=True, max_size=30))

@@ -39,7 +39,6 @@ GROUND = {
     "workloads",
     "slo",
     "profiles",
-    "profile_files",
 }
 FLOORS = {
     **dict.fromkeys(GROUND, GROUND),

@@ -104,10 +104,6 @@ class ChunkGrid:
         """Every chunk in order; empty for a model without bytes."""
         return (ChunkRange(0, self.chunks),) if self.chunks else ()
 
-    def bytes_of(self, chunks: Iterable[ChunkRange]) -> int:
-        """Bytes of these chunks together."""
-        return sum(self.place(chunk)[2] for part in chunks for chunk in part)
-
 
 def ranges_of(chunks: Iterable[int]) -> tuple[ChunkRange, ...]:
     """Few ranges that list these chunks in this order (runs of one step are put together)."""

@@ -245,6 +245,14 @@ def unknown(problem: str, name: str, known: Iterable[str]) -> str:
     return f"{problem} '{name}' (nearest known: '{nearest[0]}')"
 
 
+def check_keys(given: Iterable[object], known: Iterable[str], where: str) -> None:
+    """All keys are known. Raises ConfigError for the first that is not."""
+    names = tuple(known)
+    for key in given:
+        if key not in names:
+            raise ConfigError(unknown(f"{where}: unknown key", str(key), names))
+
+
 def kind_of(value: object) -> str:
     names = {dict: "a mapping", list: "a list", bool: "yes or no", type(None): "nothing"}
     return names.get(type(value)) or f"{value!r}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
-from livescale.settings import ConfigError, as_mapping, kind_of, read_yaml, unknown
+from livescale.settings import ConfigError, as_mapping, check_keys, kind_of, read_yaml, unknown
 from livescale.settings import amount_of_bytes as parse_bytes
 from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import WorkerRef, agent_ref
@@ -91,7 +91,7 @@ def read_topology(path: Path) -> NamedTopology:
     document = read_yaml(path)
     named = NamedTopology()
     topology = named.topology
-    _check_keys(document, _TOP_KEYS, f"{path}")
+    check_keys(document, _TOP_KEYS, f"{path}")
     topology.group_bytes_per_s = _rate(document, "group_rate", f"{path}: ")
     topology.remote_storage_bytes_per_s = _rate(document, "remote_storage", f"{path}: ")
     for place, item in _items(document, "leaves", f"{path}: "):
@@ -133,12 +133,6 @@ def _by_id(name: str) -> WorkerRef | None:
     return WorkerRef(int(found[2])) if found[1] == "w" else agent_ref(int(found[2]))
 
 
-def _check_keys(given: Mapping[object, object], known: tuple[str, ...], where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise ConfigError(unknown(f"{where}: unknown key", str(key), known))
-
-
 def _items(
     given: Mapping[object, object], key: str, where: str
 ) -> list[tuple[str, dict[object, object]]]:
@@ -151,7 +145,7 @@ def _items(
 
 
 def _add_leaves(topology: Topology, item: dict[object, object], where: str) -> None:
-    _check_keys(item, _LEAF_KEYS, where)
+    check_keys(item, _LEAF_KEYS, where)
     up, down = _both(item, "spine", where)
     for n in range(_count(item, where)):
         name = _text(item, "name", where, {"n": n})
@@ -161,7 +155,7 @@ def _add_leaves(topology: Topology, item: dict[object, object], where: str) -> N
 
 
 def _add_hosts(named: NamedTopology, item: dict[object, object], where: str) -> None:
-    _check_keys(item, _HOST_KEYS, where)
+    check_keys(item, _HOST_KEYS, where)
     topology = named.topology
     up, down = _both(item, "nic", where)
     for n in range(_count(item, where)):
@@ -200,7 +194,7 @@ def _add_devices(
     position: int,
 ) -> int:
     """Returns the position of the host's next device."""
-    _check_keys(item, _DEVICE_KEYS, where)
+    check_keys(item, _DEVICE_KEYS, where)
     devices = named.topology.devices
     up, down = _both(item, "nic", where)
     memory_bytes = _memory(item, where)

@@ -15,24 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from livescale.trace_formats import TraceError, TraceRow, own_columns, parse_trace_file
-
-__all__ = [
-    "TraceError",
-    "TraceRow",
-    "TraceSummary",
-    "at_rate",
-    "burst_trace",
-    "clip",
-    "divide_lengths",
-    "find_trace",
-    "read_trace",
-    "rotate",
-    "summary",
-    "upscale",
-    "window",
-    "write_trace",
-]
+from livescale.trace_formats import TraceError as TraceError
+from livescale.trace_formats import TraceRow as TraceRow
+from livescale.trace_formats import own_columns, parse_trace_file
 
 _NS_PER_S = 1_000_000_000
 _SUFFIXES = ("", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")

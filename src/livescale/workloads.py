@@ -1,7 +1,7 @@
 """Workload files: which models share a pool, what is asked of each, and when.
 
 Ground floor: YAML becomes a Workload with every request in it. Model presets are named here and
-looked up by whoever runs the workload.
+looked up by the caller that runs the workload.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from livescale.arrivals import GammaShape, gamma_trace, is_generated, named_trace, payloads_of
-from livescale.settings import ConfigError, as_mapping, kind_of, read_yaml, unknown
+from livescale.settings import ConfigError, as_mapping, check_keys, kind_of, read_yaml
 from livescale.slo import SloError, SloRule, parse_slo
 from livescale.trace_formats import TraceError, TraceRow
 from livescale.traces import at_rate, clip, rotate, upscale, window
@@ -81,9 +81,7 @@ def read_workload(path: Path, data_dir: Path | None, seed: int) -> Workload:
     ConfigError with file, place and value.
     """
     document = read_yaml(path)
-    for key in document:
-        if key not in ("seconds", "models"):
-            raise ConfigError(unknown(f"{path}: unknown key", str(key), ("seconds", "models")))
+    check_keys(document, ("seconds", "models"), f"{path}")
     seconds = _convert(document, _Head, f"{path}").seconds
     entries = document.get("models")
     if not isinstance(entries, list) or not entries:
@@ -138,9 +136,7 @@ def _convert(value: object, kind: type[_Kind], where: str) -> _Kind:
 
 
 def _entry(item: dict[object, object], where: str) -> _Entry:
-    for key in item:
-        if key not in _Entry.__struct_fields__:
-            raise ConfigError(unknown(f"{where}: unknown key", str(key), _Entry.__struct_fields__))
+    check_keys(item, _Entry.__struct_fields__, where)
     entry = _convert(item, _Entry, where)
     if (entry.trace is None) == (entry.gamma is None):
         raise ConfigError(f"{where}: give trace or gamma, one of the two")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from livescale.bench.attacks_report import GATEWAY_BYTES_MAX, RATIO_MAX, AttackFigures
+from livescale.bench.attacks import GATEWAY_BYTES_MAX, RATIO_MAX, AttackFigures
 from livescale.cli.main import main
 
 SHORT = ("--rounds", "1", "--seconds", "1")

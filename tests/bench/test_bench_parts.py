@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from livescale.bench.engine_report import EngineReport, EngineRow, TokenCheck, percentile
+from livescale.bench.engine_report import EngineReport, EngineRow, TokenCheck
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
 from livescale.bench.made_models import BenchShape, make_bench_model, parse_shape
 from livescale.bench.peers import judge
 from livescale.bench.peers.line_server import closed_loop
 from livescale.engine.model_files import read_manifest
+from livescale.slo import percentile
 
 SHAPE = BenchShape(64, 2)
 

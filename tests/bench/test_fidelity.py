@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.bench.errors import BenchError
+from livescale.bench.fidelity import FidelityPool, timed_pool
 from livescale.bench.fidelity_figures import Agreement, agreement_table, agreements, run_figures
-from livescale.bench.fidelity_pools import FidelityPool, timed_pool
 from livescale.bench.fidelity_profile import (
     BURSTS,
     calibration_rows,
@@ -24,9 +24,8 @@ from livescale.bench.fidelity_profile import (
 from livescale.bench.fidelity_runs import ClientDelays, PlayedRun, play_simulated
 from livescale.cli.main import main
 from livescale.control.config import ControllerConfig
-from livescale.latency.linear import LinearLatency
-from livescale.latency.overhead import OverheadLatency
-from livescale.latency.work import RunWork
+from livescale.latency.models import OverheadLatency
+from livescale.latency.work import LinearLatency, RunWork
 from livescale.policies import ModelPolicy
 from livescale.runtime.catalog import prepare_models
 from livescale.runtime.pool_layout import local_layout

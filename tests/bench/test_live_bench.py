@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from livescale.batching.live_order import LIVE_ORDERS, ZIGZAG
 from livescale.batching.run import Run, Segment
 from livescale.bench.errors import BenchError
+from livescale.bench.live import count_mismatches
 from livescale.bench.live_figures import (
     finished_at_half_load,
     half_load_ratio,
@@ -34,12 +35,11 @@ from livescale.bench.live_models import (
     timed_setting,
 )
 from livescale.bench.live_runs import ALONE, Burst, PairPlay
-from livescale.bench.live_tokens import count_mismatches
 from livescale.bench.live_twin import layer_ns, simulate
 from livescale.bench.live_worker import WorkItem
 from livescale.cli.main import main
 from livescale.engine.timed import TimedExecutor
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.sim.pair.player import LivePlay, loaded_every, play
 from livescale.types import SamplingParams
 

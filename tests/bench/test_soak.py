@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from livescale.bench.soak.load import SoakEnd, SoakRequest
 from livescale.bench.soak.report import SoakReport
-from livescale.bench.soak.watch import slope_within
+from livescale.bench.soak.run import slope_within
 from livescale.cli.main import main
 
 KEYS = {

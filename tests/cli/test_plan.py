@@ -102,7 +102,7 @@ def test_a_directory_is_a_model(tiny_model: Path, tmp_path: Path) -> None:
         (("--targets", "w77"), "'w77'"),
         (("--targets", "6"), "--targets 6: 5 devices are free"),
         (("--sources", "w0,w4,w5", "--tp", "2"), "--sources: 3 devices are no"),
-        (("--targets", "w1,w1"), "--targets: somebody"),
+        (("--targets", "w1,w1"), "--targets: a device or host is named twice"),
         (("--sources", "nobody"), "'nobody'"),
         (("--busy", "w0"), "--busy 'w0'"),
         (("--chunk", "0"), "--chunk"),

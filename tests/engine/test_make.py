@@ -13,8 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from livescale.engine.errors import ModelError
-from livescale.engine.make import PRESETS, make_model
-from livescale.engine.make_tokenizer import END_ID, SPECIAL_TOKENS
+from livescale.engine.make import END_ID, PRESETS, SPECIAL_TOKENS, make_model
 
 
 def contents(directory: Path) -> dict[str, bytes]:

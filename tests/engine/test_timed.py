@@ -15,7 +15,7 @@ from livescale.engine.errors import ModelError
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.model_files import read_manifest
 from livescale.engine.timed import TimedExecutor
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.types import Manifest, SamplingParams
 
 KV_BYTES, BLOCK_TOKENS = 1 << 20, 16

@@ -9,13 +9,11 @@ import pytest
 
 from livescale.config import PoolConfig
 from livescale.config_reading import load_config
-from livescale.latency.linear import LinearLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
-from livescale.latency.work import RunWork
-from livescale.profile_files import write_profile
-from livescale.profiles import AttentionPoint, LinearPoint, OpProfile
+from livescale.latency.work import LinearLatency, RunWork
+from livescale.profiles import AttentionPoint, LinearPoint, OpProfile, write_profile
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.catalog import latency
 from livescale.settings import ConfigError

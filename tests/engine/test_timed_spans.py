@@ -14,8 +14,7 @@ from livescale.engine.executor import TorchExecutor
 from livescale.engine.make import Preset, make_model
 from livescale.engine.model_files import model_spec, read_manifest
 from livescale.engine.timed import TimedExecutor
-from livescale.latency.linear import LinearLatency
-from livescale.latency.work import span_ns
+from livescale.latency.work import LinearLatency, span_ns
 from livescale.types import LayerSpan, Manifest, SamplingParams
 
 KV_BYTES, BLOCK_TOKENS = 1 << 20, 16

@@ -33,9 +33,8 @@ from livescale.bench.attack_bodies import (
     long_text,
 )
 from livescale.gateway.backend import ModelCard
-from livescale.gateway.heads import HEADERS_MAX
 from livescale.gateway.keys import digest_of
-from livescale.gateway.limits import Limits
+from livescale.gateway.limits import HEADERS_MAX, Limits
 from livescale.gateway.pacing import PACED_BYTES_PER_S
 from livescale.gateway.text import TextCodec, TextWork
 

@@ -24,9 +24,8 @@ from tokenizers import (
 )
 
 from effort import examples
-from livescale.gateway.budgets import ByteBudget
-from livescale.gateway.pacing import ReadPacer
-from livescale.gateway.structure import StructureCount
+from livescale.gateway.bodies import StructureCount
+from livescale.gateway.pacing import ByteBudget, ReadPacer
 from livescale.gateway.text_bounds import TextBounds
 
 # -- structure ------------------------------------------------------------------------------------

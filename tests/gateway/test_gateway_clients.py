@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.gateway.backend import Client
-from livescale.gateway.clients import client_at
-from livescale.gateway.keys import KeyDigests, KeyRing, digest_of
+from livescale.gateway.keys import KeyDigests, KeyRing, client_at, digest_of
 
 KEYS = {"sk-light": 1, "sk-heavy": 3}
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 1, "n": 2}

@@ -25,7 +25,7 @@ from gateway_double import (
 from starlette.types import Receive, Scope, Send
 
 from livescale.gateway.backend import QueueFull
-from livescale.gateway.heads import HEAD_BYTES_MAX
+from livescale.gateway.limits import HEAD_BYTES_MAX
 
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 190}
 #: short enough for a test, long enough for a request that is in time

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from effort import examples
-from livescale.gateway.stops import StopScanner
+from livescale.gateway.choices import StopScanner
 from livescale.types import FinishReason
 
 relaxed = settings(

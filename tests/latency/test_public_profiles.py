@@ -17,8 +17,7 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS, TransformerShape
 from livescale.latency.table import GRAPH_ALL_REDUCE, TableLatency
 from livescale.latency.work import RunWork
-from livescale.profile_files import read_profile
-from livescale.profiles import AttentionPoint, LinearPoint, OpProfile
+from livescale.profiles import AttentionPoint, LinearPoint, OpProfile, read_profile
 
 DATA = Path(os.environ.get("LIVESCALE_DATA", ""), "perfdata")
 FILES = ("vidur_linear_ops_ms.csv", "aic_attention_vllm014_ms.csv", "comm_ms.csv")

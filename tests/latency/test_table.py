@@ -16,8 +16,15 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import GRAPH_ALL_REDUCE, TableLatency
 from livescale.latency.work import RunWork
-from livescale.profile_files import read_profile, write_profile
-from livescale.profiles import HEAD, AllReducePoint, AttentionPoint, LinearPoint, OpProfile
+from livescale.profiles import (
+    HEAD,
+    AllReducePoint,
+    AttentionPoint,
+    LinearPoint,
+    OpProfile,
+    read_profile,
+    write_profile,
+)
 from livescale.settings import ConfigError
 
 SHAPE = PRESETS["qwen2.5-72b"]

@@ -11,8 +11,7 @@ import pytest
 
 from effort import mostly_long
 from livescale.reproduce.claim import AbsentError, Conditions, Verdict
-from livescale.reproduce.run import reproduce
-from livescale.reproduce.table import CLAIMS
+from livescale.reproduce.run import CLAIMS, reproduce
 
 REQUIRED = {
     *("B1", "B2", "B3", "B4", "B29", "B30", "B34", "B38", "B39", "B40", "B42"),

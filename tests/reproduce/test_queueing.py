@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.reproduce.queueing import (
+from livescale.reproduce.quart import (
     cv_of_gaps,
     erlang_wait,
     gamma_gaps,

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from livescale.cli.main import main
 from livescale.reproduce.claim import Conditions, Curve, Picture, is_near
-from livescale.reproduce.figures import draw
-from livescale.reproduce.markdown import as_markdown
-from livescale.reproduce.run import UnknownClaimError, choose, reproduce
-from livescale.reproduce.table import CLAIMS
+from livescale.reproduce.figures import as_markdown, draw
+from livescale.reproduce.run import CLAIMS, UnknownClaimError, choose, reproduce
 
 
 @given(ids=st.lists(st.sampled_from(sorted(CLAIMS))))

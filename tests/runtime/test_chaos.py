@@ -26,8 +26,7 @@ from livescale.engine.oracle import GreedyOracle
 from livescale.telemetry.record import read_record
 from livescale.telemetry.replay import replay
 from livescale.testbed.bed import Testbed
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
+from livescale.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s
 
 pytestmark = [pytest.mark.pool, pytest.mark.chaos]
 HOSTS = {"timed": 4, "real": 3, "pair": 3}

@@ -19,8 +19,7 @@ from livescale.messages.events import HoldingDropped, HoldingFailed, WorkerJoine
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.testbed.bed import Testbed
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.spec import NetworkSpec
+from livescale.testbed.spec import NetworkSpec, TestbedError
 from livescale.types import HoldingId
 
 HOSTS = 3

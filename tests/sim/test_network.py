@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from livescale.batching.run import Run, Segment
-from livescale.latency.linear import LinearLatency
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.latency.work import LinearLatency
 from livescale.types import LayerSpan, SamplingParams
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 from worlds import MIB, MS, Row, make_config, make_model
 
-from livescale.latency.linear import LinearLatency
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.latency.work import LinearLatency
 from livescale.messages.events import InstanceReported
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from livescale.control.config import ControllerConfig
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.swarm.seeds import draw_world as make_world

@@ -13,10 +13,8 @@ import pytest
 from bed_streams import bytes_per_s, is_reached
 
 from livescale.testbed.bed import Testbed
-from livescale.testbed.commands import namespaces
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.existing import existing_testbeds, remove_leftovers
-from livescale.testbed.spec import NetworkSpec
+from livescale.testbed.commands import existing_testbeds, namespaces, remove_leftovers
+from livescale.testbed.spec import NetworkSpec, TestbedError
 from livescale.topology import Direction
 from livescale.types import WorkerRef, agent_ref
 

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s, parse_rate, shaping
+from livescale.testbed.spec import (
+    NetworkSpec,
+    TestbedError,
+    goodput_bytes_per_s,
+    parse_rate,
+    shaping,
+)
 
 
 @pytest.mark.parametrize(

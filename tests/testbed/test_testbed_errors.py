@@ -7,7 +7,7 @@ import os
 import pytest
 
 from livescale.cli.main import main
-from livescale.testbed.existing import existing_testbeds
+from livescale.testbed.commands import existing_testbeds
 
 
 @pytest.mark.parametrize(

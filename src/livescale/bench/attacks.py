@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,14 +22,129 @@ import msgspec
 import psutil
 
 from livescale.bench.attack_bodies import BENCH_ATTACKS
-from livescale.bench.attacks_report import AttackFigures, AttacksReport
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
+from livescale.bench.made_models import pool_config
 from livescale.config import PoolConfig
-from livescale.config_reading import load_config
 from livescale.engine.make import PRESETS, make_model
 from livescale.interpreter import module_words
 from livescale.runtime.supervisor import Pool, PoolFailed
+from livescale.slo import percentile
+
+RATIO_MAX = 2.0
+"""A light client's p99 TTFT beside an attack is at most so many times that of without."""
+GATEWAY_BYTES_MAX = 200_000_000
+"""The gateway's memory grows by this at most."""
+
+
+@dataclass(slots=True)
+class AttackFigures:
+    """What was seen of one attack, all its windows together.
+
+    `alone_ns` and `beside_ns` are the light client's TTFTs; `gateway_bytes` is the growth of the
+    memory of the gateway and its children at most; `statuses` counts the attacker's answers
+    ("closed": none), `failed` the light client's requests that were not answered whole.
+    """
+
+    name: str
+    request_bytes: int
+    gateway_bytes: int = 0
+    alone_ns: list[int] = field(default_factory=list)
+    beside_ns: list[int] = field(default_factory=list)
+    statuses: dict[str, int] = field(default_factory=dict)
+    offered: int = 0
+    attacked_s: float = 0.0
+    failed: int = 0
+    light_5xx: int = 0
+    gateway_cpu_s: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def p99_ratio(self) -> float:
+        return _p99(self.beside_ns) / max(_p99(self.alone_ns), 1)
+
+    @property
+    def http_5xx(self) -> int:
+        """Of the attacker and of the light client."""
+        attacker = sum(count for status, count in self.statuses.items() if status.startswith("5"))
+        return attacker + self.light_5xx
+
+    @property
+    def is_within(self) -> bool:
+        """All bounds are kept."""
+        return (
+            self.p99_ratio <= RATIO_MAX
+            and self.gateway_bytes <= GATEWAY_BYTES_MAX
+            and not self.http_5xx
+            and not self.failed
+        )
+
+    def as_json(self) -> dict[str, object]:
+        attacked_s = max(self.attacked_s, 1e-9)
+        return {
+            "name": self.name,
+            "p99_alone_ms": _p99(self.alone_ns) / 1e6,
+            "p99_beside_ms": _p99(self.beside_ns) / 1e6,
+            "p99_ratio": self.p99_ratio,
+            "p50_alone_ms": _p50(self.alone_ns) / 1e6,
+            "p50_beside_ms": _p50(self.beside_ns) / 1e6,
+            "gateway_bytes": self.gateway_bytes,
+            "gateway_cpu_share": self.gateway_cpu_s / attacked_s,
+            "http_5xx": self.http_5xx,
+            "light_failed": self.failed,
+            "request_bytes": self.request_bytes,
+            "offered_per_s": self.offered / attacked_s,
+            "answered_per_s": sum(self.statuses.values()) / attacked_s,
+            "statuses": self.statuses,
+            "is_within": self.is_within,
+            **({"errors": self.errors} if self.errors else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AttacksReport:
+    """All attacks. `shape` says what was run."""
+
+    shape: dict[str, object]
+    attacks: tuple[AttackFigures, ...]
+
+    @property
+    def is_good(self) -> bool:
+        return all(attack.is_within for attack in self.attacks)
+
+    def as_json(self) -> dict[str, object]:
+        return {**self.shape, "attacks": [attack.as_json() for attack in self.attacks]}
+
+    def text(self) -> str:
+        lines = [
+            f"{'attack':<28} {'alone':>9} {'beside':>9} {'ratio':>6} {'memory':>8} {'cpu':>5}"
+            f" {'5xx':>4} {'offered/s':>9} {'answered/s':>10}  answers"
+        ]
+        for attack in self.attacks:
+            figures = attack.as_json()
+            lines.append(
+                f"{attack.name:<28} {_p99(attack.alone_ns) / 1e6:>6.1f} ms"
+                f" {_p99(attack.beside_ns) / 1e6:>6.1f} ms {attack.p99_ratio:>6.2f}"
+                f" {attack.gateway_bytes / 1e6:>+5.0f} MB {figures['gateway_cpu_share']:>5.0%}"
+                f" {attack.http_5xx:>4} {figures['offered_per_s']:>9.1f}"
+                f" {figures['answered_per_s']:>10.1f}  {_answers(attack)}"
+                + ("" if attack.is_within else "  <- out of bounds")
+            )
+        lines += [f"{attack.name}: {error}" for attack in self.attacks for error in attack.errors]
+        return "\n".join(lines)
+
+
+def _p99(ttft_ns: list[int]) -> int:
+    return percentile(ttft_ns, 99) if ttft_ns else 0
+
+
+def _p50(ttft_ns: list[int]) -> int:
+    return percentile(ttft_ns, 50) if ttft_ns else 0
+
+
+def _answers(attack: AttackFigures) -> str:
+    return ", ".join(f"{count} x {status}" for status, count in sorted(attack.statuses.items()))
+
 
 _MODEL = "timed"
 _MODEL_TOKENS_MAX = 4096
@@ -91,11 +205,9 @@ def _chosen(names: tuple[str, ...]) -> list[int]:
 
 def _config(scratch: Path) -> PoolConfig:
     """The timed worker's times are those of the settings' defaults."""
-    file = scratch / "pool.yaml"
     model = {"path": str(scratch / _MODEL), "min_replicas": _WORKERS, "max_replicas": _WORKERS}
-    file.write_text(json.dumps({"models": [model]}))  # JSON is YAML
     settings = {"port": 0, "device": "timed", "workers": _WORKERS, "arena_bytes": 8 << 20}
-    return load_config(file, [], {}, settings)
+    return pool_config(scratch, [model], settings)
 
 
 async def _play(
@@ -148,38 +260,32 @@ def _measure(
     return figures
 
 
+@dataclass(slots=True)
 class _Windows:
     """Measures attacks, one after the other: windows alone and beside, in turns."""
 
-    def __init__(
-        self,
-        light: LineProcess,
-        attacker: LineProcess,
-        gateway: psutil.Process,
-        options: AttacksBenchOptions,
-    ) -> None:
-        self._light = light
-        self._attacker = attacker
-        self._gateway = gateway
-        self._options = options
+    light: LineProcess
+    attacker: LineProcess
+    gateway: psutil.Process
+    options: AttacksBenchOptions
 
     def attack(self, number: int) -> AttackFigures:
-        request_bytes = self._attacker.ask({"attack": number}, _WAIT_S)["request_bytes"]
+        request_bytes = self.attacker.ask({"attack": number}, _WAIT_S)["request_bytes"]
         figures = AttackFigures(BENCH_ATTACKS[number].name, request_bytes)
-        for _ in range(self._options.rounds):
+        for _ in range(self.options.rounds):
             figures.alone_ns += self._light_window(figures)
-            with _growth(self._gateway, figures):
+            with _growth(self.gateway, figures):
                 self._beside(number, figures)
             time.sleep(_SETTLE_S)
         return figures
 
     def _beside(self, number: int, figures: AttackFigures) -> None:
-        begin_cpu_s = _cpu_s(self._gateway)
-        window = {"attack": number, "seconds": self._options.seconds}
-        self._attacker.send(window)
+        begin_cpu_s = _cpu_s(self.gateway)
+        window = {"attack": number, "seconds": self.options.seconds}
+        self.attacker.send(window)
         figures.beside_ns += self._light_window(figures)
-        attack = self._attacker.receive(self._options.seconds + _WAIT_S)
-        figures.gateway_cpu_s += _cpu_s(self._gateway) - begin_cpu_s
+        attack = self.attacker.receive(self.options.seconds + _WAIT_S)
+        figures.gateway_cpu_s += _cpu_s(self.gateway) - begin_cpu_s
         figures.offered += attack["offered"]
         figures.attacked_s += attack["elapsed_s"]
         for status, count in attack["statuses"].items():
@@ -187,8 +293,8 @@ class _Windows:
 
     def _light_window(self, figures: AttackFigures) -> list[int]:
         """Its TTFTs; what failed is in the figures."""
-        window = {"seconds": self._options.seconds}
-        seen = self._light.ask(window, self._options.seconds + _WAIT_S)
+        window = {"seconds": self.options.seconds}
+        seen = self.light.ask(window, self.options.seconds + _WAIT_S)
         figures.failed += seen["failed"]
         figures.light_5xx += seen["http_5xx"]
         figures.errors += seen["errors"]

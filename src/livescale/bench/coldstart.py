@@ -25,8 +25,6 @@ from livescale.engine.model_files import model_spec, read_manifest
 from livescale.interpreter import module_words
 
 COLD_PHASES = ("process", "imports", "context", "kernels", "connections", "bytes", "first_token")
-WARM_PHASES = ("bytes", "first_token")
-VLLM_PHASES = ("ready", "first_token")
 
 _START_S = 600.0
 _MODEL = "bench"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
+
+from livescale.slo import percentile
 
 HEADLINE_HIDDEN, HEADLINE_LAYERS, HEADLINE_DTYPE = 512, 8, "bfloat16"
 HEADLINE_IN_FLIGHT = 8
@@ -153,14 +155,6 @@ class EngineReport:
             f" {row.rate:>9.0f} {spread:<16}{shown:>8}"
             f" {row.cores_used:>6.2f} {row.tokens_per_cpu_s:>8.0f}  {ttft:<16} {row.token_check}"
         )
-
-
-def percentile(values: Sequence[int], percent: int) -> int:
-    """The smallest value that at least `percent` of the values do not exceed."""
-    assert values
-    assert 0 < percent <= 100, percent
-    ordered = sorted(values)
-    return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
 def _kind(row: EngineRow) -> tuple[int, int, str, int]:

@@ -86,57 +86,50 @@ class _Contender:
     cores_used: dict[int, list[float]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class _Contest:
     """One shape and dtype: every engine loaded once, then round after round."""
 
-    def __init__(
-        self,
-        options: EngineBenchOptions,
-        shape: BenchShape,
-        dtype: str,
-        directory: Path,
-        say: Callable[[str], None],
-    ) -> None:
-        self._options = options
-        self._shape = shape
-        self._dtype = dtype
-        self._directory = directory
-        self._say = say
+    options: EngineBenchOptions
+    shape: BenchShape
+    dtype: str
+    directory: Path
+    say: Callable[[str], None]
 
     def play(self) -> list[EngineRow]:
         with ExitStack() as stack:
             # They load beside each other; once loaded, one works at a time. The judge is gone by
             # the time that rounds count.
-            started = [(name, self._start(name, stack)) for name in self._options.engines]
+            started = [(name, self._start(name, stack)) for name in self.options.engines]
             with ExitStack() as judging:
                 judge = self._start("judge", judging)
                 contenders = [self._ready(name, process) for name, process in started]
                 judge.receive(_START_S)
                 self._warm_up(contenders, judge)
-            for repetition in range(1, self._options.repetitions + 1):
-                for in_flight in self._options.in_flight:
+            for repetition in range(1, self.options.repetitions + 1):
+                for in_flight in self.options.in_flight:
                     prompts = self._prompts(repetition, in_flight)
                     for contender in contenders:
                         self._counted_round(contender, in_flight, prompts)
-                self._say(f"  repetition {repetition} of {self._options.repetitions} is done")
+                self.say(f"  repetition {repetition} of {self.options.repetitions} is done")
             return list(self._rows(contenders))
 
     def _start(self, name: str, stack: ExitStack) -> LineProcess:
-        words, environ = _command(name, self._options)
+        words, environ = _command(name, self.options)
         process = stack.enter_context(LineProcess(name, words, environ))
         process.send(self._job())
         return process
 
     def _ready(self, name: str, process: LineProcess) -> _Contender:
         settings = process.receive(_START_S)["settings"]
-        self._say(f"  {name} is ready: {settings}")
+        self.say(f"  {name} is ready: {settings}")
         return _Contender(name, process, settings)
 
     def _job(self) -> dict[str, object]:
-        options = self._options
+        options = self.options
         return {
-            "directory": str(self._directory),
-            "dtype": self._dtype,
+            "directory": str(self.directory),
+            "dtype": self.dtype,
             "threads": options.threads,
             "prompt_tokens": options.prompt_tokens,
             "output_tokens": options.output_tokens,
@@ -148,7 +141,7 @@ class _Contest:
 
     def _warm_up(self, contenders: list[_Contender], judge: LineProcess) -> None:
         """Play one round of each kind that does not count, and judge its tokens."""
-        for in_flight in self._options.in_flight:
+        for in_flight in self.options.in_flight:
             prompts = self._prompts(0, in_flight)
             for contender in contenders:
                 answer = self._ask(contender, in_flight, prompts)
@@ -161,7 +154,7 @@ class _Contest:
                 contender.token_checks.append(check)
                 if contender.name == OURS and not _is_right(check):
                     raise BenchError(
-                        f"{self._shape} {self._dtype}: our own tokens are wrong ({check})"
+                        f"{self.shape} {self.dtype}: our own tokens are wrong ({check})"
                     )
 
     def _counted_round(
@@ -181,21 +174,21 @@ class _Contest:
     ) -> dict[str, Any]:
         job = {
             "in_flight": in_flight,
-            "output_tokens": self._options.output_tokens,
+            "output_tokens": self.options.output_tokens,
             "prompts": prompts,
         }
         answer = contender.process.ask(job, _ROUND_S)
         lengths = {len(token_ids) for token_ids in answer["token_ids"]}
-        if lengths != {self._options.output_tokens}:
+        if lengths != {self.options.output_tokens}:
             raise BenchError(
                 f"{contender.name} answered with {sorted(lengths)} tokens per request instead of"
-                f" {self._options.output_tokens}"
+                f" {self.options.output_tokens}"
             )
         return answer
 
     def _prompts(self, repetition: int, in_flight: int) -> list[list[int]]:
         """Fresh in every round, so that no prefix cache can help; the same for all engines."""
-        options = self._options
+        options = self.options
         rng = random.Random(f"{options.seed} {repetition} {in_flight}")
         return [
             [rng.randrange(2, options.vocabulary) for _ in range(options.prompt_tokens)]
@@ -203,18 +196,18 @@ class _Contest:
         ]
 
     def _rows(self, contenders: list[_Contender]) -> Iterator[EngineRow]:
-        for in_flight in self._options.in_flight:
+        for in_flight in self.options.in_flight:
             for contender in contenders:
                 yield EngineRow(
                     engine=contender.name,
-                    dtype=self._dtype,
-                    hidden=self._shape.hidden,
-                    layers=self._shape.layers,
+                    dtype=self.dtype,
+                    hidden=self.shape.hidden,
+                    layers=self.shape.layers,
                     in_flight=in_flight,
                     tokens_per_s=tuple(contender.tokens_per_s[in_flight]),
                     ttft_ns=tuple(contender.ttft_ns[in_flight]),
                     settings=contender.best[in_flight],
-                    token_check=contender.token_checks[self._options.in_flight.index(in_flight)],
+                    token_check=contender.token_checks[self.options.in_flight.index(in_flight)],
                     cores_used=median(contender.cores_used[in_flight]),
                     others_cpu_max=max(contender.others_cpu[in_flight]),
                 )

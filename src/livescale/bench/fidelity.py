@@ -3,6 +3,10 @@
 The real pool plays it several times, the simulator with what a calibration measured just before.
 The controller and the Batcher are the same code in both; what is put to the test is everything
 that the simulator replaces: clock, network, accelerators, gateway.
+
+The pools are many timed workers, or two that compute. Their models are made for the run. Every
+worker is a host of its own, so that parameters cross links, which are so narrow that a load takes
+about the time that is asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from livescale.bench import fidelity_profile
 from livescale.bench.errors import BenchError
 from livescale.bench.fidelity_figures import (
     GOAL,
@@ -21,15 +26,15 @@ from livescale.bench.fidelity_figures import (
     agreements,
     run_figures,
 )
-from livescale.bench.fidelity_pools import FidelityPool
-from livescale.bench.fidelity_profile import (
-    BURSTS,
-    PoolProfile,
-    calibration_rows,
-    measure_profile,
-    simulated_pool,
-)
 from livescale.bench.fidelity_runs import PlayedRun, Strain, play_real, play_simulated
+from livescale.bench.made_models import pool_config
+from livescale.bench.profile import ProfileOptions, run_profile
+from livescale.bench.profile_points import ProfileLimits
+from livescale.config import PoolConfig
+from livescale.engine.make import Preset, make_model
+from livescale.latency.table import TableLatency
+from livescale.latency.work import LinearLatency
+from livescale.profiles import read_profile
 from livescale.report.html import write_html_report
 from livescale.report.reported_run import ReportedRun
 from livescale.sim.config import SimConfig
@@ -37,6 +42,87 @@ from livescale.sim.pools.capacity import CapacityError, ServingCapacity, measure
 from livescale.sim.pools.runs import fit_rows
 from livescale.telemetry.record import RunLine
 from livescale.traces import TraceRow, upscale
+
+_MODEL = "fidelity"
+# Many small layers: their bytes cost the machine little, and phases of a load can be told apart.
+_TIMED_SHAPE = Preset(16, 128, 256, 4, 2, 1024)
+_RUN_US, _TOKEN_US = 40_000, 400
+_DECODES_MAX = 32
+_CPU_SHAPE = Preset(6, 256, 704, 8, 2, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityPool:
+    """A kind of workers, the settings of their pool (but for the record's path), and how long a
+    Run takes on such a worker that has the machine to itself."""
+
+    kind: str
+    config: PoolConfig
+    latency: fidelity_profile.Bare
+
+
+def timed_pool(scratch: Path, workers: int, load_s: float) -> FidelityPool:
+    """Workers that wait: 40 ms for a Run and 0.4 ms per token, as a large model takes on one
+    accelerator. So slow that the machine itself is idle, mostly."""
+    latency = LinearLatency(_RUN_US * 1000, _TOKEN_US * 1000)
+    settings: dict[str, object] = {
+        "device": "timed",
+        "timed_run_us": _RUN_US,
+        "timed_token_us": _TOKEN_US,
+        # Counted, not allocated.
+        "kv_bytes": 1 << 30,
+        "run_tokens_max": 256,
+    }
+    config = _config(scratch, _TIMED_SHAPE, workers, load_s, settings)
+    return FidelityPool("timed", config, latency)
+
+
+def cpu_pool(
+    scratch: Path, workers: int, load_s: float, profile_s: float, say: Callable[[str], None]
+) -> FidelityPool:
+    """Workers that compute, one thread each. The engine's Runs are profiled for so many seconds.
+
+    Raises BenchError when that was too short.
+    """
+    settings: dict[str, object] = {"device": "cpu", "kv_bytes": 64 << 20}
+    config = _config(scratch, _CPU_SHAPE, workers, load_s, settings)
+    options = ProfileOptions(
+        out=scratch / "profile.csv",
+        model=scratch / _MODEL,
+        seconds=profile_s,
+        # Chunks larger than any Run: how a chunk's attention grows with what stands before it is
+        # read off whole prompts.
+        limits=ProfileLimits(
+            _CPU_SHAPE.model_tokens_max // 2, _DECODES_MAX, _CPU_SHAPE.model_tokens_max
+        ),
+    )
+    run_profile(options, say)
+    return FidelityPool("cpu", config, TableLatency.measured(read_profile(options.out)))
+
+
+def _config(
+    scratch: Path, shape: Preset, workers: int, load_s: float, settings: dict[str, object]
+) -> PoolConfig:
+    directory = scratch / _MODEL
+    make_model(directory, shape)
+    size_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    rate = max(1 << 20, int(size_bytes / load_s))
+    common: dict[str, object] = {
+        "port": 0,
+        "workers": workers,
+        "hosts": workers,
+        # Sources are devices alone: an agent per host would be a process more per worker.
+        "host_memory_bytes": 0,
+        "arena_bytes": 2 * size_bytes,
+        "chunk_bytes": 64 << 10,
+        "uplink_bytes_per_s": rate,
+        "downlink_bytes_per_s": rate,
+        "queue_requests_max": 100_000,
+        "queue_prompt_tokens_max": None,
+        "record": str(scratch / "record.jsonl"),
+    }
+    return pool_config(scratch, [{"path": str(directory)}], {**common, **settings})
+
 
 Say = Callable[[str], None]
 _NS_PER_S = 1_000_000_000
@@ -54,7 +140,7 @@ class FidelityOptions:
     rows: Sequence[TraceRow]
     runs: int = 5
     load_percent: int = 60
-    bursts: int = BURSTS
+    bursts: int = fidelity_profile.BURSTS
     seed: int = 0
     report: Path | None = None
 
@@ -64,7 +150,7 @@ class FidelityReport:
     """What came of both worlds."""
 
     pool: FidelityPool
-    profile: PoolProfile
+    profile: fidelity_profile.PoolProfile
     capacity: ServingCapacity
     load_percent: int
     requests: int
@@ -127,9 +213,9 @@ def run_fidelity(
     folder = options.report if options.report is not None else scratch
     folder.mkdir(parents=True, exist_ok=True)
     calibrated = _calibrate(pool, folder, options)
-    profile = measure_profile(calibrated, pool.latency, config, options.bursts)
+    profile = fidelity_profile.measure_profile(calibrated, pool.latency, config, options.bursts)
     say(profile.text())
-    world = simulated_pool(calibrated, config, profile)
+    world = fidelity_profile.simulated_pool(calibrated, config, profile)
     rows, clipped = fit_rows(options.rows, _tokens_max(calibrated))
     if clipped:
         say(f"{clipped} requests were longer than the model's limit and are clipped to it")
@@ -181,7 +267,7 @@ def run_fidelity(
 def _calibrate(pool: FidelityPool, folder: Path, options: FidelityOptions) -> PlayedRun:
     record = str(folder / f"{pool.kind}-calibration.jsonl")
     config = msgspec.structs.replace(pool.config, record=record)
-    rows = calibration_rows(pool.latency, config, options.bursts)
+    rows = fidelity_profile.calibration_rows(pool.latency, config, options.bursts)
     return play_real(config, rows, "calibration", options.seed)[0]
 
 

@@ -19,11 +19,10 @@ from livescale.bench.fidelity_figures import loads_of
 from livescale.bench.fidelity_runs import ClientDelays, PlayedRun
 from livescale.config import PoolConfig
 from livescale.control.config import ControllerConfig
-from livescale.latency.linear import LinearLatency
-from livescale.latency.overhead import OverheadLatency
+from livescale.latency.models import OverheadLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.table import TableLatency
-from livescale.latency.work import RunWork
+from livescale.latency.work import LinearLatency, RunWork
 from livescale.sim.config import SimConfig
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import RequestLine, RunLine, StepLine
@@ -37,7 +36,7 @@ _LONE_PER_BURST, _LONE_PROMPT_TOKENS, _LONE_OUTPUT_TOKENS = 7, 64, 8
 _PAUSE_NS = 50_000_000
 _BURST_GAP_NS = 5 * _NS_PER_S
 BURSTS = 3
-"""Of a calibration, where nobody says otherwise."""
+"""Of a calibration, where no flag says otherwise."""
 _BURST_OUTPUT_TOKENS = 8
 
 
@@ -45,7 +44,7 @@ class PoolProfile(Value, frozen=True):
     """A pool as it was measured. Times are medians.
 
     `message_delay_ns` is half of the way from the gateway to the controller and back, with all
-    that both do on it, for a request that finds nobody before it; the way to a worker is taken to
+    that both do on it, for a request that finds none before it; the way to a worker is taken to
     be as long. A Run takes `run_overhead_ns`, and `token_overhead_ns` per token, longer than
     `latency` says: decodes of one sequence and Runs that are full tell. `step_gap_ns` lies between
     two steps of a busy controller. A receiver that has its order waits `load_setup_ns`, and then

@@ -21,14 +21,7 @@ import numpy as np
 
 from livescale.bench.errors import BenchError
 from livescale.bench.machine import CpuShares
-from livescale.client.replayer import (
-    Lateness,
-    ReplayLimits,
-    ReplayResult,
-    lateness,
-    prompts_from_seed,
-    replay,
-)
+from livescale.client import replayer
 from livescale.config import PoolConfig
 from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import RunReport
@@ -99,7 +92,7 @@ class Strain:
     cores: int
     cores_used: float
     others_share: float
-    late: Lateness | None
+    late: replayer.Lateness | None
     pace_ns: tuple[int, int]
 
 
@@ -120,7 +113,7 @@ def play_real(
     except (PoolFailed, RecordError) as error:
         raise BenchError(str(error)) from error
     cores = len(os.sched_getaffinity(0))
-    strain = Strain(cores, *shares, lateness(results), (before_ns, _pace_ns()))
+    strain = Strain(cores, *shares, replayer.lateness(results), (before_ns, _pace_ns()))
     failed = [result.error for result in results if result.error is not None]
     if failed:
         raise BenchError(f"{name}: {len(failed)} requests failed, the first one: {failed[0]}")
@@ -173,22 +166,22 @@ def play_simulated(
 
 async def _play(
     pool: Pool, rows: Sequence[TraceRow], seed: int
-) -> tuple[list[ReplayResult], tuple[float, float]]:
+) -> tuple[list[replayer.ReplayResult], tuple[float, float]]:
     """The results; cores that were used, and the share of CPU time that others had."""
     vocabulary = msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"]
-    results: list[ReplayResult] = []
+    results: list[replayer.ReplayResult] = []
     async with pool:
         await pool.ready()
         shares = CpuShares([os.getpid()])
 
         async def play() -> None:
             results.extend(
-                await replay(
+                await replayer.replay(
                     pool.base_url,
                     pool.models[0].spec.name,
                     rows,
-                    prompt_ids_for=prompts_from_seed(vocabulary, seed),
-                    limits=ReplayLimits(drain_ns_max=_DRAIN_NS),
+                    prompt_ids_for=replayer.prompts_from_seed(vocabulary, seed),
+                    limits=replayer.ReplayLimits(drain_ns_max=_DRAIN_NS),
                 )
             )
 

@@ -7,7 +7,6 @@ Run takes exactly `step_ns`, so whatever a stream sees beyond that was added on 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import tempfile
 from collections.abc import Callable
@@ -21,8 +20,8 @@ import msgspec
 
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
+from livescale.bench.made_models import pool_config
 from livescale.config import PoolConfig
-from livescale.config_reading import load_config
 from livescale.engine.make import PRESETS, make_model
 from livescale.interpreter import module_words
 from livescale.runtime.supervisor import Pool, PoolFailed
@@ -154,13 +153,11 @@ def _config(scratch: Path, options: GatewayBenchOptions) -> PoolConfig:
     sequences_max = 2 * per_worker
     model_tokens_max = PRESETS[_PRESET].model_tokens_max
     blocks = sequences_max * -(-model_tokens_max // _BLOCK_TOKENS)
-    file = scratch / "pool.yaml"
     model = {
         "path": str(scratch / _MODEL),
         "min_replicas": options.workers,
         "prefill_tokens_per_s": 1 << 30,
     }
-    file.write_text(json.dumps({"models": [model]}))  # JSON is YAML
     settings = {
         "port": 0,
         "device": "timed",
@@ -176,7 +173,7 @@ def _config(scratch: Path, options: GatewayBenchOptions) -> PoolConfig:
         "dispatched_ahead_max": min(4096, sequences_max),
         "queue_requests_max": options.streams + options.stalled,
     }
-    return load_config(file, [], {}, settings)
+    return pool_config(scratch, [model], settings)
 
 
 async def _play(

@@ -15,16 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from livescale.batching.live_order import LIVE_ORDERS, ZIGZAG
+from livescale.bench import live_figures
 from livescale.bench.errors import BenchError
-from livescale.bench.live_figures import (
-    BothWorlds,
-    finished_at_half_load,
-    half_load_ratio,
-    mean_to_optimum,
-    order_row,
-    source_idle_share,
-    throughput_curve,
-)
 from livescale.bench.live_fleet import AskedRequest, PairFleet
 from livescale.bench.live_models import (
     LINK_BYTES_PER_S_MAX,
@@ -36,9 +28,9 @@ from livescale.bench.live_models import (
 )
 from livescale.bench.live_report import LiveReport
 from livescale.bench.live_runs import ALONE, STOP, Burst, PairPlay, play_burst, time_prompt
-from livescale.bench.live_tokens import count_mismatches
 from livescale.bench.live_twin import TwinPlay, simulate
 from livescale.bench.machine import CpuShares
+from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
 from livescale.slo import percentile
 from livescale.types import Manifest
 
@@ -111,7 +103,7 @@ class _LiveBench:
                 else:
                     await self._run_kind(kind, plays, Path(name))
         if options.linked is None and options.headline_ratio in options.ratios:
-            self.report.mean_to_optimum = mean_to_optimum(
+            self.report.mean_to_optimum = live_figures.mean_to_optimum(
                 options.layers, options.batches, options.headline_ratio
             )
         return self.report
@@ -154,7 +146,7 @@ class _LiveBench:
             bursts = [Burst(order, batches, _DECODED_TOKENS) for order in orders]
             ratio = setting.layer_load_ns * setting.decoder_layers // batch_ns
             played = await self._run_bursts(fleet, ratio, plays, bursts)
-        shares = [source_idle_share(play) for play in played[ZIGZAG.name]]
+        shares = [live_figures.source_idle_share(play) for play in played[ZIGZAG.name]]
         self.report.of_kind(kind).source_idle_shares = shares
         self._judge_tokens(setting)
 
@@ -202,15 +194,15 @@ class _LiveBench:
             self._take(setting, options.headline_ratio, [play])
         layers = setting.decoder_layers
         found = self.report.of_kind(setting.kind)
-        found.half_load = half_load_ratio(full, twin, alone, layers)
-        found.finished_at_half_load = finished_at_half_load(full, alone, layers)
-        found.throughput = throughput_curve(full, twin, alone, layers)
+        found.half_load = live_figures.half_load_ratio(full, twin, alone, layers)
+        found.finished_at_half_load = live_figures.finished_at_half_load(full, alone, layers)
+        found.throughput = live_figures.throughput_curve(full, twin, alone, layers)
         found.set_first_help(early[0], setting)
         self.say(f"  {setting.kind}: throughput, and queues from the start of the load")
 
     async def _run_decodes(self, fleet: PairFleet) -> None:
         """The burst while the source decodes, with and without help."""
-        gaps: dict[str, BothWorlds] = {}
+        gaps: dict[str, live_figures.BothWorlds] = {}
         options, setting = self.options, fleet.setting
         for order in (ALONE, ZIGZAG.name):
             burst = Burst(order, options.batches, _DECODED_TOKENS, decodes=options.decodes)
@@ -218,7 +210,7 @@ class _LiveBench:
             (twin,) = self._take(setting, options.headline_ratio, [play], adds_row=False)
             if not play.gaps_ns or not twin.gaps_ns:
                 raise BenchError(f"nothing decoded on the source during {order}")
-            gaps[order] = BothWorlds(
+            gaps[order] = live_figures.BothWorlds(
                 percentile(play.gaps_ns, 99) / 1e9, percentile(twin.gaps_ns, 99) / 1e9
             )
         self.report.of_kind(setting.kind).tbt_p99_s = gaps
@@ -231,5 +223,23 @@ class _LiveBench:
         self.asked += [asked for play in plays for asked in (*play.requests, *play.decodes)]
         twins = [simulate(play, setting) for play in plays]
         if adds_row:
-            self.report.rows.append(order_row(setting, ratio, plays, twins))
+            self.report.rows.append(live_figures.order_row(setting, ratio, plays, twins))
         return twins
+
+
+def count_mismatches(setting: PairSetting, asked: Sequence[AskedRequest]) -> int:
+    """Wrong tokens, tokens that are missing, and tokens that came twice or from the wrong worker.
+
+    `token_checks` says what is right.
+    """
+    found = sum(request.strays for request in asked)
+    # A request that was cancelled has as many as it has.
+    found += sum(
+        request.output_tokens - len(request.token_ids)
+        for request in asked
+        if not request.is_cancelled
+    )
+    outputs = [(request.prompt_ids, request.token_ids) for request in asked]
+    if setting.kind == "timed":
+        return found + sum(wrong_timed_tokens(setting.manifest, outputs))
+    return found + sum(wrong_greedy_tokens(setting.directory, outputs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 import msgspec
@@ -34,6 +34,9 @@ class BothWorlds(msgspec.Struct, frozen=True):
         """Measured over simulated."""
         return self.measured / self.simulated
 
+    def as_json(self) -> dict[str, float]:
+        return {**msgspec.structs.asdict(self), "agreement": self.agreement}
+
 
 @dataclass(frozen=True, slots=True)
 class OrderRow:
@@ -53,21 +56,8 @@ class OrderRow:
     figures: dict[str, BothWorlds]
 
     def as_json(self) -> dict[str, object]:
-        figures = {
-            name: {**msgspec.to_builtins(both), "agreement": both.agreement}
-            for name, both in self.figures.items()
-        }
-        return {
-            "kind": self.kind,
-            "ratio": self.ratio,
-            "measured_ratio": self.measured_ratio,
-            "order": self.order,
-            "queued": self.queued,
-            "plays": self.plays,
-            "layer_s": self.layer_s,
-            "load_s": self.load_s,
-            "figures": figures,
-        }
+        figures = {name: both.as_json() for name, both in self.figures.items()}
+        return {**asdict(self), "figures": figures}
 
 
 def order_row(

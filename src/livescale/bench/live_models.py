@@ -14,7 +14,7 @@ from pathlib import Path
 from livescale.bench.errors import BenchError
 from livescale.engine.make import PRESETS, Preset, make_model
 from livescale.engine.model_files import model_spec, read_manifest
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.types import SEQUENCES_MAX, Manifest
 
 LINK_BYTES_PER_S_MAX = 37_500_000

@@ -184,13 +184,7 @@ class LiveReport:
 
 
 def _pair(both: BothWorlds | None) -> dict[str, float] | None:
-    if both is None:
-        return None
-    return {
-        "measured": both.measured,
-        "simulated": both.simulated,
-        "agreement": both.agreement,
-    }
+    return None if both is None else both.as_json()
 
 
 def _kind_lines(found: KindFigures) -> list[str]:

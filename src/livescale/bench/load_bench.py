@@ -1,7 +1,7 @@
 """`bench load`: from safetensors files to host memory, by our reader and by libraries.
 
 Every loader has a process of its own and stays; they take turns. Warm: the files are in the page
-cache. Cold: their pages were dropped, and nobody else's.
+cache. Cold: their pages were dropped, and no others.
 """
 
 from __future__ import annotations

@@ -1,15 +1,20 @@
-"""Random models in the shapes that a benchmark asks for, in fp32 or bf16. No torch."""
+"""Random models in the shapes that a benchmark asks for, in fp32 or bf16, and settings of pools
+that serve made models. No torch.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from livescale.bench.errors import BenchError
+from livescale.config import PoolConfig
+from livescale.config_reading import load_config
 from livescale.engine.make import Preset, make_model
 
 DTYPES = ("float32", "bfloat16")
@@ -71,6 +76,15 @@ def make_bench_model(directory: Path, shape: BenchShape, vocabulary: int, dtype:
         config = directory / "config.json"
         fields = json.loads(config.read_text())
         config.write_text(json.dumps({**fields, "dtype": "bfloat16"}, indent=2) + "\n")
+
+
+def pool_config(
+    scratch: Path, models: Sequence[Mapping[str, object]], settings: Mapping[str, object]
+) -> PoolConfig:
+    """Settings of a pool, with keys of `models:` in its configuration for each model."""
+    file = scratch / "pool.yaml"
+    file.write_text(json.dumps({"models": models}))  # JSON is YAML
+    return load_config(file, [], {}, settings)
 
 
 def _round_to_bfloat16(file: Path) -> None:

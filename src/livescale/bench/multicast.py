@@ -332,6 +332,6 @@ class _Fleet:
 
 
 def _tail(chain: ScalePlan) -> WorkerRef:
-    """The receiver that nobody reads from."""
+    """The receiver that no other reads from."""
     senders = {upstream.worker for load in chain.loads for upstream in chunk_senders(load.feeds)}
     return next(load.receiver for load in chain.loads if load.receiver not in senders)

@@ -25,7 +25,7 @@ from livescale.engine.model_config import parse_config
 from livescale.engine.model_files import read_manifest
 from livescale.interpreter import module_words
 from livescale.latency.table import TableLatency
-from livescale.profile_files import read_profile, write_profile
+from livescale.profiles import read_profile, write_profile
 
 _START_S = 600.0
 _RUN_S = 600.0

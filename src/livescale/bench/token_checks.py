@@ -11,7 +11,7 @@ from pathlib import Path
 
 from livescale.batching.run import Run, Segment
 from livescale.engine.timed import TimedExecutor
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.types import Manifest, SamplingParams
 
 _BLOCK_TOKENS = 16

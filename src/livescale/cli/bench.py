@@ -4,75 +4,169 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from livescale.bench.coldstart import ColdStartOptions, run_coldstart
-from livescale.bench.engine_report import EngineReport
 from livescale.bench.engines import EngineBenchOptions, check_vllm_python, run_engines
 from livescale.bench.errors import BenchError
-from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
-from livescale.bench.machine import describe_run
+from livescale.bench.load_bench import LoadBenchOptions, run_load
 from livescale.bench.made_models import DTYPES, parse_shape
+from livescale.bench.mesh import run_mesh
+from livescale.bench.multicast import MulticastBenchOptions, run_multicast
 from livescale.bench.plan_bench import SIZES, run_plan
-from livescale.cli import (
-    attacks_bench,
-    fidelity_bench,
-    live_bench,
-    profile_bench,
-    sim_bench,
-    soak_bench,
-    transfer_benches,
+from livescale.bench.profile import ProfileOptions, run_profile
+from livescale.bench.profile_points import CONTEXT_TOKENS_MIN, ProfileLimits
+from livescale.cli import pool_benches
+from livescale.cli.bench_flags import (
+    Bench,
+    at_least,
+    chosen,
+    finish,
+    options_of,
+    say,
+    whole_numbers,
 )
 from livescale.cli.errors import UserError
-from livescale.cli.loads import write_json
+from livescale.cli.testbed import add_network_arguments, network_spec
+from livescale.control.multicast.planner import STRATEGIES
 from livescale.engine.errors import ModelError
-from livescale.settings import ConfigError
-from livescale.testbed.errors import TestbedError
+from livescale.settings import ConfigError, amount_of_bytes
+from livescale.testbed.spec import TestbedError
+
+# Storage, the planner's other strategy, crosses no emulated link.
+_MULTICAST = ("chain", *(name for name in STRATEGIES if name not in ("chain", "storage")))
+_WORKERS_MAX = 256
+_TRANSFER_PACKAGES = ("livescale", "torch", "safetensors", "xxhash", "numpy")
+
+
+def _bytes(text: str, flag: str) -> int:
+    size = amount_of_bytes(text, flag)
+    if size < 1:
+        raise UserError(f"{flag} must be at least 1 byte")
+    return size
+
+
+# -- load -----------------------------------------------------------------------------------------
+
+
+def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, metavar="DIR", help="a model's directory (default: a made one)")
+    add("--size", default="1GiB", help="about the size of the made model")
+    add("--repetitions", type=int, default=3, help="counted loads of each kind")
+    add("--warm-only", action="store_true", help="leave out loads from storage")
+    add("--peer-python", type=Path, help="an interpreter that has loaders to compare with")
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    at_least(arguments, 1, "repetitions")
+    options = options_of(
+        LoadBenchOptions,
+        arguments,
+        directory=arguments.model,
+        size_bytes=_bytes(arguments.size, "--size"),
+        is_cold=not arguments.warm_only,
+    )
+    finish(run_load(options, say), arguments, _TRANSFER_PACKAGES)
+    return 0
+
+
+# -- multicast ------------------------------------------------------------------------------------
+
+
+def _add_multicast_arguments(parser: argparse.ArgumentParser) -> None:
+    add_network_arguments(parser, hosts=6)
+    add = parser.add_argument
+    add("--size", default="256MiB", help="of the model")
+    add("--layers", type=int, default=32, help="of the model")
+    add("--chunk", default="512KiB", help="bytes of a chunk")
+    add("--strategies", default=",".join(_MULTICAST), metavar="NAME,…", help="in this order")
+    add("--receivers", metavar="N,…", help="hosts that receive (default: 1 to all but the first)")
+    add("--repetitions", type=int, default=3, help="transfers of each kind; the median counts")
+    add("--no-gloo", action="store_true", help="leave out torch.distributed")
+
+
+def _multicast(arguments: argparse.Namespace) -> int:
+    network = network_spec(arguments)
+    if network.hosts < 2:
+        raise UserError("--hosts must be at least 2: one sends, others receive")
+    at_least(arguments, 1, "repetitions", "layers")
+    options = options_of(
+        MulticastBenchOptions,
+        arguments,
+        network=network,
+        strategies=chosen(arguments.strategies.split(","), "--strategies", _MULTICAST),
+        receiver_hosts=_receiver_hosts(arguments.receivers, network.hosts - 1),
+        size_bytes=_bytes(arguments.size, "--size"),
+        chunk_bytes=_bytes(arguments.chunk, "--chunk"),
+        has_gloo=not arguments.no_gloo,
+        is_both_ways=network.devices_per_host == 1,
+    )
+    finish(run_multicast(options, say), arguments, _TRANSFER_PACKAGES)
+    return 0
+
+
+def _receiver_hosts(text: str | None, most: int) -> tuple[int, ...]:
+    if text is None:
+        return tuple(range(1, most + 1))
+    wanted = f"numbers from 1 to {most}, such as 1,{most}"
+    return tuple(sorted(set(whole_numbers(text, "--receivers", wanted, 1, most))))
+
+
+# -- mesh -----------------------------------------------------------------------------------------
+
+
+def _add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workers", default="4,8,16,32", metavar="N,…", help="sizes of the mesh")
+    add("--eager-peers-max", type=int, default=32, help="connections a worker opens by itself")
+
+
+def _mesh(arguments: argparse.Namespace) -> int:
+    at_least(arguments, 0, "eager_peers_max")
+    wanted = f"numbers from 2 to {_WORKERS_MAX}"
+    workers = whole_numbers(arguments.workers, "--workers", wanted, 2, _WORKERS_MAX)
+    finish(run_mesh(workers, arguments.eager_peers_max, say), arguments, _TRANSFER_PACKAGES)
+    return 0
+
+
+_TRANSFER_BENCHES = {
+    "load": Bench(
+        "from safetensors files to host memory, by our reader and by libraries",
+        _add_load_arguments,
+        _load,
+    ),
+    "multicast": Bench(
+        "every multicast strategy on emulated links, beside gloo and a TCP stream (root)",
+        _add_multicast_arguments,
+        _multicast,
+    ),
+    "mesh": Bench(
+        "connections, memory and set-up time of the mesh of data planes",
+        _add_mesh_arguments,
+        _mesh,
+    ),
+}
+
 
 _ENGINES = ("livescale", "transformers_generate", "transformers_cb", "vllm_cpu")
-_PACKAGES = ("livescale", "torch", "transformers", "numpy", "uvloop")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     benches = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    words = "tokens per second of our engine and of others, over the same prompts"
-    _add_engine_arguments(benches.add_parser("engine", help=words, description=words))
-    words = "what the gateway adds to every token under many concurrent streams"
-    _add_gateway_arguments(benches.add_parser("gateway", help=words, description=words))
-    words = "from nothing, and from a warm worker, to the first token"
-    _add_coldstart_arguments(benches.add_parser("coldstart", help=words, description=words))
-    transfer_benches.add_parsers(benches)
-    words = "how long multicast planning takes, and how good its plans are"
-    _add_plan_arguments(benches.add_parser("plan", help=words, description=words))
-    words = "how long single Runs take on this machine, as a profile for simulations"
-    profile_bench.add_arguments(benches.add_parser("profile", help=words, description=words))
-    words = "how fast the simulator is, by size of the pool, with and without coalescing"
-    sim_bench.add_arguments(benches.add_parser("sim", help=words, description=words))
-    words = "one load on a real pool and in the simulator, figure by figure"
-    fidelity_bench.add_arguments(benches.add_parser("fidelity", help=words, description=words))
-    words = "what an instance is worth while it loads, by live order, beside the simulator"
-    live_bench.add_arguments(benches.add_parser("live", help=words, description=words))
-    words = "a real pool under load and faults: nothing lost, nothing hangs, no wrong token"
-    soak_bench.add_arguments(benches.add_parser("soak", help=words, description=words))
-    words = "a light client alone and beside each attack: what the attack costs others"
-    attacks_bench.add_arguments(benches.add_parser("attacks", help=words, description=words))
+    for name, bench in _BENCHES.items():
+        own = benches.add_parser(name, help=bench.help, description=bench.help)
+        bench.add_arguments(own)
+        own.add_argument("--json", type=Path, help="write the figures to this file")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the figures could be taken."""
     try:
-        return _BENCHES[arguments.bench](arguments)
+        return _BENCHES[arguments.bench].run(arguments)
     except (BenchError, ConfigError, ModelError, TestbedError) as error:
         raise UserError(str(error)) from error
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _write(path: Path | None, figures: dict[str, object]) -> None:
-    if path is not None:
-        write_json(path, {**figures, **describe_run(_PACKAGES)})
 
 
 # -- engine ---------------------------------------------------------------------------------------
@@ -99,17 +193,13 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engines", default=",".join(_ENGINES[:3]), metavar="NAME,…", help="besides vLLM")
     add("--vllm-python", type=Path, help="an interpreter that has vLLM's CPU build: adds vllm_cpu")
     add("--seed", type=int, default=0, help="of the prompts")
-    add("--json", type=Path, help="write the figures to this file")
 
 
 def _engine(arguments: argparse.Namespace) -> int:
     options = _engine_options(arguments)
     if options.vllm_python is not None:
         check_vllm_python(options.vllm_python)
-    report: EngineReport = run_engines(options, _say)
-    print()
-    print(report.text())
-    _write(arguments.json, report.as_json())
+    finish(run_engines(options, say), arguments)
     return 0
 
 
@@ -123,93 +213,27 @@ def _engine_options(arguments: argparse.Namespace) -> EngineBenchOptions:
     shapes = tuple(parse_shape(text, *sizes) for text in texts or ["512x8"])
     for shape in shapes:
         shape.preset(arguments.vocabulary)  # a shape that cannot be built is refused at once
-    for name in ("prompt_tokens", "output_tokens", "repetitions", "threads"):
-        _at_least(arguments, name, 1)
-    for name in ("run_tokens_max", "block_tokens"):
-        _at_least(arguments, name, 1)
-    return EngineBenchOptions(
+    at_least(arguments, 1, "prompt_tokens", "output_tokens", "repetitions", "threads")
+    at_least(arguments, 1, "run_tokens_max", "block_tokens")
+    wanted = "positive numbers, such as 1,8,32"
+    in_flight = whole_numbers(arguments.concurrency, "--concurrency", wanted, 1, sys.maxsize)
+    return options_of(
+        EngineBenchOptions,
+        arguments,
         shapes=shapes,
         dtypes=tuple(arguments.dtype or ["bfloat16"]),
         engines=_engines(arguments),
-        in_flight=_in_flight(arguments.concurrency),
-        vocabulary=arguments.vocabulary,
-        prompt_tokens=arguments.prompt_tokens,
-        output_tokens=arguments.output_tokens,
-        repetitions=arguments.repetitions,
-        threads=arguments.threads,
-        run_tokens_max=arguments.run_tokens_max,
-        block_tokens=arguments.block_tokens,
-        weights_layout=arguments.weights_layout,
-        seed=arguments.seed,
-        vllm_python=arguments.vllm_python,
+        in_flight=tuple(sorted(set(in_flight))),
     )
 
 
 def _engines(arguments: argparse.Namespace) -> tuple[str, ...]:
-    chosen = arguments.engines.split(",")
-    for name in chosen:
-        if name not in _ENGINES:
-            raise UserError(f"--engines: unknown {name!r}, there are {', '.join(_ENGINES)}")
+    names = chosen(arguments.engines.split(","), "--engines", _ENGINES)
     if arguments.vllm_python is not None:
-        chosen.append("vllm_cpu")
-    elif "vllm_cpu" in chosen:
+        names += ("vllm_cpu",)
+    elif "vllm_cpu" in names:
         raise UserError("--engines: vllm_cpu needs --vllm-python, an interpreter that has vLLM")
-    return tuple(name for name in _ENGINES if name in chosen)
-
-
-def _in_flight(text: str) -> tuple[int, ...]:
-    numbers = text.split(",")
-    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
-        raise UserError(f"--concurrency {text!r} must be positive numbers, such as 1,8,32")
-    return tuple(sorted({int(number) for number in numbers}))
-
-
-# -- gateway --------------------------------------------------------------------------------------
-
-
-def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    defaults = GatewayBenchOptions()
-    add("--streams", type=int, default=defaults.streams, help="concurrent streams")
-    add("--stalled", type=int, default=defaults.stalled, help="streams more that never read")
-    add("--workers", type=int, default=defaults.workers, help="timed workers")
-    add("--step-ms", type=int, default=defaults.step_ms, help="time that a Run takes")
-    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="length of prompts")
-    add("--output-tokens", type=int, default=defaults.output_tokens, help="length of outputs")
-    add("--seconds", type=float, default=defaults.seconds, help="how long is measured")
-    add("--ramp-seconds", type=float, default=defaults.ramp_s, help="time to connect all streams")
-    add("--seed", type=int, default=defaults.seed, help="of the prompts")
-    add("--json", type=Path, help="write the figures to this file")
-
-
-def _gateway(arguments: argparse.Namespace) -> int:
-    """0 when every stream got tokens until the end."""
-    for name in ("streams", "workers", "step_ms", "prompt_tokens", "output_tokens"):
-        _at_least(arguments, name, 1)
-    _at_least(arguments, "stalled", 0)
-    if arguments.seconds <= 0 or arguments.ramp_seconds < 0:
-        raise UserError("--seconds must be positive and --ramp-seconds not negative")
-    options = GatewayBenchOptions(
-        streams=arguments.streams,
-        stalled=arguments.stalled,
-        workers=arguments.workers,
-        step_ms=arguments.step_ms,
-        prompt_tokens=arguments.prompt_tokens,
-        output_tokens=arguments.output_tokens,
-        seconds=arguments.seconds,
-        ramp_s=arguments.ramp_seconds,
-        seed=arguments.seed,
-    )
-    report = run_gateway(options, _say)
-    print()
-    print(report.text())
-    _write(arguments.json, report.as_json())
-    return 0 if report.seen["streams_held"] == options.streams else 1
-
-
-def _at_least(arguments: argparse.Namespace, name: str, least: int) -> None:
-    if getattr(arguments, name) < least:
-        raise UserError(f"--{name.replace('_', '-')} must be at least {least}")
+    return tuple(name for name in _ENGINES if name in names)
 
 
 # -- coldstart ------------------------------------------------------------------------------------
@@ -224,29 +248,15 @@ def _add_coldstart_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repetitions", type=int, default=3, help="starts of each kind")
     add("--threads", type=int, default=1, help="compute threads")
     add("--vllm-python", type=Path, help="an interpreter that has vLLM's CPU build: its start, too")
-    add("--json", type=Path, help="write the figures to this file")
 
 
 def _coldstart(arguments: argparse.Namespace) -> int:
-    for name in ("prompt_tokens", "repetitions", "threads"):
-        _at_least(arguments, name, 1)
+    at_least(arguments, 1, "prompt_tokens", "repetitions", "threads")
     shape = parse_shape(arguments.shape, None, None, None)
     shape.preset(arguments.vocabulary)
     if arguments.vllm_python is not None:
         check_vllm_python(arguments.vllm_python)
-    options = ColdStartOptions(
-        shape=shape,
-        dtype=arguments.dtype,
-        vocabulary=arguments.vocabulary,
-        prompt_tokens=arguments.prompt_tokens,
-        repetitions=arguments.repetitions,
-        threads=arguments.threads,
-        vllm_python=arguments.vllm_python,
-    )
-    report = run_coldstart(options, _say)
-    print()
-    print(report.text())
-    _write(arguments.json, report.as_json())
+    finish(run_coldstart(options_of(ColdStartOptions, arguments, shape=shape), say), arguments)
     return 0
 
 
@@ -258,69 +268,73 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     words = "devices of the clusters (default: 64 to 4,096)"
     add("--devices", action="append", type=int, metavar="N", help=words)
     add("--repetitions", type=int, default=20, help="plans of each kind")
-    add("--json", type=Path, help="write the figures to this file")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    _at_least(arguments, "repetitions", 1)
+    at_least(arguments, 1, "repetitions")
     sizes = tuple(arguments.devices or SIZES)
     if not all(2 <= size <= 1 << 16 for size in sizes):
         raise UserError("--devices must be 2 to 65536")
-    report = run_plan(sizes, arguments.repetitions, _say)
-    print()
-    print(report.text())
-    _write(arguments.json, report.as_json())
+    finish(run_plan(sizes, arguments.repetitions, say), arguments)
     return 0
+
+
+# -- profile --------------------------------------------------------------------------------------
+
+
+def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="FILE", help="the profile (CSV)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="what computes")
+    add("--model", type=Path, metavar="DIR", help="a model's directory (default: one is made)")
+    add("--shape", default="512x8", metavar="HxL", help="of a made model: hidden size x layers")
+    add("--dtype", choices=DTYPES, default="bfloat16", help="of a made model's weights")
+    add("--vocabulary", type=int, default=8192, help="of a made model: token ids")
+    words = "compute threads (default: 1, as a worker has)"
+    add("--threads", type=int, default=1, help=words)
+    add("--seconds", type=float, default=60.0, help="how long is measured")
+    add("--chunk-max", type=int, default=1024, help="tokens of the largest chunk of a prompt")
+    add("--batch-max", type=int, default=32, help="decodes of the largest batch")
+    add("--context-max", type=int, default=2048, help="tokens of the longest context")
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    _write(arguments.json, profile_bench.run(arguments))
+    limits = ProfileLimits(arguments.chunk_max, arguments.batch_max, arguments.context_max)
+    if limits.chunk_tokens_max < 1 or limits.decodes_max < 1 or arguments.threads < 1:
+        raise UserError("--chunk-max, --batch-max and --threads must be at least 1")
+    least = max(limits.chunk_tokens_max, 4 * CONTEXT_TOKENS_MIN)
+    if limits.context_tokens_max < least:
+        raise UserError(f"--context-max must be at least {least}")
+    if not 0 < arguments.seconds <= 86_400:
+        raise UserError("--seconds must be positive, and a day at most")
+    if not os.access(arguments.out.absolute().parent, os.W_OK):
+        raise UserError(f"--out {arguments.out}: its directory cannot be written to")
+    shape = parse_shape(arguments.shape, None, None, None)
+    shape.preset(arguments.vocabulary)
+    options = options_of(ProfileOptions, arguments, shape=shape, limits=limits)
+    finish(run_profile(options, say), arguments)
     return 0
-
-
-def _sim(arguments: argparse.Namespace) -> int:
-    _write(arguments.json, sim_bench.run(arguments))
-    return 0
-
-
-def _fidelity(arguments: argparse.Namespace) -> int:
-    """0 when timed workers behaved as simulated, in the figures that have to be right."""
-    figures, is_good = fidelity_bench.run(arguments)
-    _write(arguments.json, figures)
-    return 0 if is_good else 1
-
-
-def _live(arguments: argparse.Namespace) -> int:
-    """0 when every token was right."""
-    figures = live_bench.run(arguments)
-    _write(arguments.json, figures)
-    return 0 if figures["token_mismatches"] == 0 else 1
-
-
-def _soak(arguments: argparse.Namespace) -> int:
-    """0 when nothing was lost, hung or wrong and every fault healed in time."""
-    figures, is_good = soak_bench.run(arguments)
-    _write(arguments.json, figures)
-    return 0 if is_good else 1
-
-
-def _attacks(arguments: argparse.Namespace) -> int:
-    """0 when every attack stayed within its bounds."""
-    figures, is_good = attacks_bench.run(arguments)
-    _write(arguments.json, figures)
-    return 0 if is_good else 1
 
 
 _BENCHES = {
-    "engine": _engine,
-    "gateway": _gateway,
-    "coldstart": _coldstart,
-    **transfer_benches.BENCHES,
-    "plan": _plan,
-    "profile": _profile,
-    "sim": _sim,
-    "fidelity": _fidelity,
-    "live": _live,
-    "soak": _soak,
-    "attacks": _attacks,
+    "engine": Bench(
+        "tokens per second of our engine and of others, over the same prompts",
+        _add_engine_arguments,
+        _engine,
+    ),
+    "coldstart": Bench(
+        "from nothing, and from a warm worker, to the first token",
+        _add_coldstart_arguments,
+        _coldstart,
+    ),
+    "plan": Bench(
+        "how long multicast planning takes, and how good its plans are", _add_plan_arguments, _plan
+    ),
+    "profile": Bench(
+        "how long single Runs take on this machine, as a profile for simulations",
+        _add_profile_arguments,
+        _profile,
+    ),
+    **_TRANSFER_BENCHES,
+    **pool_benches.BENCHES,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from livescale.cli.errors import UserError
 from livescale.cli.loads import add_load_arguments, write_json
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser, trace=None, seconds=300, divide_lengths=1)
     add_pool_arguments(parser, strategy="livescale,serverlessllm,fixed-full")
     add = parser.add_argument
+    add("--json", type=Path, help="write the figures to this file")
     words = "percentiles that must hold: ttft_p99=450ms,tbt_p99=150ms"
     add("--slo", required=True, metavar="BOUNDS", help=words)
     words = "what a pool grows by (default: hosts where the cluster has several, else devices)"

@@ -7,21 +7,26 @@ import argparse
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from livescale.cli.demo_live import play_live
-from livescale.cli.demo_run import DemoRun, TokenChecks, check_tokens, slo_rule
+from livescale.cli.demo_run import DemoRun, Played, TokenChecks, check_tokens, slo_rule
 from livescale.cli.errors import UserError
 from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
 from livescale.config import PoolConfig
 from livescale.config_reading import add_flags, given_flags, load_config
 from livescale.engine.errors import ModelError
 from livescale.engine.make import make_model
+from livescale.report.comparison import as_json, comparison_table
+from livescale.report.html import write_html_report
+from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import RunReport
 from livescale.runtime.supervisor import PoolFailed
 from livescale.settings import ConfigError
-from livescale.traces import TraceError, clip
+from livescale.telemetry.history.reading import read_history
+from livescale.telemetry.record import read_record
+from livescale.traces import TraceError, TraceRow, clip
 
 _PRESET = "medium"
 # How long the pool may take to shrink again after the last request.
@@ -39,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--load-seconds", type=float, default=1.0, help="time that a load takes in the first part")
     words = "time that a load takes in the second part"
     add("--live-load-seconds", type=float, default=5.0, help=words)
+    add("--json", type=Path, help="write the figures to this file")
     words = "of records, pictures and the page (default: runs/demo-DATE)"
     add("--folder", type=Path, help=words)
     add_flags(parser)
@@ -147,3 +153,149 @@ def _clipped(load: Load, request_tokens_max: int) -> Load:
     if clipped:
         print(f"{clipped} requests were longer than the model's limit and are clipped to it")
     return Load(load.name, rows)
+
+
+_NS_PER_S = 1_000_000_000
+_BASELINE = "stop-the-world"
+PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 4
+"""Long prompts and short answers: what the burst asks for is prefill."""
+_ARRIVAL_GAP_NS = 10_000_000
+_WORK_PERCENT = 120
+"""The burst is as much work as keeps one instance busy for this part of a load's time."""
+_REQUESTS_MIN, _REQUESTS_MAX = 8, 240
+_LOOKS, _LOOK_S = 50, 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOutcome:
+    """Both runs, what was written about them, and whether every token was right."""
+
+    runs: list[ReportedRun]
+    checks: TokenChecks
+    folder: Path
+
+    @property
+    def is_good(self) -> bool:
+        return self.checks.wrong == 0 and not any(run.report.summary.failed for run in self.runs)
+
+    def as_json(self) -> dict[str, object]:
+        figures: dict[str, object] = {"runs": as_json(self.runs), **self.checks.as_json()}
+        first, second = (run.report.summary.ttft for run in self.runs)
+        if first is not None and second is not None:
+            figures["ttft_p50_ratio"] = second.p50_s / first.p50_s
+            figures["ttft_p99_ratio"] = second.p99_s / first.p99_s
+        return figures
+
+    def text(self) -> str:
+        live = self.runs[1].report
+        return "\n\n".join(
+            [
+                comparison_table(self.runs),
+                live.live_text or "no instance was live: the load was not worth it",
+                f"{self.checks.text()}\n"
+                f"seen      {self.folder}/live.svg and {self.folder}/report.html, with the record"
+                " of each run beside them",
+            ]
+        )
+
+
+def play_live(arguments: argparse.Namespace, folder: Path) -> LiveOutcome:
+    """Play the burst twice. Raises ConfigError, PoolFailed, UserError."""
+    order = str(given_flags(arguments).get("live_order", "zigzag"))
+    if order == _BASELINE:
+        raise UserError(f"--live-order {_BASELINE} is what live scaling is compared with")
+    rows: Sequence[TraceRow] = ()
+    played: list[Played] = []
+    for name in (_BASELINE, order):
+        config = _live_config(arguments, folder / f"{name}.jsonl", name)
+        run = DemoRun(config)
+        print(f"\n{name}", flush=True)
+        print(run.describe(), flush=True)
+        rows, one = asyncio.run(_play_burst(run, rows, arguments))
+        played.append(one)
+    print("checking every token against transformers …", flush=True)
+    checks = check_tokens(arguments.model, [r for one in played for r in one.results])
+    return _judge(config, (_BASELINE, order), played, checks, folder)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _live_config(arguments: argparse.Namespace, record: Path, order: str) -> PoolConfig:
+    """Two hosts without copies in their memory: the new instance loads over the capped link."""
+    size_bytes = sum(file.stat().st_size for file in arguments.model.glob("*.safetensors"))
+    rate = max(1 << 20, int(size_bytes / arguments.live_load_seconds))
+    chosen: dict[str, object] = {
+        "port": 0,
+        "workers": 2,
+        "hosts": 2,
+        "placement": "none",
+        "uplink_bytes_per_s": rate,
+        "downlink_bytes_per_s": rate,
+        "queue_requests_max": _REQUESTS_MAX + 1,
+        # Short loads make small bursts: these, too, are to call for another instance.
+        "prefill_queue_upper_ms": 300,
+        "prefill_queue_lower_ms": 100,
+    }
+    fixed = {"live_order": order, "record": str(record)}
+    values = {**chosen, **given_flags(arguments), **fixed}
+    return load_config(None, [str(arguments.model)], os.environ, values)
+
+
+async def _play_burst(
+    run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Namespace
+) -> tuple[Sequence[TraceRow], Played]:
+    """The rows that were played: the burst is made for the first run, by what the pool says that
+    one instance can compute."""
+    async with run.pool():
+        prompt = min(PROMPT_TOKENS, run.request_tokens_max - OUTPUT_TOKENS)
+        if not rows:
+            prompt_s = prompt / await _tokens_per_s(Path(str(run.config.record)))
+            rows = _burst(prompt, prompt_s, arguments.live_load_seconds)
+        print(f"ready; {len(rows)} prompts of {prompt} tokens at once", flush=True)
+        played = await run.play(rows, seed=arguments.seed)
+        await run.until_loaded(3 * arguments.live_load_seconds)
+        return rows, played
+
+
+async def _tokens_per_s(record: Path) -> int:
+    """What the first instance measured, as soon as the record has it."""
+    for _ in range(_LOOKS):
+        measured = read_history(read_record(record)).measured
+        if measured:
+            return measured[0].prefill_tokens_per_s
+        await asyncio.sleep(_LOOK_S)
+    raise UserError("the pool did not say how many prompt tokens an instance can compute")
+
+
+def _burst(prompt: int, prompt_s: float, load_s: float) -> list[TraceRow]:
+    count = round(load_s * _WORK_PERCENT / 100 / prompt_s)
+    count = min(max(count, _REQUESTS_MIN), _REQUESTS_MAX)
+    return [TraceRow(n * _ARRIVAL_GAP_NS, prompt, OUTPUT_TOKENS) for n in range(count)]
+
+
+def _judge(
+    config: PoolConfig,
+    names: Sequence[str],
+    played: Sequence[Played],
+    checks: TokenChecks,
+    folder: Path,
+) -> LiveOutcome:
+    """Both runs against one SLO: where it is a multiple of the mean, that of the first run."""
+    # Only here: drawing takes a second to import.
+    from livescale.report.live_picture import NothingToShow, live_picture
+
+    rule = slo_rule(config)
+    runs: list[ReportedRun] = []
+    for name, one in zip(names, played, strict=True):
+        slo = runs[0].report.summary.slo if runs else None
+        report = one.report("a burst of long prompts", slo or rule, config.slo)
+        runs.append(ReportedRun(name, report, report.summary.slo))
+    write_html_report(folder / "report.html", runs, "One burst, with and without live scaling")
+    try:
+        title = "One burst, and a new instance that is waited for or helps at once"
+        live_picture(folder / "live.svg", runs, title)
+    except NothingToShow as error:
+        print(f"no picture: {error}")
+    return LiveOutcome(runs, checks, folder)

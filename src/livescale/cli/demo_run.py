@@ -13,13 +13,7 @@ import httpx
 import msgspec
 
 from livescale.cli.errors import UserError
-from livescale.client.replayer import (
-    ReplayLimits,
-    ReplayResult,
-    lateness,
-    prompts_from_seed,
-    replay,
-)
+from livescale.client import replayer
 from livescale.config import PoolConfig
 from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
@@ -39,7 +33,7 @@ _PROGRESS_S = 5.0
 class Played:
     """What a run left: the client's results, when its load began, and the record's place."""
 
-    results: list[ReplayResult]
+    results: list[replayer.ReplayResult]
     started_ns: int
     record: Path
 
@@ -74,7 +68,7 @@ class TokenChecks:
         }
 
 
-def check_tokens(model: Path, results: Sequence[ReplayResult]) -> TokenChecks:
+def check_tokens(model: Path, results: Sequence[replayer.ReplayResult]) -> TokenChecks:
     """Hold every token against one forward of the model, as transformers computes it."""
     # Imported here: torch takes a second, and the processes of the pool are gone by now.
     from livescale.engine.oracle import GreedyOracle
@@ -134,24 +128,23 @@ class DemoRun:
             await self._pool.ready()
             yield
 
-    async def play(self, rows: Sequence[TraceRow], *, seed: int, is_quiet: bool = False) -> Played:
-        """Send the rows when they are due, with prompts drawn from `seed`; progress is printed
-        unless `is_quiet`."""
+    async def play(self, rows: Sequence[TraceRow], *, seed: int) -> Played:
+        """Send the rows when they are due, with prompts drawn from `seed`; print progress."""
         self._started_ns = time.monotonic_ns()
         self._sent_ns = [row.arrival_ns for row in rows]
         self._done = self._failed = 0
         progress = asyncio.create_task(self._show_progress())
-        results: list[ReplayResult] = []
+        results: list[replayer.ReplayResult] = []
 
         async def play() -> None:
             results.extend(
-                await replay(
+                await replayer.replay(
                     self._pool.base_url,
                     self._pool.models[0].spec.name,
                     rows,
-                    prompt_ids_for=prompts_from_seed(self._vocabulary, seed),
+                    prompt_ids_for=replayer.prompts_from_seed(self._vocabulary, seed),
                     on_progress=self._count,
-                    limits=ReplayLimits(drain_ns_max=_DRAIN_S * _NS_PER_S),
+                    limits=replayer.ReplayLimits(drain_ns_max=_DRAIN_S * _NS_PER_S),
                 )
             )
 
@@ -159,7 +152,7 @@ class DemoRun:
             await self._pool.or_failure(play())
         finally:
             progress.cancel()
-        late = lateness(results)
+        late = replayer.lateness(results)
         if late is not None:
             print(f"requests left at most {late.max_ns / 1e6:.0f} ms after they were due")
         return Played(results, self._started_ns, Path(str(self.config.record)))
@@ -182,7 +175,7 @@ class DemoRun:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _count(self, result: ReplayResult) -> None:
+    def _count(self, result: replayer.ReplayResult) -> None:
         self._done += 1
         self._failed += not result.ok
 

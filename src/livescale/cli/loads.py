@@ -44,7 +44,6 @@ def add_load_arguments(
         "--divide-lengths", type=int, default=divide_lengths, help="of prompts and outputs"
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
 
 
 def choose_load(arguments: argparse.Namespace) -> Load:

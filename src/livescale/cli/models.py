@@ -1,16 +1,26 @@
-"""`livescale models …`: make an ordinary Hugging Face directory without a network, and tell a
-running pool which models it has.
+"""`livescale models …`: make an ordinary Hugging Face directory without a network, and ask a
+running pool over HTTP to publish, change, withdraw or list models. What may be asked is the
+gateway's business.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
 
-from livescale.cli import model_calls
+import httpx
+import msgspec
+
 from livescale.cli.errors import UserError
+from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS, PoolConfig
 from livescale.engine.errors import ModelError
 from livescale.engine.make import FAMILY_NAMES, PRESETS, make_model
+from livescale.gateway.admin import AdministeredModel
+from livescale.report.terminal import table
+from livescale.settings import ConfigError, Setting, read_values, shown_default
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family", choices=sorted(FAMILY_NAMES), default="llama", help="architecture"
     )
     make.add_argument("--seed", type=int, default=0, help="seed of the weights")
-    model_calls.add_arguments(actions)
+    _add_calls(actions)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return _make(arguments) if arguments.action == "make" else model_calls.run(arguments)
+    """Make a model, or ask the pool and print what came of it. Raises UserError with the pool's
+    own words."""
+    if arguments.action == "make":
+        return _make(arguments)
+    print(_ACTIONS[arguments.action](arguments))
+    return 0
 
 
 def _make(arguments: argparse.Namespace) -> int:
@@ -40,3 +55,166 @@ def _make(arguments: argparse.Namespace) -> int:
         f" {size / 1e6:.1f} MB of parameters"
     )
     return 0
+
+
+_URL = f"http://{PoolConfig().host}:{PoolConfig().port}"
+_KEY_VARIABLE = "LIVESCALE_ADMIN_KEY"
+_CONNECT_TIMEOUT_S = 10.0
+_Answer = TypeVar("_Answer")
+#: of `models:` in the configuration; `add` takes each as a flag
+_SETTINGS = tuple(setting for setting in MODEL_SETTINGS if setting.name != "path")
+
+
+class _Listed(msgspec.Struct):
+    data: list[AdministeredModel]
+
+
+class _Removed(msgspec.Struct):
+    name: str
+
+
+class _Detail(msgspec.Struct):
+    message: str
+
+
+class _Refused(msgspec.Struct):
+    error: _Detail
+
+
+def _add_calls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    add = actions.add_parser("add", help="publish a model in a running pool")
+    add.add_argument("directory", type=Path, metavar="DIR")
+    for setting in _SETTINGS:
+        _add_flag(add, setting, f" (default: {shown_default(setting)})")
+    change = actions.add_parser("set", help="change limits of a model of a running pool")
+    change.add_argument("name", metavar="NAME")
+    for setting in CHANGEABLE_SETTINGS:
+        _add_flag(change, setting, "")
+    remove = actions.add_parser("remove", help="withdraw a model from a running pool")
+    remove.add_argument("name", metavar="NAME")
+    listing = actions.add_parser("list", help="show the models of a running pool")
+    for action in (add, change, remove, listing):
+        action.add_argument("--url", default=_URL, help=f"where the pool is (default: {_URL})")
+        action.add_argument(
+            "--admin-key-file", type=Path, help=f"its first line is sent; or set {_KEY_VARIABLE}"
+        )
+
+
+def _add_flag(parser: argparse.ArgumentParser, setting: Setting, more: str) -> None:
+    unit = f" [{setting.about.unit}]" if setting.about.unit else ""
+    parser.add_argument(
+        setting.flag,
+        dest=setting.name,
+        metavar=setting.type.upper(),
+        default=argparse.SUPPRESS,
+        help=f"{setting.about.help}{unit}{more}".replace("%", "%%"),
+    )
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _add(arguments: argparse.Namespace) -> str:
+    settings = _given(arguments, _SETTINGS)
+    body = {"path": str(arguments.directory.resolve()), **settings}
+    model = _call(arguments, AdministeredModel, "POST", "/admin/models", body)
+    what = f"{model.name}: {_words(model.state)}, copies in host memory: {model.host_copies}"
+    return "\n".join([what, _outlook(model), *(f"warning: {w}" for w in model.warnings)])
+
+
+def _outlook(model: AdministeredModel) -> str:
+    """What becomes of it, as it is now, when the pool starts again."""
+    if model.survives_restart:
+        return f"{model.name}: survives a restart of the pool"
+    return f"{model.name}: does not survive a restart: the pool keeps no state (serve --state DIR)"
+
+
+def _set(arguments: argparse.Namespace) -> str:
+    changes = _given(arguments, CHANGEABLE_SETTINGS)
+    if not changes:
+        flags = ", ".join(setting.flag for setting in CHANGEABLE_SETTINGS)
+        raise UserError(f"nothing is to be changed: give some of {flags}")
+    path = f"/admin/models/{quote(arguments.name, safe='')}"
+    model = _call(arguments, AdministeredModel, "PATCH", path, changes)
+    limits = f"{model.min_replicas} to {model.max_replicas} instances, priority {model.priority}"
+    return f"{model.name}: {limits}\n{_outlook(model)}"
+
+
+def _given(arguments: argparse.Namespace, settings: tuple[Setting, ...]) -> dict[str, object]:
+    """Checked values of the flags that were given. Raises UserError."""
+    given = {s.name: vars(arguments)[s.name] for s in settings if s.name in vars(arguments)}
+    try:
+        return read_values(given, settings, "flags: ", is_text=True)
+    except ConfigError as error:
+        raise UserError(str(error)) from error
+
+
+def _remove(arguments: argparse.Namespace) -> str:
+    path = f"/admin/models/{quote(arguments.name, safe='')}"
+    removed = _call(arguments, _Removed, "DELETE", path)
+    return f"{removed.name}: takes no more requests, leaves when the running ones have ended"
+
+
+def _list(arguments: argparse.Namespace) -> str:
+    models = _call(arguments, _Listed, "GET", "/admin/models").data
+    header = ["model", "state", "instances", "host copies", "requests", "tokens", "device s"]
+    problems = [f"{m.name} has a problem: {m.problem}" for m in models if m.problem]
+    return "\n".join([table([*header, "path"], [_row(model) for model in models]), *problems])
+
+
+def _row(model: AdministeredModel) -> list[object]:
+    states = [f"{count} {state}" for state, count in sorted(model.instances.items())]
+    usage = model.usage
+    return [
+        *(model.name, _words(model.state), ", ".join(states) or "none", model.host_copies),
+        *(usage.requests, usage.generation_tokens, round(usage.device_seconds), model.path),
+    ]
+
+
+_ACTIONS = {"add": _add, "set": _set, "remove": _remove, "list": _list}
+
+
+def _words(state: str) -> str:
+    return state.replace("_", " ")
+
+
+def _call(
+    arguments: argparse.Namespace,
+    answer_type: type[_Answer],
+    method: str,
+    path: str,
+    body: dict[str, object] | None = None,
+) -> _Answer:
+    url = arguments.url.rstrip("/")
+    try:
+        response = httpx.request(
+            method,
+            url + path,
+            json=body,
+            headers={"Content-Type": "application/json", **_authorization(arguments)},
+            # A new model is answered when the pool has its copy, however long that takes.
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"{url}: {error}") from error
+    try:
+        if response.is_error:
+            refused = msgspec.json.decode(response.content, type=_Refused)
+            raise UserError(f"{refused.error.message} ({url}, status {response.status_code})")
+        return msgspec.json.decode(response.content, type=answer_type)
+    except msgspec.MsgspecError:
+        status = response.status_code
+        raise UserError(f"{url}: is not a pool of LiveScale (status {status})") from None
+
+
+def _authorization(arguments: argparse.Namespace) -> dict[str, str]:
+    key = os.environ.get(_KEY_VARIABLE)
+    if arguments.admin_key_file is not None:
+        try:
+            lines = arguments.admin_key_file.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{arguments.admin_key_file}: {error}") from error
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        key = keys[0] if keys else None
+    return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -140,7 +140,7 @@ def _groups(refs: list[WorkerRef], tp: int, what: str) -> tuple[tuple[WorkerRef,
     """The devices among `refs` as instances, in the order given."""
     devices = [ref for ref in refs if not ref.is_agent]
     if len(set(refs)) != len(refs):
-        raise UserError(f"{what}: somebody is named twice")
+        raise UserError(f"{what}: a device or host is named twice")
     if len(devices) % tp:
         raise UserError(f"{what}: {len(devices)} devices are no multiple of --tp {tp}")
     return tuple(tuple(devices[i : i + tp]) for i in range(0, len(devices), tp))

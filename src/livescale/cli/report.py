@@ -12,8 +12,7 @@ from livescale.report.comparison import as_json, comparison_table
 from livescale.report.html import write_html_report
 from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import RunReport
-from livescale.report.summary import summarize
-from livescale.report.timings import due_ns, timing_of
+from livescale.report.summary import due_ns, summarize, timing_of
 from livescale.slo import SloError, SloRule, parse_slo
 from livescale.telemetry.record import AnyLine, RequestLine, read_record, starts_of
 from livescale.telemetry.record_parts import RecordError, record_name

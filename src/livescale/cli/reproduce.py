@@ -10,8 +10,7 @@ from pathlib import Path
 from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
 from livescale.reproduce.claim import Claim, Conditions, Reproduction
-from livescale.reproduce.figures import draw_all
-from livescale.reproduce.markdown import as_markdown
+from livescale.reproduce.figures import as_markdown, draw_all
 from livescale.reproduce.run import UnknownClaimError, choose, reproduce
 
 _DOCUMENT = "reproduction.md"
@@ -55,7 +54,7 @@ def _seed(text: str) -> int:
 
 
 def _say(claim: Claim) -> None:
-    """What is measured now, where somebody may be waiting."""
+    """What is measured now, where a person may be waiting."""
     if sys.stderr.isatty():
         print(f"{claim.id}: {claim.setup} …", file=sys.stderr)
 

@@ -12,18 +12,15 @@ from pathlib import Path
 from types import FrameType
 
 from livescale.cli.errors import UserError
-from livescale.cli.serve import serve
-from livescale.cli.serve_display import ServeDisplay
+from livescale.cli.serve import ServeDisplay, serve
 from livescale.config_reading import TESTBED_VARIABLE, load_config
 from livescale.engine.errors import ModelError
 from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import PoolFailed
 from livescale.settings import ConfigError
+from livescale.testbed import commands
 from livescale.testbed.bed import CONTROL, Testbed
-from livescale.testbed.commands import check_machine, inside, processes
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.existing import ExistingTestbed, existing_testbeds, remove_leftovers
-from livescale.testbed.spec import NetworkSpec, parse_rate
+from livescale.testbed.spec import NetworkSpec, TestbedError, parse_rate
 
 _OUTSIDE = "outside"
 
@@ -143,16 +140,16 @@ def _print_hosts(testbed: Testbed) -> None:
 
 
 def _exec(arguments: argparse.Namespace) -> int:
-    check_machine()
+    commands.check_machine()
     testbed = _chosen(arguments.testbed or os.environ.get(TESTBED_VARIABLE))
     if arguments.host not in testbed.places:
         raise UserError(f"{arguments.host!r} is not in {testbed.name}: {' '.join(testbed.places)}")
-    words = [*inside(testbed.namespace(arguments.host)), *arguments.argv]
+    words = [*commands.inside(testbed.namespace(arguments.host)), *arguments.argv]
     return _run_command(words, testbed.name)
 
 
-def _chosen(name: str | None) -> ExistingTestbed:
-    there = existing_testbeds()
+def _chosen(name: str | None) -> commands.ExistingTestbed:
+    there = commands.existing_testbeds()
     found = [testbed for testbed in there if name in (None, testbed.name)]
     if len(found) == 1:
         return found[0]
@@ -163,19 +160,19 @@ def _chosen(name: str | None) -> ExistingTestbed:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    check_machine()
-    for testbed in existing_testbeds():
+    commands.check_machine()
+    for testbed in commands.existing_testbeds():
         owner = "left behind" if testbed.owner is None else f"of process {testbed.owner}"
         print(f"{testbed.name}: {owner}")
         for place in testbed.places:
-            inhabitants = len(processes(testbed.namespace(place)))
+            inhabitants = len(commands.processes(testbed.namespace(place)))
             print(f"  {place}: {inhabitants} processes")
     return 0
 
 
 def _clean(arguments: argparse.Namespace) -> int:
-    check_machine()
-    for name in remove_leftovers():
+    commands.check_machine()
+    for name in commands.remove_leftovers():
         print(f"removed {name}")
     return 0
 

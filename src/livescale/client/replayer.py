@@ -158,27 +158,20 @@ async def replay(
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class _Sender:
     """Sends single requests and fills in their results."""
 
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        endpoint: str,
-        model: str,
-        deadline_ns: int,
-        on_progress: Callable[[ReplayResult], None] | None,
-    ) -> None:
-        self._client = client
-        self._endpoint = endpoint
-        self._model = model
-        self._deadline_ns = deadline_ns
-        self._on_progress = on_progress
+    client: httpx.AsyncClient
+    endpoint: str
+    model: str
+    deadline_ns: int
+    on_progress: Callable[[ReplayResult], None] | None
 
     def body(self, result: ReplayResult) -> bytes:
         return msgspec.json.encode(
             {
-                "model": self._model,
+                "model": self.model,
                 "prompt": result.prompt_ids,
                 "max_tokens": result.output_tokens,
                 "temperature": 0,
@@ -194,7 +187,7 @@ class _Sender:
         result.sent_ns = time.monotonic_ns()
         stream = CompletionStream()
         try:
-            async with asyncio.timeout((self._deadline_ns - result.sent_ns) / _NS_PER_S):
+            async with asyncio.timeout((self.deadline_ns - result.sent_ns) / _NS_PER_S):
                 await self._exchange(result, body, stream)
         except TimeoutError:
             result.error = "not finished when the replay's time was over"
@@ -204,12 +197,12 @@ class _Sender:
             result.error = f"{type(error).__name__}: {error}"
         result.finished_ns = time.monotonic_ns()
         result.token_ids, result.token_ns = stream.token_ids, stream.token_ns
-        if self._on_progress is not None:
-            self._on_progress(result)
+        if self.on_progress is not None:
+            self.on_progress(result)
 
     async def _exchange(self, result: ReplayResult, body: bytes, stream: CompletionStream) -> None:
-        async with self._client.stream(
-            "POST", self._endpoint, content=body, headers={"Content-Type": "application/json"}
+        async with self.client.stream(
+            "POST", self.endpoint, content=body, headers={"Content-Type": "application/json"}
         ) as response:
             result.status = response.status_code
             result.request_id = response.headers.get("X-Request-Id")

@@ -93,7 +93,7 @@ class TensorReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Nobody writes into the destinations any more, and only then the files are closed.
+        # No thread writes into the destinations any more, and only then the files are closed.
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._stack.close()
 

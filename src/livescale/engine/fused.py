@@ -84,7 +84,7 @@ class _Attention:
     """Stands for `forward`: one product for q, k and v, one rotation for all heads of q and k."""
 
     def __init__(self, attention: Any) -> None:
-        # Not the module itself: whoever drops it wants its parameters' memory back at once.
+        # Not the module itself: when it is dropped, its parameters' memory is to be free at once.
         self._layer = attention.layer_idx
         self._scaling = attention.scaling
         self._qkv = packed(*stacked([attention.q_proj, attention.k_proj, attention.v_proj]))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from livescale.engine.kv_places import check_places
+from livescale.engine.run_result import check_places
 
 _READ_IN_PLACE = (torch.float32, torch.bfloat16)
 

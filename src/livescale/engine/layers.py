@@ -170,7 +170,7 @@ def _build(config_json: str, where: str, dtype: torch.dtype) -> Any:
             model = auto.from_config(config, attn_implementation=ATTENTION, dtype=dtype)
     except _CONFIG_ERRORS as error:
         raise ModelError(f"{where} describes no model that transformers builds: {error}") from error
-    assert not list(model.model.layers.buffers()), "layers have tables that nobody fills"
+    assert not list(model.model.layers.buffers()), "layers have tables that are not filled"
     return model.eval()
 
 

@@ -84,14 +84,6 @@ class GreedyOracle:
         ]
 
 
-def check_greedy(
-    model: Path | GreedyOracle, prompt_ids: Sequence[int], output_ids: Sequence[int]
-) -> GreedyCheck:
-    """Judge one output of a model, given by its directory or by an oracle that has loaded it."""
-    oracle = model if isinstance(model, GreedyOracle) else GreedyOracle(model)
-    return oracle.check(prompt_ids, output_ids)
-
-
 def _batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
     """Indices of pairs that share a forward: sorted by length, bounded in padded tokens."""
     lengths = [len(prompt) + len(output) for prompt, output in pairs]

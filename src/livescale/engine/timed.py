@@ -1,8 +1,8 @@
 """The timed executor: waits as long as a latency model says, and makes tokens up. No torch.
 
 With it the real control plane, data plane and gateway run with dozens of instances on one machine.
-Parameters move through arenas as ever, but nobody computes with them. Hidden rows and KV that go to
-other instances have their sizes, but no values.
+Parameters move through arenas as ever, but nothing is computed with them. Hidden rows and KV that
+go to other instances have their sizes, but no values.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import xxhash
 
 from livescale.batching.run import Run, Segment
 from livescale.engine.errors import ModelError
-from livescale.engine.kv_places import check_places, check_size
 from livescale.engine.model_config import ModelShape, parse_config
 from livescale.engine.model_files import model_spec
-from livescale.engine.run_result import RunResult
+from livescale.engine.run_result import RunResult, check_places, check_size
 from livescale.latency.work import LatencyModel, span_ns
 from livescale.types import LayerSpan, Manifest, SamplingParams, TokenLogprobs
 

@@ -13,6 +13,7 @@ import contextlib
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS
+from livescale.gateway import errors
 from livescale.gateway.admission import refusals_answered
+from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import (
     Backend,
     ModelPhase,
@@ -30,19 +33,6 @@ from livescale.gateway.backend import (
     NewModel,
     SettingValue,
     Unavailable,
-)
-from livescale.gateway.errors import (
-    ApiError,
-    admin_closed,
-    cut,
-    invalid,
-    model_exists,
-    model_not_found,
-    not_changeable,
-    queue_full,
-    quoted,
-    unavailable,
-    wrong_media_type,
 )
 from livescale.gateway.keys import KeyRing
 from livescale.gateway.metrics import Metrics
@@ -116,104 +106,97 @@ class RemovedModel(msgspec.Struct):
     removed: bool = True
 
 
+@dataclass(slots=True, eq=False)
 class Administration:
     """The endpoints below /admin. `is_local`: only programs of this machine reach the server."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        served: ServedModels,
-        metrics: Metrics,
-        read_body: Callable[[Request], Awaitable[bytes]],
-        *,
-        is_local: bool,
-        keys: KeyRing,
-    ) -> None:
-        self._backend = backend
-        self._served = served
-        self._metrics = metrics
-        self._read_body = read_body
-        self._is_local = is_local
-        self._keys = keys
-        self._changing = 0
+    backend: Backend
+    served: ServedModels
+    metrics: Metrics
+    read_body: Callable[[Request], Awaitable[bytes]]
+    is_local: bool
+    keys: KeyRing
+    _changing: int = 0
 
     async def list_models(self, request: Request) -> Response:
         """GET /admin/models"""
         self._check_open(request)
-        states = self._backend.model_states()
-        return _json(AdministeredModels([self._shown(state) for state in states]))
+        states = self.backend.model_states()
+        return json_answer(AdministeredModels([self._shown(state) for state in states]))
 
     async def show_model(self, request: Request) -> Response:
         """GET /admin/models/{name}"""
         self._check_open(request)
-        return _json(self._shown(self._state(request.path_params["model"])))
+        return json_answer(self._shown(self._state(request.path_params["model"])))
 
     async def add_model(self, request: Request) -> Response:
         """POST /admin/models: 201 when the model is in the pool and can be asked for."""
         self._check_change(request)
-        model = read_new_model(await self._read_body(request))
+        model = read_new_model(await self.read_body(request))
         with self._busy():
             name = model.name or Path(model.directory).name
-            states = self._backend.model_states()
+            states = self.backend.model_states()
             if any(s.name == name and s.phase is not ModelPhase.FAILED for s in states):
-                raise model_exists(name)
+                raise errors.model_exists(name)
             # What hashing gigabytes would only show at its end, and what the pool does not look at.
-            await asyncio.to_thread(_check_files, Path(model.directory), self._served.work)
+            await asyncio.to_thread(_check_files, Path(model.directory), self.served.work)
             with _changes_answered(name), refusals_answered():
-                name = await self._backend.add_model(model)
-            await self._served.settled()
-            problem = self._served.problem(name)
+                name = await self.backend.add_model(model)
+            await self.served.settled()
+            problem = self.served.problem(name)
             if problem is not None:
                 with contextlib.suppress(ModelRefused, Unavailable):
-                    await self._backend.remove_model(name)
-                raise invalid(cut(problem), "path")
-            return _json(self._shown(self._state(name)), 201)
+                    await self.backend.remove_model(name)
+                raise errors.invalid(errors.cut(problem), "path")
+            return json_answer(self._shown(self._state(name)), 201)
 
     async def change_model(self, request: Request) -> Response:
         """PATCH /admin/models/{name}: 200 when the new limits hold."""
         self._check_change(request)
         name = self._state(request.path_params["model"]).name
-        changes = read_changes(await self._read_body(request))
+        changes = read_changes(await self.read_body(request))
         with self._busy(), _changes_answered(name), refusals_answered():
-            await self._backend.change_model(name, changes)
-        return _json(self._shown(self._state(name)))
+            await self.backend.change_model(name, changes)
+        return json_answer(self._shown(self._state(name)))
 
     async def remove_model(self, request: Request) -> Response:
         """DELETE /admin/models/{name}: 202 when it takes no more requests."""
         self._check_change(request)
         state = self._state(request.path_params["model"])
         with self._busy(), _changes_answered(state.name), refusals_answered():
-            await self._backend.remove_model(state.name)
-        return _json(RemovedModel(state.name), 202)
+            await self.backend.remove_model(state.name)
+        return json_answer(RemovedModel(state.name), 202)
 
     # -- helpers, in the order used ---------------------------------------------------------
 
     def _check_open(self, request: Request) -> None:
         """Raises ApiError (403)."""
-        if self._keys.digests.admin:
+        if self.keys.digests.admin:
             return  # and one of them was given
-        if self._keys.digests.api:
-            raise admin_closed(
+        if self.keys.digests.api:
+            raise errors.admin_closed(
                 "Where API keys are configured models are administered with keys of another kind,"
                 " of which there are none (admin_key_file)"
             )
-        if not self._is_local:
-            raise admin_closed(
+        if not self.is_local:
+            raise errors.admin_closed(
                 "Models are administered only where the pool listens on a loopback address, or"
                 " admin keys are configured (admin_key_file)"
             )
         # A web page can make its own name mean this machine, but not this machine's name its own.
         if not _is_this_machine(request.headers.get("host", "")):
-            raise admin_closed("Without keys the Host header must name this machine: localhost")
+            raise errors.admin_closed(
+                "Without keys the Host header must name this machine: localhost"
+            )
 
     def _shown(self, state: ModelStatus) -> AdministeredModel:
-        counts = self._metrics.models.get(state.name)
+        counts = self.metrics.models.get(state.name)
         usage = AdministeredUsage(0, 0, 0, state.device_ns / 1e9)
         if counts is not None:
             usage.requests = counts.ended
             usage.prompt_tokens = counts.prompt_tokens
             usage.generation_tokens = counts.generation_tokens
-            if self._metrics.slo is not None:
+            if self.metrics.slo is not None:
                 usage.slo_met = counts.slo["all", True]
         shown = AdministeredModel(
             name=state.name,
@@ -226,7 +209,7 @@ class Administration:
             max_replicas=state.instances_max,
             priority=state.priority,
             survives_restart=state.survives_restart,
-            problem=state.problem or self._served.problem(state.name),
+            problem=state.problem or self.served.problem(state.name),
             warnings=list(state.warnings),
         )
         idle_s, target = state.settings.get("idle_s"), state.settings.get(_TARGET)
@@ -237,9 +220,9 @@ class Administration:
 
     def _state(self, name: str) -> ModelStatus:
         """Raises ApiError (404)."""
-        states = {state.name: state for state in self._backend.model_states()}
+        states = {state.name: state for state in self.backend.model_states()}
         if name not in states:
-            raise model_not_found(name, states)
+            raise errors.model_not_found(name, states)
         return states[name]
 
     def _check_change(self, request: Request) -> None:
@@ -247,12 +230,14 @@ class Administration:
         self._check_open(request)
         kind = request.headers.get("content-type", "").partition(";")[0]
         if kind.strip().lower() != "application/json":
-            raise wrong_media_type()
+            raise errors.wrong_media_type()
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
         if self._changing >= CHANGING_MAX:
-            raise queue_full("too many models are being published or withdrawn", RETRY_AFTER_S)
+            raise errors.come_back(
+                "too many models are being published or withdrawn", RETRY_AFTER_S
+            )
         self._changing += 1
         try:
             yield
@@ -264,25 +249,25 @@ def read_changes(raw: bytes) -> dict[str, SettingValue]:
     """The body of PATCH /admin/models/{name}. Raises ApiError (400, 409) that names the field."""
     fields = decode_as(raw, dict[str, object])
     if not fields:
-        raise invalid(f"nothing is to be changed: give some of {', '.join(_CHANGEABLE)}")
+        raise errors.invalid(f"nothing is to be changed: give some of {', '.join(_CHANGEABLE)}")
     for name in fields:
         if name in _FIXED:
-            raise not_changeable(name, _CHANGEABLE)
+            raise errors.not_changeable(name, _CHANGEABLE)
     for name, value in fields.items():
         _check_setting(name, value, CHANGEABLE_SETTINGS)
     try:
         return msgspec.convert(fields, dict[str, SettingValue])
     except msgspec.ValidationError as error:
-        raise invalid(cut(str(error))) from None
+        raise errors.invalid(errors.cut(str(error))) from None
 
 
 def _check_setting(name: str, value: object, settings: tuple[Setting, ...]) -> None:
     if len(name) > KEY_CHARS_MAX:
-        raise invalid(f"unknown setting {quoted(name)}")
+        raise errors.invalid(f"unknown setting {errors.quoted(name)}")
     try:
         read_values({name: value}, settings, "")
     except ConfigError as error:
-        raise invalid(cut(str(error)), name) from None
+        raise errors.invalid(errors.cut(str(error)), name) from None
 
 
 def new_model_schema() -> dict[str, Any]:
@@ -321,28 +306,28 @@ def read_new_model(raw: bytes) -> NewModel:
     for name, value in fields.items():
         _check_setting(name, value, MODEL_SETTINGS)
     if "path" not in fields:
-        raise invalid("path is missing: the directory of the model", "path")
+        raise errors.invalid("path is missing: the directory of the model", "path")
     path, name = str(fields.pop("path")), str(fields.pop("name", ""))
     if not path.startswith("/") or "\0" in path or len(path) > PATH_CHARS_MAX:
-        raise invalid(f"path must be an absolute path, not {quoted(path)}", "path")
+        raise errors.invalid(f"path must be an absolute path, not {errors.quoted(path)}", "path")
     if len(name or Path(path).name) > NAME_CHARS_MAX or not (name or Path(path).name).strip():
-        raise invalid(f"a model's name has 1 to {NAME_CHARS_MAX} characters", "name")
+        raise errors.invalid(f"a model's name has 1 to {NAME_CHARS_MAX} characters", "name")
     if not name.isprintable() or name != name.strip():
-        raise invalid(f"{quoted(name)} is not a name: it cannot be printed", "name")
+        raise errors.invalid(f"{errors.quoted(name)} is not a name: it cannot be printed", "name")
     try:
         return NewModel(path, name, msgspec.convert(fields, dict[str, SettingValue]))
     except msgspec.ValidationError as error:
-        raise invalid(cut(str(error))) from None
+        raise errors.invalid(errors.cut(str(error))) from None
 
 
 def _check_files(directory: Path, work: TextWork) -> None:
     """The directory is one, and its tokenizer can be read. Raises ApiError (400)."""
     try:
         if not directory.is_dir():
-            raise invalid(f"{quoted(str(directory))} is not a directory", "path")
+            raise errors.invalid(f"{errors.quoted(str(directory))} is not a directory", "path")
         TextCodec.load(directory, work)
     except (ValueError, OSError) as error:
-        raise invalid(cut(str(error)), "path") from None
+        raise errors.invalid(errors.cut(str(error)), "path") from None
 
 
 @contextmanager
@@ -354,14 +339,14 @@ def _changes_answered(name: str) -> Iterator[None]:
         raise _refusal(refused, name) from refused
 
 
-def _refusal(refused: ModelRefused, name: str) -> ApiError:
+def _refusal(refused: ModelRefused, name: str) -> errors.ApiError:
     if refused.problem == "exists":
-        return model_exists(name)
+        return errors.model_exists(name)
     if refused.problem == "unknown":
-        return model_not_found(name)
+        return errors.model_not_found(name)
     if refused.problem == "invalid":
-        return invalid(cut(str(refused)), code="invalid_model")
-    return unavailable(cut(str(refused)), code="model_failed")
+        return errors.invalid(errors.cut(str(refused)), code="invalid_model")
+    return errors.unavailable(errors.cut(str(refused)), code="model_failed")
 
 
 def _is_this_machine(host: str) -> bool:
@@ -373,7 +358,3 @@ def _is_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

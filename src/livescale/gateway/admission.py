@@ -1,7 +1,7 @@
 """Who may wait: one bounded line per model, and when a refused client should come back.
 
-Pure: time is an argument. Whoever knows when a request begins to wait and when an instance takes
-it keeps a line (`runtime/pool_backend.py`); nothing here knows requests, HTTP or tokenizers.
+Pure: time is an argument. The caller, who knows when a request begins to wait and when an instance
+takes it, keeps a line (`runtime/pool_backend.py`); nothing here knows requests, HTTP or tokenizers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 
 from livescale.fair_line import FairLine
 from livescale.gateway.backend import ModelWithdrawn, QueueFull, Unavailable
-from livescale.gateway.errors import model_not_found, queue_full, unavailable
+from livescale.gateway.errors import come_back, model_not_found, unavailable
 
 PROMPT_BYTES_PER_TOKEN = 4
 """UTF-8 bytes of a token, roughly and for most tokenizers: good enough to refuse before work."""
 PACE_INTERVALS = 32
 """So many of the latest intervals between two requests that moved on make the line's pace."""
 RETRY_UNKNOWN_S = 1.0
-"""The wait that is named while nobody has moved on yet."""
+"""The wait that is named while no request has moved on yet."""
 RETRY_RANGE_S = (0.05, 60.0)
 """Clients do not wait longer than a minute, and must not spin."""
 
@@ -49,7 +49,7 @@ def refusals_answered() -> Iterator[None]:
     try:
         yield
     except QueueFull as full:
-        raise queue_full(str(full), full.retry_after_s) from full
+        raise come_back(str(full), full.retry_after_s) from full
     except Unavailable as reason:
         raise unavailable(str(reason)) from reason
     except ModelWithdrawn as gone:
@@ -68,7 +68,7 @@ class WaitingLine:
     def __init__(self, requests_max: int, prompt_tokens_max: int | None) -> None:
         self._line = FairLine(requests_max, prompt_tokens_max)
         self._intervals_s: deque[float] = deque(maxlen=PACE_INTERVALS)
-        #: when the present interval began: the last one moved on, or somebody began to wait
+        #: when the present interval began: the last one moved on, or a request began to wait
         self._since_s = 0.0
 
     @property

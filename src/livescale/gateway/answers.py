@@ -10,10 +10,16 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from starlette.responses import Response
 
 from livescale.types import FinishReason
 
 Ids = Sequence[int]
+
+
+def json_answer(body: object, status: int = 200) -> Response:
+    """The body as JSON."""
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -9,9 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -19,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from livescale import __version__
+from livescale.gateway import answers, schema, tokenize
 from livescale.gateway.admin import (
     AdministeredModel,
     AdministeredModels,
@@ -28,15 +27,7 @@ from livescale.gateway.admin import (
     new_model_schema,
 )
 from livescale.gateway.admission import estimated_prompts, refusals_answered
-from livescale.gateway.answers import (
-    ChatCompletion,
-    Completion,
-    Healthy,
-    ModelEntry,
-    ModelList,
-    Version,
-)
-from livescale.gateway.backend import Backend, ModelCard
+from livescale.gateway.backend import Backend, GenerateRequest, ModelCard
 from livescale.gateway.bodies import Bodies
 from livescale.gateway.choices import ChoiceOrder
 from livescale.gateway.endpoints import Endpoint, routes_of
@@ -51,8 +42,6 @@ from livescale.gateway.keys import KeyGate, KeyRing
 from livescale.gateway.limits import Limits
 from livescale.gateway.metrics import UNKNOWN_MODEL, CountedRefusal, Metrics
 from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
-from livescale.gateway.openapi import document
-from livescale.gateway.orders import choice_orders
 from livescale.gateway.pages import PageGate
 from livescale.gateway.prompts import (
     Prompt,
@@ -64,23 +53,9 @@ from livescale.gateway.prompts import (
 )
 from livescale.gateway.replies import ChatReply, CompletionReply, Reply, ReplyHead
 from livescale.gateway.sampling import Asked, read_asked
-from livescale.gateway.schema import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    StreamOptions,
-    decode_body,
-)
-from livescale.gateway.served import ServedModels
+from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.streaming import Generation
 from livescale.gateway.text import estimated_messages
-from livescale.gateway.tokenize import (
-    DetokenizeAnswer,
-    DetokenizeBody,
-    Tokenization,
-    TokenizeAnswer,
-    TokenizeBody,
-)
 from livescale.slo import SloAbsolute
 
 COMPLETION_OUTPUT_TOKENS = 16
@@ -100,7 +75,7 @@ def create_app(
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
-    Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) everybody is served.
+    Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) every client is served.
     `is_local` says that only programs of this machine reach the server: then models can be
     administered where there are no keys at all. Web pages of `page_origins` may use it (see
     `pages.py`). Reads the tokenizers of all models; raises ValueError naming the file that is
@@ -113,10 +88,17 @@ def create_app(
     served = ServedModels(backend, metrics)
     bodies = Bodies(limits, served.prompt_tokens_max, served.text_chars_max, keys)
     gateway = _Gateway(backend, limits, metrics, page, served, bodies)
-    admin = Administration(backend, served, metrics, bodies.read, is_local=is_local, keys=keys)
+    admin = Administration(
+        backend=backend,
+        served=served,
+        metrics=metrics,
+        read_body=bodies.read,
+        is_local=is_local,
+        keys=keys,
+    )
     endpoints = [*gateway.endpoints(), *_administration(admin)]
     app = Starlette(
-        routes=routes_of(endpoints, partial(document, keys=keys)),
+        routes=routes_of(endpoints, keys),
         middleware=[
             Middleware(Envelope, request_prefix=request_prefix),
             Middleware(PageGate, origins=page_origins),
@@ -172,12 +154,12 @@ def _administration(admin: Administration) -> list[Endpoint]:
 
 async def show_version(request: Request) -> Response:
     """GET /version"""
-    return _json(Version(__version__))
+    return answers.json_answer(answers.Version(__version__))
 
 
 async def is_alive(request: Request) -> Response:
     """GET /live: 200 as long as the process answers at all."""
-    return _json(Healthy())
+    return answers.json_answer(answers.Healthy())
 
 
 class _Gateway:
@@ -198,7 +180,7 @@ class _Gateway:
         self._page = page
         self._served = served
         self._bodies = bodies
-        self._tokenization = Tokenization(served, bodies.reading)
+        self._tokenization = tokenize.Tokenization(served, bodies.reading)
 
     def endpoints(self) -> list[Endpoint]:
         """Everything but the administration."""
@@ -209,8 +191,8 @@ class _Gateway:
                 method="POST",
                 path="/v1/completions",
                 handler=self.completions,
-                answer=Completion,
-                body=CompletionBody,
+                answer=answers.Completion,
+                body=schema.CompletionBody,
                 errors=generating,
                 is_streamed=True,
             ),
@@ -218,41 +200,43 @@ class _Gateway:
                 method="POST",
                 path="/v1/chat/completions",
                 handler=self.chat_completions,
-                answer=ChatCompletion,
-                body=ChatBody,
+                answer=answers.ChatCompletion,
+                body=schema.ChatBody,
                 errors=generating,
                 is_streamed=True,
             ),
-            Endpoint("GET", "/v1/models", self.list_models, ModelList),
-            Endpoint("GET", "/v1/models/{model:path}", self.show_model, ModelEntry, errors=(404,)),
+            Endpoint("GET", "/v1/models", self.list_models, answers.ModelList),
+            Endpoint(
+                "GET", "/v1/models/{model:path}", self.show_model, answers.ModelEntry, errors=(404,)
+            ),
             Endpoint(
                 method="POST",
                 path="/tokenize",
                 handler=texts.tokenize,
-                answer=TokenizeAnswer,
-                body=TokenizeBody,
+                answer=tokenize.TokenizeAnswer,
+                body=tokenize.TokenizeBody,
                 errors=reading,
             ),
             Endpoint(
                 method="POST",
                 path="/detokenize",
                 handler=texts.detokenize,
-                answer=DetokenizeAnswer,
-                body=DetokenizeBody,
+                answer=tokenize.DetokenizeAnswer,
+                body=tokenize.DetokenizeBody,
                 errors=reading,
             ),
-            Endpoint("GET", "/version", show_version, Version),
-            Endpoint("GET", "/live", is_alive, Healthy),
-            Endpoint("GET", "/ping", self.health, Healthy, errors=(503,)),
-            Endpoint("POST", "/ping", self.health, Healthy, errors=(503,)),
-            Endpoint("GET", "/health", self.health, Healthy, errors=(503,)),
+            Endpoint("GET", "/version", show_version, answers.Version),
+            Endpoint("GET", "/live", is_alive, answers.Healthy),
+            Endpoint("GET", "/ping", self.health, answers.Healthy, errors=(503,)),
+            Endpoint("POST", "/ping", self.health, answers.Healthy, errors=(503,)),
+            Endpoint("GET", "/health", self.health, answers.Healthy, errors=(503,)),
             Endpoint("GET", "/metrics", self.show_metrics, None),
         ]
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         async with self._reading(request) as (raw_body, refused):
-            body = decode_body(raw_body, CompletionBody)
+            body = schema.decode_body(raw_body, schema.CompletionBody)
             model = self._served.get(body.model)
             card, codec = model.card, model.codec
             refused.model = card.name
@@ -265,25 +249,14 @@ class _Gateway:
                 prompts = await read_prompts(
                     codec, raw, body.add_special_tokens is not False, bool(body.echo)
                 )
-            orders = choice_orders(
-                asked=asked,
-                prompts=prompts,
-                card=card,
-                codec=codec,
-                request=request.state.request,
-                client=request.state.client,
-                client_request_id=request.state.client_request_id,
-                arrived_s=request.state.arrived_s,
-                tokens_default=COMPLETION_OUTPUT_TOKENS,
-                param="prompt",
-            )
+            orders = _orders(request, model, asked, prompts, COMPLETION_OUTPUT_TOKENS, "prompt")
         head = _reply_head(f"cmpl-{request.state.request}", card.name, asked, prompts, body)
         return self._generation(request, CompletionReply(head), orders, bool(body.stream))
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         async with self._reading(request) as (raw_body, refused):
-            body = decode_body(raw_body, ChatBody)
+            body = schema.decode_body(raw_body, schema.ChatBody)
             model = self._served.get(body.model)
             card, codec = model.card, model.codec
             refused.model = card.name
@@ -292,35 +265,26 @@ class _Gateway:
             estimate = min(estimated_messages(body.messages), card.model_tokens_max)
             with self._admitted(request, card.name, [estimate] * asked.choices):
                 prompts = [await read_chat(card, codec, body)]
-            orders = choice_orders(
-                asked=asked,
-                prompts=prompts,
-                card=card,
-                codec=codec,
-                request=request.state.request,
-                client=request.state.client,
-                client_request_id=request.state.client_request_id,
-                arrived_s=request.state.arrived_s,
-                # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
-                tokens_default=card.model_tokens_max,
-                param="messages",
-            )
+            # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
+            orders = _orders(request, model, asked, prompts, card.model_tokens_max, "messages")
         head = _reply_head(f"chatcmpl-{request.state.request}", card.name, asked, prompts, body)
         return self._generation(request, ChatReply(head), orders, bool(body.stream))
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models"""
-        return _json(ModelList([_entry(card) for card in self._served.cards()]))
+        return answers.json_answer(
+            answers.ModelList([_entry(card) for card in self._served.cards()])
+        )
 
     async def show_model(self, request: Request) -> Response:
         """GET /v1/models/{model}"""
-        return _json(_entry(self._served.get(request.path_params["model"]).card))
+        return answers.json_answer(_entry(self._served.get(request.path_params["model"]).card))
 
     async def health(self, request: Request) -> Response:
         """GET /health: 200 when requests are accepted, else 503."""
         if not self._backend.is_ready():
             raise unavailable("Not ready", code="not_ready")
-        return _json(Healthy())
+        return answers.json_answer(answers.Healthy())
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics"""
@@ -352,20 +316,50 @@ class _Gateway:
         self, request: Request, reply: Reply, orders: Sequence[ChoiceOrder], is_streamed: bool
     ) -> Generation:
         return Generation(
-            self._backend,
-            orders,
-            reply,
-            self._metrics,
-            request.state.arrived_s,
-            is_streamed,
-            self._limits.request_timeout_s,
+            backend=self._backend,
+            orders=orders,
+            reply=reply,
+            metrics=self._metrics,
+            arrived_s=request.state.arrived_s,
+            is_streamed=is_streamed,
+            timeout_s=self._limits.request_timeout_s,
         )
 
 
+def _orders(
+    request: Request,
+    model: ServedModel,
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    tokens_default: int,
+    param: str,
+) -> list[ChoiceOrder]:
+    """`asked.choices` generations of each prompt, numbered prompt after prompt as OpenAI does.
+
+    A request with one generation gives it its own id, else ids have the choice's number behind.
+    Raises ApiError (400) if a prompt and its output do not fit the model.
+    """
+    total, state = len(prompts) * asked.choices, request.state
+    orders = []
+    for index in range(total):
+        prompt = prompts[index // asked.choices]
+        generate = GenerateRequest(
+            request=state.request if total == 1 else f"{state.request}.{index}",
+            model=model.card.name,
+            prompt_ids=prompt.ids,
+            sampling=asked.of(model.card, len(prompt.ids), tokens_default, index, param),
+            client_request_id=state.client_request_id,
+            arrived_ns=round(state.arrived_s * 1e9),
+            client=state.client,
+        )
+        orders.append(ChoiceOrder(index, generate, asked.rules, model.codec, prompt.echo))
+    return orders
+
+
 def _reply_head(
-    id: str, model: str, asked: Asked, prompts: Sequence[Prompt], body: GenerationBody
+    id: str, model: str, asked: Asked, prompts: Sequence[Prompt], body: schema.GenerationBody
 ) -> ReplyHead:
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or schema.StreamOptions()
     return ReplyHead(
         id=id,
         created=int(time.time()),
@@ -378,9 +372,5 @@ def _reply_head(
     )
 
 
-def _entry(card: ModelCard) -> ModelEntry:
-    return ModelEntry(card.name, card.created_s, card.model_tokens_max, root=card.name)
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+def _entry(card: ModelCard) -> answers.ModelEntry:
+    return answers.ModelEntry(card.name, card.created_s, card.model_tokens_max, root=card.name)

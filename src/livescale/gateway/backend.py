@@ -168,20 +168,26 @@ class GenerationFailed(Exception):
     """An accepted request ended without all its tokens; the message is for the client."""
 
 
-class WaitedTooLong(GenerationFailed):
+class NoInstance(GenerationFailed):
+    """The request was taken by no instance; the client should come back later."""
+
+    outcome = "failed"
+    code = "load_failed"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WaitedTooLong(NoInstance):
     """No instance has taken the request in the time that one may wait."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    outcome = "timeout"
+    code = "queue_timeout"
 
 
-class CannotLoad(GenerationFailed):
+class CannotLoad(NoInstance):
     """The model cannot be loaded now, and no instance of it is there; it is tried again soon."""
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class TokenStream(Protocol):

@@ -11,18 +11,11 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
-from livescale.gateway.budgets import ByteBudget
-from livescale.gateway.errors import (
-    body_too_complex,
-    body_too_large,
-    context_length_exceeded,
-    request_too_slow,
-    wrong_media_type,
-)
+from livescale.gateway import errors
 from livescale.gateway.keys import KeyRing
 from livescale.gateway.limits import Limits
+from livescale.gateway.pacing import ByteBudget
 from livescale.gateway.sampling import GENERATIONS_MAX
-from livescale.gateway.structure import StructureCount
 
 SMALL_BODY_BYTES = 64 * 1024
 """Bodies up to this size are read at once, whatever others send; they hold little."""
@@ -72,7 +65,7 @@ class Bodies:
         self._check_media_type(request)
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limits.body_bytes_max:
-            raise body_too_large(limits.body_bytes_max)
+            raise errors.body_too_large(limits.body_bytes_max)
         wanted_bytes = int(declared) if declared.isdigit() else limits.body_bytes_max
         if wanted_bytes <= SMALL_BODY_BYTES:
             yield await self._received(request)
@@ -89,7 +82,7 @@ class Bodies:
         kind = request.headers.get("content-type", "").partition(";")[0]
         if kind.strip().lower() == "application/json" or self._keys.needs_key(request.url.path):
             return
-        raise wrong_media_type()
+        raise errors.wrong_media_type()
 
     async def _received(self, request: Request) -> bytes:
         limits, count = self._limits, StructureCount()
@@ -101,13 +94,13 @@ class Bodies:
                     parts.append(part)
                     received_bytes += len(part)
                     if received_bytes > limits.body_bytes_max:
-                        raise body_too_large(limits.body_bytes_max)
+                        raise errors.body_too_large(limits.body_bytes_max)
                     if received_bytes > SMALL_BODY_BYTES:
                         for uncounted in parts[counted_parts:]:
                             await self._count(count, uncounted)
                         counted_parts = len(parts)
         except TimeoutError:
-            raise request_too_slow(limits.receive_timeout_s) from None
+            raise errors.request_too_slow(limits.receive_timeout_s) from None
         return b"".join(parts)
 
     async def _count(self, count: StructureCount, part: bytes) -> None:
@@ -121,7 +114,7 @@ class Bodies:
         """Raises ApiError (400, 413)."""
         chars_max = self._text_chars_max()
         if chars_max is not None and count.string_chars > chars_max:
-            raise context_length_exceeded(
+            raise errors.context_length_exceeded(
                 f"A text has more than {chars_max} characters, which no model here could hold"
             )
         prompts = min(count.openings, GENERATIONS_MAX)
@@ -132,4 +125,64 @@ class Bodies:
             (count.commas, values_max, "values"),
         ):
             if number > bound:
-                raise body_too_complex(things, bound)
+                raise errors.body_too_complex(things, bound)
+
+
+_KEPT = b'"[{:,'
+_DROPPED = bytes(byte for byte in range(256) if byte not in _KEPT)
+_CONTINUATIONS = bytes(range(0x80, 0xC0))
+_HEX_DIGITS_AND_U = 5
+
+
+class StructureCount:
+    """Counts what lies outside of strings. `openings` are lists and objects, `keys` the members
+    of objects, `commas` one less than the entries of each list and object. `string_chars`: the
+    longest string that did not end in the part that it began in has at least so many characters.
+
+    The counts of a text that is not JSON mean nothing, and are never too small for one that is.
+    """
+
+    def __init__(self) -> None:
+        self.openings = 0
+        self.keys = 0
+        self.commas = 0
+        self.string_chars = 0
+        self._is_in_string = False
+        #: of the string that the last part ended in
+        self._begun_chars = 0
+        #: a backslash that ends a part: what it escapes is in the next one
+        self._carried = b""
+
+    def feed(self, part: bytes) -> None:
+        """Count the next part."""
+        text = self._carried + part
+        plain = text.replace(rb"\\", b"")
+        self._carried = b""
+        if plain.endswith(b"\\"):
+            plain, self._carried = plain[:-1], b"\\"
+        # With escaped quotes gone every quote begins or ends a string.
+        plain = plain.replace(rb"\"", b"")
+        if self._is_in_string:
+            self._begun_chars += _least_chars(plain.partition(b'"')[0])
+            self.string_chars = max(self.string_chars, self._begun_chars)
+            if b'"' not in plain:
+                return
+            plain = b'"' + plain
+        pieces = plain.translate(None, _DROPPED).split(b'"')
+        # Strings and what is between them take turns.
+        outside = b"".join(pieces[::2])
+        self._is_in_string = len(pieces) % 2 == 0
+        if self._is_in_string:
+            self._begun_chars = _least_chars(plain.rpartition(b'"')[2])
+        self.openings += outside.count(b"[") + outside.count(b"{")
+        self.keys += outside.count(b":")
+        self.commas += outside.count(b",")
+
+
+def _least_chars(inside: bytes) -> int:
+    """The characters of a piece of a string, or fewer."""
+    chars = len(inside)
+    if not inside.isascii():
+        chars = len(inside.translate(None, _CONTINUATIONS))
+    # An escape is one character, or (\uXXXX) half of one.
+    return chars - inside.count(b"\\") - _HEX_DIGITS_AND_U * inside.count(rb"\u")

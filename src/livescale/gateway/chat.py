@@ -12,9 +12,9 @@ from pathlib import Path
 import jinja2
 
 from livescale.gateway.errors import cut, invalid
+from livescale.gateway.render_process import compiled
 from livescale.gateway.rendering import Renderers, RenderFailed, Rendering, RenderTimeout
 from livescale.gateway.schema import Message
-from livescale.gateway.templates import compiled
 
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Put behind a message that is to be continued, to find its end in the rendered text."""

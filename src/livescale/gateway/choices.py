@@ -1,6 +1,6 @@
 """One generation of a request: its tokens as pieces of text, until the text is complete.
 
-Which generations there are is decided in `orders.py`, what a piece looks like in `replies.py`, and
+Which generations there are is decided in `app.py`, what a piece looks like in `replies.py`, and
 when it is sent in `streaming.py`.
 """
 
@@ -11,18 +11,10 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from livescale.gateway.backend import (
-    CannotLoad,
-    GenerateRequest,
-    GenerationFailed,
-    TokenChunk,
-    TokenStream,
-    WaitedTooLong,
-)
-from livescale.gateway.errors import generation_failed, load_failed, queue_timed_out
+from livescale.gateway import backend
+from livescale.gateway.errors import come_back, generation_failed
 from livescale.gateway.metrics import TokenMeter
 from livescale.gateway.spelling import TokenSpelling
-from livescale.gateway.stops import StopScanner
 from livescale.gateway.text import TextCodec
 from livescale.types import FinishReason
 
@@ -56,7 +48,7 @@ class ChoiceOrder:
     """
 
     index: int
-    request: GenerateRequest
+    request: backend.GenerateRequest
     rules: TextRules
     codec: TextCodec
     echo: str = ""
@@ -132,7 +124,7 @@ class Gathering:
 class Choice:
     """A generation under way. `outcome` is how it ended, in the words of the metrics."""
 
-    def __init__(self, order: ChoiceOrder, stream: TokenStream, meter: TokenMeter) -> None:
+    def __init__(self, order: ChoiceOrder, stream: backend.TokenStream, meter: TokenMeter) -> None:
         rules = order.rules
         self.outcome = UNFINISHED
         self._is_counted = False
@@ -168,17 +160,14 @@ class Choice:
                     self.outcome = piece.finish_reason.value
                     if chunk.finish_reason is None:
                         self._stream.stop()
-                    self.end()  # before the client hears of it: then the counts are right
+                    self.end()  # before the client gets it: then the counts are right
                 yield piece
                 if piece.finish_reason is not None:
                     return
-        except WaitedTooLong as waited:
-            self.outcome = "timeout"
-            raise queue_timed_out(str(waited), waited.retry_after_s) from waited
-        except CannotLoad as problem:
-            self.outcome = "failed"
-            raise load_failed(str(problem), problem.retry_after_s) from problem
-        except GenerationFailed as failure:
+        except backend.NoInstance as problem:
+            self.outcome = problem.outcome
+            raise come_back(str(problem), problem.retry_after_s, problem.code) from problem
+        except backend.GenerationFailed as failure:
             self.outcome = "failed"
             raise generation_failed(str(failure)) from failure
         except Exception:
@@ -205,7 +194,7 @@ class Choice:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    def _piece(self, chunk: TokenChunk) -> Piece | None:
+    def _piece(self, chunk: backend.TokenChunk) -> Piece | None:
         """What can be said with this token; None if its text is held."""
         self._token_ids.append(chunk.token_id)
         self._cached_tokens += chunk.cached_tokens
@@ -231,7 +220,7 @@ class Choice:
                 return None
         return self._take(text, finish_reason, stop_reason)
 
-    def _score(self, chunk: TokenChunk) -> ScoredToken:
+    def _score(self, chunk: backend.TokenChunk) -> ScoredToken:
         logprobs = chunk.logprobs
         assert logprobs is not None, f"{chunk} has no logprobs, but they were asked for"
         spelling = self._order.codec.spelling
@@ -241,7 +230,7 @@ class Choice:
             self._text_chars,
         )
 
-    def _last_text(self, chunk: TokenChunk) -> tuple[str, int | None]:
+    def _last_text(self, chunk: backend.TokenChunk) -> tuple[str, int | None]:
         """All text that is left, and the stop token if the client is to be told of it."""
         token_id, rules = chunk.token_id, self._order.rules
         is_stop = (
@@ -310,3 +299,88 @@ async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
 
 def _spelled(spelling: TokenSpelling, token_id: int, logprob: float) -> SpelledLogprob:
     return SpelledLogprob(*spelling.of(token_id), max(logprob, LOGPROB_LEAST))
+
+
+class StopScanner:
+    """Lets text through up to the first stop string, and never a character that it would regret.
+
+    What may be the start of a stop string is held until the next characters decide, nothing else
+    is. Of several strings that one piece completes, the one that starts first counts; of those
+    that start together, the one listed first. With `is_stop_shown` the text ends behind the stop
+    string, else in front of it.
+    """
+
+    def __init__(self, strings: tuple[str, ...], is_stop_shown: bool) -> None:
+        self._automata = [_Automaton(string) for string in strings]
+        self._first_characters = frozenset(string[0] for string in strings)
+        self._is_stop_shown = is_stop_shown
+        self._held = ""
+        #: characters at the end of the text that may be the start of a stop string
+        self._matched = 0
+        self.found: str | None = None
+
+    @property
+    def is_holding(self) -> bool:
+        """Text is held that may be the start of a stop string."""
+        return bool(self._held)
+
+    def push(self, text: str, is_armed: bool = True) -> str:
+        """The text that may leave now; sets `found` when it is the last.
+
+        Strings that end in a piece which comes unarmed do not count.
+        """
+        assert self.found is None, f"text after {self.found!r}"
+        if not self._matched and self._first_characters.isdisjoint(text):
+            return text
+        already = len(self._held)
+        buffer = self._held + text
+        # (start, place in the list, end), relative to the buffer
+        stops = [
+            (already + end - len(automaton.string), place, already + end)
+            for place, automaton in enumerate(self._automata)
+            if (end := automaton.advance(text, is_armed)) is not None
+        ]
+        if stops:
+            start, place, end = min(stops)
+            self.found = self._automata[place].string
+            self._held = ""
+            return buffer[: end if self._is_stop_shown else start]
+        self._matched = max(automaton.matched for automaton in self._automata)
+        # A shown stop string takes nothing back, so that nothing has to be held for it.
+        cut = len(buffer) - (0 if self._is_stop_shown else self._matched)
+        self._held = buffer[cut:]
+        return buffer[:cut]
+
+    def flush(self) -> str:
+        """What is still held when no more text comes: it was no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Automaton:
+    """Knuth, Morris and Pratt: the longest start of the string that the text so far ends with."""
+
+    def __init__(self, string: str) -> None:
+        assert string, "an empty string stops nothing"
+        self.string = string
+        self.matched = 0
+        #: by matched characters: how many of the string's first ones they also end with
+        self._borders = [0, 0]
+        for character in string[1:]:
+            self._borders.append(self._next(self._borders[-1], character))
+
+    def advance(self, text: str, is_armed: bool) -> int | None:
+        """Take the text. The end in it of the first occurrence, if that counts."""
+        first_end = None
+        for end, character in enumerate(text, 1):
+            self.matched = self._next(self.matched, character)
+            if self.matched == len(self.string):
+                self.matched = self._borders[-1]
+                if first_end is None and is_armed:
+                    first_end = end
+        return first_end
+
+    def _next(self, matched: int, character: str) -> int:
+        while matched and self.string[matched] != character:
+            matched = self._borders[matched]
+        return matched + 1 if self.string[matched] == character else 0

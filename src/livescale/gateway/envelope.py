@@ -15,8 +15,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from livescale.gateway.clients import client_at
 from livescale.gateway.errors import internal_error, stopping
+from livescale.gateway.keys import client_at
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Envelope:
     probes, which come all the time, are not.
 
     Sets in `scope["state"]`: `request` (unique: prefix and number), `client_request_id` (str or
-    None), `arrived_s` (time.monotonic) and `client`, by its address (see `clients.py`).
+    None), `arrived_s` (time.monotonic) and `client`, by its address (see `keys.py`).
     """
 
     def __init__(self, app: ASGIApp, request_prefix: str) -> None:
@@ -76,7 +76,7 @@ class Envelope:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            return  # nobody is left to answer
+            return  # no client is left to answer
         except asyncio.CancelledError:
             # The server stops (see `server.serve`) and the client still waits.
             if has_started:

@@ -132,7 +132,7 @@ def request_too_slow(receive_timeout_s: float) -> ApiError:
 
 
 def head_too_large(problem: str) -> ApiError:
-    """431: more headers or trailers than anybody needs."""
+    """431: more headers or trailers than a client needs."""
     return ApiError(431, f"The request's head {problem}", code="headers_too_large")
 
 
@@ -148,25 +148,17 @@ def body_too_complex(things: str, bound: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-def queue_full(message: str, retry_after_s: float) -> ApiError:
-    """503 with Retry-After: the pool takes no more requests for now."""
-    return ApiError(
-        503, message, type="server_error", code="queue_full", headers=_come_back(retry_after_s)
-    )
-
-
-def queue_timed_out(message: str, retry_after_s: float) -> ApiError:
-    """503 with Retry-After: no instance took the request in the time that one may wait."""
-    return ApiError(
-        503, message, type="server_error", code="queue_timeout", headers=_come_back(retry_after_s)
-    )
-
-
-def load_failed(message: str, retry_after_s: float) -> ApiError:
-    """503 with Retry-After: the model cannot be loaded now; then it is tried again."""
-    return ApiError(
-        503, message, type="server_error", code="load_failed", headers=_come_back(retry_after_s)
-    )
+def come_back(message: str, retry_after_s: float, code: str = "queue_full") -> ApiError:
+    """503 with Retry-After. `code` says why: the pool takes no more requests for now (queue_full),
+    no instance took the request in the time that one may wait (queue_timeout), or the model cannot
+    be loaded now (load_failed)."""
+    headers = {
+        # This one counts whole seconds; 0 would invite clients to spin.
+        "Retry-After": str(max(1, math.ceil(retry_after_s))),
+        # Not a standard, but OpenAI's clients prefer it.
+        "retry-after-ms": str(max(1, math.ceil(1000 * retry_after_s))),
+    }
+    return ApiError(503, message, type="server_error", code=code, headers=headers)
 
 
 def request_timed_out(timeout_s: float) -> ApiError:
@@ -214,12 +206,3 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         code=codes.get(error.status_code),
         headers=error.headers,
     ).response()
-
-
-def _come_back(retry_after_s: float) -> dict[str, str]:
-    return {
-        # This one counts whole seconds; 0 would invite clients to spin.
-        "Retry-After": str(max(1, math.ceil(retry_after_s))),
-        # Not a standard, but OpenAI's clients prefer it.
-        "retry-after-ms": str(max(1, math.ceil(1000 * retry_after_s))),
-    }

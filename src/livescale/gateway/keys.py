@@ -1,14 +1,15 @@
 """Keys: where they come from, and the gate that asks for an API key wherever work is done
-for clients, and for an admin key on `/admin`.
+for clients, and for an admin key on `/admin`. And what a client is: a key, else an address.
 
 A key is kept as its SHA-256 digest only: settings, boot messages, run records and logs never hold
-the key itself. Other paths are open to everybody, as monitoring expects.
+the key itself. Other paths are open to every client, as monitoring expects.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from livescale.gateway.clients import client_with
+from livescale.gateway.backend import Client
 from livescale.gateway.errors import unauthorized
 from livescale.settings import ConfigError
 from livescale.types import Value
@@ -109,7 +110,7 @@ class KeyGate:
     """Lets a request to GUARDED or ADMINISTERED through only with a bearer key of that kind; any
     if there are no keys of the kind.
 
-    Whoever has an API key is the client of that key (`scope["state"]["client"]`), wherever it
+    A request with an API key is of the client of that key (`scope["state"]["client"]`), wherever it
     comes from. An ASGI middleware; stands inside the Envelope, so that a refusal has its ids, too.
     """
 
@@ -186,3 +187,31 @@ def _checked(key: str, where: str) -> str:
     if not key or not all("!" <= char <= "~" for char in key):
         raise ConfigError(f"{where}: a key is printable ASCII without spaces, and not empty")
     return key
+
+
+_DIGEST_CHARS = 12
+"""Of a key's digest: enough to tell the keys of a pool apart, and no help to guess one."""
+_IPV6_PREFIX_BITS = 64
+"""What one subscriber has of IPv6: its addresses are as many as it likes."""
+
+
+def client_at(peer: tuple[str, int] | None) -> Client:
+    """The client at the other end of a connection (address and port, as ASGI names it).
+
+    An IPv6 address counts by its /64. All whose address is not known are one client.
+    """
+    try:
+        address = ipaddress.ip_address(peer[0] if peer is not None else "")
+    except ValueError:
+        return Client()
+    if isinstance(address, ipaddress.IPv4Address):
+        return Client(str(address))
+    if address.ipv4_mapped is not None:
+        return Client(str(address.ipv4_mapped))
+    # Without its zone, which is a matter of this machine.
+    return Client(str(ipaddress.IPv6Network((int(address), _IPV6_PREFIX_BITS), strict=False)))
+
+
+def client_with(digest: str, weight: int) -> Client:
+    """The client that holds the key with this digest."""
+    return Client(f"key-{digest[:_DIGEST_CHARS]}", weight)

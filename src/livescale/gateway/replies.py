@@ -12,22 +12,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from livescale.gateway.answers import (
-    AssistantMessage,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-    Delta,
-    PromptTokensDetails,
-    TokenLogprob,
-    TopLogprob,
-    Usage,
-)
+from livescale.gateway import answers
 from livescale.gateway.choices import Piece, ScoredToken, SpelledLogprob
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -60,13 +45,13 @@ class ReplyHead:
         if piece.is_first and piece.choice % self.choices == 0:
             self._cached[piece.choice // self.choices] = piece.cached_tokens
 
-    def usage(self, completion_tokens: int) -> Usage:
+    def usage(self, completion_tokens: int) -> answers.Usage:
         prompt_tokens = sum(map(len, self.prompts))
-        return Usage(
+        return answers.Usage(
             prompt_tokens,
             completion_tokens,
             prompt_tokens + completion_tokens,
-            PromptTokensDetails(sum(self._cached.values())),
+            answers.PromptTokensDetails(sum(self._cached.values())),
         )
 
     def if_ids(self, value: T) -> T | UnsetType:
@@ -94,7 +79,7 @@ class CompletionReply:
 
     def __init__(self, head: ReplyHead) -> None:
         self.head = head
-        empty = Completion(id=head.id, created=head.created, model=head.model, choices=[])
+        empty = answers.Completion(id=head.id, created=head.created, model=head.model, choices=[])
         self._frame = _EventFrame(empty, head)
 
     def event(self, piece: Piece, completion_tokens: int) -> bytes:
@@ -105,7 +90,7 @@ class CompletionReply:
 
     def whole(self, choices: Sequence[Piece]) -> bytes:
         head = self.head
-        body = Completion(
+        body = answers.Completion(
             id=head.id,
             created=head.created,
             model=head.model,
@@ -114,9 +99,9 @@ class CompletionReply:
         )
         return msgspec.json.encode(body)
 
-    def _choice(self, piece: Piece, has_prompt_ids: bool) -> CompletionChoice:
+    def _choice(self, piece: Piece, has_prompt_ids: bool) -> answers.CompletionChoice:
         head = self.head
-        choice = CompletionChoice(
+        choice = answers.CompletionChoice(
             piece.text,
             piece.choice,
             None if piece.scored is None else _completion_logprobs(piece.scored),
@@ -135,13 +120,13 @@ class ChatReply:
 
     def __init__(self, head: ReplyHead) -> None:
         self.head = head
-        empty = ChatChunk(id=head.id, created=head.created, model=head.model, choices=[])
+        empty = answers.ChatChunk(id=head.id, created=head.created, model=head.model, choices=[])
         self._frame = _EventFrame(empty, head)
 
     def event(self, piece: Piece, completion_tokens: int) -> bytes:
         head = self.head
-        choice = ChatChunkChoice(
-            Delta("assistant" if piece.is_first else UNSET, piece.text),
+        choice = answers.ChatChunkChoice(
+            answers.Delta("assistant" if piece.is_first else UNSET, piece.text),
             piece.choice,
             None if piece.scored is None else _chat_logprobs(piece.scored),
             piece.finish_reason,
@@ -158,7 +143,7 @@ class ChatReply:
 
     def whole(self, choices: Sequence[Piece]) -> bytes:
         head = self.head
-        body = ChatCompletion(
+        body = answers.ChatCompletion(
             id=head.id,
             created=head.created,
             model=head.model,
@@ -168,9 +153,9 @@ class ChatReply:
         )
         return msgspec.json.encode(body)
 
-    def _choice(self, piece: Piece) -> ChatChoice:
-        return ChatChoice(
-            AssistantMessage(piece.text),
+    def _choice(self, piece: Piece) -> answers.ChatChoice:
+        return answers.ChatChoice(
+            answers.AssistantMessage(piece.text),
             piece.choice,
             None if piece.scored is None else _chat_logprobs(piece.scored),
             piece.finish_reason,
@@ -185,7 +170,7 @@ class ChatReply:
 class _EventFrame:
     """The bytes that all events of an answer have in common, encoded once."""
 
-    def __init__(self, empty: Completion | ChatChunk, head: ReplyHead) -> None:
+    def __init__(self, empty: answers.Completion | answers.ChatChunk, head: ReplyHead) -> None:
         """`empty` is an event without choices, which are its last field."""
         body = msgspec.json.encode(empty)
         assert body.endswith(b'"choices":[]}'), body
@@ -195,7 +180,10 @@ class _EventFrame:
         self._usage = b'],"usage":null' if head.wants_usage else b"]"
 
     def event(
-        self, choice: CompletionChoice | ChatChunkChoice, completion_tokens: int, rest: bytes = b""
+        self,
+        choice: answers.CompletionChoice | answers.ChatChunkChoice,
+        completion_tokens: int,
+        rest: bytes = b"",
     ) -> bytes:
         usage = self._usage
         if self._head.wants_usage_always:
@@ -213,8 +201,8 @@ def _tokens(pieces: Sequence[Piece]) -> int:
     return sum(len(piece.token_ids) for piece in pieces)
 
 
-def _completion_logprobs(scored: Sequence[ScoredToken]) -> CompletionLogprobs:
-    return CompletionLogprobs(
+def _completion_logprobs(scored: Sequence[ScoredToken]) -> answers.CompletionLogprobs:
+    return answers.CompletionLogprobs(
         text_offset=[token.text_offset for token in scored],
         token_logprobs=[token.chosen.logprob for token in scored],
         tokens=[token.chosen.text for token in scored],
@@ -230,10 +218,10 @@ def _by_text(token: ScoredToken) -> dict[str, float]:
     return by_text
 
 
-def _chat_logprobs(scored: Sequence[ScoredToken]) -> ChatLogprobs:
-    return ChatLogprobs(
+def _chat_logprobs(scored: Sequence[ScoredToken]) -> answers.ChatLogprobs:
+    return answers.ChatLogprobs(
         [
-            TokenLogprob(
+            answers.TokenLogprob(
                 token.chosen.text,
                 token.chosen.logprob,
                 list(token.chosen.spelled),
@@ -244,5 +232,5 @@ def _chat_logprobs(scored: Sequence[ScoredToken]) -> ChatLogprobs:
     )
 
 
-def _top_logprob(candidate: SpelledLogprob) -> TopLogprob:
-    return TopLogprob(candidate.text, candidate.logprob, list(candidate.spelled))
+def _top_logprob(candidate: SpelledLogprob) -> answers.TopLogprob:
+    return answers.TopLogprob(candidate.text, candidate.logprob, list(candidate.spelled))

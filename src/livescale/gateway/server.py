@@ -21,10 +21,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from livescale.gateway.errors import ApiError, invalid, request_too_slow
-from livescale.gateway.heads import HeadBounds, check_host
-from livescale.gateway.limits import Limits
+from livescale.gateway.limits import HeadBounds, Limits, check_host
 from livescale.gateway.pacing import PACED_BYTES_PER_S, PACED_FROM_BYTES, PacedFlow, ReadPacer
-from livescale.gateway.seldom import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -293,3 +291,27 @@ async def _settle(server: uvicorn.Server) -> None:
     for connection in list(server.server_state.connections):
         if connection.transport is not None:
             connection.transport.close()
+
+
+SPAN_S = 60.0
+
+
+class Seldom(logging.Filter):
+    """Passes a message once per `span_s`, with the number of equal ones since the last."""
+
+    def __init__(self, span_s: float = SPAN_S) -> None:
+        super().__init__()
+        self._span_s = span_s
+        #: by message: when one passed last, and how many did not since
+        self._passed: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s = record.created
+        passed_s, held = self._passed.get(record.msg, (-self._span_s, 0))
+        if now_s - passed_s < self._span_s:
+            self._passed[record.msg] = (passed_s, held + 1)
+            return False
+        self._passed[record.msg] = (now_s, 0)
+        if held:
+            record.msg = f"{record.msg} ({held} more since the last such line)"
+        return True

@@ -69,7 +69,7 @@ class Generation(Response):
             self._give_up("timeout")
             await self._answer_timeout(send)
         except asyncio.CancelledError:
-            # Only a stopping server cancels its tasks. Nobody waits for this one's result, and
+            # Only a stopping server cancels its tasks. No task waits for this one's result, and
             # the client is still there: tell it instead of tearing the connection.
             if not self._has_started:
                 raise stopping() from None
@@ -141,7 +141,7 @@ class Generation(Response):
                     tokens += len(piece.token_ids)
                     await _send_body(send, reply.event(piece, tokens))
         except Exception as error:
-            # All of them, and before the client is told, which may take it long to hear.
+            # All of them, and before the error is sent, which the client may take long to read.
             self._give_up("failed")
             if not self._has_started:
                 raise

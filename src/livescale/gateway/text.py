@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from livescale.gateway.admission import estimated_tokens
-from livescale.gateway.budgets import ByteBudget
 from livescale.gateway.chat import ChatTemplate
 from livescale.gateway.errors import invalid
+from livescale.gateway.pacing import ByteBudget
 from livescale.gateway.rendering import Renderers
 from livescale.gateway.schema import Message
 from livescale.gateway.spelling import TokenSpelling

@@ -13,8 +13,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import ModelCard
-from livescale.gateway.errors import invalid, queue_full
+from livescale.gateway.errors import come_back, invalid
 from livescale.gateway.prompts import check_chat, check_fits, check_ids, read_chat
 from livescale.gateway.schema import ChatBody, MessageList, decode_as
 from livescale.gateway.served import ServedModel, ServedModels
@@ -82,7 +83,7 @@ class Tokenization:
                 answer = TokenizeAnswer(len(ids), model.card.model_tokens_max, ids)
                 if body.return_token_strs:
                     answer.token_strs = await asyncio.to_thread(model.codec.token_strings, ids)
-        return _json(answer)
+        return json_answer(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize"""
@@ -93,7 +94,7 @@ class Tokenization:
                 check_fits(model.card, model.codec, body.tokens, "tokens")
             check_ids(body.tokens, model.codec.vocabulary, "tokens")
             with self._busy():
-                return _json(DetokenizeAnswer(await model.codec.decode(body.tokens)))
+                return json_answer(DetokenizeAnswer(await model.codec.decode(body.tokens)))
 
     def _model(self, name: str | None) -> ServedModel:
         """The named model; the only one if none is named. Raises ApiError (400, 404)."""
@@ -105,7 +106,7 @@ class Tokenization:
     @contextmanager
     def _busy(self) -> Iterator[None]:
         if self._under_way >= TOKENIZING_MAX:
-            raise queue_full("too many texts are being tokenized", RETRY_AFTER_S)
+            raise come_back("too many texts are being tokenized", RETRY_AFTER_S)
         self._under_way += 1
         try:
             yield
@@ -134,7 +135,3 @@ async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[i
     )
     check_chat(chat)
     return (await read_chat(card, codec, chat)).ids
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

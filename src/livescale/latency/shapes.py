@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.types import ModelSpec, Value
 
 _BF16_BYTES = 2

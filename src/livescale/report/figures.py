@@ -10,20 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-from livescale.report.canvas import (
-    ACCENT,
-    COLOURS,
-    DASHES,
-    HALF_IN,
-    LIMIT,
-    LOAD,
-    amount_axis,
-    draw,
-    duration_ticks,
-    line_look,
-    step_line,
-    time_axis,
-)
+from livescale.report import canvas
 from livescale.report.series import Band, Floats, Steps
 
 _LEAST_S = 1e-6
@@ -34,11 +21,11 @@ def arrivals(name: str, per_s: Floats, edges: Floats, largest: float) -> str:
     """Requests per second as they arrive."""
 
     def plot(axes: Axes) -> None:
-        axes.stairs(per_s, edges, fill=True, color=LOAD)
-        time_axis(axes, float(edges[-1]))
-        amount_axis(axes, "requests/s", largest)
+        axes.stairs(per_s, edges, fill=True, color=canvas.LOAD)
+        canvas.time_axis(axes, float(edges[-1]))
+        canvas.amount_axis(axes, "requests/s", largest)
 
-    return draw(name, "Requests per second over time", plot, height_in=1.5)
+    return canvas.draw(name, "Requests per second over time", plot, height_in=1.5)
 
 
 def load_and_capacity(
@@ -47,13 +34,15 @@ def load_and_capacity(
     """Prompt tokens that arrive, and what the serving instances can compute."""
 
     def plot(axes: Axes) -> None:
-        axes.stairs(tokens_per_s, edges, fill=True, color=LOAD)
+        axes.stairs(tokens_per_s, edges, fill=True, color=canvas.LOAD)
         if capacity is not None:
-            step_line(axes, capacity, float(edges[-1]), color=ACCENT, linewidth=1.5)
-        time_axis(axes, float(edges[-1]))
-        amount_axis(axes, "prompt tokens/s", largest)
+            canvas.step_line(axes, capacity, float(edges[-1]), color=canvas.ACCENT, linewidth=1.5)
+        canvas.time_axis(axes, float(edges[-1]))
+        canvas.amount_axis(axes, "prompt tokens/s", largest)
 
-    return draw(name, "Prompt tokens per second against capacity over time", plot, height_in=1.9)
+    return canvas.draw(
+        name, "Prompt tokens per second against capacity over time", plot, height_in=1.9
+    )
 
 
 def steps_of_runs(
@@ -63,12 +52,12 @@ def steps_of_runs(
 
     def plot(axes: Axes) -> None:
         for number, steps in enumerate(of_runs):
-            step_line(axes, steps, until_s, **line_look(number, len(of_runs)))
-        time_axis(axes, until_s)
+            canvas.step_line(axes, steps, until_s, **canvas.line_look(number, len(of_runs)))
+        canvas.time_axis(axes, until_s)
         largest = max((value for steps in of_runs for _, value in steps), default=1)
-        amount_axis(axes, label, largest, is_count=True)
+        canvas.amount_axis(axes, label, largest, is_count=True)
 
-    return draw(name, described, plot, height_in=1.9)
+    return canvas.draw(name, described, plot, height_in=1.9)
 
 
 def latency_over_time(
@@ -78,19 +67,19 @@ def latency_over_time(
 
     def plot(axes: Axes) -> None:
         p50, p99 = (np.maximum(values, _LEAST_S) for values in (of.p50, of.p99))
-        axes.stairs(p99, of.edges, baseline=p50, fill=True, color=ACCENT, alpha=0.16)
-        axes.stairs(p99, of.edges, baseline=None, color=ACCENT, linewidth=0.8, alpha=0.75)
-        axes.stairs(p50, of.edges, baseline=None, color=ACCENT, linewidth=1.5)
+        axes.stairs(p99, of.edges, baseline=p50, fill=True, color=canvas.ACCENT, alpha=0.16)
+        axes.stairs(p99, of.edges, baseline=None, color=canvas.ACCENT, linewidth=0.8, alpha=0.75)
+        axes.stairs(p50, of.edges, baseline=None, color=canvas.ACCENT, linewidth=1.5)
         if slo_s is not None:
-            axes.axhline(slo_s, color=LIMIT, linewidth=1, linestyle=DASHES[1])
-        time_axis(axes, until_s)
+            axes.axhline(slo_s, color=canvas.LIMIT, linewidth=1, linestyle=canvas.DASHES[1])
+        canvas.time_axis(axes, until_s)
         axes.set_yscale("log")
         axes.set_ylim(*span_s)
-        duration_ticks(axes.yaxis, span_s)
+        canvas.duration_ticks(axes.yaxis, span_s)
         axes.set_ylabel(what)
 
     described = f"{what} over time: median and 99th percentile"
-    return draw(name, described, plot, width_in=HALF_IN)
+    return canvas.draw(name, described, plot, width_in=canvas.HALF_IN)
 
 
 def distributions(
@@ -105,35 +94,35 @@ def distributions(
 
     def plot(axes: Axes) -> None:
         for number, (values, shares) in enumerate(of_runs):
-            look = line_look(number, len(of_runs))
+            look = canvas.line_look(number, len(of_runs))
             axes.step(np.maximum(values, _LEAST_S), shares, where="post", **look)
         for number, slo_s in enumerate(dict.fromkeys(slos_s)):
             if slo_s is not None:
                 is_shared = len(set(slos_s)) == 1
-                colour = LIMIT if is_shared else COLOURS[number % len(COLOURS)]
-                axes.axvline(slo_s, color=colour, linewidth=1, linestyle=DASHES[1])
+                colour = canvas.LIMIT if is_shared else canvas.COLOURS[number % len(canvas.COLOURS)]
+                axes.axvline(slo_s, color=colour, linewidth=1, linestyle=canvas.DASHES[1])
         axes.set_xscale("log")
         axes.set_xlim(*span_s)
-        duration_ticks(axes.xaxis, span_s)
+        canvas.duration_ticks(axes.xaxis, span_s)
         axes.set_xlabel(what)
         axes.set_ylim(0, 1.01)
         axes.set_ylabel(f"share of {share_of}")
 
     described = f"Cumulative distribution of {what}"
-    return draw(name, described, plot, width_in=HALF_IN, height_in=2.6)
+    return canvas.draw(name, described, plot, width_in=canvas.HALF_IN, height_in=2.6)
 
 
 def goodput(name: str, per_s: Floats, met_per_s: Sequence[Floats], edges: Floats) -> str:
     """Requests that met the SLO, by when they were due, before all that were due."""
 
     def plot(axes: Axes) -> None:
-        axes.stairs(per_s, edges, fill=True, color=LOAD, alpha=0.55)
+        axes.stairs(per_s, edges, fill=True, color=canvas.LOAD, alpha=0.55)
         for number, met in enumerate(met_per_s):
-            axes.stairs(met, edges, baseline=None, **line_look(number, len(met_per_s)))
-        time_axis(axes, float(edges[-1]))
-        amount_axis(axes, "requests/s", float(per_s.max()))
+            axes.stairs(met, edges, baseline=None, **canvas.line_look(number, len(met_per_s)))
+        canvas.time_axis(axes, float(edges[-1]))
+        canvas.amount_axis(axes, "requests/s", float(per_s.max()))
 
-    return draw(name, "Requests per second that met the SLO over time", plot)
+    return canvas.draw(name, "Requests per second that met the SLO over time", plot)
 
 
 def missed(name: str, of_runs: Sequence[Floats], until_s: float) -> str:
@@ -142,12 +131,12 @@ def missed(name: str, of_runs: Sequence[Floats], until_s: float) -> str:
     def plot(axes: Axes) -> None:
         for number, due_s in enumerate(of_runs):
             steps = _thinned([(float(at), float(n)) for n, at in enumerate(due_s, 1)])
-            step_line(axes, steps, until_s, **line_look(number, len(of_runs)))
-        time_axis(axes, until_s)
+            canvas.step_line(axes, steps, until_s, **canvas.line_look(number, len(of_runs)))
+        canvas.time_axis(axes, until_s)
         largest = max(len(due_s) for due_s in of_runs)
-        amount_axis(axes, "requests", largest, is_count=True)
+        canvas.amount_axis(axes, "requests", largest, is_count=True)
 
-    return draw(name, "Requests that have missed the SLO so far", plot, height_in=1.7)
+    return canvas.draw(name, "Requests that have missed the SLO so far", plot, height_in=1.7)
 
 
 def network(name: str, by_kind: Sequence[Floats], edges: Floats, largest: float) -> str:
@@ -156,14 +145,14 @@ def network(name: str, by_kind: Sequence[Floats], edges: Floats, largest: float)
     def plot(axes: Axes) -> None:
         base = np.zeros(len(edges) - 1)
         for number, rates in enumerate(by_kind):
-            colour = COLOURS[number % len(COLOURS)]
+            colour = canvas.COLOURS[number % len(canvas.COLOURS)]
             top = base + rates / 1e9
             axes.stairs(top, edges, baseline=base, fill=True, color=colour, alpha=0.85)
             base = top
-        time_axis(axes, float(edges[-1]))
-        amount_axis(axes, "GB/s", largest / 1e9)
+        canvas.time_axis(axes, float(edges[-1]))
+        canvas.amount_axis(axes, "GB/s", largest / 1e9)
 
-    return draw(name, "Parameters on links over time by kind of link", plot, height_in=1.7)
+    return canvas.draw(name, "Parameters on links over time by kind of link", plot, height_in=1.7)
 
 
 def copies(
@@ -180,10 +169,10 @@ def copies(
             top = base + counts
             axes.stairs(top, edges, baseline=base, fill=True, color=colour, alpha=0.8)
             base = top
-        time_axis(axes, float(edges[-1]))
-        amount_axis(axes, "copies", largest, is_count=True)
+        canvas.time_axis(axes, float(edges[-1]))
+        canvas.amount_axis(axes, "copies", largest, is_count=True)
 
-    return draw(name, "Copies in host memory over time by model", plot, height_in=1.7)
+    return canvas.draw(name, "Copies in host memory over time by model", plot, height_in=1.7)
 
 
 def span_of(arrays: Sequence[Floats], limits: Sequence[float | None]) -> tuple[float, float]:

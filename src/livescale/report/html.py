@@ -2,25 +2,23 @@
 
 It works on run records alone, so real and simulated runs are shown alike; what a record lacks is
 left out, and the page says so. The file needs no network and no scripts. The same runs give the
-same bytes.
+same bytes. Scale events, losses and instances are tables of words here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from livescale.report.comparison import compared_figures
-from livescale.report.event_rows import (
-    failover_table,
-    life_table,
-    scale_event_table,
-    worth_sentence,
-)
 from livescale.report.reported_run import ReportedRun
+from livescale.report.run_report import FAILOVER_HEADER, failover_cells, phases_s
 from livescale.report.terminal import seconds
 from livescale.settings import size_text
+from livescale.telemetry.history.holdings import InstanceHistory
+from livescale.telemetry.record import LoadPhases, ScaleLine
 
 _GROUPS = ("TTFT mean", "TBT mean", "instances, mean", "scale-ups")
 """Rows of the summary before which there is a rule."""
@@ -110,3 +108,160 @@ def _summary_sentence(runs: Sequence[ReportedRun]) -> str:
     if len(runs) == 1:
         return told
     return f"{told} Small figures are ratios to the first run, {runs[0].name}."
+
+
+ROWS_MAX = 150
+"""Longer tables end with how much they left out."""
+
+_NS_PER_S = 1_000_000_000
+_NAMES_MAX = 3
+_ABSENT = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class WordTable:
+    """A table of words. Columns named in `numeric` hold figures; `left_out` rows are not shown."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[str, ...]
+    left_out: int = 0
+
+
+def scale_event_table(run: ReportedRun) -> WordTable:
+    """One row per scale event and instance loaded or released; phases count from the decision."""
+    report = run.report
+    phases = report.phase_names
+    rows: list[tuple[str, ...]] = []
+    for event in report.scale_events:
+        at = _clock((event.decided_ns - report.started_ns) / _NS_PER_S)
+        change = f"{event.from_instances} → {event.to_instances}"
+        head = [at, event.model, change, _reason(event), event.strategy or _ABSENT]
+        for story in _stories(event, phases):
+            rows.append((*head, *story))
+            head = ["", "", "", "", ""]
+    header = ("at", "model", "instances", "reason", "strategy", "how", *phases)
+    return _table(header, rows, ("at", *phases))
+
+
+def failover_table(run: ReportedRun) -> WordTable:
+    """One row per member that was lost, and when its successor was there."""
+    rows = [failover_cells(loss, run.report.started_ns) for loss in run.history.losses]
+    return _table(FAILOVER_HEADER, rows, ("at", "requests", "replaced after"))
+
+
+def life_table(run: ReportedRun) -> WordTable:
+    """What each started instance cost until it served, and what it then did."""
+    until_ns, started_ns = run.history.end_ns, run.report.started_ns
+    rows = []
+    for one in _started(run):
+        served_s = one.serving_ns(until_ns) / _NS_PER_S
+        loading_s = one.loading_ns / _NS_PER_S if one.loading_ns is not None else None
+        received = one.received_bytes
+        per_loading = served_s / loading_s if loading_s else None
+        rows.append(
+            (
+                str(one.number),
+                one.model,
+                ", ".join(f"w{held.member.worker}" for held in one.holdings),
+                _source(one.holdings[0].senders),
+                _clock((one.changes[0][0] - started_ns) / _NS_PER_S),
+                _ABSENT if loading_s is None else seconds(loading_s),
+                _ABSENT if received is None else size_text(received),
+                seconds(served_s) if served_s else _ABSENT,
+                f"{one.emitted_tokens:,}",
+                _ABSENT if per_loading is None else f"{per_loading:,.3g}",
+                one.ending or "still there",
+            )
+        )
+    numeric = ("ordered at", "loading", "received", "serving", "tokens", "serving / loading")
+    header = ("instance", "model", "workers", "first source", *numeric, "ended")
+    return _table(header, rows, ("instance", *numeric))
+
+
+def worth_sentence(run: ReportedRun) -> str:
+    """What all started instances together cost and gave."""
+    started = _started(run)
+    if not started:
+        return "No instance was started."
+    until_ns = run.history.end_ns
+    whole = [one for one in started if one.loading_ns is not None]
+    loading_s = sum(one.loading_ns or 0 for one in whole) / _NS_PER_S
+    serving_s = sum(one.serving_ns(until_ns) for one in started) / _NS_PER_S
+    tokens = sum(one.emitted_tokens for one in started)
+    moved = sum(one.received_bytes or 0 for one in started)
+    parts = [
+        f"{_counted(len(started), 'instance')} started: {seconds(loading_s)} of loading and"
+        f" {size_text(moved)} received, for {seconds(serving_s)} of serving and {tokens:,} tokens."
+    ]
+    ended = [one for one in whole if one.ended_ns is not None]
+    short = sum(one.serving_ns(until_ns) < (one.loading_ns or 0) for one in ended)
+    if ended:
+        parts.append(
+            f"Of the {len(ended)} that ended, {short} served for less time than they had loaded."
+        )
+    unserved = len(started) - len(whole)
+    if unserved:
+        parts.append(f"{_counted(unserved, 'instance')} never served.")
+    return " ".join(parts)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _clock(value_s: float) -> str:
+    """A time since the load's start: always in seconds, so that a column can be compared."""
+    return f"{value_s:,.2f} s".replace("-", "−")
+
+
+def _reason(event: ScaleLine) -> str:
+    reason = event.reason.replace("_", " ")
+    return reason if event.woken_by is None else f"{reason}, woken by a request"
+
+
+def _stories(event: ScaleLine, phases: Sequence[str]) -> list[tuple[str, ...]]:
+    """How each instance came or went, with its phases."""
+    nothing = [_ABSENT] * len(phases)
+    stories = [(_how(load), *_phases(event, load, phases)) for load in event.loads]
+    for instance, released_ns in event.released_ns.items():
+        after = seconds((released_ns - event.decided_ns) / _NS_PER_S)
+        stories.append((f"instance {instance} released after {after}", *nothing))
+    if not stories:
+        is_up = event.to_instances > event.from_instances
+        stories = [("a draining one serves on" if is_up else "taken back", *nothing)]
+    return stories
+
+
+def _how(load: LoadPhases) -> str:
+    how = f"{load.upstream} → {load.worker}".replace(".0", "")
+    if load.live_ns is not None:
+        how += f"; {load.pairing}"
+    return how if load.failed is None else f"{how} (failed: {load.failed})"
+
+
+def _phases(event: ScaleLine, load: LoadPhases, phases: Sequence[str]) -> list[str]:
+    return [_ABSENT if s is None else seconds(s) for s in phases_s(event, load, phases)]
+
+
+def _table(
+    header: tuple[str, ...], rows: Sequence[tuple[str, ...]], numeric: tuple[str, ...]
+) -> WordTable:
+    left_out = max(len(rows) - ROWS_MAX, 0)
+    return WordTable(header, tuple(rows[:ROWS_MAX]), numeric, left_out)
+
+
+def _started(run: ReportedRun) -> list[InstanceHistory]:
+    """Those whose order is on record."""
+    return [one for one in run.history.instances if one.is_ordered]
+
+
+def _source(senders: Sequence[str]) -> str:
+    """Who sends, in few words."""
+    names = [name.removesuffix(".0") for name in senders]
+    if len(names) > _NAMES_MAX:
+        return f"{names[0]}, {names[1]} and {len(names) - 2} more"
+    return ", ".join(names) or "unknown"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun} was" if count == 1 else f"{count} {noun}s were"

@@ -1,4 +1,6 @@
-"""Keys of figures: which colour or line is whose. They stand in the page, above the figures."""
+"""What a page's sections are made of: panels, and keys of figures, which tell the colour or line of
+each run and model. Keys stand in the page, above the figures.
+"""
 
 from __future__ import annotations
 
@@ -92,3 +94,29 @@ def _dashes(style: object) -> str:
 
 def _hex(colour: tuple[float, float, float]) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in colour)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One SVG with the name above it."""
+
+    svg: str
+    title: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelGroup:
+    """Panels in one scale that one sentence explains."""
+
+    sentence: str
+    legend: list[KeyItem]
+    panels: list[Panel]
+    in_twos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    heading: str
+    anchor: str
+    groups: list[PanelGroup]

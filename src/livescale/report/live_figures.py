@@ -1,38 +1,33 @@
-"""A loading instance at work, drawn: its layers, its batches, and the instance that it helps."""
+"""The section about live scaling: loading instances at work, drawn from close by: their layers,
+their batches, and the instance that each helps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from livescale.report.canvas import (
-    ACCENT,
-    COLOURS,
-    INK,
-    WIDE_IN,
-    PlotRow,
-    amount_axis,
-    draw_rows,
-    step_line,
-    time_axis,
-)
+from livescale.report import canvas, live_figures
+from livescale.report.keys import KeyItem, Panel, PanelGroup
 from livescale.report.lanes import tint
 from livescale.report.live_loads import LoadStory, TakenOver
+from livescale.report.reported_run import ReportedRun
+from livescale.report.terminal import seconds
 
-LAYERS = ACCENT
-TAKEN = COLOURS[1]
-FIRST = COLOURS[2]
-WORK = COLOURS[3]
+LAYERS = canvas.ACCENT
+TAKEN = canvas.COLOURS[1]
+FIRST = canvas.COLOURS[2]
+WORK = canvas.COLOURS[3]
 TAKEN_SHOWN = "#eaae7f"
 """TAKEN as bars have it, so that numbers on them can be read."""
 
 _NS_PER_S = 1_000_000_000
 _NUMBER_IN = 0.1
 """A bar at least so wide has its number in it."""
-_PLOT_IN = WIDE_IN - 0.84
+_PLOT_IN = canvas.WIDE_IN - 0.84
 _LEAST_PART = 0.006
 """No bar is narrower than this part of the axis."""
 _ROWS_MAX = 3
@@ -40,19 +35,19 @@ _ROWS_MAX = 3
 
 def live_load(name: str, story: LoadStory, zero_ns: int, until_ns: int) -> str:
     """One load: the source's lane, the layers of the loading instance, and its work."""
-    rows: list[PlotRow] = []
+    rows: list[canvas.PlotRow] = []
     until_s = _s(until_ns, zero_ns)
     if story.source >= 0:
-        rows.append(PlotRow(0.6, lambda axes: source_lane(axes, story, zero_ns, until_s)))
-    rows.append(PlotRow(1.6, lambda axes: target_layers(axes, story, zero_ns, until_s)))
+        rows.append(canvas.PlotRow(0.6, lambda axes: source_lane(axes, story, zero_ns, until_s)))
+    rows.append(canvas.PlotRow(1.6, lambda axes: target_layers(axes, story, zero_ns, until_s)))
 
     def last(axes: Axes) -> None:
         _work(axes, story, zero_ns, until_s)
         axes.set_xlabel("seconds since the order to load it")
 
-    rows.append(PlotRow(1.3, last))
+    rows.append(canvas.PlotRow(1.3, last))
     described = "A loading instance: its layers, its work and the batches that it handed over"
-    return draw_rows(name, described, rows)
+    return canvas.draw_rows(name, described, rows)
 
 
 def source_lane(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
@@ -80,12 +75,12 @@ def source_lane(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> N
         autolim=False,
     )
     for x, y, number in numbers:
-        axes.text(x, y, str(number), ha="center", va="center", fontsize=6.5, color=INK)
+        axes.text(x, y, str(number), ha="center", va="center", fontsize=6.5, color=canvas.INK)
     axes.set_ylim(rows + 0.1, -0.2)
     axes.set_yticks([rows / 2 - 0.1], [f"w{story.source}"])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
-    time_axis(axes, until_s)
+    canvas.time_axis(axes, until_s)
 
 
 def target_layers(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
@@ -101,11 +96,11 @@ def target_layers(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) ->
         color=tint(LAYERS, 0.2),
         linewidth=0,
     )
-    step_line(axes, steps, until_s, color=LAYERS, linewidth=1.3)
+    canvas.step_line(axes, steps, until_s, color=LAYERS, linewidth=1.3)
     _handed(axes, story.taken, zero_ns)
     tops = [_s(at, zero_ns) for at in story.first_ns]
     axes.plot(tops, [story.layers] * len(tops), "|", color=FIRST, markersize=7, markeredgewidth=1.2)
-    time_axis(axes, until_s)
+    canvas.time_axis(axes, until_s)
     axes.set_ylim(0, story.layers * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.set_ylabel(f"w{story.worker}: layers")
@@ -122,10 +117,57 @@ def _work(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
     """Layers of batches that the loading instance has run so far."""
     steps = [(_s(story.ordered_ns, zero_ns), 0.0)]
     steps += [(_s(at, zero_ns), float(ran)) for at, _, ran in story.steps]
-    step_line(axes, steps, until_s, color=WORK, linewidth=1.5)
-    time_axis(axes, until_s)
-    amount_axis(axes, "layers run", story.live_layers, is_count=True)
+    canvas.step_line(axes, steps, until_s, color=WORK, linewidth=1.5)
+    canvas.time_axis(axes, until_s)
+    canvas.amount_axis(axes, "layers run", story.live_layers, is_count=True)
 
 
 def _s(at_ns: int, zero_ns: int) -> float:
     return (at_ns - zero_ns) / _NS_PER_S
+
+
+STORIES_MAX = 6
+"""More live loads of one run than these are not drawn."""
+
+
+def live_groups(
+    runs: Sequence[ReportedRun], new_name: Callable[[], str], notes: list[str]
+) -> list[PanelGroup]:
+    """Nothing for runs without live loads; `notes` grow with what is left out."""
+    panels = []
+    for run in runs:
+        for story in run.report.live_stories[:STORIES_MAX]:
+            # What the source finishes a little later still belongs to the picture.
+            spent_ns = max(story.end_ns - story.ordered_ns, 1_000_000)
+            until_ns = story.ordered_ns + spent_ns * 115 // 100
+            svg = live_figures.live_load(new_name(), story, story.ordered_ns, until_ns)
+            panels.append(Panel(svg, run.name if len(runs) > 1 else "", _detail(run, story)))
+        left_out = len(run.report.live_stories) - STORIES_MAX
+        if left_out > 0:
+            notes.append(
+                f"{run.name}: the first {STORIES_MAX} of {STORIES_MAX + left_out} live loads are"
+                " drawn."
+            )
+    sentence = (
+        "Loading instances at work, from the order to load them on. Above, the instance that is"
+        " helped: every batch that it took over, until its requests had their first token; the"
+        " number says how many layers were behind it. Below, the layers of the loading instance as"
+        " they arrive: a dot is a batch that was handed over, at as many layers as were behind it."
+        " At the bottom, how many layers of batches the loading instance has run."
+    )
+    legend = [
+        KeyItem("taken over, layers behind it", live_figures.TAKEN_SHOWN, "area"),
+        KeyItem("layers there", live_figures.LAYERS),
+        KeyItem("handed over", live_figures.TAKEN, "dot", width=3.6),
+        KeyItem("first tokens of its own", live_figures.FIRST, "tick"),
+        KeyItem("layers run", live_figures.WORK),
+    ]
+    return [PanelGroup(sentence, legend, panels)] if panels else []
+
+
+def _detail(run: ReportedRun, story: LoadStory) -> str:
+    """ "w1 helps w0 (zigzag), ordered at 12.3 s: 8 batches of 20 requests handed over"."""
+    whom = f"helps w{story.source}" if story.source >= 0 else "alone"
+    at = seconds((story.ordered_ns - run.report.started_ns) / _NS_PER_S)
+    given = f"{len(story.taken)} batches of {story.requests_given} requests handed over"
+    return f"w{story.worker} {whom} ({story.order}), ordered at {at}: {given}"

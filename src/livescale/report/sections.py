@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
 
-from livescale.report import figures, lanes
+from livescale.report import figures, keys, lanes, series
 from livescale.report.canvas import ACCENT, COLOURS, LOAD
-from livescale.report.keys import (
-    KeyItem,
-    lane_keys,
-    model_colours,
-    model_keys,
-    run_keys,
-    slo_keys,
-)
-from livescale.report.live_section import live_groups
-from livescale.report.panels import Panel, PanelGroup, Section
+from livescale.report.live_figures import live_groups
 from livescale.report.reported_run import ReportedRun
-from livescale.report.series import (
-    Band,
-    Floats,
-    RequestSeries,
-    Steps,
-    band,
-    bin_edges,
-    capacity_steps,
-    cumulative,
-    device_steps,
-    host_copy_steps,
-    rates,
-    request_series,
-    sampled,
-    stacked,
-    traffic_rates,
-)
 from livescale.report.terminal import seconds
 
 _NS_PER_S = 1_000_000_000
@@ -55,73 +28,64 @@ _KIND_WORDS = {
 }
 
 
-@dataclass(slots=True)
 class Gallery:
     """Makes the sections for these runs, all in the same scales.
 
     `notes` grow with what the records lack.
     """
 
-    runs: Sequence[ReportedRun]
-    notes: list[str] = field(default_factory=list)
+    def __init__(self, runs: Sequence[ReportedRun]) -> None:
+        self.runs = runs
+        self.notes: list[str] = []
+        self._numbers = itertools.count()
+        self._colours = keys.model_colours(runs)
+        self._requests = [series.request_series(run) for run in runs]
+        self._until_s = max(*(run.end_ns / _NS_PER_S for run in runs), 0.01)
+        self._edges = series.bin_edges(self._until_s, _BINS_MAX)
+        self._wide_edges = series.bin_edges(self._until_s, _WIDE_BINS_MAX)
 
-    def __post_init__(self) -> None:
-        self._numbers = count()
-        self._colours = model_colours(self.runs)
-        self._requests = [request_series(run) for run in self.runs]
-        self._until_s = max(*(run.end_ns / _NS_PER_S for run in self.runs), 0.01)
-        self._edges = bin_edges(self._until_s, _BINS_MAX)
-        self._wide_edges = bin_edges(self._until_s, _WIDE_BINS_MAX)
-
-    _numbers: count[int] = field(init=False)
-    _colours: dict[str, str] = field(init=False)
-    _requests: list[RequestSeries] = field(init=False)
-    _until_s: float = field(init=False)
-    _edges: Floats = field(init=False)
-    _wide_edges: Floats = field(init=False)
-
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[keys.Section]:
         """All sections that the records have something for."""
         found = [
-            Section("Load and capacity", "load", [*self._arrivals(), *self._capacity()]),
-            Section(
+            keys.Section("Load and capacity", "load", [*self._arrivals(), *self._capacity()]),
+            keys.Section(
                 "Instances", "instances", [*self._devices(), *self._lanes(), *self._close_up()]
             ),
-            Section("Live scaling", "live", live_groups(self.runs, self._name, self.notes)),
-            Section("Latency", "latency", [*self._latencies(), *self._distributions()]),
-            Section("Goodput", "goodput", self._goodput()),
-            Section("Network", "network", self._network()),
-            Section("Host memory", "host-memory", self._copies()),
+            keys.Section("Live scaling", "live", live_groups(self.runs, self._name, self.notes)),
+            keys.Section("Latency", "latency", [*self._latencies(), *self._distributions()]),
+            keys.Section("Goodput", "goodput", self._goodput()),
+            keys.Section("Network", "network", self._network()),
+            keys.Section("Host memory", "host-memory", self._copies()),
         ]
         return [section for section in found if section.groups]
 
     # -- load ---------------------------------------------------------------------------------
 
-    def _arrivals(self) -> list[PanelGroup]:
+    def _arrivals(self) -> list[keys.PanelGroup]:
         if not any(len(of.due_s) for of in self._requests):
             self.notes.append("No record has requests: there are no figures of load and latency.")
             return []
-        panels: list[Panel] = []
-        shown: list[Floats] = []
-        of_runs = [rates(of.due_s, self._edges) for of in self._requests]
+        panels: list[keys.Panel] = []
+        shown: list[series.Floats] = []
+        of_runs = [series.rates(of.due_s, self._edges) for of in self._requests]
         largest = max(float(per_s.max()) for per_s in of_runs)
         for run, of, per_s in zip(self.runs, self._requests, of_runs, strict=True):
             if any(np.array_equal(of.due_s, other) for other in shown):
                 continue
             shown.append(of.due_s)
             svg = figures.arrivals(self._name(), per_s, self._edges, largest)
-            panels.append(Panel(svg, run.report.trace, f"{len(of.due_s):,} requests"))
+            panels.append(keys.Panel(svg, run.report.trace, f"{len(of.due_s):,} requests"))
         many = (
             "" if len(shown) > 1 or len(self.runs) == 1 else "; all runs were given the same load"
         )
         sentence = f"Requests per second as they arrived{self._binned(self._edges)}{many}."
-        return [PanelGroup(sentence, [], panels)]
+        return [keys.PanelGroup(sentence, [], panels)]
 
-    def _capacity(self) -> list[PanelGroup]:
+    def _capacity(self) -> list[keys.PanelGroup]:
         if not any(len(of.due_s) for of in self._requests):
             return []
-        loads = [rates(of.due_s, self._edges, of.prompt_tokens) for of in self._requests]
-        capacities = [capacity_steps(run) for run in self.runs]
+        loads = [series.rates(of.due_s, self._edges, of.prompt_tokens) for of in self._requests]
+        capacities = [series.capacity_steps(run) for run in self.runs]
         known = [value for steps in capacities for _, value in steps or ()]
         largest = max([*known, *(float(load.max()) for load in loads)])
         panels = []
@@ -130,27 +94,27 @@ class Gallery:
                 self._lacks(run, "the prefill capacity of some model, so no capacity is drawn")
             name = self._name()
             svg = figures.load_and_capacity(name, load, self._edges, steps, largest)
-            panels.append(Panel(svg, self._title(run)))
+            panels.append(keys.Panel(svg, self._title(run)))
         sentence = (
             "Prompt tokens that arrived per second against what the serving instances can compute:"
             " where the load is above the line, requests wait."
         )
         legend = [
-            KeyItem("prompt tokens arriving", LOAD, "area"),
-            KeyItem("capacity of serving instances", ACCENT),
+            keys.KeyItem("prompt tokens arriving", LOAD, "area"),
+            keys.KeyItem("capacity of serving instances", ACCENT),
         ]
-        return [PanelGroup(sentence, legend, panels)]
+        return [keys.PanelGroup(sentence, legend, panels)]
 
     # -- instances ----------------------------------------------------------------------------
 
-    def _devices(self) -> list[PanelGroup]:
-        of_runs = [device_steps(run) for run in self.runs]
+    def _devices(self) -> list[keys.PanelGroup]:
+        of_runs = [series.device_steps(run) for run in self.runs]
         described = "Devices held by instances over time"
         svg = figures.steps_of_runs(self._name(), described, "devices", of_runs, self._until_s)
         sentence = "Devices that instances hold, loading included: the area below is the GPU time."
-        return [PanelGroup(sentence, run_keys(self.runs), [Panel(svg)])]
+        return [keys.PanelGroup(sentence, keys.run_keys(self.runs), [keys.Panel(svg)])]
 
-    def _lanes(self) -> list[PanelGroup]:
+    def _lanes(self) -> list[keys.PanelGroup]:
         panels = []
         for run in self.runs:
             history = run.history
@@ -164,19 +128,19 @@ class Gallery:
                     f"{run.name}: lanes of the first {lanes.LANES_MAX} of {len(history.workers)}"
                     " workers are drawn."
                 )
-            panels.append(Panel(svg, self._title(run)))
+            panels.append(keys.Panel(svg, self._title(run)))
         sentence = (
             "One lane per worker: an instance loads (it fills as its layers arrive), serves, and"
             " drains. An empty lane is a spare worker."
         )
         if any(run.report.live_stories for run in self.runs):
             sentence += " A live one takes requests while it loads, and runs the layers it has."
-            legend = lane_keys(self._colours, has_live=True)
+            legend = keys.lane_keys(self._colours, has_live=True)
         else:
-            legend = lane_keys(self._colours, has_live=False)
-        return [PanelGroup(sentence, legend, panels)] if panels else []
+            legend = keys.lane_keys(self._colours, has_live=False)
+        return [keys.PanelGroup(sentence, legend, panels)] if panels else []
 
-    def _close_up(self) -> list[PanelGroup]:
+    def _close_up(self) -> list[keys.PanelGroup]:
         panels = []
         events = [run.report.largest_scale_up for run in self.runs]
         in_twos = all(len(event.loads) <= _NARROW_LANES_MAX for event in events if event)
@@ -201,18 +165,20 @@ class Gallery:
             at = seconds((event.decided_ns - run.report.started_ns) / _NS_PER_S)
             took = seconds(spent_ns / _NS_PER_S)
             detail = f"{len(loads)} loaded{how}, decided at {at}, done after {took}"
-            panels.append(Panel(svg, self._title(run), detail))
+            panels.append(keys.Panel(svg, self._title(run), detail))
         sentence = (
             "The largest scale-up from close by: how much of the model each new instance has, from"
             " the decision on. Scales differ between runs."
         )
-        return [PanelGroup(sentence, [], panels, in_twos)] if panels else []
+        return [keys.PanelGroup(sentence, [], panels, in_twos)] if panels else []
 
     # -- latency ------------------------------------------------------------------------------
 
-    def _latencies(self) -> list[PanelGroup]:
-        ttfts = [band(of.good_due_s, of.good_ttft_s, self._wide_edges) for of in self._requests]
-        tbts = [band(of.gap_at_s, of.gap_s, self._wide_edges) for of in self._requests]
+    def _latencies(self) -> list[keys.PanelGroup]:
+        ttfts = [
+            series.band(of.good_due_s, of.good_ttft_s, self._wide_edges) for of in self._requests
+        ]
+        tbts = [series.band(of.gap_at_s, of.gap_s, self._wide_edges) for of in self._requests]
         bands = {"TTFT": ttfts, "TBT": tbts}
         spans = {
             what: figures.span_of(
@@ -234,20 +200,20 @@ class Gallery:
             " bounds a request's mean TBT, not every gap."
         )
         legend = [
-            KeyItem("median", ACCENT),
-            KeyItem("99th percentile", ACCENT, width=1.2),
-            *slo_keys(self.runs),
+            keys.KeyItem("median", ACCENT),
+            keys.KeyItem("99th percentile", ACCENT, width=1.2),
+            *keys.slo_keys(self.runs),
         ]
-        return [PanelGroup(sentence, legend, panels, in_twos=True)] if panels else []
+        return [keys.PanelGroup(sentence, legend, panels, in_twos=True)] if panels else []
 
     def _latency_panel(
-        self, run: ReportedRun, what: str, of: Band, span_s: tuple[float, float]
-    ) -> Panel:
+        self, run: ReportedRun, what: str, of: series.Band, span_s: tuple[float, float]
+    ) -> keys.Panel:
         slo_s = _slo_s(run, what)
         svg = figures.latency_over_time(self._name(), what, of, slo_s, span_s, self._until_s)
-        return Panel(svg, run.name, what) if self._title(run) else Panel(svg, what)
+        return keys.Panel(svg, run.name, what) if self._title(run) else keys.Panel(svg, what)
 
-    def _distributions(self) -> list[PanelGroup]:
+    def _distributions(self) -> list[keys.PanelGroup]:
         panels = []
         for what, share_of, values in (
             ("TTFT", "requests", [of.good_ttft_s for of in self._requests]),
@@ -257,46 +223,46 @@ class Gallery:
                 continue
             slos = [_slo_s(run, what) for run in self.runs]
             span = figures.span_of(values, slos)
-            of_runs = [cumulative(of) for of in values]
+            of_runs = [series.cumulative(of) for of in values]
             svg = figures.distributions(self._name(), what, share_of, of_runs, slos, span)
-            panels.append(Panel(svg, what))
+            panels.append(keys.Panel(svg, what))
         sentence = (
             "The same as distributions: how large a share stayed within each time. Requests that"
             " failed are not in them."
         )
-        legend = [*run_keys(self.runs), *slo_keys(self.runs)]
-        return [PanelGroup(sentence, legend, panels, in_twos=True)] if panels else []
+        legend = [*keys.run_keys(self.runs), *keys.slo_keys(self.runs)]
+        return [keys.PanelGroup(sentence, legend, panels, in_twos=True)] if panels else []
 
     # -- goodput ------------------------------------------------------------------------------
 
-    def _goodput(self) -> list[PanelGroup]:
+    def _goodput(self) -> list[keys.PanelGroup]:
         for run in self.runs:
             if run.slo is None:
                 self.notes.append(f"{run.name}: no SLO is known, so goodput is not drawn.")
         if any(run.slo is None for run in self.runs) or not len(self._requests[0].due_s):
             return []
         edges = self._wide_edges
-        all_per_s = np.max([rates(of.due_s, edges) for of in self._requests], axis=0)
-        met = [rates(of.due_s[of.is_met], edges) for of in self._requests]
+        all_per_s = np.max([series.rates(of.due_s, edges) for of in self._requests], axis=0)
+        met = [series.rates(of.due_s[of.is_met], edges) for of in self._requests]
         late = [of.due_s[~of.is_met] for of in self._requests]
         good = figures.goodput(self._name(), all_per_s, met, edges)
         bad = figures.missed(self._name(), late, self._until_s)
-        met_keys = run_keys(self.runs) or [KeyItem("requests that met the SLO", ACCENT)]
-        legend = [*met_keys, KeyItem("all requests", LOAD, "area")]
+        met_keys = keys.run_keys(self.runs) or [keys.KeyItem("requests that met the SLO", ACCENT)]
+        legend = [*met_keys, keys.KeyItem("all requests", LOAD, "area")]
         first = (
             "Requests per second that met the SLO, by when they were due, before all that were due:"
             " grey that shows are requests that missed it."
         )
         second = "How many requests had missed the SLO, or failed, by then."
         return [
-            PanelGroup(first, legend, [Panel(good)]),
-            PanelGroup(second, run_keys(self.runs), [Panel(bad)]),
+            keys.PanelGroup(first, legend, [keys.Panel(good)]),
+            keys.PanelGroup(second, keys.run_keys(self.runs), [keys.Panel(bad)]),
         ]
 
     # -- network and host memory --------------------------------------------------------------
 
-    def _network(self) -> list[PanelGroup]:
-        of_runs = [traffic_rates(run, self._edges) for run in self.runs]
+    def _network(self) -> list[keys.PanelGroup]:
+        of_runs = [series.traffic_rates(run, self._edges) for run in self.runs]
         kinds = [k for k in _KIND_WORDS if any(k in of for of in of_runs)]
         kinds += sorted({k for of in of_runs for k in of} - set(kinds))
         nothing = np.zeros(len(self._edges) - 1)
@@ -308,39 +274,39 @@ class Gallery:
                 self._lacks(run, "the traffic of links, so network use is not drawn")
                 continue
             svg = figures.network(self._name(), stack, self._edges, largest)
-            panels.append(Panel(svg, self._title(run)))
+            panels.append(keys.Panel(svg, self._title(run)))
         legend = [
-            KeyItem(_KIND_WORDS.get(kind, kind), COLOURS[number % len(COLOURS)], "area")
+            keys.KeyItem(_KIND_WORDS.get(kind, kind), COLOURS[number % len(COLOURS)], "area")
             for number, kind in enumerate(kinds)
         ]
         sentence = (
             "Parameters that links carried, by kind of link; a byte counts once on every link that"
             " it crossed."
         )
-        return [PanelGroup(sentence, legend, panels)] if panels else []
+        return [keys.PanelGroup(sentence, legend, panels)] if panels else []
 
-    def _copies(self) -> list[PanelGroup]:
+    def _copies(self) -> list[keys.PanelGroup]:
         colours = self._colours
-        of_runs = [host_copy_steps(run) for run in self.runs]
-        totals = [stacked(of.values(), self._until_s)[1] for of in of_runs]
+        of_runs = [series.host_copy_steps(run) for run in self.runs]
+        totals = [series.stacked(of.values(), self._until_s)[1] for of in of_runs]
         largest = max(float(total.max()) for total in totals)
         panels = []
         for run, of in zip(self.runs, of_runs, strict=True):
             if not of:
                 self._lacks(run, "any copy in host memory")
                 continue
-            by_colour: dict[str, list[Steps]] = {}
+            by_colour: dict[str, list[series.Steps]] = {}
             for model in sorted(of, key=list(colours).index):
                 by_colour.setdefault(colours[model], []).append(of[model])
-            edges, _ = stacked(of.values(), self._until_s)
+            edges, _ = series.stacked(of.values(), self._until_s)
             layers = [
-                (colour, np.sum([sampled(steps, edges[:-1]) for steps in group], axis=0))
+                (colour, np.sum([series.sampled(steps, edges[:-1]) for steps in group], axis=0))
                 for colour, group in by_colour.items()
             ]
             svg = figures.copies(self._name(), layers, edges, largest)
-            panels.append(Panel(svg, self._title(run)))
+            panels.append(keys.Panel(svg, self._title(run)))
         sentence = "Copies of models in the memory of hosts, from their order until they are gone."
-        return [PanelGroup(sentence, model_keys(self._colours), panels)] if panels else []
+        return [keys.PanelGroup(sentence, keys.model_keys(self._colours), panels)] if panels else []
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -354,7 +320,7 @@ class Gallery:
     def _lacks(self, run: ReportedRun, what: str) -> None:
         self.notes.append(f"{run.name}: the record does not have {what}.")
 
-    def _binned(self, edges: Floats) -> str:
+    def _binned(self, edges: series.Floats) -> str:
         return f", in bins of {edges[1] - edges[0]:g} s"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from livescale.report.reported_run import ReportedRun
-from livescale.report.timings import due_ns, timing_of
+from livescale.report.summary import due_ns, timing_of
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.host_memory import copies_over_time
 from livescale.types import InstanceState

@@ -6,20 +6,8 @@ from fractions import Fraction
 
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.pairing import choose_pairings
+from livescale.reproduce import multicasts
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
-from livescale.reproduce.multicasts import (
-    GBIT_BYTES,
-    MIB,
-    NS_PER_S,
-    carry_out,
-    device,
-    even_layers,
-    grouped_nodes,
-    plan_of,
-    predicted_s,
-    simulated_s,
-    single_nodes,
-)
 from livescale.topology import Host, Topology
 from livescale.types import WorkerRef, agent_ref
 
@@ -34,16 +22,16 @@ def chain_growth(conditions: Conditions) -> Measured:
     320 chunks of 1 MiB to n = 1..7 receivers over 8 Gbit/s, where a byte takes a nanosecond: the
     law, (C + n - 1) / C of one copy's time, can hold exactly.
     """
-    rate = 8 * GBIT_BYTES
-    layers = (10 * MIB,) * _LAYERS
+    rate = 8 * multicasts.GBIT_BYTES
+    layers = (10 * multicasts.MIB,) * _LAYERS
     chunks = 10 * _LAYERS
-    topology = single_nodes([rate] * 8)
-    one_copy_ns = Fraction(chunks * MIB * NS_PER_S, rate)
+    topology = multicasts.single_nodes([rate] * 8)
+    one_copy_ns = Fraction(chunks * multicasts.MIB * multicasts.NS_PER_S, rate)
     predicted, simulated, apart_ns = [], [], Fraction(0)
     for n in range(1, 8):
-        plan = plan_of(topology, layers, [0], range(1, n + 1), "chain")
-        predicted.append(predicted_s(plan))
-        simulated.append(simulated_s(plan, topology, layers))
+        plan = multicasts.plan_of(topology, layers, [0], range(1, n + 1), "chain")
+        predicted.append(multicasts.predicted_s(plan))
+        simulated.append(multicasts.simulated_s(plan, topology, layers))
         assert plan.predicted_ns is not None
         law_ns = one_copy_ns * (chunks + n - 1) / chunks
         apart_ns = max(apart_ns, abs(plan.predicted_ns - law_ns))
@@ -63,13 +51,13 @@ def chain_growth(conditions: Conditions) -> Measured:
 def faster_target_first(conditions: Conditions) -> Measured:
     """BlitzScale §5.1, Figure 13 (b): the downtime of T2, whose link is twice as fast, halves when
     it comes before T1. The planner orders the chain itself."""
-    rate = 100 * GBIT_BYTES
-    topology = single_nodes([2 * rate, rate, 2 * rate])
-    layers = (10 * MIB,) * _LAYERS
-    plan = plan_of(topology, layers, [0], [1, 2], "chain")
+    rate = 100 * multicasts.GBIT_BYTES
+    topology = multicasts.single_nodes([2 * rate, rate, 2 * rate])
+    layers = (10 * multicasts.MIB,) * _LAYERS
+    plan = multicasts.plan_of(topology, layers, [0], [1, 2], "chain")
     downtime_ns = max(plan.load_of(WorkerRef(2)).layer_ns)
-    simulated_ns = max(carry_out(plan, topology, layers)[WorkerRef(2)])
-    behind_ns = sum(layers) * NS_PER_S // rate
+    simulated_ns = max(multicasts.carry_out(plan, topology, layers)[WorkerRef(2)])
+    behind_ns = sum(layers) * multicasts.NS_PER_S // rate
     return Measured(
         {
             "is_fast_first": float(plan.routes() == ("w0.0 -> w2.0 -> w1.0",)),
@@ -82,16 +70,18 @@ def faster_target_first(conditions: Conditions) -> Measured:
 def sharded_transfer(conditions: Conditions) -> Measured:
     """BlitzScale §5.1, Figure 14: between nodes of four GPUs every GPU's NIC carries a quarter,
     and the parts are exchanged over NVLink meanwhile. 16 GB over 100 Gbit/s and 1.6 Tbit/s."""
-    topology = grouped_nodes(2, 4, 100 * GBIT_BYTES, 1600 * GBIT_BYTES)
-    layers = even_layers(_SIZE_8B_BYTES, _LAYERS)
+    topology = multicasts.grouped_nodes(
+        2, 4, 100 * multicasts.GBIT_BYTES, 1600 * multicasts.GBIT_BYTES
+    )
+    layers = multicasts.even_layers(_SIZE_8B_BYTES, _LAYERS)
     sources, targets = range(4), range(4, 8)
-    sharded = plan_of(topology, layers, sources, targets, "sharded")
-    one_nic = plan_of(topology, layers, [0], targets, "chain")
+    sharded = multicasts.plan_of(topology, layers, sources, targets, "sharded")
+    one_nic = multicasts.plan_of(topology, layers, [0], targets, "chain")
     return Measured(
         {
-            "predicted_ratio": predicted_s(sharded) / predicted_s(one_nic),
-            "simulated_ratio": simulated_s(sharded, topology, layers)
-            / simulated_s(one_nic, topology, layers),
+            "predicted_ratio": multicasts.predicted_s(sharded) / multicasts.predicted_s(one_nic),
+            "simulated_ratio": multicasts.simulated_s(sharded, topology, layers)
+            / multicasts.simulated_s(one_nic, topology, layers),
         }
     )
 
@@ -99,22 +89,26 @@ def sharded_transfer(conditions: Conditions) -> Measured:
 def load_from_ssd(conditions: Conditions) -> Measured:
     """BlitzScale §1: loading Llama3-8B (16 GB) from an SSD of 10 Gbit/s."""
     topology = Topology(
-        {WorkerRef(0): device(100 * GBIT_BYTES, "host-0")},
-        {agent_ref(0): Host("host-0", "leaf", 0, storage_bytes_per_s=10 * GBIT_BYTES)},
+        {WorkerRef(0): multicasts.device(100 * multicasts.GBIT_BYTES, "host-0")},
+        {agent_ref(0): Host("host-0", "leaf", 0, storage_bytes_per_s=10 * multicasts.GBIT_BYTES)},
     )
-    plan = plan_of(topology, even_layers(_SIZE_8B_BYTES, _LAYERS), [], [0], "storage")
-    return Measured({"load_s": predicted_s(plan)})
+    plan = multicasts.plan_of(
+        topology, multicasts.even_layers(_SIZE_8B_BYTES, _LAYERS), [], [0], "storage"
+    )
+    return Measured({"load_s": multicasts.predicted_s(plan)})
 
 
 def nvlink_broadcast(conditions: Conditions) -> Measured:
     """BlitzScale §4: NVLink broadcasts Llama3-8B to eight GPUs within 120 ms (1.6 Tbit/s: 80)."""
-    topology = grouped_nodes(1, 9, 100 * GBIT_BYTES, 1600 * GBIT_BYTES)
-    layers = even_layers(_SIZE_8B_BYTES, _LAYERS)
-    plan = plan_of(topology, layers, [0], range(1, 9), "auto")
+    topology = multicasts.grouped_nodes(
+        1, 9, 100 * multicasts.GBIT_BYTES, 1600 * multicasts.GBIT_BYTES
+    )
+    layers = multicasts.even_layers(_SIZE_8B_BYTES, _LAYERS)
+    plan = multicasts.plan_of(topology, layers, [0], range(1, 9), "auto")
     return Measured(
         {
-            "predicted_ms": 1e3 * predicted_s(plan),
-            "simulated_ms": 1e3 * simulated_s(plan, topology, layers),
+            "predicted_ms": 1e3 * multicasts.predicted_s(plan),
+            "simulated_ms": 1e3 * multicasts.simulated_s(plan, topology, layers),
         }
     )
 
@@ -125,12 +119,14 @@ def bandwidth_for_half_a_second(conditions: Conditions) -> Measured:
     1250 ms and a mean TTFT of 771 ms, which leave 479 ms.)"""
     shard = _SIZE_72B_BYTES // 4
     rate = shard * 2
-    plan = plan_of(single_nodes([rate] * 2), even_layers(shard, 80), [0], [1], "chain")
+    plan = multicasts.plan_of(
+        multicasts.single_nodes([rate] * 2), multicasts.even_layers(shard, 80), [0], [1], "chain"
+    )
     return Measured(
         {
-            "gbit_per_s": rate / GBIT_BYTES,
-            "load_ms": 1e3 * predicted_s(plan),
-            "gbit_per_s_from_slo": shard / 0.479 / GBIT_BYTES,
+            "gbit_per_s": rate / multicasts.GBIT_BYTES,
+            "load_ms": 1e3 * multicasts.predicted_s(plan),
+            "gbit_per_s_from_slo": shard / 0.479 / multicasts.GBIT_BYTES,
         }
     )
 
@@ -140,12 +136,12 @@ def interference_free_targets(conditions: Conditions) -> Measured:
     while they load. Those whose NIC sends nothing for the plan help without interference: along
     one chain the tail, along two chains both. The controller's own pairings for these plans.
     """
-    topology = single_nodes([100 * GBIT_BYTES] * 4)
-    layers = even_layers(_SIZE_8B_BYTES, _LAYERS)
+    topology = multicasts.single_nodes([100 * multicasts.GBIT_BYTES] * 4)
+    layers = multicasts.even_layers(_SIZE_8B_BYTES, _LAYERS)
     overloaded = [(1, WorkerRef(0)), (2, WorkerRef(1))]
     figures = {}
     for name, sources in (("one", [0]), ("two", [0, 1])):
-        plan = plan_of(topology, layers, sources, [2, 3], "chain")
+        plan = multicasts.plan_of(topology, layers, sources, [2, 3], "chain")
         choices = choose_pairings(plan, "zigzag", 0, overloaded)
         helped = {
             plan.instances[i][0]: choice.pairing.source
@@ -156,7 +152,7 @@ def interference_free_targets(conditions: Conditions) -> Measured:
         figures[f"{name}_chain{'s' * (len(sources) - 1)}"] = float(len(free))
         figures[f"helpers_of_{name}"] = float(len(set(helped.values())))
         if len(free) == 1:
-            # Whoever needs help most gets it from there.
+            # The source that needs help most gets it from there.
             figures["is_tail"] = float(helped.get(WorkerRef(3)) == WorkerRef(0))
             figures["is_tail"] *= float(free == (WorkerRef(3),))
     return Measured(figures)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.latency.linear import LinearLatency
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.latency.work import LinearLatency
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.models import cluster_of
 from livescale.reproduce.multicasts import NS_PER_S

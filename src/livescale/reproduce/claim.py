@@ -1,7 +1,7 @@
 """The words of a reproduction: claims, what was measured for them, pictures, verdicts.
 
 Values and their own arithmetic only: how a claim is measured stands in the modules named after the
-papers, which claims there are in `table.py`.
+papers, which claims there are in `run.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Pictures drawn with matplotlib, as SVG files. The same picture gives the same bytes."""
+"""A reproduction as Markdown (one table, the notes, what is absent) and its pictures, drawn with
+matplotlib as SVG files. The same picture gives the same bytes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -53,3 +56,26 @@ def draw_all(found: Reproduction, folder: Path) -> dict[str, list[str]]:
             draw(picture, folder / name)
             names.setdefault(verdict.claim.id, []).append(name)
     return names
+
+
+def as_markdown(found: Reproduction, pictures: Mapping[str, Sequence[str]] | None = None) -> str:
+    """`pictures` are the names of files beside the document, by id of the claim."""
+    lines: list[str] = []
+    if found.verdicts:
+        lines += ["| id | setup | paper | ours | tolerance | within |", "|---|---|---|---|---|---|"]
+    for verdict in found.verdicts:
+        claim = verdict.claim
+        mark = "yes" if verdict.within else "**no**"
+        cells = (claim.id, claim.setup, claim.paper, verdict.ours, claim.tolerance, mark)
+        lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
+    within = sum(verdict.within for verdict in found.verdicts)
+    lines += ["", f"{within} of {len(found.verdicts)} within tolerance."]
+    notes = [f"- {v.claim.id}: {v.claim.note}" for v in found.verdicts if v.claim.note]
+    if notes:
+        lines += ["", "Notes:", "", *notes]
+    if found.absent:
+        lines += ["", "Not measured:", ""]
+        lines += [f"- {name}: {reason}" for name, reason in found.absent.items()]
+    for name, files in (pictures or {}).items():
+        lines += ["", *(f"![{name}]({file})" for file in files)]
+    return "\n".join(lines).strip() + "\n"

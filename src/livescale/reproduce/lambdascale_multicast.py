@@ -14,27 +14,18 @@ from livescale.chunks import ChunkGrid
 from livescale.control.multicast.binomial import BinomialPlan
 from livescale.control.multicast.fabric import Fabric
 from livescale.plans import ScalePlan
+from livescale.reproduce import multicasts
 from livescale.reproduce.claim import Conditions, Curve, Measured, Picture
 from livescale.reproduce.models import layers_of
-from livescale.reproduce.multicasts import (
-    GBIT_BYTES,
-    MIB,
-    NS_PER_S,
-    carry_out,
-    plan_of,
-    predicted_s,
-    simulated_s,
-    single_nodes,
-)
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.types import WorkerRef
 
-_NIC = 400 * GBIT_BYTES
+_NIC = 400 * multicasts.GBIT_BYTES
 """λScale, Table 1: InfiniBand of 400 Gbit/s per node."""
 _MODELS = ("llama-2-7b", "llama-2-13b", "llama-2-70b")
 _NODES = (4, 8, 12)
-_BYTE_PER_NS = 8 * GBIT_BYTES
-_SETUP_S = SYSTEMS["nccl"].group_setup_ns / NS_PER_S
+_BYTE_PER_NS = 8 * multicasts.GBIT_BYTES
+_SETUP_S = SYSTEMS["nccl"].group_setup_ns / multicasts.NS_PER_S
 _RDMA_MESSAGE_NS = 25_000
 """What a message over RDMA costs besides its bytes: 20 to 30 µs in public measurements."""
 
@@ -46,8 +37,8 @@ def pipeline_steps(conditions: Conditions) -> Measured:
     """
     worst = 0.0
     for nodes, blocks in itertools.product(range(2, 17), range(1, 33)):
-        ns = _pipeline_ns(nodes, blocks, blocks * MIB)
-        worst = max(worst, abs(ns / MIB - (blocks + math.ceil(math.log2(nodes)) - 1)))
+        ns = _pipeline_ns(nodes, blocks, blocks * multicasts.MIB)
+        worst = max(worst, abs(ns / multicasts.MIB - (blocks + math.ceil(math.log2(nodes)) - 1)))
     return Measured({"plans": 15 * 32, "steps_apart_max": worst})
 
 
@@ -58,7 +49,9 @@ def pipeline_time(conditions: Conditions) -> Measured:
     of 64 and 128 MiB, the deviation of the planner's prediction.
     """
     worst = 0.0
-    cases = itertools.product((2, 4, 8, 16, 32, 64), (4, 8, 16, 32), (64 * MIB, 128 * MIB))
+    cases = itertools.product(
+        (2, 4, 8, 16, 32, 64), (4, 8, 16, 32), (64 * multicasts.MIB, 128 * multicasts.MIB)
+    )
     for nodes, blocks, size in cases:
         expected_ns = size * (1 + (math.log2(nodes) - 1) / blocks)
         worst = max(worst, abs(_pipeline_ns(nodes, blocks, size) / expected_ns - 1))
@@ -81,7 +74,7 @@ def transfer_orders(conditions: Conditions) -> Measured:
             "first": _digits(orders[0]),
             "second": _digits(orders[1]),
             "early_pairs": len(early),
-            "first_pair_step": _whole_ns(pairs[:1], plan) / MIB,
+            "first_pair_step": _whole_ns(pairs[:1], plan) / multicasts.MIB,
         }
     )
 
@@ -97,9 +90,9 @@ def first_complete_model(conditions: Conditions) -> Measured:
     plain = _small_plan([0], range(1, 4))
     return Measured(
         {
-            "steps": _whole_ns(pairs, plan) / MIB,
-            "first_pair_steps": _whole_ns(pairs[:1], plan) / MIB,
-            "plain_steps": min(max(load.layer_ns) for load in plain.loads) / MIB,
+            "steps": _whole_ns(pairs, plan) / multicasts.MIB,
+            "first_pair_steps": _whole_ns(pairs[:1], plan) / multicasts.MIB,
+            "plain_steps": min(max(load.layer_ns) for load in plain.loads) / multicasts.MIB,
         }
     )
 
@@ -108,7 +101,7 @@ def multicast_13b(conditions: Conditions) -> Measured:
     """λScale §1, §7.2: Llama-2-13B is on eight nodes in less than a second, up to 1.5 times as fast
     as NCCL (a broadcast in a chain, after its group is formed)."""
     ours, _, nccl = _times(8, layers_of("llama-2-13b"), is_simulated=True)
-    predicted = predicted_s(_plan(8, layers_of("llama-2-13b"), "binomial"))
+    predicted = multicasts.predicted_s(_plan(8, layers_of("llama-2-13b"), "binomial"))
     return Measured({"simulated_s": ours, "predicted_s": predicted, "nccl_ratio": nccl / ours})
 
 
@@ -144,10 +137,10 @@ def block_arrivals(conditions: Conditions) -> Measured:
     last: dict[tuple[str, int], list[float]] = {}
     for strategy, nodes in itertools.product(("binomial", "tree", "chain"), _NODES):
         plan = _plan(nodes, layers, strategy)
-        arrivals = carry_out(plan, single_nodes([_NIC] * nodes), layers)
+        arrivals = multicasts.carry_out(plan, multicasts.single_nodes([_NIC] * nodes), layers)
         slowest = max(arrivals.values(), key=max)
         setup_s = _SETUP_S if strategy == "chain" else 0.0
-        last[strategy, nodes] = sorted(ns / NS_PER_S + setup_s for ns in slowest)
+        last[strategy, nodes] = sorted(ns / multicasts.NS_PER_S + setup_s for ns in slowest)
     figures = {
         "pipeline_growth_percent": 100 * (last["binomial", 12][-1] / last["binomial", 4][-1] - 1),
         "tree_growth_percent": 100 * (last["tree", 12][-1] / last["tree", 4][-1] - 1),
@@ -201,19 +194,19 @@ def _pipeline_ns(nodes: int, blocks: int, size_bytes: int) -> int:
     grid = ChunkGrid((size_bytes,), size_bytes // blocks)
     elements = [(WorkerRef(number),) for number in range(nodes)]
     plan = BinomialPlan(grid, elements[:1], elements[1:], blocks)
-    ns = plan.predict(Fabric(single_nodes([_BYTE_PER_NS] * nodes))).completed_ns
+    ns = plan.predict(Fabric(multicasts.single_nodes([_BYTE_PER_NS] * nodes))).completed_ns
     assert ns is not None, "all rates are known"
     return ns
 
 
 def _small_plan(sources: Sequence[int], targets: Sequence[int]) -> ScalePlan:
     """Figure 5's: four blocks (here layers of one chunk) that take a step of 1 MiB each."""
-    topology = single_nodes([_BYTE_PER_NS] * 8)
-    return plan_of(topology, (MIB,) * 4, sources, targets, "binomial")
+    topology = multicasts.single_nodes([_BYTE_PER_NS] * 8)
+    return multicasts.plan_of(topology, (multicasts.MIB,) * 4, sources, targets, "binomial")
 
 
 def _order(plan: ScalePlan, group: Sequence[int]) -> list[int]:
-    """Blocks in the order in which they first come to somebody of the group."""
+    """Blocks in the order in which they first come to a node of the group."""
     times = [plan.load_of(WorkerRef(number)).layer_ns for number in group]
     return sorted(range(4), key=lambda block: min(its[block] for its in times))
 
@@ -238,8 +231,8 @@ def _alone_ns(pair: tuple[int, int], plan: ScalePlan) -> int:
 
 def _plan(nodes: int, layers: Sequence[int], strategy: str) -> ScalePlan:
     """From one node to the others."""
-    topology = single_nodes([_NIC] * nodes)
-    return plan_of(topology, layers, [0], range(1, nodes), strategy)
+    topology = multicasts.single_nodes([_NIC] * nodes)
+    return multicasts.plan_of(topology, layers, [0], range(1, nodes), strategy)
 
 
 def _times(nodes: int, layers: Sequence[int], is_simulated: bool) -> tuple[float, float, float]:
@@ -248,19 +241,21 @@ def _times(nodes: int, layers: Sequence[int], is_simulated: bool) -> tuple[float
     for strategy in ("binomial", "tree", "chain"):
         plan = _plan(nodes, layers, strategy)
         if is_simulated:
-            times.append(simulated_s(plan, single_nodes([_NIC] * nodes), layers))
+            times.append(
+                multicasts.simulated_s(plan, multicasts.single_nodes([_NIC] * nodes), layers)
+            )
         else:
-            times.append(predicted_s(plan))
+            times.append(multicasts.predicted_s(plan))
     pipeline, tree, chain = times
     return pipeline, tree, chain + _SETUP_S
 
 
 def _blocks_ns(nodes: int, blocks: int, layers: Sequence[int]) -> float:
     """The pipeline's time with so many blocks, each of which costs a message in every step."""
-    grid = ChunkGrid(layers, MIB)
+    grid = ChunkGrid(layers, multicasts.MIB)
     elements = [(WorkerRef(number),) for number in range(nodes)]
     plan = BinomialPlan(grid, elements[:1], elements[1:], blocks)
-    ns = plan.predict(Fabric(single_nodes([_NIC] * nodes))).completed_ns
+    ns = plan.predict(Fabric(multicasts.single_nodes([_NIC] * nodes))).completed_ns
     assert ns is not None, "all rates are known"
     return ns + (blocks + math.ceil(math.log2(nodes)) - 1) * _RDMA_MESSAGE_NS
 

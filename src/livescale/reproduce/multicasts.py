@@ -21,7 +21,7 @@ MIB = 1 << 20
 _MODEL = "m"
 _PLAN = 1
 _WAIT_NS = 600 * NS_PER_S
-"""Nobody gives up waiting for a sender or for bytes: nothing is lost in these worlds."""
+"""No receiver gives up waiting for a sender or for bytes: nothing is lost in these worlds."""
 
 
 def device(rate: int, host: str, leaf: str = "leaf", group: str = "") -> Device:
@@ -82,7 +82,7 @@ def predicted_s(plan: ScalePlan) -> float:
 
 
 class _Receiver:
-    """Hears when its layers arrive."""
+    """Is called when its layers arrive."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -21,8 +21,8 @@ import msgspec
 from livescale.batching.live_batch import LiveLimits
 from livescale.config import ModelConfig, PoolConfig
 from livescale.control.config import ControllerConfig
-from livescale.latency.linear import LinearLatency
 from livescale.latency.models import AnyLatency
+from livescale.latency.work import LinearLatency
 from livescale.runtime.news import LoadProgress, News
 from livescale.runtime.wire import Address, CatalogEntry, PublishedModel, UnservedModel
 from livescale.topology import Device, Host

@@ -23,15 +23,15 @@ from livescale.engine.model_files import (
     read_manifest,
     sampling_defaults,
 )
-from livescale.latency.linear import LinearLatency
 from livescale.latency.models import AnyLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
+from livescale.latency.work import LinearLatency
 from livescale.member.memory_map import ALIGNMENT_BYTES
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, TargetOngoing
-from livescale.profile_files import read_profile
+from livescale.profiles import read_profile
 from livescale.runtime.pool_layout import HostSeat, PoolLayout
 from livescale.runtime.wire import CatalogEntry
 from livescale.settings import ConfigError, parse_schedule

@@ -20,7 +20,7 @@ import msgspec
 
 from livescale.runtime.doors import enter
 from livescale.runtime.wire import Address, AnyMessage
-from livescale.transfer.keepalive import notice_loss
+from livescale.transfer.listener import notice_loss
 
 FRAME_BYTES_MAX = 64 << 20
 _LENGTH = struct.Struct(">I")

@@ -8,8 +8,8 @@ from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.reports import REPORT_GAP_NS
 from livescale.control.config import ControllerConfig
-from livescale.latency.linear import LinearLatency
 from livescale.latency.models import AnyLatency
+from livescale.latency.work import LinearLatency
 from livescale.policies import ModelPolicy
 from livescale.topology import Device, Host
 from livescale.types import ModelSpec, Value

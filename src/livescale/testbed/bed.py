@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from livescale.testbed.commands import batch, check_machine, inside, run
-from livescale.testbed.errors import TestbedError
-from livescale.testbed.existing import PREFIX, own_mark, remove
-from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s, shaping
+from livescale.testbed.commands import PREFIX, batch, check_machine, inside, own_mark, remove, run
+from livescale.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s, shaping
 from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import WorkerRef, agent_ref
 

@@ -129,7 +129,7 @@ class Arena:
             )
 
     def close(self) -> None:
-        """Nobody gets a view any more. The memory goes back with the last view that is left."""
+        """No view is given any more. The memory goes back with the last view that is left."""
         if self._is_closed:
             return
         self._is_closed = True

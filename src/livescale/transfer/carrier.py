@@ -21,7 +21,7 @@ class ChannelClosedError(ConnectionError):
 
 
 class WritePermit:
-    """Leave to write into the memory for one plan; once revoked, nobody writes for it again.
+    """Leave to write into the memory for one plan; once revoked, no thread writes for it.
 
     A channel holds `lock` for each short, non-blocking write and looks at `is_revoked` first,
     so `revoke` waits at most for one copy, never for the network.
@@ -60,7 +60,7 @@ class Channel(Protocol):
         range may still be read."""
 
     def settle(self) -> None:
-        """Nobody reads the ranges that were sent before any more."""
+        """No peer reads the ranges that were sent before any more."""
 
     def receive(
         self, size_bytes: int, timeout_s: float | None = None, is_urgent_payload: bool = False
@@ -87,7 +87,7 @@ class Carrier(Protocol):
     """A way to move bytes between holders (TCP works everywhere)."""
 
     def accept(self) -> Channel:
-        """The next channel that somebody opened. Raises ChannelClosedError after `break_off`."""
+        """The next channel that a peer opened. Raises ChannelClosedError after `break_off`."""
 
     def break_off(self) -> None:
         """No more channels are accepted; `accept` wakes. Channels that exist live on."""

@@ -10,38 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from livescale.chunks import Feed
+from livescale.transfer import frames, orders
 from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import Address, Channel
 from livescale.transfer.connection import Connection
 from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.exchange import Exchange, Introduction
-from livescale.transfer.filling import Filling
-from livescale.transfer.frames import (
-    PARCEL_BYTES_MAX,
-    Frame,
-    FrameError,
-    FrameKind,
-    copy_id,
-    decode_ranges,
-    decode_wanted,
-)
 from livescale.transfer.holding import ModelBytes
-from livescale.transfer.holdings import Holdings
+from livescale.transfer.holdings import Filling, Holdings
 from livescale.transfer.nixl import NixlCarrier
-from livescale.transfer.orders import (
-    ABORTED,
-    BytesMoved,
-    ChunkObserver,
-    ReceiveListener,
-    ReceiveOrder,
-    TransferError,
-    check_feeds,
-)
 from livescale.transfer.outbox import Outbox
 from livescale.transfer.patience import Patience
 from livescale.transfer.probe import Probes
-from livescale.transfer.reception import Reception
-from livescale.transfer.receptions import Receptions
+from livescale.transfer.reception import Reception, Receptions
 from livescale.transfer.shm import ShmCarrier
 from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket
@@ -91,7 +72,7 @@ class DataPlane:
         eager_peers_max: int = 32,
         on_parcel: Callable[[WorkerRef, bytes], None] | None = None,
         on_disconnected: Callable[[WorkerRef], None] | None = None,
-        chunk_received: ChunkObserver | None = None,
+        chunk_received: orders.ChunkObserver | None = None,
     ) -> None:
         """Listens at once. Raises ImportError if NIXL is asked for and not installed."""
         self.worker = worker
@@ -162,7 +143,7 @@ class DataPlane:
 
     # -- receiving --------------------------------------------------------------------------------
 
-    def receive(self, order: ReceiveOrder, listener: ReceiveListener) -> None:
+    def receive(self, order: orders.ReceiveOrder, listener: orders.ReceiveListener) -> None:
         """The order's chunks are asked for and written in place; each is given to others as soon
         as it is there.
 
@@ -181,7 +162,7 @@ class DataPlane:
                 tell_over=self._receptions.remove,
                 contents=self._contents,
             )
-            check_feeds(order.feeds, reception.holding.grid.chunks)
+            orders.check_feeds(order.feeds, reception.holding.grid.chunks)
             self._receptions.add(reception)
         except ValueError as error:  # ArenaError, too
             listener.failed(f"plan {order.plan}: {error}")
@@ -202,30 +183,30 @@ class DataPlane:
         and wants for parts of it were refused. What still comes is thrown away."""
         reception = self._receptions.find(plan)
         if reception is not None:
-            reception.fail(ABORTED)
+            reception.fail(orders.ABORTED)
             self._wait_unread(reception.holding)
 
     # -- giving -----------------------------------------------------------------------------------
 
     def offer(self, manifest: Manifest, offset_bytes: int = 0) -> None:
-        """The memory holds all of it: whoever asks is answered. Nothing happens if it is offered
-        already. Raises ArenaError if it does not fit or something else lies there."""
+        """The memory holds all of it: every peer that asks is answered. Nothing happens if it is
+        offered already. Raises ArenaError if it does not fit or something else lies there."""
         self._memory.check_fits(manifest, offset_bytes)
-        known = self._holdings.find(copy_id(manifest))
+        known = self._holdings.find(frames.copy_id(manifest))
         if known is None or not known.is_complete or known.offset_bytes != offset_bytes:
             self._holdings.add(ModelBytes(manifest, _CHUNK_BYTES, offset_bytes), is_complete=True)
 
     def fill(self, manifest: Manifest, chunk_bytes: int, offset_bytes: int = 0) -> Filling:
-        """Somebody else writes the bytes, and tells the Filling. Raises ArenaError."""
+        """The caller writes the bytes, and reports to the Filling. Raises ArenaError."""
         self._memory.check_fits(manifest, offset_bytes)
         holding = ModelBytes(manifest, chunk_bytes, offset_bytes)
         self._holdings.add(holding)
         return Filling(holding, self._holdings)
 
     def withdraw(self, manifest: Manifest) -> None:
-        """Nobody reads these bytes any more, and who asks is refused. A peer that holds this up
+        """No peer reads these bytes any more; one that asks is refused. A peer that holds this up
         for `withdraw_wait_s` loses its connection. Nothing happens if it is not here."""
-        holding = self._holdings.find(copy_id(manifest))
+        holding = self._holdings.find(frames.copy_id(manifest))
         if holding is not None:
             self._holdings.remove(holding, f"{self.worker} gave the model up")
             self._wait_unread(holding)
@@ -242,8 +223,9 @@ class DataPlane:
         where there is no connection yet), the connection is just ending, or too much waits to be
         sent, and still does after `patience_s`.
         """
-        if len(body) > PARCEL_BYTES_MAX:
-            raise TransferError(f"a parcel of {len(body)} bytes is above {PARCEL_BYTES_MAX}")
+        most = frames.PARCEL_BYTES_MAX
+        if len(body) > most:
+            raise orders.TransferError(f"a parcel of {len(body)} bytes is above {most}")
         self._exchange.wait(peer).post(body, patience_s, can_wait=can_wait)
 
     def probe(self, peer: WorkerRef, size_bytes: int, timeout_s: float = 30.0) -> int:
@@ -251,7 +233,7 @@ class DataPlane:
         nowhere. Blocks. Raises TransferError."""
         return self._probes.measure(self._exchange.wait(peer), size_bytes, timeout_s)
 
-    def usage(self) -> BytesMoved:
+    def usage(self) -> orders.BytesMoved:
         """Payload bytes moved so far."""
         return self._exchange.usage()
 
@@ -271,31 +253,31 @@ class DataPlane:
 
     # -- called by connections --------------------------------------------------------------------
 
-    def handle(self, connection: Connection, frame: Frame) -> None:
+    def handle(self, connection: Connection, frame: frames.Frame) -> None:
         """One frame; its payload is taken from the channel. Raises FrameError, OSError."""
         match frame.kind:
-            case FrameKind.CHUNK:
+            case frames.FrameKind.CHUNK:
                 self._take_chunk(connection, frame)
-            case FrameKind.WANT:
-                wanted = decode_wanted(connection.channel.receive(frame.payload_bytes))
+            case frames.FrameKind.WANT:
+                wanted = frames.decode_wanted(connection.channel.receive(frame.payload_bytes))
                 self._holdings.want(connection.outbox, frame.plan, frame.attempt, wanted)
                 self._patience.wake()
-            case FrameKind.STOP:
-                ranges = decode_ranges(connection.channel.receive(frame.payload_bytes))
+            case frames.FrameKind.STOP:
+                ranges = frames.decode_ranges(connection.channel.receive(frame.payload_bytes))
                 self._holdings.stop(connection.outbox, frame.plan, frame.attempt, ranges)
-            case FrameKind.REFUSE:
+            case frames.FrameKind.REFUSE:
                 reason = connection.channel.receive(frame.payload_bytes).decode(errors="replace")
                 reception = self._receptions.find(frame.plan)
                 if reception is not None and reception.order.attempt == frame.attempt:
                     reception.refused(connection.peer, reason)
-            case FrameKind.PARCEL:
+            case frames.FrameKind.PARCEL:
                 self._take_parcel(connection, frame)
-            case FrameKind.PROBE:
+            case frames.FrameKind.PROBE:
                 self._probes.answer(connection, frame)
-            case FrameKind.PROBED:
+            case frames.FrameKind.PROBED:
                 self._probes.take(connection, frame)
-            case FrameKind.HELLO:
-                raise FrameError("HELLO on an open connection")
+            case frames.FrameKind.HELLO:
+                raise frames.FrameError("HELLO on an open connection")
 
     def settled(self, connection: Connection) -> None:
         self._holdings.settled(connection.outbox)
@@ -308,7 +290,7 @@ class DataPlane:
         if connection.carries_parcels and self.on_disconnected is not None:
             self.on_disconnected(connection.peer)
 
-    def _take_chunk(self, connection: Connection, frame: Frame) -> None:
+    def _take_chunk(self, connection: Connection, frame: frames.Frame) -> None:
         size_bytes = frame.payload_bytes
         reception = self._receptions.find(frame.plan)
         arrival = None if reception is None else reception.chunk_begins(connection, frame)
@@ -321,7 +303,7 @@ class DataPlane:
         connection.count(size_bytes, size_bytes - written)
         reception.chunk_ends(arrival, written)
 
-    def _take_parcel(self, connection: Connection, frame: Frame) -> None:
+    def _take_parcel(self, connection: Connection, frame: frames.Frame) -> None:
         body = connection.channel.receive(frame.payload_bytes, is_urgent_payload=True)
         connection.parcel_received_bytes += len(body)
         connection.carries_parcels = True
@@ -332,11 +314,10 @@ class DataPlane:
 
     def _connection(self, peer: WorkerRef, channel: Channel, is_own: bool) -> Connection:
         outbox = Outbox(peer, self._holdings.lock)
-        size = self._memory.size_bytes
-        return Connection(self.worker, outbox, channel, self, size, is_own)
+        return Connection(self.worker, outbox, channel, self, self._memory.size_bytes, is_own)
 
     def _wait_unread(self, holding: ModelBytes) -> None:
-        """Nobody reads from the copy, which was taken away; who does not let go is cut off."""
+        """No peer reads from the copy, which was taken away; one that goes on is cut off."""
         if self._holdings.wait_unread(holding, self._withdraw_wait_s):
             return
         for connection in self._exchange.connections():

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from livescale.transfer.carrier import Address, Carrier, Channel, ChannelClosedError
 from livescale.transfer.connection import Connection
+from livescale.transfer.greeting import Strangers
 from livescale.transfer.nixl import NixlCarrier
 from livescale.transfer.orders import BytesMoved, TransferError
 from livescale.transfer.shm import ShmCarrier
-from livescale.transfer.strangers import Strangers
 from livescale.transfer.tcp import TcpCarrier
 from livescale.types import Value, WorkerRef
 
@@ -204,7 +204,7 @@ class Exchange:
             reason = f"{peer} is not the newest or this side is closing"
         with self._changed:
             self._calling.discard(peer)
-            # While this side was calling nobody else did.
+            # While this side was calling the other did not.
             if reason is None and self._find(peer) is None:
                 reason = f"the connection to {peer} was lost at once"
             self._changed.notify_all()
@@ -241,7 +241,7 @@ class Exchange:
                 channel.close()
 
     def _welcome(self, channel: Channel) -> None:
-        """Whoever opened the channel is known and connected, or the channel is closed."""
+        """The member that opened the channel is known and connected, or the channel is closed."""
         peer = self._strangers.answer(channel, self._refuse_unwanted)
         if peer is not None and not self._establish(peer, channel, is_own=False):
             channel.close()

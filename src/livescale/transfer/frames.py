@@ -1,7 +1,7 @@
 """The words of the wire: a fixed header before every payload, and strict decoders.
 
-Formats only: no sockets, no state. A header never makes anybody allocate much: payloads of chunks
-go into place, and all others have a bound.
+Formats only: no sockets, no state. A header never makes a receiver allocate much: payloads of
+chunks go into place, and all others have a bound.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FrameKind(enum.IntEnum):
     CHUNK = 3  # one of them
     REFUSE = 4  # no more chunks come for the plan, and why
     STOP = 5  # the sender wants no more: of these chunks, or (no ranges) of all the plan's
-    PARCEL = 6  # a message for whoever uses the data plane
+    PARCEL = 6  # a message for the user of the data plane
     PROBE = 7  # the sender wants `chunk` bytes to nowhere
     PROBED = 8  # some of them
 

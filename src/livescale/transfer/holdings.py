@@ -1,4 +1,4 @@
-"""All copies in one memory, whole and partial, and everybody who wants parts of them.
+"""All copies in one memory, whole and partial, and all peers that want parts of them.
 
 A want waits for its copy, or for bytes of it, and is served as they come. Who writes the bytes
 (a reception, a Filling) tells here what came. Nothing here sends or receives.
@@ -72,7 +72,7 @@ class Holdings:
                     want.bytes_came(covering(want.grid, layer, 0, size_bytes))
 
     def reset(self, holding: ModelBytes, layer: int) -> None:
-        """The layer's bytes were wrong: they are not given to anybody else."""
+        """The layer's bytes were wrong: they are not given to peers."""
         with self.lock:
             holding.reset(layer)
 
@@ -81,7 +81,7 @@ class Holdings:
             holding.is_complete = True
 
     def remove(self, holding: ModelBytes, reason: str) -> None:
-        """Nobody is given any more of it; wants under way are refused. Idempotent."""
+        """No peer is given any more of it; wants under way are refused. Idempotent."""
         with self.lock:
             holding.is_withdrawn = True
             if self._holdings.get(holding.copy) is holding:
@@ -93,7 +93,7 @@ class Holdings:
                 changed.notify()
 
     def wait_unread(self, holding: ModelBytes, timeout_s: float | None) -> bool:
-        """Nobody reads from it any more; False if somebody still does after the time."""
+        """No peer reads from it any more; False if one still does after the time."""
         with self._released:
             return self._released.wait_for(lambda: not holding.readers, timeout_s)
 
@@ -194,3 +194,33 @@ class Holdings:
 
     def __repr__(self) -> str:
         return f"<Holdings {len(self._holdings)} copies, {self.count_wants()} wants>"
+
+
+class Filling:
+    """Made by `DataPlane.fill`. Exactly what `layer_done` was called for is given to others."""
+
+    def __init__(self, holding: ModelBytes, holdings: Holdings) -> None:
+        self._holding = holding
+        self._holdings = holdings
+        self._lock = threading.Lock()
+        sizes = holding.grid.layer_bytes
+        self._missing = {layer for layer, size in enumerate(sizes) if size}
+        if not self._missing:
+            holdings.complete(holding)
+
+    def layer_done(self, layer: int) -> None:
+        """The layer's bytes are in place and right, as the caller vouches. The copy is offered
+        when all layers are done."""
+        self._holdings.verify(self._holding, layer)
+        with self._lock:
+            self._missing.discard(layer)
+            is_whole = not self._missing
+        if is_whole:
+            self._holdings.complete(self._holding)
+
+    def fail(self, reason: str) -> None:
+        """The rest does not come: who wants parts of the copy is refused."""
+        self._holdings.remove(self._holding, reason)
+
+    def __repr__(self) -> str:
+        return f"<Filling of {self._holding}, {len(self._missing)} layers missing>"

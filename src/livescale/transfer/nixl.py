@@ -7,8 +7,8 @@ so it goes into a buffer of the channel and from there into place, under the per
 read has no end is given up until the carrier closes.
 
 NIXL's bytes about a peer go to its own parser, and only after the peer has proved that it belongs
-to the pool. UCX itself asks nobody for proof: over TCP, whoever reaches its port reads and writes
-all memory of the process.
+to the pool. UCX itself asks for no proof: over TCP, any process that reaches its port reads and
+writes all memory of the process.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class NixlCarrier:
         self._downlink = downlink
         self._lock = threading.Lock()
         self._numbers = 0
-        # By channel: reads by the other side that it has told of and nobody has asked for.
+        # By channel: reads by the other side that it has told of and no order has asked for.
         self._done: dict[int, int] = {}
         # By name: how many channels there are with the peer.
         self._peers: dict[str, int] = {}
@@ -194,7 +194,7 @@ class NixlCarrier:
         return self._tcp.address
 
     def connect(self, address: Address, timeout_s: float) -> NixlChannel:
-        """A channel to whoever listens there. Raises OSError."""
+        """A channel to the member that listens there. Raises OSError."""
         return NixlChannel(self._tcp.connect(address, timeout_s), self)
 
     def accept(self) -> NixlChannel:
@@ -274,12 +274,12 @@ class NixlCarrier:
         return True
 
     def give_up(self, read: int, buffer: Bytes) -> None:
-        """Nobody waits for the read. Its buffer stays until the carrier closes."""
+        """No thread waits for the read. Its buffer stays until the carrier closes."""
         with self._lock:
             self._given_up.append((read, buffer))
 
     def say_read(self, peer: str, peer_number: int) -> None:
-        """The peer's channel of this number hears that a range was read."""
+        """The peer's channel of this number is sent that a range was read."""
         with _as_os_error("cannot tell the other side"):
             self._agent.genNotif(peer, _DONE.pack(peer_number), [self._backend])
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from livescale.chunks import Feed
-from livescale.transfer.arena import Arena
+from livescale.transfer import orders
+from livescale.transfer.arena import Arena, ArenaError
 from livescale.transfer.carrier import WritePermit
 from livescale.transfer.chunk_sources import ChunkSources
 from livescale.transfer.connection import Connection
@@ -22,13 +23,7 @@ from livescale.transfer.holding import ModelBytes
 from livescale.transfer.holdings import Holdings
 from livescale.transfer.intake import Arrival, Intake, stop_all_word, stop_words, want_words
 from livescale.transfer.layer_checks import LayerChecks
-from livescale.transfer.orders import (
-    ChunkObserver,
-    ReceiveListener,
-    ReceiveOrder,
-    check_feeds,
-)
-from livescale.types import WorkerRef
+from livescale.types import PlanId, WorkerRef
 
 _CORRUPT_MAX = 2
 
@@ -39,12 +34,12 @@ class Reception:
     def __init__(
         self,
         worker: WorkerRef,
-        order: ReceiveOrder,
+        order: orders.ReceiveOrder,
         arena: Arena,
         holdings: Holdings,
-        listener: ReceiveListener,
+        listener: orders.ReceiveListener,
         *,
-        observer: ChunkObserver | None,
+        observer: orders.ChunkObserver | None,
         reach: Callable[[WorkerRef], Connection | None],
         tell_over: Callable[[Reception], None],
         contents: ContentHashes,
@@ -96,7 +91,7 @@ class Reception:
         """These feeds, and no others, bring what is missing. Raises ValueError for feeds from
         storage or chunks that the model does not have."""
         feeds = tuple(feeds)
-        check_feeds(feeds, self.holding.grid.chunks)
+        orders.check_feeds(feeds, self.holding.grid.chunks)
         with self._lock:
             if self.is_over:
                 return
@@ -159,7 +154,7 @@ class Reception:
             intake = self._chunks.intakes[arrival.intake]
             if intake.to_ask:
                 self._ask(intake)
-        # Before hashing: whoever wants the chunk gets it as early as possible, and verifies it.
+        # Before hashing: a peer that wants the chunk gets it as early as possible, and verifies it.
         self._holdings.mark(self.holding, chunk)
         if self._observer is not None:
             self._observer(self.order.plan, chunk, arrival.size_bytes, time.monotonic_ns())
@@ -210,7 +205,7 @@ class Reception:
     # -- the end ----------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """The order is over, and nobody writes into the memory for it. Idempotent."""
+        """The order is over, and nothing is written into the memory for it. Idempotent."""
         with self._telling:
             if self.is_over:
                 return
@@ -250,7 +245,7 @@ class Reception:
         self._listener.completed(self.received_bytes)
 
     def layer_is_corrupt(self, layer: int, problem: str) -> None:
-        """Its chunks are asked for again where they came from; whoever was wrong twice fails."""
+        """Its chunks are asked for again where they came from; one that was wrong twice fails."""
         self._holdings.reset(self.holding, layer)
         wrong_twice = []
         with self._lock:
@@ -332,3 +327,62 @@ class Reception:
             f"<Reception plan {self.order.plan}, {state}{layers - len(self._missing_layers)}/"
             f"{layers} layers, {self.received_bytes} bytes, {self._chunks.intakes}>"
         )
+
+
+class Receptions:
+    """Thread-safe."""
+
+    def __init__(self, worker: WorkerRef, holdings: Holdings) -> None:
+        self._worker = worker
+        self._holdings = holdings
+        self._lock = threading.Lock()
+        self._receptions: dict[PlanId, Reception] = {}
+        self._is_closed = False
+
+    def add(self, reception: Reception) -> None:
+        """Others may ask for what it gets. Raises ArenaError."""
+        with self._lock:
+            if self._is_closed:
+                raise ArenaError(f"{self._worker} closed its data plane")
+            if reception.order.plan in self._receptions:
+                raise ArenaError("it is already being received")
+            self._holdings.add(reception.holding)
+            self._receptions[reception.order.plan] = reception
+
+    def remove(self, reception: Reception) -> None:
+        """It is over."""
+        with self._lock:
+            if self._receptions.get(reception.order.plan) is reception:
+                del self._receptions[reception.order.plan]
+
+    def find(self, plan: PlanId) -> Reception | None:
+        # One look-up, for every chunk: the interpreter's lock is enough.
+        return self._receptions.get(plan)
+
+    def all(self) -> list[Reception]:
+        """In the order of their plans."""
+        with self._lock:
+            return [self._receptions[plan] for plan in sorted(self._receptions)]
+
+    def introduced(self, peer: WorkerRef) -> None:
+        for reception in self.all():
+            reception.introduced(peer)
+
+    def connected(self, connection: Connection) -> None:
+        for reception in self.all():
+            reception.connected(connection)
+
+    def unreachable(self, peer: WorkerRef, reason: str) -> None:
+        for reception in self.all():
+            reception.unreachable(peer, reason)
+
+    def connection_ended(self, connection: Connection, reason: str) -> None:
+        for reception in self.all():
+            reception.connection_ended(connection, reason)
+
+    def close(self, reason: str) -> None:
+        """All fail, and none begins any more."""
+        with self._lock:
+            self._is_closed = True
+        for reception in self.all():
+            reception.fail(reason)

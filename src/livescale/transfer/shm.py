@@ -2,8 +2,8 @@
 
 A unix socket carries the frames; instead of a chunk's bytes it carries where they lie. Each side
 gives the other a read-only descriptor of its memory and an eventfd on which the other counts the
-chunks it has copied: that bounds the chunks in flight, and tells when nobody reads them any more.
-Nobody is given a descriptor before it has proved that it belongs to the pool.
+chunks it has copied: that bounds the chunks in flight, and tells when no peer reads them any more.
+No peer is given a descriptor before it has proved that it belongs to the pool.
 Nothing here pays for the NIC.
 """
 
@@ -27,7 +27,6 @@ from livescale.transfer.listener import Listener
 
 _MAGIC = b"LSsm\x01"
 _HOST_NAME_BYTES_MAX = 64
-_HELLO_BYTES = len(_MAGIC) + _HOST_NAME_BYTES_MAX
 _PLACE = struct.Struct(">Q")
 _IN_FLIGHT_MAX = 4
 _STEP_BYTES = 1 << 20
@@ -187,7 +186,7 @@ class ShmCarrier:
         return str(self._path)
 
     def connect(self, path: str, timeout_s: float) -> ShmChannel:
-        """A channel to whoever listens there. Raises OSError."""
+        """A channel to the member that listens there. Raises OSError."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout_s)

@@ -12,8 +12,7 @@ import time
 
 from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
 from livescale.transfer.frames import HEADER_BYTES
-from livescale.transfer.keepalive import notice_loss
-from livescale.transfer.listener import Listener
+from livescale.transfer.listener import Listener, notice_loss
 from livescale.transfer.token_bucket import TokenBucket
 
 # 64 KiB of socket buffer cuts throughput to a quarter; 1-4 MiB is right.
@@ -22,7 +21,7 @@ _SCRATCH_BYTES = 64 << 10
 # A thread that is woken for every few packets costs as much as the copying. Half of the socket
 # buffer is the most that the system takes for it.
 _WAKE_BYTES = 512 << 10
-# On a slow link what has come is taken sooner: whoever looks for stalls must see that bytes come.
+# On a slow link what has come is taken sooner: the watch for stalls must see that bytes come.
 _WAKE_MS = 50.0
 # Feeds that bring nothing are told of long before (`stall_s`). A receiver that is held to a few
 # kilobytes per second takes this long to show that it has room again.
@@ -106,7 +105,7 @@ class TcpChannel:
             with permit.lock:
                 if permit.is_revoked:
                     break
-                # Without blocking: whoever revokes the permit waits for one copy at most.
+                # Without blocking: the thread that revokes the permit waits for one copy at most.
                 taken = self._take_into(place[got : got + step], is_end=got + step == size_bytes)
             got += taken
             self.taken_bytes += taken
@@ -125,7 +124,7 @@ class TcpChannel:
 
     def break_off(self) -> None:
         # Shutting down wakes threads that wait on the socket; closing it here would let the
-        # system give its number to somebody else's socket under them.
+        # system give its number to another socket under them.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -206,7 +205,7 @@ class TcpCarrier:
         return self._address
 
     def connect(self, address: Address, timeout_s: float) -> TcpChannel:
-        """A channel to whoever listens there. Raises OSError."""
+        """A channel to the member that listens there. Raises OSError."""
         # From the own address: a host with several NICs would take the first one for everything.
         sock = socket.create_connection(address, timeout_s, source_address=(self._address[0], 0))
         return self._channel(sock)

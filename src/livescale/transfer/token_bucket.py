@@ -17,7 +17,7 @@ _S_NS = 1_000_000_000
 
 
 class BucketClosedError(ConnectionError):
-    """The bucket was closed while or before somebody waited for it."""
+    """The bucket was closed while or before a thread waited for it."""
 
 
 class TokenBucket:
@@ -76,7 +76,7 @@ class TokenBucket:
             self._wait_until(clear_ns)
 
     def close(self) -> None:
-        """Everybody who waits, now or later, gets BucketClosedError."""
+        """Every thread that waits, now or later, gets BucketClosedError."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

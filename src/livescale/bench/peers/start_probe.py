@@ -59,7 +59,7 @@ class _Probe:
 
         from livescale.engine.executor import TorchExecutor
         from livescale.engine.warm_up import warm_up
-        from livescale.latency.linear import LinearLatency
+        from livescale.latency.work import LinearLatency
         from livescale.runtime.boot import WorkerBoot
         from livescale.runtime.wire import Address
         from livescale.runtime.worker_thread import WorkerThread

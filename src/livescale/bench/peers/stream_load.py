@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import uvloop
 
-from livescale.bench.engine_report import percentile
 from livescale.bench.peers.line_server import Job, serve_lines
+from livescale.slo import percentile
 
 _EVENT_END = b"\n\n"
 _ANSWER_END = b"0\r\n\r\n"

@@ -11,7 +11,7 @@ import random
 
 import msgspec
 
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from livescale.control.config import ControllerConfig
-from livescale.latency.linear import LinearLatency
+from livescale.latency.work import LinearLatency
 from livescale.placements import AllCopies, CacheCopies, NoCopies, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, TargetOngoing
 from livescale.sim.config import FaultConfig, ModelChange, SimConfig

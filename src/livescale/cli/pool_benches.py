@@ -1,0 +1,317 @@
+"""`livescale bench gateway|sim|fidelity|live|soak|attacks`: their flags."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from livescale.bench.attacks import AttacksBenchOptions, run_attacks
+from livescale.bench.fidelity import (
+    FidelityOptions,
+    FidelityPool,
+    FidelityReport,
+    cpu_pool,
+    run_fidelity,
+    timed_pool,
+)
+from livescale.bench.fidelity_profile import BURSTS
+from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
+from livescale.bench.live import KINDS, LinkedOptions, LiveBenchOptions, run_live
+from livescale.bench.sim_bench import SimBenchOptions, run_sim_bench
+from livescale.bench.soak.faults import FAULT_KINDS
+from livescale.bench.soak.run import SoakOptions, run_soak
+from livescale.cli import bench_flags
+from livescale.cli.bench_flags import Bench, at_least, finish, options_of, say
+from livescale.cli.errors import UserError
+from livescale.cli.loads import add_load_arguments, choose_load
+from livescale.settings import amount_of_bytes
+from livescale.sim.pools.capacity import CapacityError
+from livescale.sim.pools.configs import PoolError
+from livescale.traces import TraceError
+
+# -- gateway --------------------------------------------------------------------------------------
+
+
+def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, GatewayBenchOptions()
+    add("--streams", type=int, default=defaults.streams, help="concurrent streams")
+    add("--stalled", type=int, default=defaults.stalled, help="streams more that never read")
+    add("--workers", type=int, default=defaults.workers, help="timed workers")
+    add("--step-ms", type=int, default=defaults.step_ms, help="time that a Run takes")
+    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="length of prompts")
+    add("--output-tokens", type=int, default=defaults.output_tokens, help="length of outputs")
+    add("--seconds", type=float, default=defaults.seconds, help="how long is measured")
+    add("--ramp-seconds", type=float, default=defaults.ramp_s, help="time to connect all streams")
+    add("--seed", type=int, default=defaults.seed, help="of the prompts")
+
+
+def _gateway(arguments: argparse.Namespace) -> int:
+    """0 when every stream got tokens until the end."""
+    at_least(arguments, 1, "streams", "workers", "step_ms", "prompt_tokens", "output_tokens")
+    at_least(arguments, 0, "stalled")
+    if arguments.seconds <= 0 or arguments.ramp_seconds < 0:
+        raise UserError("--seconds must be positive and --ramp-seconds not negative")
+    options = options_of(GatewayBenchOptions, arguments, ramp_s=arguments.ramp_seconds)
+    report = run_gateway(options, say)
+    finish(report, arguments)
+    return 0 if report.seen["streams_held"] == options.streams else 1
+
+
+# -- sim ------------------------------------------------------------------------------------------
+
+_SIM_TRACE = "azureconv_1270_8min"
+_SIM_GENERATED = "gamma:rate=7,cv=1,seconds=480,input=1024,output=192"
+
+
+def _add_sim_arguments(parser: argparse.ArgumentParser) -> None:
+    add_load_arguments(parser, trace=None, seconds=480, divide_lengths=1)
+    parser.add_argument("--model", default="qwen2.5-72b", help="preset that the pools serve")
+    parser.add_argument("--tp", type=int, default=4, help="ranks of an instance")
+    words = "how much of the load the pools of the sweep get"
+    parser.add_argument("--sweep-seconds", type=int, default=30, help=words)
+    words = "hosts of eight accelerators in the sweep, ascending"
+    parser.add_argument("--hosts", default="4,16,64,128", help=words)
+
+
+def _sim(arguments: argparse.Namespace) -> int:
+    try:
+        hosts = tuple(int(count) for count in arguments.hosts.split(","))
+    except ValueError as error:
+        raise UserError(f"--hosts {arguments.hosts!r}: write numbers as '4,16,64'") from error
+    if min(hosts) < 1 or list(hosts) != sorted(hosts) or arguments.sweep_seconds < 1:
+        raise UserError("--hosts must ascend from 1 on, and --sweep-seconds be positive")
+    if arguments.trace is None:
+        arguments.trace = _SIM_TRACE if "LIVESCALE_DATA" in os.environ else _SIM_GENERATED
+    try:
+        options = SimBenchOptions(
+            rows=choose_load(arguments).rows,
+            preset=arguments.model,
+            tp_size=arguments.tp,
+            seconds=arguments.sweep_seconds,
+            hosts=hosts,
+            seed=arguments.seed,
+        )
+        bench_flags.write_figures(run_sim_bench(options, say), arguments)
+    except (TraceError, PoolError, CapacityError) as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
+# -- fidelity -------------------------------------------------------------------------------------
+
+_FIDELITY_CPU_WORKERS = 2
+
+
+def _add_fidelity_arguments(parser: argparse.ArgumentParser) -> None:
+    add_load_arguments(parser, trace=None, seconds=30, divide_lengths=2)
+    add = parser.add_argument
+    add("--workers", default="timed,cpu", metavar="KIND,…", help="timed and cpu, or one of them")
+    add("--count", type=int, default=8, help="timed workers (of those that compute there are two)")
+    add("--runs", type=int, default=5, help="how often each world plays the load")
+    words = "rate of the load, in percent of what the simulator says the pool can take"
+    add("--load-percent", type=int, default=60, help=words)
+    add("--load-seconds", type=float, default=0.7, help="time that a load of parameters takes")
+    add("--bursts", type=int, default=BURSTS, help="of the calibration before")
+    words = "how long the engine is profiled before workers that compute"
+    add("--profile-seconds", type=float, default=20.0, help=words)
+    add("--report", type=Path, metavar="DIR", help="all records and a page for each kind")
+
+
+def _fidelity(arguments: argparse.Namespace) -> int:
+    """0 when timed workers behaved as simulated, in the figures that have to be right.
+
+    The first kind's figures stand at the top, those of another under its name.
+    """
+    kinds = bench_flags.kinds_of_workers(arguments.workers, KINDS)
+    if arguments.count < 2 or arguments.runs < 1 or arguments.bursts < 1:
+        raise UserError("--count must be at least 2, --runs and --bursts at least 1")
+    if not 1 <= arguments.load_percent <= 100:
+        raise UserError("--load-percent must be 1 to 100")
+    if arguments.load_seconds <= 0 or arguments.profile_seconds <= 0:
+        raise UserError("--load-seconds and --profile-seconds must be positive")
+    try:
+        load = choose_load(arguments)
+    except TraceError as error:
+        raise UserError(str(error)) from error
+    options = options_of(FidelityOptions, arguments, trace=load.name, rows=load.rows)
+    reports = [_compare(kind, arguments, options) for kind in kinds]
+    figures = reports[0].as_json()
+    figures |= {report.pool.kind: report.as_json() for report in reports[1:]}
+    bench_flags.write_figures(figures, arguments)
+    return 0 if all(report.is_good for report in reports if report.pool.kind == "timed") else 1
+
+
+def _compare(kind: str, arguments: argparse.Namespace, options: FidelityOptions) -> FidelityReport:
+    with tempfile.TemporaryDirectory(prefix="livescale-fidelity-") as name:
+        scratch = Path(name)
+        pool = _fidelity_pool(kind, scratch, arguments)
+        say(f"{pool.config.workers} {kind} workers: calibrating …")
+        report = run_fidelity(pool, options, scratch, say)
+    print(f"\n{report.text()}\n", flush=True)
+    return report
+
+
+def _fidelity_pool(kind: str, scratch: Path, arguments: argparse.Namespace) -> FidelityPool:
+    load_s = arguments.load_seconds
+    if kind == "timed":
+        return timed_pool(scratch, arguments.count, load_s)
+    return cpu_pool(scratch, _FIDELITY_CPU_WORKERS, load_s, arguments.profile_seconds, say)
+
+
+# -- live -----------------------------------------------------------------------------------------
+
+_PLAYS = {"timed": 3, "cpu": 5}
+_PROMPT_TOKENS, _PROMPT_TOKENS_MAX = 256, 2048
+_QUICK_LAYERS, _QUICK_BATCHES, _QUICK_LAYER_NS, _QUICK_CPU_TOKENS = 4, 4, 8_000_000, 256
+
+
+def _add_live_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workers", metavar="KIND,…", help="timed and cpu (default), or one")
+    add("--ratios", default="2,6,12", metavar="N,…", help="load time over compute time of a layer")
+    add("--plays", type=int, metavar="N", help="of each order (default: 3 timed, 5 cpu)")
+    words = f"a glance: {_QUICK_LAYERS} layers, {_QUICK_BATCHES} batches, ratio 6, one play each"
+    add("--quick", action="store_true", help=words)
+    words = "the demo's burst on links of this rate instead, timed workers by default (20MB/s)"
+    add("--link", metavar="RATE", help=words)
+    add("--prompt", type=int, metavar="TOKENS", help="of a request there (default: 256)")
+
+
+def _live(arguments: argparse.Namespace) -> int:
+    """0 when every token was right."""
+    report = run_live(_live_options(arguments), say)
+    finish(report, arguments)
+    return 0 if report.token_mismatches == 0 else 1
+
+
+def _live_options(arguments: argparse.Namespace) -> LiveBenchOptions:
+    linked = _linked(arguments)
+    kinds: tuple[str, ...] = KINDS[:1] if linked else KINDS
+    if arguments.workers is not None:
+        kinds = bench_flags.kinds_of_workers(arguments.workers, KINDS)
+    if arguments.plays is not None and arguments.plays < 1:
+        raise UserError("--plays must be at least 1")
+    wanted = "numbers from 2 on, such as 2,6,12"
+    ratios = bench_flags.whole_numbers(arguments.ratios, "--ratios", wanted, 2, sys.maxsize)
+    if arguments.quick:
+        return LiveBenchOptions(
+            plays=dict.fromkeys(kinds, arguments.plays or 1),
+            ratios=(6,),
+            layers=_QUICK_LAYERS,
+            batches=_QUICK_BATCHES,
+            layer_ns=_QUICK_LAYER_NS,
+            cpu_tokens=_QUICK_CPU_TOKENS,
+            linked=linked,
+        )
+    plays = {kind: arguments.plays or _PLAYS[kind] for kind in kinds}
+    return LiveBenchOptions(plays, tuple(sorted(set(ratios))), linked=linked)
+
+
+def _linked(arguments: argparse.Namespace) -> LinkedOptions | None:
+    if arguments.link is None:
+        if arguments.prompt is not None:
+            raise UserError("--prompt is for --link")
+        return None
+    rate = amount_of_bytes(arguments.link.removesuffix("/s"), "--link")
+    prompt = _PROMPT_TOKENS if arguments.prompt is None else arguments.prompt
+    if rate < 1 or not 2 <= prompt <= _PROMPT_TOKENS_MAX:
+        raise UserError(f"--link must be positive, --prompt from 2 to {_PROMPT_TOKENS_MAX} tokens")
+    return LinkedOptions(rate, prompt)
+
+
+# -- soak -----------------------------------------------------------------------------------------
+
+
+def _add_soak_arguments(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, SoakOptions()
+    words = "after which it ends (default: about 20 minutes)"
+    add("--requests", type=int, default=defaults.requests, metavar="N", help=words)
+    add("--seed", type=int, default=defaults.seed, help="of the load and of the faults")
+    add("--rate", type=float, default=defaults.rate, help="requests per second, in the mean")
+    add("--device", choices=("cpu", "timed"), default=defaults.device, help="of the workers")
+    add("--faults", default=",".join(defaults.faults), metavar="KIND,…", help="or none")
+    words = "mean time between two faults"
+    add("--fault-every-s", type=float, default=defaults.fault_every_s, metavar="S", help=words)
+    words = "the pool's setting (default: its default)"
+    add("--lost-after-ms", type=int, metavar="MS", help=words)
+
+
+def _soak(arguments: argparse.Namespace) -> int:
+    """0 when nothing was lost, hung or wrong and every fault healed in time."""
+    names = () if arguments.faults == "none" else arguments.faults.split(",")
+    faults = bench_flags.chosen(names, "--faults", tuple(FAULT_KINDS))
+    at_least(arguments, 1, "requests")
+    if arguments.rate <= 0 or arguments.fault_every_s <= 0:
+        raise UserError("--rate and --fault-every-s must be positive")
+    report = run_soak(options_of(SoakOptions, arguments, faults=faults), say)
+    finish(report, arguments)
+    return 0 if report.is_good else 1
+
+
+# -- attacks --------------------------------------------------------------------------------------
+
+
+def _add_attacks_arguments(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, AttacksBenchOptions()
+    words = "an attack by its name or a part of it (default: all)"
+    add("--attack", action="append", default=[], metavar="NAME", help=words)
+    words = "windows alone and windows beside, of each attack"
+    add("--rounds", type=int, default=defaults.rounds, metavar="N", help=words)
+    add("--seconds", type=float, default=defaults.seconds, metavar="S", help="of a window")
+    words = "hostile requests per second"
+    add("--attack-rate", type=float, default=defaults.attack_rate, metavar="N", help=words)
+    words = "hostile connections that are open at a time, at most"
+    add("--connections", type=int, default=defaults.connections, metavar="N", help=words)
+    words = "requests per second of the light client"
+    add("--light-rate", type=float, default=defaults.light_rate, metavar="N", help=words)
+    words = "length of the light client's prompts"
+    add("--prompt-tokens", type=int, default=defaults.prompt_tokens, metavar="N", help=words)
+    add("--seed", type=int, default=defaults.seed, help="of the light client's prompts")
+
+
+def _attacks(arguments: argparse.Namespace) -> int:
+    """0 when every attack stayed within its bounds."""
+    for name in ("rounds", "seconds", "attack_rate", "connections", "light_rate", "prompt_tokens"):
+        if getattr(arguments, name) <= 0:
+            raise UserError(f"--{name.replace('_', '-')} must be positive")
+    options = options_of(AttacksBenchOptions, arguments, attacks=tuple(arguments.attack))
+    report = run_attacks(options, say)
+    finish(report, arguments)
+    return 0 if report.is_good else 1
+
+
+BENCHES = {
+    "gateway": Bench(
+        "what the gateway adds to every token under many concurrent streams",
+        _add_gateway_arguments,
+        _gateway,
+    ),
+    "sim": Bench(
+        "how fast the simulator is, by size of the pool, with and without coalescing",
+        _add_sim_arguments,
+        _sim,
+    ),
+    "fidelity": Bench(
+        "one load on a real pool and in the simulator, figure by figure",
+        _add_fidelity_arguments,
+        _fidelity,
+    ),
+    "live": Bench(
+        "what an instance is worth while it loads, by live order, beside the simulator",
+        _add_live_arguments,
+        _live,
+    ),
+    "soak": Bench(
+        "a real pool under load and faults: nothing lost, nothing hangs, no wrong token",
+        _add_soak_arguments,
+        _soak,
+    ),
+    "attacks": Bench(
+        "a light client alone and beside each attack: what the attack costs others",
+        _add_attacks_arguments,
+        _attacks,
+    ),
+}
