@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_giver import LiveGiver
-from livescale.batching.live_messages import BatchKey, Handover, LiveMessage
+from livescale.batching.live_messages import BatchKey, Handover, KvLayer, LiveMessage, Offer
 from livescale.batching.live_mover import LiveMover
 from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
 from livescale.batching.live_pace import LivePace
@@ -24,6 +24,9 @@ from livescale.batching.live_turns import LiveTurns
 from livescale.batching.run import Emission, EmittedTokens, Run, SequenceSpec
 from livescale.plans import Pairing
 from livescale.types import InstanceId, RequestId, WorkerRef
+
+WHILE_RUNNING = Offer | Handover | KvLayer
+"""Messages that may come while a Run is in flight: nothing that runs is taken away by them."""
 
 
 class LiveBatcher:
@@ -114,7 +117,7 @@ class LiveBatcher:
         Returns (request, attempt) of all that were its own: they must run elsewhere. News of
         batches that it has taken over (`taker.take_taken`) is to be told before.
         """
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
+        assert not self._turns.in_flight, f"{self!r}: a Run is in flight"
         own = self.requests()
         for batch in [*self._batches()]:
             self._drop(batch)
@@ -128,10 +131,11 @@ class LiveBatcher:
     # -- the three verbs ------------------------------------------------------------------------
 
     def next_run(self, steps_max: int = 1) -> Run | None:
-        """The next Run, or None when there is nothing that could run now. It must be committed
-        before the next. See `Batcher.next_run` for `steps_max`."""
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
-        self._form_batches()
+        """The next Run, or None when there is nothing that could run now. While one is in flight:
+        one that can be carried out behind it, whatever comes of that. They are committed in their
+        order. See `Batcher.next_run` for `steps_max`."""
+        if not self._turns.in_flight:
+            self._form_batches()
         return self._turns.next_run(self.loaded, steps_max)
 
     def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
@@ -141,7 +145,8 @@ class LiveBatcher:
 
     def commit_steps(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
         """As `commit`, for a Run of any number of steps."""
-        batch, self._turns.in_flight = self._turns.in_flight, None
+        chosen, batch = self._turns.in_flight.popleft()
+        assert chosen.id == run.id, f"{self!r}: run {run.id} is not the first in flight"
         self._was_live = batch is not None
         if batch is None:
             return self.batcher.commit_steps(run, token_ids)
@@ -157,9 +162,10 @@ class LiveBatcher:
     # -- the partner ----------------------------------------------------------------------------
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> None:
-        """A message of the other instance of a pair, between two Runs. `Handover` and `KvLayer`
-        come when their bytes are here."""
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
+        """A message of the other instance of a pair, between two Runs, or (WHILE_RUNNING) at any
+        time. `Handover` and `KvLayer` come when their bytes are here."""
+        may_come = not self._turns.in_flight or isinstance(message, WHILE_RUNNING)
+        assert may_come, f"{self!r}: a Run is in flight"
         if isinstance(message, Handover):
             for spec in message.requests:
                 self._cancel_older(spec)
@@ -171,7 +177,7 @@ class LiveBatcher:
     def peer_lost(self, peer: WorkerRef, *, hears: bool = False) -> None:
         """Nothing more comes from this worker or goes there (`hears`: it is told what it waits for
         in vain). Between two Runs."""
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
+        assert not self._turns.in_flight, f"{self!r}: a Run is in flight"
         self.mover.peer_lost(peer)
         self.giver.peer_lost(peer)
         self.taker.peer_lost(peer, hears=hears)
@@ -179,7 +185,7 @@ class LiveBatcher:
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
         """What is to be told to whom, since the last call. To be called whenever something
         happened: after messages, after `commit`, and after `next_run`."""
-        is_between_runs = self._turns.in_flight is None and self.batcher.run_in_flight is None
+        is_between_runs = not self._turns.in_flight
         if is_between_runs:
             self._form_batches()
             self.giver.expire(now_ns, self.limits.answer_ns)
@@ -187,8 +193,10 @@ class LiveBatcher:
         partners = self.giver.offer(self.loaded, is_over=self.is_full and not has_more)
         for peer, instance in partners if self.limits.move_factor else ():
             self.mover.even(peer, instance)
+        # A Run of several steps counts on the blocks that were free when it began.
+        if self.is_full and all(run.steps == 1 for run, _ in self._turns.in_flight):
+            self.taker.pull(now_ns, is_between_runs=is_between_runs)
         if is_between_runs and self.is_full:
-            self.taker.pull(now_ns)
             self.mover.talk()
         outbox = self.giver.take_outbox() + self.taker.take_outbox()
         return outbox + self.mover.take_outbox()
@@ -213,8 +221,14 @@ class LiveBatcher:
 
     def key_of(self, run: Run) -> BatchKey | None:
         """The live batch whose Run in flight this is: names its rows."""
-        batch = self._turns.in_flight
+        batches = {chosen.id: batch for chosen, batch in self._turns.in_flight}
+        batch = batches.get(run.id)
         return batch.key if batch is not None else None
+
+    @property
+    def is_running(self) -> bool:
+        """A Run is in flight."""
+        return bool(self._turns.in_flight)
 
     def holds(self, key: BatchKey) -> bool:
         """Rows or KV of this batch may still be wanted here."""
@@ -295,6 +309,7 @@ class LiveBatcher:
         assert run.steps == 1
         assert run.span.start == batch.next_layer, f"{run.span} of {batch.key}"
         batch.next_layer = run.span.stop
+        batch.chosen_layers -= run.span.stop - run.span.start
         if run.span.stop < self.batcher.span.stop:
             assert not token_ids, f"{len(token_ids)} tokens without a head"
             self._drop_if_over(batch)
@@ -314,7 +329,7 @@ class LiveBatcher:
         return emitted
 
     def _drop_if_over(self, batch: LiveBatch) -> None:
-        if batch.is_over and batch is not self._turns.in_flight:
+        if batch.is_over and not batch.chosen_layers:
             self._drop(batch)
 
     def _drop(self, batch: LiveBatch) -> None:

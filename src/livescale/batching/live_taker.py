@@ -79,6 +79,8 @@ class LiveTaker:
         self._rank = 0
         #: what the KV of the last requests that were moved here took per token (0: none was)
         self.kv_token_ps = 0
+        #: something is to be given up when no Run is in flight
+        self.is_late = False
 
     @property
     def is_idle(self) -> bool:
@@ -89,7 +91,7 @@ class LiveTaker:
         """Batches that have layers left, the first taken first: but those without rows after the
         ones that were before them in line."""
         stop = self._batcher.span.stop
-        batches = [batch for batch in self.batches.values() if batch.next_layer < stop]
+        batches = [batch for batch in self.batches.values() if batch.chosen_layer < stop]
         return sorted(batches, key=lambda batch: batch.rank)
 
     def pulled(self, peer: WorkerRef, key: BatchKey) -> tuple[int, ...] | None:
@@ -100,11 +102,15 @@ class LiveTaker:
 
     # -- pulling --------------------------------------------------------------------------------
 
-    def pull(self, now_ns: int) -> None:
+    def pull(self, now_ns: int, *, is_between_runs: bool) -> None:
         """Ask for the next batches, if this instance will have nothing else to prefill when they
         come, and has room for them; ask for KV that is missing. What does not come in time is given
-        up."""
-        self._expire(now_ns)
+        up between two Runs."""
+        late = self._late(now_ns)
+        self.is_late = bool(late) and not is_between_runs
+        for peer, target in late.items() if is_between_runs else ():
+            self._give_up(peer)
+            self._outbox.append((peer, Parted(target)))
         for key, peer in self._peer_of.items():
             self._ask_kv(self.batches[key], peer, now_ns)
         while self._ahead_ns() <= self._pull_ns and (chosen := self.window.choose()) is not None:
@@ -122,7 +128,8 @@ class LiveTaker:
         """Prefill work that is here or on its way. Of unknown length, if nothing was measured."""
         layers = self._batcher.span.stop - 2
         token_layers = self._batcher.lines.queued_prefill_tokens * layers
-        token_layers += sum(b.tokens * (layers - b.layers_done) for b in self.runnable())
+        batches = self.batches.values()
+        token_layers += sum(b.tokens * max(layers - b.layers_done, 0) for b in batches)
         token_layers += self.window.token_layers(layers, self._following_done)
         if token_layers and not self._pace.token_layer_ps:
             return 1 << 62
@@ -191,15 +198,14 @@ class LiveTaker:
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _expire(self, now_ns: int) -> None:
+    def _late(self, now_ns: int) -> dict[WorkerRef, InstanceId]:
+        """Those that do not answer, and their instances."""
         late_ns = now_ns - self._limits.answer_ns
         batches = [(peer, self.batches[key]) for key, peer in self._peer_of.items()]
         late = [(p, b.key.target) for p, b in batches if b.kv_asked and b.kv_since_ns < late_ns]
         pulls = self.window.under_way.values()
         late += [(p.peer, p.offer.batch.target) for p in pulls if p.asked_ns < late_ns]
-        for peer, target in dict.fromkeys(late):
-            self._give_up(peer)
-            self._outbox.append((peer, Parted(target)))
+        return dict(late)
 
     def deadline_ns(self) -> int | None:
         """When something that was asked for is late."""

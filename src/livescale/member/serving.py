@@ -1,11 +1,12 @@
 """The instance on a worker: Runs, live batches that come and go, and what is reported of them.
 
-The LiveBatcher decides what runs. Messages and requests are taken in between two Runs only, in the
-real world and in the simulator alike.
+The LiveBatcher decides what runs. Messages and requests are taken in when a Run ends, in the real
+world and in the simulator alike: the next one may be in flight then.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,8 @@ class Serving:
         self.is_loaded = False
         #: layers that all ranks have, as far as rank 0 knows
         self._watermarks = [0] * max(len(order.workers), 1)
-        self._run: Run | None = None
+        #: those in flight, the earliest first
+        self._runs: deque[Run] = deque()
         self._pace = ReportPace(limits.report_gap_ns)
         #: there may be something to send to another instance, or to wait for from it
         self._has_partner = order.pairing is not None
@@ -120,7 +122,6 @@ class Serving:
                 raise UnexpectedMessage(f"{type(message).__name__} came before it was asked for")
         except UnexpectedMessage as error:
             self._emit(Refuse(peer, str(error)))
-            self.live.peer_lost(peer, hears=True)
             return
         if wanted_bytes is not None:
             self._received_bytes += wanted_bytes
@@ -160,25 +161,25 @@ class Serving:
         self.live.peer_lost(peer, hears=is_refused)
 
     def run_ended(self, ended: RunEnded) -> None:
-        """The Run in flight is over."""
-        run, self._run = self._run, None
-        assert run is not None, f"{self!r}: no Run is in flight"
-        key = self.live.key_of(run)
+        """The first Run in flight is over."""
+        run = self._runs.popleft()
+        if self.live.key_of(run) is not None:
+            self.live_layers += min(run.span.stop, self._layers - 1) - max(run.span.start, 1)
         emitted = self.live.commit_steps(run, ended.token_ids)
         self.live.ran(run, ended.elapsed_ns)
-        if key is not None:
-            head = self._layers - 1
-            self.live_layers += min(run.span.stop, head) - max(run.span.start, 1)
-            if run.span.stop <= head:
-                self._rows[key] = None
         if emitted:
             self._attempts.emitted(emitted)
 
     def shorten(self, steps: int) -> Run:
         """The Run in flight ends after so many of its steps."""
-        assert self._run is not None
-        self._run = self.live.batcher.shorten(self._run, steps)
-        return self._run
+        (run,) = self._runs
+        self._runs[0] = self.live.batcher.shorten(run, steps)
+        return self._runs[0]
+
+    @property
+    def is_running(self) -> bool:
+        """A Run is in flight."""
+        return bool(self._runs)
 
     def forget_reports(self) -> None:
         """The reader of the reports may be new: the next one goes out whatever it says."""
@@ -196,24 +197,28 @@ class Serving:
 
     # -- serving --------------------------------------------------------------------------------
 
-    def go_on(self, now_ns: int, steps_max: int) -> None:
-        """Tell peers what there is to tell, report what changed, and start the next Run."""
+    def go_on(self, now_ns: int, steps_max: int, *, is_awaited: bool) -> None:
+        """Tell peers what there is to tell, report what changed, and start the next Runs; none if
+        something waits for the end of those in flight (`is_awaited`)."""
         self._talk(now_ns)
-        run = None
-        if self.is_loaded or self.live.is_live:
-            run = self.live.next_run(steps_max)
-            self._talk(now_ns)
-            self._report(now_ns)
-        if run is not None:
-            self._run = run
-            key = self.live.key_of(run)
+        if not (self.is_loaded or self.live.is_live):
+            return
+        chosen = []
+        while not is_awaited and (run := self.live.next_run(steps_max)) is not None:
+            chosen.append((run, self.live.key_of(run)))
+        self._talk(now_ns)
+        self._report(now_ns)
+        for run, key in chosen:
+            self._runs.append(run)
             if key is not None:
                 self._rows.pop(key, None)
+                if run.span.stop < self._layers:
+                    self._rows[key] = None
             self._emit(Execute(run, key, self._pace.progress_due_ns))
 
     def wake_ns(self) -> int | None:
         """When a partner's answer is late, or progress is worth a report."""
-        if self._run is not None:
+        if self._runs:
             return None
         deadline_ns = self.live.deadline_ns() if self._has_partner else None
         report_ns = self._pace.progress_due_ns if self._pace.is_behind else None

@@ -233,7 +233,7 @@ class SimMember:
             self._set_alarm(self._wake_ns())
 
     def put(self, news: MemberInput) -> None:
-        """Between two Runs: now, or when the one in flight is over."""
+        """Now, or when the Run in flight is over."""
         if self._is_dead:
             return
         self._inbox.append(news)
@@ -254,7 +254,7 @@ class SimMember:
 
     def _step(self) -> None:
         self._is_stepping = True
-        while self._inbox and self.is_idle:
+        while self._inbox and (self.is_idle or isinstance(self._inbox[0], RunEnded)):
             inputs, self._inbox = self._inbox, []
             effects = self.member.step(self._now_ns, inputs, self._steps_max())
             self._carry_out(effects)
