@@ -121,10 +121,11 @@ class LiveTurns:
         if batch is None:
             return None
         count = self._decoder_layers - max(batch.chosen_layer - 1, 0)
-        # Also without decodes: between two Runs the next batch is asked for, and KV comes in.
+        # Also without decodes: when a Run ends the next batch is asked for, and KV comes in.
         span_ns = self._limits.span_ns
         chosen_ns = sum(self._pace.run_ns(run) for run, of in self.in_flight if of is not None)
-        room_ns = min(max(self._taker.calm_ns() - chosen_ns, span_ns), _CALM_SPANS * span_ns)
+        calm_ns = self._taker.calm_ns() - chosen_ns
+        room_ns = min(calm_ns, _CALM_SPANS * span_ns) if calm_ns > 0 else span_ns
         if self._batcher.lines.running:
             room_ns = min(room_ns, self._pace.left_ns(self._live_ns()))
         room_ns += room_ns // _TOLERANCE
