@@ -62,7 +62,8 @@ class LiveTurns:
             run = self._plain_run(admits=False)
             if run is not None:
                 return run
-        return self._line_run(loaded) or self._taken_run() or self._plain_run(admits=False)
+        # What is left in line is for a source that may be busy for long: others run meanwhile.
+        return self._line_run(loaded) or self._taken_run() or self._plain_run(admits=True)
 
     def _may_run_ahead(self) -> bool:
         """Layers of batches that are given away are run as late as can be; and where requests
