@@ -196,7 +196,7 @@ class LiveWorld:
             assert len(live.batcher.held) == 0, live
             assert not live.has_work, live
             assert live.requests() == [], live
-            assert not live.giver.given, live
+            assert not live.batches.given, live
             assert live.taker.is_idle, live
             assert live.deadline_ns() is None, live
             assert not node.executor.rows, node.executor.rows
@@ -405,7 +405,7 @@ class LiveWorld:
             elif isinstance(message, KvLayer):
                 payload = node.executor.export_kv(message.layer, live.kv_places(message.batch))
             self._send(node.ref, peer, message, payload)
-        for taken in live.taker.take_taken():
+        for taken, _ in live.taker.take_taken():
             for spec in taken.requests:
                 self._tell(node.ref, partial(self._attempt_taken, node.ref, spec))
                 self.moved += taken.decoding
@@ -448,10 +448,10 @@ class LiveWorld:
             if answer is not None:
                 self._send(node.ref, peer, answer, None)
             return
-        if isinstance(message, KvLayer) and live.wants_kv(message.batch, message.layer):
+        if isinstance(message, KvLayer) and live.taker.wants_kv(message.batch, message.layer):
             node.executor.import_kv(message.layer, live.kv_places(message.batch), payload)
-        if isinstance(message, Taken) and message.batch in live.giver.given:
-            for sequence in live.giver.given[message.batch].sequences:
+        if isinstance(message, Taken) and message.batch in live.batches.given:
+            for sequence in live.batches.given[message.batch].sequences:
                 self._gone_from[node.ref, sequence.spec.request, sequence.spec.attempt] = None
         live.take_message(peer, message, self.now_ns)
         if isinstance(message, Handover) and live.holds(message.batch):

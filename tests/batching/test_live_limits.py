@@ -47,7 +47,7 @@ def _source(limits: LiveLimits, config: BatcherConfig = _CONFIG) -> LiveBatcher:
 
 
 def _batches(live: LiveBatcher) -> list[list[int]]:
-    return [[s.known_tokens for s in batch.sequences] for batch in live.giver.line]
+    return [[s.known_tokens for s in batch.sequences] for batch in live.batches.line]
 
 
 @settings(max_examples=examples(100))
@@ -136,7 +136,7 @@ def test_a_batch_that_the_source_can_never_hold_stays() -> None:
     target.take_outbox(0)
     target.take_message(SOURCE, Declined(BatchKey(2, 1)), 0)
     assert target.take_outbox(0) == [(SOURCE, Offer(1, BatchKey(2, 1), (), ()))]
-    assert [batch.stays for batch in target.giver.line] == [True, False]
+    assert [batch.stays for batch in target.batches.line] == [True, False]
 
 
 def test_a_batch_that_waits_for_a_busy_source_keeps_nobody_waiting() -> None:
@@ -182,7 +182,7 @@ def test_a_run_is_chosen_while_one_is_in_flight() -> None:
     following = source.next_run()
     assert following is not None
     assert following.span == LayerSpan(3, 4)
-    assert source.taker.batches[key].next_layer == 3
+    assert source.batches.taken[key].next_layer == 3
     source.validate()
 
 

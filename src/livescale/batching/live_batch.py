@@ -53,9 +53,9 @@ class LiveBatch:
     """Requests that were put together on a target and stay together until their last layer.
 
     Layers below `next_layer` are done, and `chosen_layers` behind them are what Runs in flight
-    compute. `cancelled` requests are computed along, and nobody hears of
-    them. `handed` are the requests of a batch that changed hands, in the order of its rows, each
-    with the positions whose KV follows. Of a batch that was taken over, `kv_missing` lists the
+    compute. `cancelled` requests are computed along, and no answer of theirs is told. `handed` are
+    the requests of a batch that changed hands, in the order of its rows, each with the positions
+    whose KV follows. Of a batch that was taken over, `kv_missing` lists the
     layers whose KV is still with the target, and `kv_asked` those of them that are on their way.
     Requests that are `decoding` were put together to be moved: no layer of them is run in a batch.
     """
@@ -77,8 +77,9 @@ class LiveBatch:
     kv_asked: dict[int, None] = field(default_factory=dict)
     #: when the last KV came, or the first was asked for
     kv_since_ns: int = 0
-    #: to whom and when the target handed it over
-    given_to: WorkerRef | None = None
+    #: to whom it was handed over, or who keeps what follows of it, and since when: it was handed
+    #: over, or asked for, then
+    peer: WorkerRef | None = None
     given_ns: int = 0
     #: the source has said that it is its own now
     is_taken: bool = False

@@ -6,6 +6,7 @@ from collections import deque
 
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
+from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_giver import LiveGiver
 from livescale.batching.live_order import ZIGZAG, LiveOrder
 from livescale.batching.live_pace import LivePace
@@ -35,6 +36,7 @@ class LiveTurns:
         batcher: Batcher,
         limits: LiveLimits,
         pace: LivePace,
+        batches: LiveBatches,
         giver: LiveGiver,
         taker: LiveTaker,
         order: LiveOrder | None,
@@ -42,11 +44,14 @@ class LiveTurns:
         self._batcher = batcher
         self._limits = limits
         self._pace = pace
+        self._batches = batches
         self._giver = giver
         self._taker = taker
         self._order = order
         self._decoder_layers = batcher.span.stop - 2
         self.in_flight: deque[tuple[Run, LiveBatch | None]] = deque()
+        #: something is to be done when no Run is in flight
+        self.is_awaited = False
 
     def next_run(self, loaded: int, steps_max: int) -> Run | None:
         """The next Run with `loaded` decoder layers. While one is in flight: None, unless all that
@@ -56,7 +61,7 @@ class LiveTurns:
             return None
         if not is_full:
             return self._line_run(loaded)
-        if not (self._giver.line or self._taker.runnable()):
+        if not (self._batches.line or self._taker.runnable()):
             return self._plain_run(1 if self.in_flight else steps_max, admits=True)
         if self._is_decodes_turn():
             run = self._plain_run(admits=False)
@@ -68,9 +73,9 @@ class LiveTurns:
     def _may_run_ahead(self) -> bool:
         """Layers of batches that are given away are run as late as can be; and where requests
         decode, what a Run in flight takes must be known."""
-        if len(self.in_flight) == _RUNS_MAX or not self._taker.batches or self._taker.is_late:
+        if len(self.in_flight) == _RUNS_MAX or self.is_awaited or not self._batches.taken:
             return False
-        is_giving = self._giver.line or self._giver.given or not self._giver.is_parted
+        is_giving = self._batches.line or self._batches.given or not self._giver.is_parted
         is_known = self._pace.token_layer_ps or not self._batcher.lines.running
         return not is_giving and bool(is_known)
 
@@ -86,12 +91,12 @@ class LiveTurns:
         live_ns = self._live_ns() if self._batcher.lines.running else 0
         if not live_ns:
             return False
-        batch = next(iter((*self._giver.line, *self._taker.runnable())))
+        batch = next(iter((*self._batches.line, *self._taker.runnable())))
         return self._pace.layer_ns(batch) > self._pace.left_ns(live_ns)
 
     def _plain_run(self, steps_max: int = 1, *, admits: bool) -> Run | None:
         """A Run of no live batch."""
-        if self._batcher.run_in_flight is not None:
+        if any(batch is None for _, batch in self.in_flight):
             return None
         run = self._batcher.next_run(steps_max, admits=admits)
         if run is not None:
@@ -102,16 +107,16 @@ class LiveTurns:
         """The target's turn."""
         if self._order is None:
             return None
-        line = [batch.progress(False) for batch in self._giver.line]
+        line = [batch.progress(False) for batch in self._batches.line]
         # Without anybody who pulls it finishes what it has, whatever it has done of it.
         order = ZIGZAG if self._giver.is_parted else self._order
         turn = order.target_turn(line, loaded, self._decoder_layers)
         if turn is not None:
-            batch = self._giver.line[turn.batch]
+            batch = self._batches.line[turn.batch]
             batch.had_turn = True
             return self._start(batch, turn.layers)
         # The rest of a batch that the order leaves to the source, and that it does not want.
-        staying = next((batch for batch in self._giver.line if batch.stays), None)
+        staying = next((batch for batch in self._batches.line if batch.stays), None)
         if staying is None or loaded < self._decoder_layers:
             return None
         return self._start(staying, self._decoder_layers - staying.layers_done)

@@ -22,7 +22,6 @@ from livescale.batching.live_messages import (
     Offer,
     Taken,
 )
-from livescale.batching.live_taker import TakenBatch
 from livescale.batching.reports import REPORT_GAP_NS, ReportPace, load_report
 from livescale.batching.run import Run
 from livescale.member.attempts import HostedAttempts
@@ -133,9 +132,8 @@ class Serving:
         if own:
             left = dict.fromkeys(self.live.requests())
             self._attempts.given(now_ns, peer, [pair for pair in own if pair not in left])
-        for taken in self.live.taker.take_taken():
-            assert isinstance(message, Handover)
-            self._took(taken, message, sent)
+        for handover, pull_ns in self.live.taker.take_taken():
+            self._took(handover, pull_ns, sent)
 
     def expected_bytes(self, peer: WorkerRef, message: LiveMessage) -> int | None:
         """How many bytes of rows or KV come with the message; None if they are not wanted.
@@ -150,7 +148,7 @@ class Serving:
             return message.rows * self._row_bytes
         if isinstance(message, KvLayer):
             key = message.batch
-            if self._giver_of.get(key) != peer or not self.live.wants_kv(key, message.layer):
+            if self._giver_of.get(key) != peer or not self.live.taker.wants_kv(key, message.layer):
                 return None
             return self._kv_bytes(self.live.kv_places(key))
         return None
@@ -227,7 +225,7 @@ class Serving:
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _took(self, taken: TakenBatch, message: Handover, sent: PeerSent) -> None:
+    def _took(self, message: Handover, pull_ns: int, sent: PeerSent) -> None:
         """The batch is this worker's: its gateways and the controller learn that before any token
         of it."""
         if message.rows:
@@ -236,10 +234,10 @@ class Serving:
         self._giver_of[message.batch] = sent.peer
         self._handovers += 1
         wanted = []
-        for spec, gateway in zip(taken.requests, sent.gateways, strict=True):
+        for spec, gateway in zip(message.requests, sent.gateways, strict=True):
             if gateway:
                 wanted.append(spec)
-                self._attempts.taken(gateway, spec, is_decoding=taken.decoding)
+                self._attempts.taken(gateway, spec, is_decoding=message.decoding)
             else:
                 self.live.cancel(spec.request, spec.attempt)
         self._emit(
@@ -248,12 +246,12 @@ class Serving:
                     instance=self.order.instance,
                     attempt=self.order.attempt,
                     worker=self.order.worker,
-                    target=taken.key.target,
+                    target=message.batch.target,
                     requests=tuple((spec.request, spec.attempt) for spec in wanted),
                     next_layer=message.next_layer,
-                    tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in taken.requests),
+                    tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in message.requests),
                     row_bytes=sent.size_bytes,
-                    pull_ns=taken.pull_ns,
+                    pull_ns=pull_ns,
                     moves=tuple(spec.moves for spec in wanted),
                 )
             )
