@@ -65,7 +65,7 @@ class LiveTurns:
             return self._plain_run(1 if self.in_flight else steps_max, admits=True)
         if self._is_decodes_turn():
             run = self._plain_run(admits=False)
-            if run is not None or self.in_flight:
+            if run is not None:
                 return run
         # What is left in line is for a source that may be busy for long: others run meanwhile.
         return self._line_run(loaded) or self._taken_run() or self._plain_run(admits=True)
@@ -95,11 +95,9 @@ class LiveTurns:
         return self._pace.layer_ns(batch) > self._pace.left_ns(live_ns)
 
     def _plain_run(self, steps_max: int = 1, *, admits: bool) -> Run | None:
-        """A Run of no live batch; none while something is in flight that has a part in it."""
-        stop = self._batcher.span.stop
-        for _, batch in self.in_flight:
-            if batch is None or (batch.chosen_layer == stop and not batch.kv_missing):
-                return None
+        """A Run of no live batch."""
+        if any(batch is None for _, batch in self.in_flight):
+            return None
         run = self._batcher.next_run(steps_max, admits=admits)
         if run is not None:
             self.in_flight.append((run, None))
