@@ -142,8 +142,12 @@ class Node:
     run: Run | None = None
     tokens: list[int] = field(default_factory=list)
     began_ns: int = 0
-    #: waits for the end of the Run in flight
-    inbox: list[Callable[[], None]] = field(default_factory=list)
+    #: the Run that was chosen to follow it, and its tokens
+    ahead: tuple[Run, list[int]] | None = None
+    #: a Run has just ended, and what waits may be taken in
+    is_between: bool = False
+    #: waits for the end of a Run; some of it (False) for a time without any
+    inbox: list[tuple[Callable[[], None], bool]] = field(default_factory=list)
     wake_ns: int | None = None
     runs: int = 0
 

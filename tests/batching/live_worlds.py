@@ -16,7 +16,7 @@ from live_parts import Node, Payload, SymbolicExecutor, Target, Transcript
 
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.live_batcher import WHILE_RUNNING, LiveBatcher
 from livescale.batching.live_messages import (
     Handover,
     KvLayer,
@@ -72,7 +72,7 @@ class LiveWorld:
         self.is_strict = False
         #: is shown every Run that ends
         self.watch: Callable[[Node, Run], None] = lambda node, run: None
-        self.handovers = self.messages = self.moved = 0
+        self.handovers = self.messages = self.moved = self.ahead = 0
         self._add_source(SOURCE, source, limits)
         self.sources = [SOURCE]
         for number, target in enumerate(targets, 1):
@@ -144,7 +144,7 @@ class LiveWorld:
         if not node.is_alive:
             return
         node.is_alive = False
-        node.live = node.run = None
+        node.live = node.run = node.ahead = None
         for other in self.nodes.values():
             self._between_runs(other, lambda other=other: self._peer_lost(other, ref))
         # Behind what it said.
@@ -196,7 +196,7 @@ class LiveWorld:
             assert len(live.batcher.held) == 0, live
             assert not live.has_work, live
             assert live.requests() == [], live
-            assert not live.giver.given, live
+            assert not live.batches.given, live
             assert live.taker.is_idle, live
             assert live.deadline_ns() is None, live
             assert not node.executor.rows, node.executor.rows
@@ -276,8 +276,10 @@ class LiveWorld:
         requests is there before them."""
         self.at(self.now_ns + self.gateway_ns * (4 if ref == SOURCE else 1), action)
 
-    def _between_runs(self, node: Node, action: Callable[[], None]) -> None:
-        node.inbox.append(action)
+    def _between_runs(
+        self, node: Node, action: Callable[[], None], *, while_running: bool = False
+    ) -> None:
+        node.inbox.append((action, while_running))
 
     def _layer_arrived(self, ref: WorkerRef, watermark: int) -> None:
         live = self.nodes[ref].live
@@ -330,27 +332,42 @@ class LiveWorld:
             if not node.is_alive:
                 node.inbox.clear()
                 continue
-            if node.run is None:
-                inbox, node.inbox = node.inbox, []
-                for action in inbox:
+            if node.run is None or node.is_between:
+                node.is_between = False
+                is_resting = node.run is None and node.ahead is None
+                while node.inbox and (is_resting or node.inbox[0][1]):
+                    action, _ = node.inbox.pop(0)
                     action()
                     if node.live is not None:
                         node.live.validate()
                 self._flush(node)
-                self._start(node)
+                if node.ahead is not None:
+                    self._begin(node, *node.ahead)
+                    node.ahead = None
+                while not node.inbox and self._start(node):
+                    pass
             self._flush(node)
             self._check(node)
 
-    def _start(self, node: Node) -> None:
-        if node.live is None:
-            return
-        run = node.live.next_run()
-        if run is None:
-            return
+    def _start(self, node: Node) -> bool:
+        """Choose the next Run. An executor carries out everything in order: so this is shown the
+        Run at once."""
+        run = node.live.next_run() if node.live is not None else None
+        if node.live is None or run is None:
+            return False
         node.runs += 1
-        node.run, node.began_ns = run, self.now_ns
-        node.tokens = node.executor.run(run, node.live.key_of(run))
+        tokens = node.executor.run(run, node.live.key_of(run))
         self._check_may_run(node, run)
+        if node.run is None:
+            self._begin(node, run, tokens)
+        else:
+            assert node.ahead is None, "two Runs are enough"
+            node.ahead = run, tokens
+            self.ahead += 1
+        return True
+
+    def _begin(self, node: Node, run: Run, tokens: list[int]) -> None:
+        node.run, node.tokens, node.began_ns = run, tokens, self.now_ns
         count = min(run.span.stop, self.layers + 1) - max(run.span.start, 1)
         duration_ns = max(1, self.run_ns + count * run.token_count * self.token_layer_ns)
         self.at(self.now_ns + duration_ns, lambda: self._finish(node, run))
@@ -368,7 +385,7 @@ class LiveWorld:
             return
         node.executor.check_untouched()
         self.watch(node, run)
-        node.run = None
+        node.run, node.is_between = None, True
         for emission in node.live.commit(run, node.tokens):
             assert (node.ref, emission.request, emission.attempt) not in self._forgotten
             self._tell(node.ref, lambda e=emission: self._token(node.ref, e))
@@ -388,7 +405,7 @@ class LiveWorld:
             elif isinstance(message, KvLayer):
                 payload = node.executor.export_kv(message.layer, live.kv_places(message.batch))
             self._send(node.ref, peer, message, payload)
-        for taken in live.taker.take_taken():
+        for taken, _ in live.taker.take_taken():
             for spec in taken.requests:
                 self._tell(node.ref, partial(self._attempt_taken, node.ref, spec))
                 self.moved += taken.decoding
@@ -418,7 +435,11 @@ class LiveWorld:
         sender, receiver = self.nodes[ref], self.nodes[peer]
         if frozenset((ref, peer)) in self._cut or not sender.is_alive or not receiver.is_alive:
             return
-        self._between_runs(receiver, lambda: self._take(receiver, ref, message, payload))
+        self._between_runs(
+            receiver,
+            lambda: self._take(receiver, ref, message, payload),
+            while_running=isinstance(message, WHILE_RUNNING),
+        )
 
     def _take(self, node: Node, peer: WorkerRef, message: LiveMessage, payload: Payload) -> None:
         live = node.live
@@ -427,10 +448,10 @@ class LiveWorld:
             if answer is not None:
                 self._send(node.ref, peer, answer, None)
             return
-        if isinstance(message, KvLayer) and live.wants_kv(message.batch, message.layer):
+        if isinstance(message, KvLayer) and live.taker.wants_kv(message.batch, message.layer):
             node.executor.import_kv(message.layer, live.kv_places(message.batch), payload)
-        if isinstance(message, Taken) and message.batch in live.giver.given:
-            for sequence in live.giver.given[message.batch].sequences:
+        if isinstance(message, Taken) and message.batch in live.batches.given:
+            for sequence in live.batches.given[message.batch].sequences:
                 self._gone_from[node.ref, sequence.spec.request, sequence.spec.attempt] = None
         live.take_message(peer, message, self.now_ns)
         if isinstance(message, Handover) and live.holds(message.batch):

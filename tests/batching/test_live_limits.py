@@ -12,7 +12,15 @@ from effort import examples
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import BatchKey, Declined, Offer, Parted, Pull
+from livescale.batching.live_messages import (
+    BatchKey,
+    Declined,
+    Gone,
+    Handover,
+    Offer,
+    Parted,
+    Pull,
+)
 from livescale.batching.run import Run, SequenceSpec
 from livescale.plans import Pairing
 from livescale.types import LayerSpan, SamplingParams, WorkerRef
@@ -39,7 +47,7 @@ def _source(limits: LiveLimits, config: BatcherConfig = _CONFIG) -> LiveBatcher:
 
 
 def _batches(live: LiveBatcher) -> list[list[int]]:
-    return [[s.known_tokens for s in batch.sequences] for batch in live.giver.line]
+    return [[s.known_tokens for s in batch.sequences] for batch in live.batches.line]
 
 
 @settings(max_examples=examples(100))
@@ -128,7 +136,54 @@ def test_a_batch_that_the_source_can_never_hold_stays() -> None:
     target.take_outbox(0)
     target.take_message(SOURCE, Declined(BatchKey(2, 1)), 0)
     assert target.take_outbox(0) == [(SOURCE, Offer(1, BatchKey(2, 1), (), ()))]
-    assert [batch.stays for batch in target.giver.line] == [True, False]
+    assert [batch.stays for batch in target.batches.line] == [True, False]
+
+
+def test_a_batch_that_waits_for_a_busy_source_keeps_nobody_waiting() -> None:
+    """Its turn was at a target that has everything now: what comes later runs there."""
+    pairing = Pairing("best-effort", SOURCE, 1)
+    target = LiveBatcher(Batcher(_CONFIG, _SPAN), 2, LiveLimits(), pairing)
+    target.layers_arrived(3)
+    target.add(_spec(1, 4))
+    turn = target.next_run()
+    assert turn is not None
+    target.commit(turn, [])
+    target.layers_arrived(_SPAN.stop)
+    target.add(_spec(2, 4))
+    run = target.next_run()
+    assert run is not None
+    assert [segment.request for segment in run.segments] == ["r2"]
+    assert _batches(target) == [[4]]
+
+
+def test_a_run_is_chosen_while_one_is_in_flight() -> None:
+    """The rest of a batch that was taken over, and decodes of others, but nothing twice."""
+    source = _source(LiveLimits(span_ns=1, gap_ns=8))
+    source.add(_spec(1, 4, 9))
+    first = source.next_run()
+    assert first is not None
+    assert source.next_run() is None, "its token decides what is next"
+    source.commit(first, [1])
+    source.pace.token_layer_ps = 1000
+    key = BatchKey(2, 1)
+    source.take_message(_TARGET, Offer(1, key, (8,), (8,)), 0)
+    assert source.take_outbox(0) == [(_TARGET, Pull(key))]
+    source.take_message(_TARGET, Handover(key, (_spec(2, 8, 1),), 2), 0)
+    runs = [source.next_run(), source.next_run()]
+    assert source.next_run() is None, "two are enough"
+    spans = [run.span for run in runs if run is not None]
+    assert spans == [LayerSpan(2, 3), _SPAN], "decodes go on between two layers"
+    source.take_message(_TARGET, Offer(1, BatchKey(2, 2), (8,), (8,)), 0)
+    with pytest.raises(AssertionError, match="in flight"):
+        source.take_message(_TARGET, Gone(key), 0)
+    assert runs[0] is not None
+    source.commit(runs[0], [])
+    source.ran(runs[0], 8)
+    following = source.next_run()
+    assert following is not None
+    assert following.span == LayerSpan(3, 4)
+    assert source.batches.taken[key].next_layer == 3
+    source.validate()
 
 
 def test_nothing_is_pulled_while_a_run_is_in_flight() -> None:

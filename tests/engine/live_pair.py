@@ -264,7 +264,7 @@ class LivePair:
                 arrive = partial(self._receive, self._nodes[peer], node.ref, message, content)
                 at_ns = self._now_ns + self.scenario.message_ns
                 self._at(at_ns, partial(self._between, peer, arrive))
-        for taken in node.batcher.taker.take_taken():
+        for taken, _ in node.batcher.taker.take_taken():
             self.counts["batches taken"] += 1
             for spec in taken.requests:
                 self._carry_out(
@@ -278,7 +278,7 @@ class LivePair:
         if isinstance(message, KvLayer):
             parts = [
                 node.executor.export_kv(message.layer - 1, table, tokens)
-                for tokens, table in node.batcher.giver.given[message.batch].kv_places()
+                for tokens, table in node.batcher.batches.given[message.batch].kv_places()
             ]
             return memoryview(bytearray(b"".join(parts)))
         return None
@@ -290,14 +290,14 @@ class LivePair:
             return
         if isinstance(message, Handover) and content is not None:
             node.rows[message.batch] = node.executor.import_rows(content, message.rows)
-        if isinstance(message, KvLayer) and message.batch in node.batcher.taker.batches:
+        if isinstance(message, KvLayer) and message.batch in node.batcher.batches.taken:
             assert content is not None
             self._import(node, message, content)
         node.batcher.take_message(peer, message, self._now_ns)
 
     def _import(self, node: Node, message: KvLayer, content: memoryview) -> None:
         start = 0
-        for tokens, table in node.batcher.taker.batches[message.batch].kv_places():
+        for tokens, table in node.batcher.batches.taken[message.batch].kv_places():
             stop = start + node.executor.kv_layer_bytes(tokens)
             if table:
                 node.executor.import_kv(message.layer - 1, table, tokens, content[start:stop])

@@ -92,7 +92,7 @@ class Shell:
         self.inbox: deque[MemberInput] = deque()
         #: what its own executor has reported: absorbed before the inbox
         self._own: list[MemberInput] = []
-        self.run: Execute | None = None
+        self.runs: deque[Execute] = deque()
         self.transfers: dict[PlanId, Transfer] = {}
         self.disconnected: set[str] = set()
         self._assigned: PlanId | None = None
@@ -125,8 +125,8 @@ class Shell:
         return self.order.duty if self.order is not None else None
 
     def step(self, count: int, steps_max: int = 1) -> None:
-        """Take in so many inputs of the inbox, after the end of the Run in flight."""
-        if self.run is not None:
+        """Take in so many inputs of the inbox, after the end of the first Run in flight."""
+        if self.runs:
             self._end_run()
         taken: list[MemberInput] = []
         # Inputs behind an order to load wait in the Member for the executor: here in the inbox,
@@ -134,12 +134,14 @@ class Shell:
         while self.inbox and len(taken) < count and not _is_load(taken[-1:]):
             taken.append(self.inbox.popleft())
         inputs, self._own = self._own + taken, []
-        self._contents = {n.content: n.size_bytes for n in taken if isinstance(n, PeerSent)}
+        # What waits for the end of a Run in flight is seen when the Member absorbs it.
+        news = [*self.member.waiting, *inputs]
+        self._contents = {n.content: n.size_bytes for n in news if isinstance(n, PeerSent)}
         now_ns = self._world.now_ns
-        self.witness.absorb(inputs)
         effects = self.member.step(now_ns, inputs, steps_max)
         assert self.twin.step(now_ns, inputs, steps_max) == effects, "not the same twice"
         self._world.record(self.ref, now_ns, inputs, effects, steps_max)
+        self.witness.absorb(news[: len(news) - len(self.member.waiting)])
         for effect in effects:
             self.witness.watch(effect)
             carry = self._carry.get(type(effect))
@@ -151,12 +153,12 @@ class Shell:
             self.member.serving.live.validate()
         wake_ns = self.member.wake_ns()
         assert wake_ns is None or wake_ns > now_ns, "it would be woken for ever"
-        assert wake_ns is None or self.run is None
+        assert wake_ns is None or not self.runs
 
     @property
     def is_busy(self) -> bool:
         """A step would do something now."""
-        return bool(self._own or self.inbox or self.run is not None)
+        return bool(self._own or self.inbox or self.runs)
 
     def check_rest(self) -> None:
         """Nothing is left of any instance."""
@@ -168,11 +170,7 @@ class Shell:
     # -- inputs -----------------------------------------------------------------------------------
 
     def _end_run(self) -> None:
-        assert self.run is not None
-        run, batch = self.run.run, self.run.batch
-        self.run = None
-        if batch is not None and run.span.stop < len(LAYER_BYTES):
-            self._rows[batch] = run.token_count
+        run = self.runs.popleft().run
         tokens = []
         for segment in run.segments:
             if segment.samples:
@@ -216,6 +214,7 @@ class Shell:
         self._assigned = None
         self.materialized = 0
         assert not self._rows, "rows of an instance that is gone"
+        assert not self.runs, "a Run is in flight"
 
     def _assign(self, effect: Assign) -> None:
         assert self._assigned is None, "the executor has a model"
@@ -230,11 +229,15 @@ class Shell:
         self.materialized = effect.layer + 1
 
     def _execute(self, effect: Execute) -> None:
+        """It is carried out behind those in flight, and what is asked for later behind it."""
         run = effect.run
-        self.run = effect
+        self.runs.append(effect)
+        self._world.ahead += len(self.runs) > 1
         rows = self._rows.pop(effect.batch, None) if effect.batch is not None else None
         if run.span.start:
             assert rows == run.token_count, f"{effect.batch} has rows {rows}"
+        if effect.batch is not None and run.span.stop < len(LAYER_BYTES):
+            self._rows[effect.batch] = run.token_count
         self._world.check_ranks(self, run.span.stop)
 
     def _take_over(self, effect: TakeOver) -> None:
@@ -255,6 +258,8 @@ class World:
 
     def __init__(self, workers: int) -> None:
         self.now_ns = 0
+        #: Runs that were asked for before the last one ended
+        self.ahead = 0
         self._contents = 0
         self.ways: dict[tuple[WorkerRef, WorkerRef], deque[TellPeer]] = {}
         self.shells = [Shell(WorkerRef(number), self) for number in range(workers)]

@@ -19,8 +19,19 @@ from member_player import Player
 from member_world import BATCHER, KV_LAYER_BYTES, LAYER_BYTES, LIVE, MEMORY_BYTES, ROW_BYTES
 
 from effort import examples
+from livescale.batching.live_messages import BatchKey, Handover, KvLayer, Offer, Pull
 from livescale.batching.run import SequenceSpec
-from livescale.member.effects import Answer, Assign, Effect, Fetch, Measure
+from livescale.member.effects import (
+    Answer,
+    Assign,
+    Drop,
+    Effect,
+    Execute,
+    Fetch,
+    Measure,
+    TellPeer,
+    WriteKv,
+)
 from livescale.member.inputs import (
     AllCame,
     ExecutorReady,
@@ -30,6 +41,7 @@ from livescale.member.inputs import (
     PeerSent,
     RankLayers,
     RateMeasured,
+    RunEnded,
     Submitted,
 )
 from livescale.member.member import Member
@@ -150,6 +162,31 @@ def test_layers_of_another_rank_count_though_they_come_before_the_instance(
     arrive(worker, 1)
     assert worker.serving is not None
     assert worker.serving.live.is_full
+
+
+def test_an_instance_goes_when_no_run_of_it_is_in_flight() -> None:
+    """Two layers of a batch that was taken over follow one another: what is theirs stays until the
+    second has ended, and no third one is begun."""
+    target, key = WorkerRef(1), BatchKey(7, 1)
+    worker = lone_worker()
+    arrive(worker, 1)
+    worker.step(3, [RateMeasured(1, 77)])
+    effects = worker.step(4, [PeerSent(target, Offer(1, key, (4,), (5,)))])
+    assert TellPeer(target, Pull(key)) in effects
+    handover = Handover(key, (SequenceSpec("r", 1, (5, 6, 7, 8), SamplingParams(2)),), 2)
+    effects = worker.step(5, [PeerSent(target, handover, ("g0",), 4 * ROW_BYTES)])
+    runs = [effect.run.span for effect in effects if isinstance(effect, Execute)]
+    assert runs == [LayerSpan(2, 3), LayerSpan(3, 5)]
+    kv_came = PeerSent(target, KvLayer(key, 1), (), 4 * KV_LAYER_BYTES)
+    release = Ordered(Release(1, 0, WORKER))
+    effects = worker.step(6, [RunEnded([], 9), kv_came, release])
+    assert [type(effect) for effect in effects[:2]] == [WriteKv, TellPeer]
+    assert not any(isinstance(effect, Drop | Execute) for effect in effects)
+    effects = worker.step(7, [RunEnded([(3,)], 9)])
+    assert Answer("g0", AttemptReturned("r", 1)) in effects
+    assert Drop(1) in effects
+    assert not any(isinstance(effect, Execute) for effect in effects)
+    assert worker.waiting == []
 
 
 # -- what the cases are made of -------------------------------------------------------------------

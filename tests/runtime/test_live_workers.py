@@ -233,6 +233,8 @@ def test_both_share_the_work_and_every_token_is_right(
         assert report.handover_bytes >= sum(batch.row_bytes for batch in pair.taken())
         if pair.target in pair.owner.values():
             assert pair.last(pair.target, CapacityMeasured) is not None
+        has_lane = any(thread.name == "runs" for thread in threading.enumerate())
+        assert has_lane == bool(pair.taken()), "the source's Runs follow one another"
 
 
 def test_running_requests_move_and_every_token_is_right(

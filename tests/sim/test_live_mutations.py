@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
+from livescale.batching.live_batch import LiveBatch
 from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_giver import LiveGiver
 from livescale.batching.live_messages import LiveMessage, Pull
 from livescale.batching.live_taker import LiveTaker
@@ -45,13 +47,14 @@ def sources_do_not_pull(patch: pytest.MonkeyPatch) -> None:
 
 
 def sources_do_not_wait_for_kv(patch: pytest.MonkeyPatch) -> None:
-    computed = LiveTaker.computed
+    join = LiveBatches.join_if_complete
 
-    def broken(self: LiveTaker, batch: object) -> None:
-        batch.kv_missing.clear()  # type: ignore[attr-defined]
-        computed(self, batch)  # type: ignore[arg-type]
+    def broken(self: LiveBatches, batch: LiveBatch) -> None:
+        if batch.next_layer == self._stop:
+            batch.kv_missing.clear()
+        join(self, batch)
 
-    patch.setattr(LiveTaker, "computed", broken)
+    patch.setattr(LiveBatches, "join_if_complete", broken)
 
 
 def takers_say_nothing_to_the_gateway(patch: pytest.MonkeyPatch) -> None:
@@ -92,8 +95,8 @@ def targets_forget_what_they_gave(patch: pytest.MonkeyPatch) -> None:
     """A batch that was handed over is nobody's, if the source is lost before it says that it has
     it."""
 
-    def broken(self: LiveGiver, batch: object) -> None:
-        self._settle(batch)  # type: ignore[arg-type]
+    def broken(self: LiveGiver, batch: LiveBatch) -> None:
+        self._batches.end(batch)
 
     patch.setattr(LiveGiver, "_take_back", broken)
 

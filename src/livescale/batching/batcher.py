@@ -246,11 +246,6 @@ class Batcher:
         return bool(self.lines.waiting or self.lines.running or self._leaving)
 
     @property
-    def run_in_flight(self) -> Run | None:
-        """What `next_run` gave and `commit` has not seen."""
-        return self._in_flight
-
-    @property
     def running(self) -> int:
         """Requests that were started and have blocks here, held ones included."""
         return len(self.lines.running) + len(self.held) + len(self._leaving)

@@ -52,9 +52,10 @@ class LiveLimits(Value, frozen=True):
 class LiveBatch:
     """Requests that were put together on a target and stay together until their last layer.
 
-    Layers below `next_layer` are done. `cancelled` requests are computed along, and nobody hears of
-    them. `handed` are the requests of a batch that changed hands, in the order of its rows, each
-    with the positions whose KV follows. Of a batch that was taken over, `kv_missing` lists the
+    Layers below `next_layer` are done, and `chosen_layers` behind them are what Runs in flight
+    compute. `cancelled` requests are computed along, and no answer of theirs is told. `handed` are
+    the requests of a batch that changed hands, in the order of its rows, each with the positions
+    whose KV follows. Of a batch that was taken over, `kv_missing` lists the
     layers whose KV is still with the target, and `kv_asked` those of them that are on their way.
     Requests that are `decoding` were put together to be moved: no layer of them is run in a batch.
     """
@@ -62,6 +63,7 @@ class LiveBatch:
     key: BatchKey
     sequences: list[SequenceState]
     next_layer: int = 0
+    chosen_layers: int = 0
     had_turn: bool = False
     decoding: bool = False
     cancelled: dict[RequestId, None] = field(default_factory=dict)
@@ -75,8 +77,9 @@ class LiveBatch:
     kv_asked: dict[int, None] = field(default_factory=dict)
     #: when the last KV came, or the first was asked for
     kv_since_ns: int = 0
-    #: to whom and when the target handed it over
-    given_to: WorkerRef | None = None
+    #: to whom it was handed over, or who keeps what follows of it, and since when: it was handed
+    #: over, or asked for, then
+    peer: WorkerRef | None = None
     given_ns: int = 0
     #: the source has said that it is its own now
     is_taken: bool = False
@@ -85,6 +88,11 @@ class LiveBatch:
     def layers_done(self) -> int:
         """Decoder layers that were run."""
         return max(self.next_layer - 1, 0)
+
+    @property
+    def chosen_layer(self) -> int:
+        """Where the next Run begins."""
+        return self.next_layer + self.chosen_layers
 
     @property
     def tokens(self) -> int:
@@ -113,11 +121,13 @@ class LiveBatch:
     def span(self, count: int, layers: int) -> LayerSpan:
         """The model's layers that `count` more decoder layers are, of `layers` in all: the
         embedding rides with the first of them, the head with the last."""
-        last = self.layers_done + count
-        return LayerSpan(self.next_layer, last + 1 if last < layers else layers + 2)
+        start = self.chosen_layer
+        last = max(start - 1, 0) + count
+        return LayerSpan(start, last + 1 if last < layers else layers + 2)
 
-    def run(self, number: int, span: LayerSpan, *, samples: bool) -> Run:
-        """All known tokens of its requests over these layers; `samples` with the head."""
+    def choose(self, number: int, span: LayerSpan, *, samples: bool) -> Run:
+        """All known tokens of its requests over these layers, next; `samples` with the head."""
+        self.chosen_layers += span.stop - span.start
         return Run(number, span, tuple(_segment(s, samples) for s in self.sequences))
 
 

@@ -14,8 +14,16 @@ from collections.abc import Sequence
 
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
+from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_giver import LiveGiver
-from livescale.batching.live_messages import BatchKey, Handover, LiveMessage
+from livescale.batching.live_messages import (
+    BatchKey,
+    Handover,
+    KvLayer,
+    LiveMessage,
+    Offer,
+    Parted,
+)
 from livescale.batching.live_mover import LiveMover
 from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
 from livescale.batching.live_pace import LivePace
@@ -24,6 +32,9 @@ from livescale.batching.live_turns import LiveTurns
 from livescale.batching.run import Emission, EmittedTokens, Run, SequenceSpec
 from livescale.plans import Pairing
 from livescale.types import InstanceId, RequestId, WorkerRef
+
+WHILE_RUNNING = Offer | Handover | KvLayer
+"""Messages that may come while a Run is in flight: nothing that runs is taken away by them."""
 
 
 class LiveBatcher:
@@ -48,12 +59,15 @@ class LiveBatcher:
         self._decoder_layers = batcher.span.stop - 2
         self.pace = LivePace(batcher, limits)
         self._order: LiveOrder | None = LIVE_ORDERS[pairing.order] if pairing is not None else None
-        self.giver = LiveGiver(batcher, instance, self._decoder_layers, self._order)
-        self.taker = LiveTaker(batcher, instance, limits, self.pace)
-        self.mover = LiveMover(batcher, instance, limits, self.giver, self.taker)
+        self.batches = LiveBatches(batcher, instance)
+        self.giver = LiveGiver(batcher, self.batches, instance, self._order)
+        self.taker = LiveTaker(batcher, self.batches, instance, limits, self.pace)
+        self.mover = LiveMover(batcher, self.batches, instance, limits, self.giver, self.taker)
         if pairing is not None and pairing.source is not None:
             self.giver.pair(pairing.source, pairing.source_instance)
-        self._turns = LiveTurns(batcher, limits, self.pace, self.giver, self.taker, self._order)
+        self._turns = LiveTurns(
+            batcher, limits, self.pace, self.batches, self.giver, self.taker, self._order
+        )
         #: the last Run that was committed was one of a live batch
         self._was_live = False
         #: of a target with everything: requests up to this one came while it was live
@@ -95,14 +109,15 @@ class LiveBatcher:
         sequence = self.batcher.held.get(request, attempt)
         if sequence is None or sequence.is_elsewhere:
             return False
-        batch = next(batch for batch in self._batches() if sequence in batch.sequences)
+        batches = self.batches.everything()
+        batch = next(batch for batch in batches if sequence in batch.sequences)
         if request in batch.cancelled:
             return False
         # All layers are done, and it waits for its KV only.
-        if batch.next_layer == self.batcher.span.stop and batch.key in self.taker.batches:
+        if batch.next_layer == self.batcher.span.stop and batch.key in self.batches.taken:
             self.batcher.held.drop(sequence)
             batch.sequences.remove(sequence)
-            self.taker.computed(batch)
+            self.batches.join_if_complete(batch)
         else:
             batch.cancelled[request] = None
             self._drop_if_over(batch)
@@ -114,10 +129,10 @@ class LiveBatcher:
         Returns (request, attempt) of all that were its own: they must run elsewhere. News of
         batches that it has taken over (`taker.take_taken`) is to be told before.
         """
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
+        assert not self._turns.in_flight, f"{self!r}: a Run is in flight"
         own = self.requests()
-        for batch in [*self._batches()]:
-            self._drop(batch)
+        for batch in self.batches.everything():
+            self.batches.end(batch)
         self.taker.forget_all()
         self.mover.forget_all()
         self.giver.part()
@@ -128,10 +143,11 @@ class LiveBatcher:
     # -- the three verbs ------------------------------------------------------------------------
 
     def next_run(self, steps_max: int = 1) -> Run | None:
-        """The next Run, or None when there is nothing that could run now. It must be committed
-        before the next. See `Batcher.next_run` for `steps_max`."""
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
-        self._form_batches()
+        """The next Run, or None when there is nothing that could run now. While one is in flight:
+        one that can be carried out behind it, whatever comes of that. They are committed in their
+        order. See `Batcher.next_run` for `steps_max`."""
+        if not self._turns.in_flight:
+            self._form_batches()
         return self._turns.next_run(self.loaded, steps_max)
 
     def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
@@ -141,7 +157,8 @@ class LiveBatcher:
 
     def commit_steps(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
         """As `commit`, for a Run of any number of steps."""
-        batch, self._turns.in_flight = self._turns.in_flight, None
+        chosen, batch = self._turns.in_flight.popleft()
+        assert chosen.id == run.id, f"{self!r}: run {run.id} is not the first in flight"
         self._was_live = batch is not None
         if batch is None:
             return self.batcher.commit_steps(run, token_ids)
@@ -157,9 +174,10 @@ class LiveBatcher:
     # -- the partner ----------------------------------------------------------------------------
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> None:
-        """A message of the other instance of a pair, between two Runs. `Handover` and `KvLayer`
-        come when their bytes are here."""
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
+        """A message of the other instance of a pair, between two Runs, or (WHILE_RUNNING) at any
+        time. `Handover` and `KvLayer` come when their bytes are here."""
+        may_come = not self._turns.in_flight or isinstance(message, WHILE_RUNNING)
+        assert may_come, f"{self!r}: a Run is in flight"
         if isinstance(message, Handover):
             for spec in message.requests:
                 self._cancel_older(spec)
@@ -171,54 +189,66 @@ class LiveBatcher:
     def peer_lost(self, peer: WorkerRef, *, hears: bool = False) -> None:
         """Nothing more comes from this worker or goes there (`hears`: it is told what it waits for
         in vain). Between two Runs."""
-        assert self._turns.in_flight is None, f"{self!r}: a Run is in flight"
-        self.mover.peer_lost(peer)
-        self.giver.peer_lost(peer)
-        self.taker.peer_lost(peer, hears=hears)
+        assert not self._turns.in_flight, f"{self!r}: a Run is in flight"
+        self.mover.give_up(peer)
+        self.giver.give_up(peer, is_lost=True)
+        self.taker.give_up(peer)
+        if not hears:
+            self.batches.untell(peer)
 
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:
         """What is to be told to whom, since the last call. To be called whenever something
         happened: after messages, after `commit`, and after `next_run`."""
-        is_between_runs = self._turns.in_flight is None and self.batcher.run_in_flight is None
+        is_between_runs = not self._turns.in_flight
+        deadline_ns = self.deadline_ns()
+        self._turns.is_awaited = deadline_ns is not None and now_ns >= deadline_ns
         if is_between_runs:
             self._form_batches()
-            self.giver.expire(now_ns, self.limits.answer_ns)
+        if is_between_runs and self._turns.is_awaited:
+            self._give_up_late(now_ns - self.limits.answer_ns)
         has_more = self._may_form() and self.batcher.lines.waits_since(self._order_max)
         partners = self.giver.offer(self.loaded, is_over=self.is_full and not has_more)
         for peer, instance in partners if self.limits.move_factor else ():
             self.mover.even(peer, instance)
-        if is_between_runs and self.is_full:
+        # A Run of several steps counts on the blocks that were free when it began.
+        if self.is_full and all(run.steps == 1 for run, _ in self._turns.in_flight):
             self.taker.pull(now_ns)
+        if is_between_runs and self.is_full:
             self.mover.talk()
-        outbox = self.giver.take_outbox() + self.taker.take_outbox()
-        return outbox + self.mover.take_outbox()
+        return self.batches.take_outbox()
 
     # -- what can be asked ----------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """`next_run` might have something now."""
-        return self.batcher.has_work or bool(self.giver.line or self.taker.batches)
+        return self.batcher.has_work or bool(self.batches.line or self.batches.taken)
 
     @property
     def is_alone(self) -> bool:
         """There is nothing to tell another instance, and nothing that one should tell."""
-        is_giving = not self.giver.is_parted or self.giver.given
+        is_giving = not self.giver.is_parted or self.batches.given
         return not is_giving and self.taker.is_idle and self.mover.is_idle
 
     def deadline_ns(self) -> int | None:
         """When a partner's answer is late: then `take_outbox` is to be called."""
-        deadlines = (self.giver.deadline_ns(self.limits.answer_ns), self.taker.deadline_ns())
-        return min((at_ns for at_ns in deadlines if at_ns is not None), default=None)
+        since = [since_ns for *_, since_ns in self.giver.awaited() + self.taker.awaited()]
+        return min(since) + self.limits.answer_ns + 1 if since else None
 
     def key_of(self, run: Run) -> BatchKey | None:
         """The live batch whose Run in flight this is: names its rows."""
-        batch = self._turns.in_flight
+        batches = {chosen.id: batch for chosen, batch in self._turns.in_flight}
+        batch = batches.get(run.id)
         return batch.key if batch is not None else None
+
+    @property
+    def is_running(self) -> bool:
+        """A Run is in flight."""
+        return bool(self._turns.in_flight)
 
     def holds(self, key: BatchKey) -> bool:
         """Rows or KV of this batch may still be wanted here."""
-        return any(batch.key == key for batch in self._batches())
+        return any(batch.key == key for batch in self.batches.everything())
 
     @property
     def loaded(self) -> int:
@@ -227,21 +257,17 @@ class LiveBatcher:
             return self._decoder_layers
         return min(max(self.watermark - 1, 0), self._decoder_layers - 1)
 
-    def wants_kv(self, key: BatchKey, layer: int) -> bool:
-        """Whether a `KvLayer` that has come is to be written here, before `take_message`."""
-        return self.taker.wants_kv(key, layer)
-
     def kv_places(self, key: BatchKey) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Of a batch that changes hands, in the order of a `KvLayer`'s bytes: positions of each
         request, and its block table here (none: it has ended, what comes of it is not kept)."""
-        batch = self.giver.given.get(key) or self.taker.batches[key]
+        batch = self.batches.given.get(key) or self.batches.taken[key]
         return batch.kv_places()
 
     def requests(self) -> list[tuple[RequestId, int]]:
         """(request, attempt) of everything that is this instance's, cancelled ones left out."""
         cancelled = {
             (sequence.spec.request, sequence.spec.attempt)
-            for batch in self._batches()
+            for batch in self.batches.everything()
             if batch.cancelled
             for sequence in batch.sequences
             if sequence.spec.request in batch.cancelled
@@ -251,26 +277,23 @@ class LiveBatcher:
     def validate(self) -> None:
         """Check batches and Batcher against each other. Raises AssertionError."""
         self.batcher.validate()
-        batched = [s for batch in self._batches() for s in batch.sequences]
+        batched = [s for batch in self.batches.everything() for s in batch.sequences]
         waiting = [s for s in self.batcher.held if not any(s is other for other in batched)]
         assert not waiting, f"{waiting} are held for no batch"
         assert len(batched) == len(self.batcher.held), "a request is in two batches"
-        numbers = [batch.key.number for batch in self.giver.line]
+        numbers = [batch.key.number for batch in self.batches.line]
         assert numbers == sorted(set(numbers)), "the line is in order"
-        for batch in self.giver.line:
+        for batch in self.batches.line:
             assert batch.layers_done <= self.loaded, f"{batch.key} ran layers that are not here"
 
     def __repr__(self) -> str:
         return (
             f"<LiveBatcher {self.instance}, {self.watermark}/{self.batcher.span.stop} layers,"
-            f" {len(self.giver.line)} batches in line, {len(self.taker.batches)} taken over,"
+            f" {len(self.batches.line)} batches in line, {len(self.batches.taken)} taken over,"
             f" {self.batcher!r}>"
         )
 
     # -- helpers, in the order used -------------------------------------------------------------
-
-    def _batches(self) -> list[LiveBatch]:
-        return [*self.giver.line, *self.giver.given.values(), *self.taker.batches.values()]
 
     def _cancel_older(self, spec: SequenceSpec) -> None:
         for attempt in self.batcher.attempts(spec.request):
@@ -283,11 +306,21 @@ class LiveBatcher:
         return self.is_live and (not self.is_full or not self.giver.is_parted)
 
     def _form_batches(self) -> None:
-        while self._may_form() and len(self.giver.line) < self.limits.batches_max:
+        while self._may_form() and len(self.batches.line) < self.limits.batches_max:
             sequences = self.batcher.hold_waiting(self.pace.batch_tokens_max(), self._order_max)
             if not sequences:
                 return
-            self.giver.append(sequences)
+            self.batches.append(sequences)
+
+    def _give_up_late(self, late_ns: int) -> None:
+        """Partners that have been asked before then, and have not answered, get and give nothing
+        more."""
+        for side in (self.giver, self.taker):
+            waits = {peer: of for peer, of, since_ns in side.awaited() if since_ns < late_ns}
+            for peer, instance in waits.items():
+                assert peer is not None
+                side.give_up(peer)
+                self.batches.tell(peer, Parted(instance))
 
     def _commit_live(
         self, batch: LiveBatch, run: Run, token_ids: Sequence[Sequence[int]]
@@ -295,6 +328,7 @@ class LiveBatcher:
         assert run.steps == 1
         assert run.span.start == batch.next_layer, f"{run.span} of {batch.key}"
         batch.next_layer = run.span.stop
+        batch.chosen_layers -= run.span.stop - run.span.start
         if run.span.stop < self.batcher.span.stop:
             assert not token_ids, f"{len(token_ids)} tokens without a head"
             self._drop_if_over(batch)
@@ -309,17 +343,9 @@ class LiveBatcher:
             if emitted[-1].finish_reason is not None:
                 batch.sequences.remove(sequence)
         batch.cancelled = {}
-        self.giver.computed(batch)
-        self.taker.computed(batch)
+        self.batches.join_if_complete(batch)
         return emitted
 
     def _drop_if_over(self, batch: LiveBatch) -> None:
-        if batch.is_over and batch is not self._turns.in_flight:
-            self._drop(batch)
-
-    def _drop(self, batch: LiveBatch) -> None:
-        for sequence in batch.sequences:
-            self.batcher.held.drop(sequence)
-        batch.sequences = []
-        self.giver.forget(batch)
-        self.taker.forget(batch)
+        if batch.is_over and not batch.chosen_layers:
+            self.batches.end(batch)

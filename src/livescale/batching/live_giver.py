@@ -1,26 +1,18 @@
-"""The target's side of live pairs: its line of batches, and those that it has given away.
+"""The target's side of live pairs: what others may have of its line, and what it has given away.
 
-No Runs are chosen here: that is the LiveBatcher's.
+A batch is offered to every source that wants it: the first Pull gets it, later ones are answered
+Gone. No Runs are chosen here: that is the LiveBatcher's.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from livescale.batching import live_messages as messages
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch
-from livescale.batching.live_messages import (
-    BatchKey,
-    Declined,
-    Gone,
-    Handover,
-    KvLayer,
-    KvWanted,
-    LiveMessage,
-    Offer,
-    Parted,
-    Pull,
-    Settled,
-    Taken,
-)
+from livescale.batching.live_batches import LiveBatches
+from livescale.batching.live_messages import BatchKey, LiveMessage
 from livescale.batching.live_order import LiveOrder
 from livescale.batching.run import SequenceSpec
 from livescale.batching.sequence import SequenceState
@@ -28,23 +20,23 @@ from livescale.types import InstanceId, WorkerRef
 
 
 class LiveGiver:
-    """`line` are the batches that are the target's, the earliest first; `given` those that were
-    handed over and are not settled. Messages to the sources pile up until `take_outbox`."""
+    """Gives batches of the line away, and others that are put together for that."""
 
     def __init__(
-        self, batcher: Batcher, instance: InstanceId, layers: int, order: LiveOrder | None
+        self,
+        batcher: Batcher,
+        batches: LiveBatches,
+        instance: InstanceId,
+        order: LiveOrder | None,
     ) -> None:
-        self._batcher = batcher
+        self._held = batcher.held
+        self._batches = batches
         self._instance = instance
-        self._layers = layers
+        self._layers = batcher.span.stop - 2
         self._order = order
-        self.line: list[LiveBatch] = []
-        self.given: dict[BatchKey, LiveBatch] = {}
         #: instances that may pull, and what each was offered
         self._sources: dict[WorkerRef, InstanceId] = {}
-        self._offered: dict[WorkerRef, dict[BatchKey, Offer]] = {}
-        self._batches = 0
-        self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
+        self._offered: dict[WorkerRef, dict[BatchKey, messages.Offer]] = {}
         #: batches handed over so far
         self.handovers = 0
 
@@ -61,38 +53,14 @@ class LiveGiver:
     def part(self) -> None:
         """No source may pull any more."""
         for source in sorted(self._sources):
-            self._outbox.append((source, Parted(self._instance)))
+            self._batches.tell(source, messages.Parted(self._instance))
             self._leave(source)
-
-    # -- the line -------------------------------------------------------------------------------
-
-    def append(self, sequences: list[SequenceState]) -> None:
-        """Held requests are a batch from now on, the last of the line."""
-        self.line.append(LiveBatch(self.next_key(), sequences))
-
-    def next_key(self) -> BatchKey:
-        """Names the next batch that leaves or may leave this instance."""
-        self._batches += 1
-        return BatchKey(self._instance, self._batches)
-
-    def computed(self, batch: LiveBatch) -> None:
-        """Its last layer was run here: what is not over joins the running requests."""
-        if batch in self.line:
-            self.line.remove(batch)
-            for sequence in batch.sequences:
-                self._batcher.held.join(sequence)
-
-    def forget(self, batch: LiveBatch) -> None:
-        """Nothing is left of it."""
-        if batch in self.line:
-            self.line.remove(batch)
-        self.given.pop(batch.key, None)
 
     def pullable(self, loaded: int) -> list[LiveBatch]:
         """What sources may have, in this order, once no Run is in flight. `loaded` decoder layers
         can run here."""
         assert self._order is not None
-        line = [batch for batch in self.line if not batch.stays]
+        line = [batch for batch in self._batches.line if not batch.stays]
         progress = [batch.progress(False) for batch in line]
         found = []
         while (index := self._order.source_pull(progress, loaded, self._layers)) is not None:
@@ -108,7 +76,7 @@ class LiveGiver:
         """
         if not self._sources or self._order is None:
             return []
-        if is_over and not self.line and not self.given:
+        if is_over and not self._batches.line and not self._batches.given:
             partners = sorted(self._sources.items())
             self.part()
             return partners
@@ -117,81 +85,68 @@ class LiveGiver:
             self._offer_to(source, [batch for batch in batches if source not in batch.declined])
         return []
 
+    def hand_over(
+        self, batch: LiveBatch, peer: WorkerRef, now_ns: int, following_done: int = 0
+    ) -> None:
+        """Give a batch of held requests away."""
+        self._batches.given[batch.key] = batch
+        batch.hand()
+        batch.peer, batch.given_ns = peer, now_ns
+        self.handovers += 1
+        specs = tuple(map(_spec, batch.sequences))
+        cut, decoding = batch.next_layer, batch.decoding
+        handover = messages.Handover(batch.key, specs, cut, decoding, following_done)
+        self._batches.tell(peer, handover)
+
     # -- the source's messages ------------------------------------------------------------------
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, loaded: int, now_ns: int) -> bool:
         """False if it is not for a target, or not for this one."""
-        if isinstance(message, Pull):
+        if isinstance(message, messages.Pull):
             if message.batch.target == self._instance and peer in self._sources:
                 self._answer(peer, message, loaded, now_ns)
             else:
-                self._outbox.append((peer, Gone(message.batch)))
+                self._batches.tell(peer, messages.Gone(message.batch))
             return True
-        if isinstance(message, Parted) and message.target == self._instance:
-            self._leave(peer)
+        if isinstance(message, messages.Parted) and message.target == self._instance:
             # It takes nothing any more: not what is on the way to it, either.
-            for unanswered in self._unanswered():
-                if unanswered.given_to == peer:
-                    self._take_back(unanswered)
+            self.give_up(peer)
             return True
-        if not isinstance(message, Declined | Taken | KvWanted | Settled):
+        if not isinstance(message, messages.AboutGiven):
             return False
-        batch = self.given.get(message.batch)
-        if batch is None or batch.given_to != peer:
+        batch = self._batches.given.get(message.batch)
+        if batch is None or batch.peer != peer:
             self._answer_late(peer, message)
-        elif isinstance(message, Declined):
+        elif isinstance(message, messages.Declined):
             if not batch.is_taken:
                 self._take_back(batch)
-        elif isinstance(message, Taken):
+        elif isinstance(message, messages.Taken):
             batch.is_taken = True
             for sequence in batch.sequences:
                 sequence.is_elsewhere = True
-        elif isinstance(message, KvWanted):
+        elif isinstance(message, messages.KvWanted):
             if 1 <= message.layer < min(batch.next_layer, self._layers + 1):
-                self._outbox.append((peer, KvLayer(message.batch, message.layer)))
+                self._batches.tell(peer, messages.KvLayer(message.batch, message.layer))
         else:
-            self._settle(batch)
+            self._batches.end(batch)
         return True
 
-    def peer_lost(self, peer: WorkerRef) -> None:
-        """What was not taken is the target's again, and it finishes it."""
+    def give_up(self, peer: WorkerRef, *, is_lost: bool = False) -> None:
+        """It pulls nothing any more. What it was given and has not taken is the target's again, and
+        is finished here; of what it took, a lost one wants nothing."""
         self._leave(peer)
-        self._outbox = [entry for entry in self._outbox if entry[0] != peer]
-        for batch in [batch for batch in self.given.values() if batch.given_to == peer]:
-            if batch.is_taken:
-                self._settle(batch)
-            else:
+        for batch in [batch for batch in self._batches.given.values() if batch.peer == peer]:
+            if not batch.is_taken:
                 self._take_back(batch)
+            elif is_lost:
+                self._batches.end(batch)
 
-    def take_outbox(self) -> list[tuple[WorkerRef, LiveMessage]]:
-        outbox, self._outbox = self._outbox, []
-        return [(peer, self._if_given(message)) for peer, message in outbox]
-
-    def expire(self, now_ns: int, answer_ns: int) -> None:
-        """A source that says nothing of what it was given gets nothing more."""
-        late = [batch for batch in self._unanswered() if now_ns > batch.given_ns + answer_ns]
-        for batch in late:
-            self._take_back(batch)
-            if batch.given_to in self._sources:
-                self._outbox.append((batch.given_to, Parted(self._instance)))
-                self._leave(batch.given_to)
-
-    def deadline_ns(self, answer_ns: int) -> int | None:
-        """When a source is late."""
-        given_ns = min((batch.given_ns for batch in self._unanswered()), default=None)
-        return given_ns + answer_ns + 1 if given_ns is not None else None
+    def awaited(self) -> list[tuple[WorkerRef | None, InstanceId, int]]:
+        """Whose answers are waited for, about batches of which instance, and since when."""
+        given = self._batches.given.values()
+        return [(b.peer, self._instance, b.given_ns) for b in given if not b.is_taken]
 
     # -- helpers, in the order used -------------------------------------------------------------
-
-    def _if_given(self, message: LiveMessage) -> LiveMessage:
-        """What is over since it was promised is not to be had."""
-        if isinstance(message, Handover | KvLayer) and message.batch not in self.given:
-            return Gone(message.batch)
-        return message
-
-    def _unanswered(self) -> list[LiveBatch]:
-        """Batches that were handed over and of which nothing was heard."""
-        return [batch for batch in self.given.values() if not batch.is_taken]
 
     def _leave(self, source: WorkerRef) -> None:
         """It does not pull any more."""
@@ -201,108 +156,75 @@ class LiveGiver:
 
     def _keep_declined(self) -> None:
         """What none of the sources wants stays."""
-        for batch in self.line:
+        for batch in self._batches.line:
             if self._sources and all(source in batch.declined for source in self._sources):
                 batch.stays = True
 
     def _offer_to(self, source: WorkerRef, batches: list[LiveBatch]) -> None:
-        offers = {}
-        for batch in batches:
-            tokens = tuple(sequence.known_tokens for sequence in batch.sequences)
-            tokens_max = tuple(sequence.tokens_max for sequence in batch.sequences)
-            offers[batch.key] = Offer(self._sources[source], batch.key, tokens, tokens_max)
+        instance = self._sources[source]
+        offers = {batch.key: offer_of(batch.key, instance, batch.sequences) for batch in batches}
         known, self._offered[source] = self._offered[source], offers
-        withdrawn = [
-            Offer(self._sources[source], key, (), ()) for key in known if key not in offers
-        ]
+        withdrawn = [messages.Offer(instance, key, (), ()) for key in known if key not in offers]
         changed = [offer for key, offer in offers.items() if offer != known.get(key)]
-        self._outbox += [(source, offer) for offer in withdrawn + changed]
+        for offer in withdrawn + changed:
+            self._batches.tell(source, offer)
 
-    def _answer(self, peer: WorkerRef, pull: Pull, loaded: int, now_ns: int) -> None:
+    def _answer(self, peer: WorkerRef, pull: messages.Pull, loaded: int, now_ns: int) -> None:
         """Hand over what was asked for, unless it is not to be had any more."""
-        batch = self._in_line(pull.batch)
+        batch = self._batches.in_line(pull.batch)
         # What it was offered before is answered: it may be offered anew.
         self._offered[peer].pop(pull.batch, None)
         if batch is None or batch.stays or not self.pullable(loaded):
-            self._outbox.append((peer, Gone(pull.batch)))
+            self._batches.tell(peer, messages.Gone(pull.batch))
             return
-        self.line.remove(batch)
+        self._batches.line.remove(batch)
         if pull.without_rows:
             batch.next_layer = 0
         for sequence in [s for s in batch.sequences if s.spec.request in batch.cancelled]:
             if batch.next_layer == 0:  # no row of it exists that would have to be left out
                 batch.sequences.remove(sequence)
                 del batch.cancelled[sequence.spec.request]
-                self._batcher.held.drop(sequence)
+                self._held.drop(sequence)
         following = next(iter(self.pullable(loaded)), None)
         following_done = following.layers_done if following is not None else 0
         self.hand_over(batch, peer, now_ns, following_done)
 
-    def hand_over(
-        self, batch: LiveBatch, peer: WorkerRef, now_ns: int, following_done: int = 0
-    ) -> None:
-        """Give a batch of held requests away."""
-        self.given[batch.key] = batch
-        batch.hand()
-        batch.given_to, batch.given_ns = peer, now_ns
-        self.handovers += 1
-        specs = tuple(map(_spec, batch.sequences))
-        handover = Handover(batch.key, specs, batch.next_layer, batch.decoding, following_done)
-        self._outbox.append((peer, handover))
-
-    def _answer_late(self, peer: WorkerRef, message: Declined | Taken | KvWanted | Settled) -> None:
+    def _answer_late(self, peer: WorkerRef, message: messages.AboutGiven) -> None:
         """The batch is none that was given to this one: it never was, or is over, or was taken
         back."""
-        batch = self._in_line(message.batch)
-        if isinstance(message, KvWanted):
-            self._outbox.append((peer, Gone(message.batch)))
+        batch = self._batches.in_line(message.batch)
+        if isinstance(message, messages.KvWanted):
+            self._batches.tell(peer, messages.Gone(message.batch))
         elif batch is None:
             return
-        elif isinstance(message, Declined) and peer in self._sources:
+        elif isinstance(message, messages.Declined) and peer in self._sources:
             batch.declined[peer] = None
             self._keep_declined()
-        elif isinstance(message, Taken) and batch.given_to == peer:
+        elif isinstance(message, messages.Taken) and batch.peer == peer:
             # Later than the target would wait, but the requests are the source's now.
-            self.line.remove(batch)
-            self._free(batch)
-
-    def _in_line(self, key: BatchKey) -> LiveBatch | None:
-        return next((batch for batch in self.line if batch.key == key), None)
+            self._batches.end(batch)
 
     def _take_back(self, batch: LiveBatch) -> None:
-        del self.given[batch.key]
         if batch.decoding:
-            for sequence in batch.sequences:
-                if sequence.spec.request in batch.cancelled:
-                    self._batcher.held.drop(sequence)
-                else:
-                    self._batcher.held.resume(sequence)
-            batch.sequences = []
+            self._batches.end(batch, self._held.resume)
             return
+        del self._batches.given[batch.key]
         batch.stays = True
-        self.line.append(batch)
-        self.line.sort(key=lambda other: other.key)
+        self._batches.line.append(batch)
+        self._batches.line.sort(key=lambda other: other.key)
 
-    def _settle(self, batch: LiveBatch) -> None:
-        del self.given[batch.key]
-        self._free(batch)
 
-    def _free(self, batch: LiveBatch) -> None:
-        for sequence in batch.sequences:
-            self._batcher.held.drop(sequence)
-        batch.sequences = []
+def offer_of(
+    key: BatchKey, taker: InstanceId, sequences: list[SequenceState], ahead_tokens: int = 0
+) -> messages.Offer:
+    """The requests as they are offered; each may generate `ahead_tokens` more meanwhile."""
+    most = tuple(sequence.tokens_max for sequence in sequences)
+    known = tuple(min(s.known_tokens + ahead_tokens, s.tokens_max) for s in sequences)
+    return messages.Offer(taker, key, known, most)
 
 
 def _spec(sequence: SequenceState) -> SequenceSpec:
     """The request as another instance gets it: with what was generated here."""
     spec = sequence.spec
-    return SequenceSpec(
-        request=spec.request,
-        attempt=spec.attempt,
-        prompt_ids=spec.prompt_ids,
-        sampling=spec.sampling,
-        generated_ids=tuple(sequence.generated),
-        cache_salt=spec.cache_salt,
-        content=spec.content,
-        moves=spec.moves + 1,
-    )
+    moves = spec.moves + 1
+    return replace(spec, generated_ids=tuple(sequence.generated), moves=moves)

@@ -158,6 +158,10 @@ LiveMessage = (
 )
 
 
+AboutGiven = Declined | Taken | KvWanted | Settled
+"""What becomes of a batch that was handed over."""
+
+
 def refusal(message: LiveMessage) -> LiveMessage | None:
     """What a worker says whose instance is gone, or was never meant."""
     if isinstance(message, Offer):

@@ -9,26 +9,29 @@ further decodes), so only those move that have much left to generate.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from livescale.batching import live_messages as messages
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
-from livescale.batching.live_giver import LiveGiver
-from livescale.batching.live_messages import (
-    Balance,
-    BatchKey,
-    Declined,
-    Gone,
-    Handover,
-    LiveMessage,
-    Offer,
-    Parted,
-    Pull,
-)
+from livescale.batching.live_batches import LiveBatches
+from livescale.batching.live_giver import LiveGiver, offer_of
+from livescale.batching.live_messages import BatchKey, LiveMessage
 from livescale.batching.live_taker import LiveTaker
 from livescale.batching.sequence import SequenceState
 from livescale.types import InstanceId, RequestId, WorkerRef
 
 _AHEAD_TOKENS = 32
 """Tokens that a request may generate between its offer and its handover."""
+
+
+@dataclass(slots=True)
+class _Emptier:
+    """An instance that may have fewer requests, and what it was offered last."""
+
+    balance: messages.Balance
+    offer: messages.Offer | None = None
+    sequences: list[SequenceState] = field(default_factory=list)
 
 
 class LiveMover:
@@ -40,31 +43,30 @@ class LiveMover:
     def __init__(
         self,
         batcher: Batcher,
+        batches: LiveBatches,
         instance: InstanceId,
         limits: LiveLimits,
         giver: LiveGiver,
         taker: LiveTaker,
     ) -> None:
         self._batcher = batcher
+        self._batches = batches
         self._instance = instance
         self._limits = limits
         self._giver = giver
         self._taker = taker
-        #: who may have more, whether they are to be told (again), and what comes from there
+        #: who may have more, whether they are to be told (again), and whether something comes
         self._fuller: dict[WorkerRef, InstanceId] = {}
-        self._is_due = False
-        self._moving: dict[BatchKey, None] = {}
-        #: who may have fewer, and what it was offered
-        self._balances: dict[WorkerRef, Balance] = {}
-        self._offered: dict[WorkerRef, tuple[Offer, list[SequenceState]]] = {}
-        self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
+        self._is_due = self._is_moving = False
+        #: who may have fewer
+        self._emptier: dict[WorkerRef, _Emptier] = {}
         #: what one step of decodes took here last (0: not known)
         self.step_ns = 0
 
     @property
     def is_idle(self) -> bool:
         """Nobody was told to have fewer."""
-        return not self._balances
+        return not self._emptier
 
     def even(self, peer: WorkerRef, instance: InstanceId) -> None:
         """This instance may have fewer requests than that one, which it was paired with."""
@@ -75,127 +77,104 @@ class LiveMover:
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> bool:
         """False if it is not for this one, or not for it alone."""
-        if isinstance(message, Balance):
+        if isinstance(message, messages.Balance):
             if message.source == self._instance:
-                self._balances[peer] = message
+                self._emptier.setdefault(peer, _Emptier(message)).balance = message
             return True
-        if isinstance(message, Handover) and message.decoding:
-            self._moving[message.batch] = None
-        elif isinstance(message, Parted) and message.target == self._instance:
-            self._forget(peer)
-        elif isinstance(message, Pull | Declined):
-            offered = self._offered.get(peer)
-            if offered is not None and offered[0].batch == message.batch:
-                del self._offered[peer]
-                if isinstance(message, Pull):
-                    self._answer(peer, message.batch, offered, now_ns)
-                else:
-                    self._forget(peer)
-                return True
+        if isinstance(message, messages.Parted) and message.target == self._instance:
+            self._emptier.pop(peer, None)
+        elif isinstance(message, messages.Pull | messages.Declined):
+            other = self._emptier.get(peer)
+            if other is None or other.offer is None or other.offer.batch != message.batch:
+                return False
+            if isinstance(message, messages.Declined):
+                del self._emptier[peer]
+            else:
+                self._answer(peer, message.batch, other, now_ns)
+            return True
         return False
 
-    def peer_lost(self, peer: WorkerRef) -> None:
+    def give_up(self, peer: WorkerRef) -> None:
         """Nothing more comes from there, or goes there."""
-        self._forget(peer)
+        self._emptier.pop(peer, None)
         self._fuller.pop(peer, None)
-        self._outbox = [entry for entry in self._outbox if entry[0] != peer]
 
     def forget_all(self) -> None:
         """The instance goes."""
-        for peer in sorted(self._offered):
-            self._outbox.append((peer, Parted(self._instance)))
-        self._balances, self._offered, self._fuller = {}, {}, {}
+        for peer in sorted(self._emptier):
+            self._batches.tell(peer, messages.Parted(self._instance))
+        self._emptier, self._fuller = {}, {}
 
     def talk(self) -> None:
         """Tell who has more how many there are here, and offer requests to those who have fewer.
         Between two Runs."""
-        for key in [key for key in self._moving if key not in self._taker.batches]:
-            del self._moving[key]
-            self._is_due = True
-        if self._is_due:
-            self._is_due = False
-            requests = len(self._batcher.requests())
+        is_moving = any(batch.decoding for batch in self._batches.taken.values())
+        if self._is_due or (self._is_moving and not is_moving):
+            requests, token_ps = len(self._batcher.requests()), self._taker.kv_token_ps
             for peer, instance in sorted(self._fuller.items()):
-                balance = Balance(instance, self._instance, requests, self._taker.kv_token_ps)
-                self._outbox.append((peer, balance))
-        if self._balances and not self._taker.batches:
-            for peer in sorted(self._balances):
-                self._offer(peer)
-
-    def take_outbox(self) -> list[tuple[WorkerRef, LiveMessage]]:
-        outbox, self._outbox = self._outbox, []
-        return outbox
+                balance = messages.Balance(instance, self._instance, requests, token_ps)
+                self._batches.tell(peer, balance)
+        self._is_due, self._is_moving = False, is_moving
+        if self._emptier and not self._batches.taken:
+            for peer in sorted(self._emptier):
+                self._offer(peer, self._emptier[peer])
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _forget(self, peer: WorkerRef) -> None:
-        self._balances.pop(peer, None)
-        self._offered.pop(peer, None)
-
-    def _answer(
-        self,
-        peer: WorkerRef,
-        key: BatchKey,
-        offered: tuple[Offer, list[SequenceState]],
-        now_ns: int,
-    ) -> None:
+    def _answer(self, peer: WorkerRef, key: BatchKey, other: _Emptier, now_ns: int) -> None:
         """Hand over those that still decode here, and have no more tokens than were offered."""
-        sequences = self._ready(*offered)
+        sequences, other.offer = self._ready(other), None
         if not sequences:
-            self._outbox.append((peer, Gone(key)))
+            self._batches.tell(peer, messages.Gone(key))
             return
         for sequence in sequences:
             self._batcher.held.take_running(sequence)
         # It tells its numbers again when it has them.
-        del self._balances[peer]
+        del self._emptier[peer]
         batch = LiveBatch(key, sequences, self._batcher.span.stop, decoding=True)
         self._giver.hand_over(batch, peer, now_ns)
 
-    def _ready(self, offer: Offer, sequences: list[SequenceState]) -> list[SequenceState]:
-        decoding = self._batcher.lines.decoding()
-        return [
-            sequence
-            for sequence, tokens in zip(sequences, offer.tokens, strict=True)
-            if sequence.known_tokens <= tokens and any(sequence is other for other in decoding)
-        ]
+    def _ready(self, other: _Emptier) -> list[SequenceState]:
+        if other.offer is None:
+            return []
+        known = zip(other.sequences, other.offer.tokens, strict=True)
+        fitting = [sequence for sequence, tokens in known if sequence.known_tokens <= tokens]
+        decoding = [id(sequence) for sequence in self._batcher.lines.decoding()]
+        return [sequence for sequence in fitting if id(sequence) in decoding]
 
-    def _offer(self, peer: WorkerRef) -> None:
+    def _offer(self, peer: WorkerRef, other: _Emptier) -> None:
         """Offer what would gain by moving there, unless that has been done; forget the one to whom
         nothing is to be given."""
-        offered = self._offered.get(peer)
-        if offered is not None and self._ready(*offered):
+        if self._ready(other):
             return
-        self._offered.pop(peer, None)
-        balance = self._balances[peer]
-        count = self._surplus(balance) // 2
+        offered, other.offer = other.offer, None
+        count = self._surplus(other.balance) // 2
         candidates = self._candidates()
         if count and offered is None and not (self.step_ns and candidates):
             return  # they compute their prompts
-        sequences = self._chosen(balance, candidates[:count])
-        if sequences:
-            known = [min(s.known_tokens + _AHEAD_TOKENS, s.tokens_max) for s in sequences]
-            most = [s.tokens_max for s in sequences]
-            offer = Offer(balance.target, self._giver.next_key(), (*known,), (*most,))
-            self._offered[peer] = offer, sequences
-            self._outbox.append((peer, offer))
+        other.sequences = self._chosen(other.balance, candidates[:count])
+        if other.sequences:
+            key, taker = self._batches.next_key(), other.balance.target
+            other.offer = offer_of(key, taker, other.sequences, _AHEAD_TOKENS)
+            self._batches.tell(peer, other.offer)
             return
         if offered is not None:
-            nothing = Offer(offered[0].source, offered[0].batch, (), ())
-            self._outbox.append((peer, nothing))
-        self._forget(peer)
+            self._batches.tell(peer, messages.Offer(offered.source, offered.batch, (), ()))
+        del self._emptier[peer]
 
-    def _surplus(self, balance: Balance) -> int:
+    def _surplus(self, balance: messages.Balance) -> int:
         """How many requests more are here than there, without those that are to go elsewhere."""
         going = len(self._going()) + sum(
             len(batch.sequences)
-            for batch in self._giver.given.values()
+            for batch in self._batches.given.values()
             if batch.decoding and not batch.is_taken
         )
         return max(len(self._batcher.requests()) - going - balance.requests, 0)
 
     def _going(self) -> dict[RequestId, None]:
         """Requests that were offered."""
-        return {s.spec.request: None for _, group in self._offered.values() for s in group}
+        others = (other for other in self._emptier.values() if other.offer is not None)
+        return {s.spec.request: None for other in others for s in other.sequences}
 
     def _candidates(self) -> list[SequenceState]:
         """Who might move: not the one that came first; whoever has much to generate and little KV
@@ -210,7 +189,9 @@ class LiveMover:
         ]
         return sorted(found, key=lambda s: (s.computed * 1_000_000 // _left(s), s.order))
 
-    def _chosen(self, balance: Balance, candidates: list[SequenceState]) -> list[SequenceState]:
+    def _chosen(
+        self, balance: messages.Balance, candidates: list[SequenceState]
+    ) -> list[SequenceState]:
         """The first ones, as long as moving all of them together pays for each."""
         if not balance.kv_token_ps:
             return candidates[:1]  # how long it takes is to be seen

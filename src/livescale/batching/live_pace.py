@@ -27,9 +27,7 @@ class LivePace:
         self.live_ns = self.live_ns + elapsed_ns if was_live else 0
         if run.steps > 1 or run.prefill_tokens < _MEASURED_TOKENS_MIN:
             return
-        stop = self._decoder_layers + 1
-        layers = min(run.span.stop, stop) - max(run.span.start, 1)
-        measured = elapsed_ns * 1000 // (run.token_count * layers)
+        measured = elapsed_ns * 1000 // (run.token_count * self._layers(run))
         known = self.token_layer_ps
         self.token_layer_ps = measured if not known else (3 * known + measured) // 4
 
@@ -50,9 +48,16 @@ class LivePace:
         """What one layer of the batch should take; 0: not known."""
         return self.token_layer_ps * batch.tokens // 1000
 
-    def left_ns(self) -> int:
-        """Live work that decodes still wait for before they have their turn."""
+    def run_ns(self, run: Run) -> int:
+        """What a live Run should take; 0: not known."""
+        return self.token_layer_ps * run.token_count * self._layers(run) // 1000
+
+    def left_ns(self, live_ns: int) -> int:
+        """Live work that decodes still wait for before they have their turn, after that much."""
         run_tokens = self._batcher.config.run_tokens_max
         full_ps = run_tokens * self._decoder_layers * self.token_layer_ps
         gap_ns = self._limits.gap_ns or max(self._limits.span_ns, 3 * full_ps // 4000)
-        return gap_ns - self.live_ns
+        return gap_ns - live_ns
+
+    def _layers(self, run: Run) -> int:
+        return min(run.span.stop, self._decoder_layers + 1) - max(run.span.start, 1)

@@ -13,25 +13,13 @@ line without their rows, and computes them from their prompts while it would wai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from livescale.batching import live_messages as messages
 from livescale.batching.batcher import Batcher
 from livescale.batching.held import Tables
 from livescale.batching.live_batch import LiveBatch, LiveLimits
-from livescale.batching.live_messages import (
-    BatchKey,
-    Declined,
-    Gone,
-    Handover,
-    KvLayer,
-    KvWanted,
-    LiveMessage,
-    Offer,
-    Parted,
-    Pull,
-    Settled,
-    Taken,
-)
+from livescale.batching.live_batches import LiveBatches
+from livescale.batching.live_messages import BatchKey, LiveMessage
 from livescale.batching.live_pace import LivePace
 from livescale.batching.live_pulls import PullUnderWay, PullWindow
 from livescale.batching.run import SequenceSpec
@@ -39,38 +27,24 @@ from livescale.batching.sequence import SequenceState
 from livescale.types import InstanceId, WorkerRef
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBatch:
-    """News: these requests are the source's from now on. `rows` came along with them.
-
-    Those that were `decoding` have tokens which may still be on their way to the gateway from where
-    they were: it is told all of them again, before any further ones.
-    """
-
-    key: BatchKey
-    peer: WorkerRef
-    requests: tuple[SequenceSpec, ...]
-    rows: int
-    pull_ns: int
-    decoding: bool
-
-
 class LiveTaker:
-    """`batches` are those that were taken over and have not ended, in the order of their coming."""
+    """Takes batches over. `pace` says how long they should take here."""
 
     def __init__(
-        self, batcher: Batcher, instance: InstanceId, limits: LiveLimits, pace: LivePace
+        self,
+        batcher: Batcher,
+        batches: LiveBatches,
+        instance: InstanceId,
+        limits: LiveLimits,
+        pace: LivePace,
     ) -> None:
         self._batcher = batcher
+        self._batches = batches
         self._instance = instance
         self._limits = limits
         self._pace = pace
-        self.batches: dict[BatchKey, LiveBatch] = {}
-        #: where the missing KV of a batch is
-        self._peer_of: dict[BatchKey, WorkerRef] = {}
         self.window = PullWindow(batcher.room, limits.pulls_max)
-        self._outbox: list[tuple[WorkerRef, LiveMessage]] = []
-        self._taken: list[TakenBatch] = []
+        self._taken: list[tuple[messages.Handover, int]] = []
         #: what the last pulls took until their rows were here
         self._pull_ns = 0
         #: decoder layers that are done of the next batches, as far as is known
@@ -83,13 +57,13 @@ class LiveTaker:
     @property
     def is_idle(self) -> bool:
         """Nothing is offered, asked for or missing."""
-        return self.window.is_idle and not self.batches
+        return self.window.is_idle and not self._batches.taken
 
     def runnable(self) -> list[LiveBatch]:
         """Batches that have layers left, the first taken first: but those without rows after the
         ones that were before them in line."""
         stop = self._batcher.span.stop
-        batches = [batch for batch in self.batches.values() if batch.next_layer < stop]
+        batches = [batch for batch in self._batches.taken.values() if batch.chosen_layer < stop]
         return sorted(batches, key=lambda batch: batch.rank)
 
     def pulled(self, peer: WorkerRef, key: BatchKey) -> tuple[int, ...] | None:
@@ -102,17 +76,16 @@ class LiveTaker:
 
     def pull(self, now_ns: int) -> None:
         """Ask for the next batches, if this instance will have nothing else to prefill when they
-        come, and has room for them; ask for KV that is missing. What does not come in time is given
-        up."""
-        self._expire(now_ns)
-        for key, peer in self._peer_of.items():
-            self._ask_kv(self.batches[key], peer, now_ns)
+        come, and has room for them; ask for KV that is missing."""
+        for batch in self._batches.taken.values():
+            if batch.peer is not None:
+                self._ask_kv(batch, batch.peer, now_ns)
         while self._ahead_ns() <= self._pull_ns and (chosen := self.window.choose()) is not None:
             peer, offer = chosen
             reservation = self._batcher.held.reserve(offer.tokens)
             without_rows = self.window.is_full
             self.window.begin(PullUnderWay(peer, offer, reservation, now_ns, without_rows))
-            self._outbox.append((peer, Pull(offer.batch, without_rows)))
+            self._batches.tell(peer, messages.Pull(offer.batch, without_rows))
 
     def calm_ns(self) -> int:
         """For so long nothing is to be pulled."""
@@ -122,7 +95,8 @@ class LiveTaker:
         """Prefill work that is here or on its way. Of unknown length, if nothing was measured."""
         layers = self._batcher.span.stop - 2
         token_layers = self._batcher.lines.queued_prefill_tokens * layers
-        token_layers += sum(b.tokens * (layers - b.layers_done) for b in self.runnable())
+        taken = self._batches.taken.values()
+        token_layers += sum(b.tokens * max(layers - b.layers_done, 0) for b in taken)
         token_layers += self.window.token_layers(layers, self._following_done)
         if token_layers and not self._pace.token_layer_ps:
             return 1 << 62
@@ -134,99 +108,71 @@ class LiveTaker:
         self, peer: WorkerRef, message: LiveMessage, now_ns: int, *, is_full: bool
     ) -> None:
         """`is_full`: all layers are here, so that this instance can help."""
-        if isinstance(message, Offer):
+        if isinstance(message, messages.Offer):
             if message.source == self._instance and is_full:
                 self._offered(peer, message)
             else:
-                self._outbox.append((peer, Parted(message.batch.target)))
-        elif isinstance(message, Handover):
+                self._batches.tell(peer, messages.Parted(message.batch.target))
+        elif isinstance(message, messages.Handover):
             self._handed(peer, message, now_ns)
-        elif isinstance(message, Gone):
+        elif isinstance(message, messages.Gone):
             self._gone(peer, message.batch)
-        elif isinstance(message, KvLayer):
+        elif isinstance(message, messages.KvLayer):
             if self.wants_kv(message.batch, message.layer):
-                self._take_kv(self.batches[message.batch], message.layer, now_ns)
-        elif isinstance(message, Parted):
+                self._take_kv(self._batches.taken[message.batch], message.layer, now_ns)
+        elif isinstance(message, messages.Parted):
             self.window.drop_all(peer)
 
     def wants_kv(self, key: BatchKey, layer: int) -> bool:
-        """This layer's KV of this batch is missing here."""
-        batch = self.batches.get(key)
+        """This layer's KV of this batch is missing here: if it has come it is to be written, before
+        `take_message`."""
+        batch = self._batches.taken.get(key)
         return batch is not None and layer in batch.kv_missing
 
-    def peer_lost(self, peer: WorkerRef, *, hears: bool = False) -> None:
-        """What it did not send will not come: those requests are computed anew here. One that still
-        `hears` is told that nothing is waited for."""
-        self._give_up(peer)
-        if not hears:
-            self._outbox = [entry for entry in self._outbox if entry[0] != peer]
+    def give_up(self, peer: WorkerRef) -> None:
+        """What it did not send is not waited for any longer: those requests are computed anew."""
+        self.window.drop_all(peer)
+        self._decline([pull for pull in self.window.under_way.values() if pull.peer == peer])
+        for batch in [batch for batch in self._batches.taken.values() if batch.peer == peer]:
+            self._batches.end(batch, self._batcher.held.put_back)
+
+    def awaited(self) -> list[tuple[WorkerRef | None, InstanceId, int]]:
+        """Whose answers are waited for, about batches of which instance, and since when."""
+        pulls, taken = self.window.under_way.values(), self._batches.taken.values()
+        waits = [(b.peer, b.key.target, b.kv_since_ns) for b in taken if b.kv_asked]
+        return waits + [(pull.peer, pull.offer.batch.target, pull.asked_ns) for pull in pulls]
 
     def forget_all(self) -> None:
         """The instance goes, and waits for no batch."""
         self._decline([*self.window.under_way.values()])
         for peer, key in self.window.targets():
             self.window.drop_all(peer)
-            self._outbox.append((peer, Parted(key.target)))
+            self._batches.tell(peer, messages.Parted(key.target))
 
-    # -- what becomes of batches ----------------------------------------------------------------
+    def take_taken(self) -> list[tuple[messages.Handover, int]]:
+        """News: these batches are this instance's from now on; how long each pull took, in ns.
 
-    def computed(self, batch: LiveBatch) -> None:
-        """Its last layer was run here."""
-        if batch.key in self.batches:
-            self._join_if_complete(batch)
-
-    def forget(self, batch: LiveBatch) -> None:
-        """Nothing is left of it."""
-        self.batches.pop(batch.key, None)
-        self._settle(batch.key)
-
-    def take_outbox(self) -> list[tuple[WorkerRef, LiveMessage]]:
-        outbox, self._outbox = self._outbox, []
-        return outbox
-
-    def take_taken(self) -> list[TakenBatch]:
-        """Batches that were taken over since the last call."""
+        Requests that were decoding have tokens which may still be on their way to the gateway from
+        where they were: it is told all of them again, before any further ones.
+        """
         taken, self._taken = self._taken, []
         return taken
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _expire(self, now_ns: int) -> None:
-        late_ns = now_ns - self._limits.answer_ns
-        batches = [(peer, self.batches[key]) for key, peer in self._peer_of.items()]
-        late = [(p, b.key.target) for p, b in batches if b.kv_asked and b.kv_since_ns < late_ns]
-        pulls = self.window.under_way.values()
-        late += [(p.peer, p.offer.batch.target) for p in pulls if p.asked_ns < late_ns]
-        for peer, target in dict.fromkeys(late):
-            self._give_up(peer)
-            self._outbox.append((peer, Parted(target)))
-
-    def deadline_ns(self) -> int | None:
-        """When something that was asked for is late."""
-        since = [batch.kv_since_ns for batch in self.batches.values() if batch.kv_asked]
-        since += [pull.asked_ns for pull in self.window.under_way.values()]
-        return min(since) + self._limits.answer_ns + 1 if since else None
-
-    def _give_up(self, peer: WorkerRef) -> None:
-        """Nothing that was asked of it is waited for any longer."""
-        self.window.drop_all(peer)
-        self._decline([pull for pull in self.window.under_way.values() if pull.peer == peer])
-        for key in [key for key, other in self._peer_of.items() if other == peer]:
-            self._put_back(self.batches[key])
-
     def _decline(self, pulls: Sequence[PullUnderWay]) -> None:
         for pull in pulls:
             self.window.end(pull.peer, pull.offer.batch)
             self._batcher.held.cancel_reserved(pull.reservation)
-            self._outbox.append((pull.peer, Declined(pull.offer.batch)))
+            self._batches.tell(pull.peer, messages.Declined(pull.offer.batch))
 
-    def _offered(self, peer: WorkerRef, offer: Offer) -> None:
+    def _offered(self, peer: WorkerRef, offer: messages.Offer) -> None:
         self.window.drop(peer, offer.batch)
-        is_known = offer.batch in self.batches or offer.batch in self.window.under_way
+        is_known = offer.batch in self._batches.taken or offer.batch in self.window.under_way
         if is_known or not offer.tokens:
             return  # said before it was handed over: a second pull would be of nothing
         if not self._batcher.room.fits_alone(offer.needs):
-            self._outbox.append((peer, Declined(offer.batch)))
+            self._batches.tell(peer, messages.Declined(offer.batch))
         else:
             self.window.keep(peer, offer)
 
@@ -242,47 +188,32 @@ class LiveTaker:
                 return
             if layer not in batch.kv_asked:
                 batch.kv_asked[layer] = None
-                self._outbox.append((peer, KvWanted(batch.key, layer)))
+                self._batches.tell(peer, messages.KvWanted(batch.key, layer))
 
     def _take_kv(self, batch: LiveBatch, layer: int, now_ns: int) -> None:
         del batch.kv_missing[layer]
         batch.kv_asked.pop(layer, None)
         batch.kv_since_ns = now_ns
         if not batch.kv_missing:
-            self._settle(batch.key)
+            self._batches.settle(batch)
             if batch.decoding:
                 tokens = sum(tokens for _, tokens in batch.handed)
                 self.kv_token_ps = max(1, (now_ns - batch.given_ns) * 1000 // tokens)
-        self._join_if_complete(batch)
+        self._batches.join_if_complete(batch)
 
-    def _settle(self, key: BatchKey) -> None:
-        """The target may forget the batch, if it still keeps it."""
-        peer = self._peer_of.pop(key, None)
-        if peer is not None:
-            self._outbox.append((peer, Settled(key)))
-
-    def _handed(self, peer: WorkerRef, message: Handover, now_ns: int) -> None:
+    def _handed(self, peer: WorkerRef, message: messages.Handover, now_ns: int) -> None:
         pulled = self.window.end(peer, message.batch)
         if pulled is None:
-            self._outbox.append((peer, Declined(message.batch)))
+            self._batches.tell(peer, messages.Declined(message.batch))
             return
         tables = self._batcher.held.take_reserved(pulled.reservation)
         pull_ns = now_ns - pulled.asked_ns
         # A pull that comes late leaves this instance idle: the slow ones count more.
         self._pull_ns = max(pull_ns, (3 * self._pull_ns + pull_ns) // 4)
-        self._outbox.append((peer, Taken(message.batch)))
-        self._taken.append(
-            TakenBatch(
-                key=message.batch,
-                peer=peer,
-                requests=message.requests,
-                rows=message.rows,
-                pull_ns=pull_ns,
-                decoding=message.decoding,
-            )
-        )
+        self._batches.tell(peer, messages.Taken(message.batch))
+        self._taken.append((message, pull_ns))
         batch = LiveBatch(message.batch, self._hold(message, tables), message.next_layer)
-        batch.decoding, batch.given_ns = message.decoding, pulled.asked_ns
+        batch.decoding, batch.peer, batch.given_ns = message.decoding, peer, pulled.asked_ns
         batch.hand()
         for sequence, tokens in batch.handed if batch.decoding else ():
             sequence.computed = sequence.prefill_tokens = tokens
@@ -294,18 +225,17 @@ class LiveTaker:
         self._following_done = message.following_done
         if pulled.without_rows:
             batch.rank += len(self.window.under_way) + self.window.offered_by(peer)
-        self.batches[batch.key] = batch
-        self._peer_of[batch.key] = peer
+        self._batches.taken[batch.key] = batch
         if (message.next_layer == 0 and not pulled.without_rows) or batch.is_over:
             # Nothing was done of it: it is a prompt like any other, and may find its beginning.
-            self._put_back(batch)
+            self._batches.end(batch, self._batcher.held.put_back)
         elif batch.decoding or any(_decodes(sequence.spec) for sequence in batch.sequences):
             layers = self._batcher.span.stop - 2
             batch.kv_missing = dict.fromkeys(range(1, min(message.next_layer, layers + 1)))
         if not batch.kv_missing:
-            self._settle(batch.key)
+            self._batches.settle(batch)
 
-    def _hold(self, message: Handover, tables: Tables) -> list[SequenceState]:
+    def _hold(self, message: messages.Handover, tables: Tables) -> list[SequenceState]:
         """Its requests, in the blocks that were reserved. Some may have left the batch since it was
         offered; of those that decode, each may have fewer tokens than were reserved for."""
         pool, free = self._batcher.pool, sorted(tables, key=len)
@@ -327,29 +257,10 @@ class LiveTaker:
         pulled = self.window.end(peer, key)
         if pulled is not None:
             self._batcher.held.cancel_reserved(pulled.reservation)
-        batch = self.batches.get(key)
-        if batch is not None and self._peer_of.get(key) == peer:
-            del self._peer_of[key]
-            self._put_back(batch)
-
-    def _join_if_complete(self, batch: LiveBatch) -> None:
-        """All layers are run and all KV is here: its requests run as others do."""
-        is_computed = batch.next_layer == self._batcher.span.stop
-        if is_computed and (not batch.kv_missing or not batch.sequences):
-            for sequence in batch.sequences:
-                self._batcher.held.join(sequence)
-            batch.sequences = []
-            self.forget(batch)
-
-    def _put_back(self, batch: LiveBatch) -> None:
-        """Its requests wait as others do, and are computed from the beginning."""
-        for sequence in batch.sequences:
-            if sequence.spec.request in batch.cancelled:
-                self._batcher.held.drop(sequence)
-            else:
-                self._batcher.held.put_back(sequence)
-        batch.sequences = []
-        self.forget(batch)
+        batch = self._batches.taken.get(key)
+        if batch is not None and batch.peer == peer:
+            batch.peer = None  # it does not keep anything of it
+            self._batches.end(batch, self._batcher.held.put_back)
 
 
 def _decodes(spec: SequenceSpec) -> bool:

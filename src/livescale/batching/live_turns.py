@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
+from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_giver import LiveGiver
 from livescale.batching.live_order import ZIGZAG, LiveOrder
 from livescale.batching.live_pace import LivePace
@@ -16,14 +19,24 @@ _TOLERANCE = 16
 """Runs may take so much longer than they are to: what was measured is no more exact."""
 
 
+_RUNS_MAX = 2
+
+
 class LiveTurns:
-    """Chooses the next Run. `in_flight` is the live batch that it computes, if it is one."""
+    """Chooses the next Run. `in_flight` are those that were chosen and not committed, the earliest
+    first, each with its live batch, if it is of one.
+
+    An executor carries Runs out in their order. So a Run of a live batch may be chosen while one is
+    in flight, also of the same batch: of results it needs none. Of Runs with requests that decode
+    there is one at a time.
+    """
 
     def __init__(
         self,
         batcher: Batcher,
         limits: LiveLimits,
         pace: LivePace,
+        batches: LiveBatches,
         giver: LiveGiver,
         taker: LiveTaker,
         order: LiveOrder | None,
@@ -31,46 +44,79 @@ class LiveTurns:
         self._batcher = batcher
         self._limits = limits
         self._pace = pace
+        self._batches = batches
         self._giver = giver
         self._taker = taker
         self._order = order
         self._decoder_layers = batcher.span.stop - 2
-        self.in_flight: LiveBatch | None = None
+        self.in_flight: deque[tuple[Run, LiveBatch | None]] = deque()
+        #: something is to be done when no Run is in flight
+        self.is_awaited = False
 
     def next_run(self, loaded: int, steps_max: int) -> Run | None:
-        """The next Run with `loaded` decoder layers."""
+        """The next Run with `loaded` decoder layers. While one is in flight: None, unless all that
+        is here was taken over."""
         is_full = loaded == self._decoder_layers
+        if self.in_flight and not (is_full and self._may_run_ahead()):
+            return None
         if not is_full:
             return self._line_run(loaded)
-        if not (self._giver.line or self._taker.runnable()):
-            return self._batcher.next_run(steps_max)
+        if not (self._batches.line or self._taker.runnable()):
+            return self._plain_run(1 if self.in_flight else steps_max, admits=True)
         if self._is_decodes_turn():
-            run = self._batcher.next_run(admits=False)
+            run = self._plain_run(admits=False)
             if run is not None:
                 return run
-        return self._line_run(loaded) or self._taken_run() or self._batcher.next_run(admits=False)
+        # What is left in line is for a source that may be busy for long: others run meanwhile.
+        return self._line_run(loaded) or self._taken_run() or self._plain_run(admits=True)
+
+    def _may_run_ahead(self) -> bool:
+        """Layers of batches that are given away are run as late as can be; and where requests
+        decode, what a Run in flight takes must be known."""
+        if len(self.in_flight) == _RUNS_MAX or self.is_awaited or not self._batches.taken:
+            return False
+        is_giving = self._batches.line or self._batches.given or not self._giver.is_parted
+        is_known = self._pace.token_layer_ps or not self._batcher.lines.running
+        return not is_giving and bool(is_known)
+
+    def _live_ns(self) -> int:
+        """Live work since decodes had their turn, with what is in flight."""
+        live_ns = self._pace.live_ns
+        for run, batch in self.in_flight:
+            live_ns = live_ns + self._pace.run_ns(run) if batch is not None else 0
+        return live_ns
 
     def _is_decodes_turn(self) -> bool:
         """Decodes go on between the layers of a batch: another one would keep them too long."""
-        if not self._batcher.lines.running or not self._pace.live_ns:
+        live_ns = self._live_ns() if self._batcher.lines.running else 0
+        if not live_ns:
             return False
-        batch = next(iter((*self._giver.line, *self._taker.runnable())))
-        return self._pace.layer_ns(batch) > self._pace.left_ns()
+        batch = next(iter((*self._batches.line, *self._taker.runnable())))
+        return self._pace.layer_ns(batch) > self._pace.left_ns(live_ns)
+
+    def _plain_run(self, steps_max: int = 1, *, admits: bool) -> Run | None:
+        """A Run of no live batch."""
+        if any(batch is None for _, batch in self.in_flight):
+            return None
+        run = self._batcher.next_run(steps_max, admits=admits)
+        if run is not None:
+            self.in_flight.append((run, None))
+        return run
 
     def _line_run(self, loaded: int) -> Run | None:
         """The target's turn."""
         if self._order is None:
             return None
-        line = [batch.progress(False) for batch in self._giver.line]
+        line = [batch.progress(False) for batch in self._batches.line]
         # Without anybody who pulls it finishes what it has, whatever it has done of it.
         order = ZIGZAG if self._giver.is_parted else self._order
         turn = order.target_turn(line, loaded, self._decoder_layers)
         if turn is not None:
-            batch = self._giver.line[turn.batch]
+            batch = self._batches.line[turn.batch]
             batch.had_turn = True
             return self._start(batch, turn.layers)
         # The rest of a batch that the order leaves to the source, and that it does not want.
-        staying = next((batch for batch in self._giver.line if batch.stays), None)
+        staying = next((batch for batch in self._batches.line if batch.stays), None)
         if staying is None or loaded < self._decoder_layers:
             return None
         return self._start(staying, self._decoder_layers - staying.layers_done)
@@ -80,12 +126,14 @@ class LiveTurns:
         batch = next(iter(self._taker.runnable()), None)
         if batch is None:
             return None
-        count = self._decoder_layers - batch.layers_done
-        # Also without decodes: between two Runs the next batch is asked for, and KV comes in.
+        count = self._decoder_layers - max(batch.chosen_layer - 1, 0)
+        # Also without decodes: when a Run ends the next batch is asked for, and KV comes in.
         span_ns = self._limits.span_ns
-        room_ns = min(max(self._taker.calm_ns(), span_ns), _CALM_SPANS * span_ns)
+        chosen_ns = sum(self._pace.run_ns(run) for run, of in self.in_flight if of is not None)
+        calm_ns = self._taker.calm_ns() - chosen_ns
+        room_ns = min(calm_ns, _CALM_SPANS * span_ns) if calm_ns > 0 else span_ns
         if self._batcher.lines.running:
-            room_ns = min(room_ns, self._pace.left_ns())
+            room_ns = min(room_ns, self._pace.left_ns(self._live_ns()))
         room_ns += room_ns // _TOLERANCE
         layer_ns = self._pace.layer_ns(batch)
         fitting = room_ns // layer_ns if layer_ns else 1
@@ -93,6 +141,7 @@ class LiveTurns:
 
     def _start(self, batch: LiveBatch, count: int) -> Run:
         span = batch.span(count, self._decoder_layers)
-        self.in_flight = batch
         samples = span.stop == self._batcher.span.stop
-        return batch.run(self._batcher.next_run_id(), span, samples=samples)
+        run = batch.choose(self._batcher.next_run_id(), span, samples=samples)
+        self.in_flight.append((run, batch))
+        return run

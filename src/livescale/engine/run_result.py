@@ -37,7 +37,10 @@ class Executor(Protocol):
 
 
 class InstanceExecutor(Executor, Protocol):
-    """An executor that a worker can give models to, one after the other."""
+    """An executor that a worker can give models to, one after the other.
+
+    Rows and KV may be imported while another thread is in `run`, which has nothing to do with them.
+    """
 
     def assign(self, manifest: Manifest, arena: memoryview) -> None:
         """Take the model over: its layers exist, but none is materialized.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from livescale.batching.live_batcher import WHILE_RUNNING
 from livescale.batching.live_messages import LiveMessage, refusal
 from livescale.batching.run import Run
 from livescale.control.residency import ResidentLayers
@@ -54,6 +55,8 @@ from livescale.messages.attempts import Cancel, Disown
 from livescale.messages.commands import AmendHolding, StartHolding
 from livescale.types import PlanId, WorkerRef
 
+_REQUESTS = Submitted | Cancel | Disown | GatewayGone | GatewayUnknown
+
 ADDRESS_SPACES = 8
 """A host agent's copies lie in so many times as many addresses as it has memory. Copies that come
 and go leave gaps, and a copy needs one piece: with memory for it there must be a place for it."""
@@ -80,9 +83,10 @@ class Member:
         self._emit = self._effects.append
         self._now_ns = 0
         self._holdings: dict[PlanId, ModelHolding] = {}
-        #: an executor was asked to take a model over, and what came since
+        #: an executor was asked to take a model over
         self._is_assigning = False
-        self._waiting: list[MemberInput] = []
+        #: what came since, or is for a time when no Run is in flight; to be read only
+        self.waiting: list[MemberInput] = []
         self.serving: Serving | None = None
         self._capacity: events.CapacityMeasured | None = None
         #: the rate of prefills was asked for and is not known yet
@@ -119,27 +123,41 @@ class Member:
     # -- the machine ----------------------------------------------------------------------------
 
     def step(self, now_ns: int, inputs: Sequence[MemberInput], steps_max: int = 1) -> list[Effect]:
-        """Absorb the inputs in order, and go on. No Run may be in flight, unless the first input is
-        its end. A shell that can carry out several steps of a Run at once gives `steps_max`."""
+        """Absorb the inputs in order, and go on. If Runs are in flight, the first input is the end
+        of the earliest. A shell that can carry out several steps of a Run at once gives
+        `steps_max`."""
         self._now_ns = now_ns
         for news in inputs:
             self._absorb(news)
         if self.serving is not None:
-            self.serving.go_on(now_ns, steps_max)
+            self.serving.go_on(now_ns, steps_max, is_awaited=bool(self.waiting))
         effects = self._effects[:]
         self._effects.clear()
         return effects
 
     def _absorb(self, news: MemberInput) -> None:
-        """While the executor takes a model over, which its shell does at once, all else waits."""
-        if self._is_assigning and not isinstance(news, ExecutorReady | FetchFailed):
-            self._waiting.append(news)
+        """While the executor takes a model over, which its shell does at once, all else waits; so
+        does, while a Run is in flight, what might take something away from it."""
+        if self._has_to_wait(news):
+            self.waiting.append(news)
             return
         self._handlers[type(news)](news)
-        if self._waiting and not self._is_assigning:
-            waiting, self._waiting = self._waiting, []
+        if self.waiting and not self._is_assigning and not self._is_running:
+            waiting, self.waiting = self.waiting, []
             for later in waiting:
                 self._absorb(later)
+
+    def _has_to_wait(self, news: MemberInput) -> bool:
+        if self._is_assigning:
+            return not isinstance(news, ExecutorReady | FetchFailed)
+        if not self._is_running or isinstance(news, RunEnded):
+            return False
+        content = news.message if isinstance(news, PeerSent) else news
+        return bool(self.waiting) or not isinstance(content, WHILE_RUNNING | _REQUESTS)
+
+    @property
+    def _is_running(self) -> bool:
+        return self.serving is not None and self.serving.is_running
 
     def wake_ns(self) -> int | None:
         """When to call `step` again if nothing comes in before."""

@@ -1,11 +1,12 @@
 """The instance on a worker: Runs, live batches that come and go, and what is reported of them.
 
-The LiveBatcher decides what runs. Messages and requests are taken in between two Runs only, in the
-real world and in the simulator alike.
+The LiveBatcher decides what runs. Messages and requests are taken in when a Run ends, in the real
+world and in the simulator alike: the next one may be in flight then.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,6 @@ from livescale.batching.live_messages import (
     Offer,
     Taken,
 )
-from livescale.batching.live_taker import TakenBatch
 from livescale.batching.reports import REPORT_GAP_NS, ReportPace, load_report
 from livescale.batching.run import Run
 from livescale.member.attempts import HostedAttempts
@@ -77,7 +77,8 @@ class Serving:
         self.is_loaded = False
         #: layers that all ranks have, as far as rank 0 knows
         self._watermarks = [0] * max(len(self.duty.workers), 1)
-        self._run: Run | None = None
+        #: those in flight, the earliest first
+        self._runs: deque[Run] = deque()
         self._pace = ReportPace(limits.report_gap_ns)
         #: there may be something to send to another instance, or to wait for from it
         self._has_partner = self.duty.pairing is not None
@@ -120,7 +121,6 @@ class Serving:
                 raise UnexpectedMessage(f"{type(message).__name__} came before it was asked for")
         except UnexpectedMessage as error:
             self._emit(Refuse(peer, str(error)))
-            self.live.peer_lost(peer, hears=True)
             return
         if wanted_bytes is not None:
             self._received_bytes += wanted_bytes
@@ -132,9 +132,8 @@ class Serving:
         if own:
             left = dict.fromkeys(self.live.requests())
             self._attempts.given(now_ns, peer, [pair for pair in own if pair not in left])
-        for taken in self.live.taker.take_taken():
-            assert isinstance(message, Handover)
-            self._took(taken, message, sent)
+        for handover, pull_ns in self.live.taker.take_taken():
+            self._took(handover, pull_ns, sent)
 
     def expected_bytes(self, peer: WorkerRef, message: LiveMessage) -> int | None:
         """How many bytes of rows or KV come with the message; None if they are not wanted.
@@ -149,7 +148,7 @@ class Serving:
             return message.rows * self._row_bytes
         if isinstance(message, KvLayer):
             key = message.batch
-            if self._giver_of.get(key) != peer or not self.live.wants_kv(key, message.layer):
+            if self._giver_of.get(key) != peer or not self.live.taker.wants_kv(key, message.layer):
                 return None
             return self._kv_bytes(self.live.kv_places(key))
         return None
@@ -160,25 +159,25 @@ class Serving:
         self.live.peer_lost(peer, hears=is_refused)
 
     def run_ended(self, ended: RunEnded) -> None:
-        """The Run in flight is over."""
-        run, self._run = self._run, None
-        assert run is not None, f"{self!r}: no Run is in flight"
-        key = self.live.key_of(run)
+        """The first Run in flight is over."""
+        run = self._runs.popleft()
+        if self.live.key_of(run) is not None:
+            self.live_layers += min(run.span.stop, self._layers - 1) - max(run.span.start, 1)
         emitted = self.live.commit_steps(run, ended.token_ids)
         self.live.ran(run, ended.elapsed_ns)
-        if key is not None:
-            head = self._layers - 1
-            self.live_layers += min(run.span.stop, head) - max(run.span.start, 1)
-            if run.span.stop <= head:
-                self._rows[key] = None
         if emitted:
             self._attempts.emitted(emitted)
 
     def shorten(self, steps: int) -> Run:
         """The Run in flight ends after so many of its steps."""
-        assert self._run is not None
-        self._run = self.live.batcher.shorten(self._run, steps)
-        return self._run
+        (run,) = self._runs
+        self._runs[0] = self.live.batcher.shorten(run, steps)
+        return self._runs[0]
+
+    @property
+    def is_running(self) -> bool:
+        """A Run is in flight."""
+        return bool(self._runs)
 
     def forget_reports(self) -> None:
         """The reader of the reports may be new: the next one goes out whatever it says."""
@@ -196,24 +195,28 @@ class Serving:
 
     # -- serving --------------------------------------------------------------------------------
 
-    def go_on(self, now_ns: int, steps_max: int) -> None:
-        """Tell peers what there is to tell, report what changed, and start the next Run."""
+    def go_on(self, now_ns: int, steps_max: int, *, is_awaited: bool) -> None:
+        """Tell peers what there is to tell, report what changed, and start the next Runs; none if
+        something waits for the end of those in flight (`is_awaited`)."""
         self._talk(now_ns)
-        run = None
-        if self.is_loaded or self.live.is_live:
-            run = self.live.next_run(steps_max)
-            self._talk(now_ns)
-            self._report(now_ns)
-        if run is not None:
-            self._run = run
-            key = self.live.key_of(run)
+        if not (self.is_loaded or self.live.is_live):
+            return
+        chosen = []
+        while not is_awaited and (run := self.live.next_run(steps_max)) is not None:
+            chosen.append((run, self.live.key_of(run)))
+        self._talk(now_ns)
+        self._report(now_ns)
+        for run, key in chosen:
+            self._runs.append(run)
             if key is not None:
                 self._rows.pop(key, None)
+                if run.span.stop < self._layers:
+                    self._rows[key] = None
             self._emit(Execute(run, key, self._pace.progress_due_ns))
 
     def wake_ns(self) -> int | None:
         """When a partner's answer is late, or progress is worth a report."""
-        if self._run is not None:
+        if self._runs:
             return None
         deadline_ns = self.live.deadline_ns() if self._has_partner else None
         report_ns = self._pace.progress_due_ns if self._pace.is_behind else None
@@ -222,7 +225,7 @@ class Serving:
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _took(self, taken: TakenBatch, message: Handover, sent: PeerSent) -> None:
+    def _took(self, message: Handover, pull_ns: int, sent: PeerSent) -> None:
         """The batch is this worker's: its gateways and the controller learn that before any token
         of it."""
         if message.rows:
@@ -231,10 +234,10 @@ class Serving:
         self._giver_of[message.batch] = sent.peer
         self._handovers += 1
         wanted = []
-        for spec, gateway in zip(taken.requests, sent.gateways, strict=True):
+        for spec, gateway in zip(message.requests, sent.gateways, strict=True):
             if gateway:
                 wanted.append(spec)
-                self._attempts.taken(gateway, spec, is_decoding=taken.decoding)
+                self._attempts.taken(gateway, spec, is_decoding=message.decoding)
             else:
                 self.live.cancel(spec.request, spec.attempt)
         self._emit(
@@ -242,12 +245,12 @@ class Serving:
                 BatchTaken(
                     instance=self.duty.instance,
                     worker=self.order.holding.member,
-                    target=taken.key.target,
+                    target=message.batch.target,
                     requests=tuple((spec.request, spec.attempt) for spec in wanted),
                     next_layer=message.next_layer,
-                    tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in taken.requests),
+                    tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in message.requests),
                     row_bytes=sent.size_bytes,
-                    pull_ns=taken.pull_ns,
+                    pull_ns=pull_ns,
                     moves=tuple(spec.moves for spec in wanted),
                 )
             )

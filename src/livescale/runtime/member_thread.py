@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from livescale.control.residency import Resident
-from livescale.member.effects import AmendFetch, DropFetch, Fetch, KeepLayers, Report
+from livescale.member.effects import AmendFetch, DropFetch, Effect, Fetch, KeepLayers, Report
 from livescale.member.inputs import ControllerMet, FetchFailed, MemberInput, Ordered
 from livescale.member.member import Member
 from livescale.messages.commands import StartHolding
@@ -108,8 +108,7 @@ class MemberThread:
         while self._take_in():
             with self.pulse.piece():
                 inputs, self._inputs = self._inputs, []
-                for effect in self.member.step(time.monotonic_ns(), inputs):
-                    self._carry[type(effect)](effect)
+                self._carry_out(self.member.step(time.monotonic_ns(), inputs))
                 self._after_step()
 
     def _take_in(self) -> bool:
@@ -132,9 +131,15 @@ class MemberThread:
         wake_ns = self.member.wake_ns()
         return None if wake_ns is None else max(0, wake_ns - time.monotonic_ns()) / 1e9
 
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            self._carry[type(effect)](effect)
+
     def _after_step(self) -> None:
-        """Everything that the step asked for was carried out."""
-        self._materials.clear()
+        """Everything that the step asked for was carried out. Orders may wait for the end of a
+        Run."""
+        if not self.member.waiting:
+            self._materials.clear()
 
     # -- orders ---------------------------------------------------------------------------------
 

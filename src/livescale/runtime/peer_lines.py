@@ -74,10 +74,12 @@ class PeerLines:
             line.close()
         self._lost(peer, False)
 
-    def distrust(self, peer: WorkerRef, reason: str) -> None:
-        """What the peer sent is not to be believed: what follows of it is no message either."""
+    def refuse(self, peer: WorkerRef, reason: str) -> None:
+        """What it sent is no message, is not to be believed or was lost: what follows of it is no
+        message either. It is told so where it waits for an answer."""
         _log.warning("no more live work with %s: %s", peer, reason)
         self._assemblers.pop(peer, None)
+        self._lost(peer, True)
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class PeerLines:
         try:
             complete = assembler.take(parcel)
         except ValueError as error:
-            self._refuse(peer, str(error))
+            self.refuse(peer, str(error))
         else:
             if complete is not None:
                 self._came(peer, *complete)
@@ -142,12 +144,7 @@ class PeerLines:
     def _overflowed(self, peer: WorkerRef) -> None:
         with self._waiting_lock:
             self._crowded_out.remove(peer)
-        self._refuse(peer, "its parcels found no room among those that wait")
-
-    def _refuse(self, peer: WorkerRef, reason: str) -> None:
-        """What it sent is no message, or was lost: it is told so where it waits for an answer."""
-        self.distrust(peer, reason)
-        self._lost(peer, True)
+        self.refuse(peer, "its parcels found no room among those that wait")
 
     def __repr__(self) -> str:
         return f"<PeerLines {sorted(self._lines)}>"

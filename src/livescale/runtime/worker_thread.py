@@ -1,13 +1,16 @@
 """The thread of a worker: what its Member asks of an executor, of peers and of gateways.
 
-An instance is three verbs: the Member gives Runs, the executor runs them here, and their results go
-back as inputs before anything else.
+An instance is three verbs: the Member gives Runs, the executor runs them, and their results go back
+as inputs before anything else. A single Run is run here, those that follow one another in a lane:
+so nothing that is done here meanwhile keeps them waiting.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from livescale.batching.batcher import BatcherConfig
@@ -21,6 +24,7 @@ from livescale.member.effects import (
     Answer,
     Assign,
     DropFetch,
+    Effect,
     Emit,
     Execute,
     ForgetRows,
@@ -49,6 +53,7 @@ from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.live_parcels import Letter, ParcelError
 from livescale.runtime.member_thread import MemberSetting, MemberThread
 from livescale.runtime.peer_lines import PeerLines
+from livescale.runtime.run_lane import RunLane
 from livescale.runtime.wire import Examined, FromTokenServer, Submit, Token, Tokens
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
@@ -67,6 +72,14 @@ class Reporter(Protocol):
     def to_controller(self, event: AnyEvent | Examined) -> None: ...
 
     def to_gateway(self, gateway: str, message: FromTokenServer) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What came of a Run."""
+
+    news: RunEnded
+    logprobs: Mapping[RequestId, TokenLogprobs]
 
 
 class WorkerThread(MemberThread):
@@ -107,14 +120,18 @@ class WorkerThread(MemberThread):
         )
         self._vocabulary = 0
         self._rows: dict[BatchKey, HiddenRows] = {}
-        #: what came with messages of peers, until the end of the step
+        self._lane: RunLane[_Ended] = RunLane()
+        #: the effects that are carried out end with two Runs
+        self._is_followed = False
+        #: what came with messages of peers, until they are absorbed
         self._contents: dict[int, bytearray] = {}
+        #: of the Run that has just ended
         self._logprobs: Mapping[RequestId, TokenLogprobs] = {}
         self._carry |= {
             Answer: lambda effect: reporter.to_gateway(effect.gateway, effect.answer),
             Emit: self._emit,
             TellPeer: self._tell,
-            Refuse: lambda effect: self._peers.distrust(effect.peer, effect.reason),
+            Refuse: lambda effect: self._peers.refuse(effect.peer, effect.reason),
             Reach: lambda effect: data_plane.reach(effect.peer),
             Assign: self._assign,
             Materialize: lambda effect: executor.materialize(effect.layer),
@@ -127,7 +144,15 @@ class WorkerThread(MemberThread):
 
     def run(self) -> None:
         super().run()
+        self._lane.close()
         self._peers.close()
+
+    def _take_in(self) -> bool:
+        """What waits is taken in when a Run has ended."""
+        if self._lane.is_busy:
+            with self.pulse.piece():
+                self._run_ended(self._lane.take())
+        return super()._take_in()
 
     # -- from other threads ---------------------------------------------------------------------
 
@@ -189,7 +214,18 @@ class WorkerThread(MemberThread):
         rate = self._executor.prefill_tokens_per_s(span, tokens)
         self._inputs.append(RateMeasured(effect.plan, rate))
 
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        # Runs come last.
+        self._is_followed = len(effects) > 1 and isinstance(effects[-2], Execute)
+        super()._carry_out(effects)
+
     def _execute(self, effect: Execute) -> None:
+        if self._is_followed or self._lane.is_busy:
+            self._lane.put(partial(self._run, effect))
+        else:
+            self._run_ended(self._run(effect))
+
+    def _run(self, effect: Execute) -> _Ended:
         run, batch = effect.run, effect.batch
         rows = self._rows.pop(batch) if batch is not None and run.span.start else None
         began_ns = time.monotonic_ns()
@@ -197,8 +233,12 @@ class WorkerThread(MemberThread):
         elapsed_ns = time.monotonic_ns() - began_ns
         if batch is not None and result.hidden is not None:
             self._rows[batch] = result.hidden
-        self._logprobs = result.logprobs
-        self._inputs.append(RunEnded([(token,) for token in result.token_ids], elapsed_ns))
+        ended = RunEnded([(token,) for token in result.token_ids], elapsed_ns)
+        return _Ended(ended, result.logprobs)
+
+    def _run_ended(self, ended: _Ended) -> None:
+        self._logprobs = ended.logprobs
+        self._inputs.insert(0, ended.news)
 
     def _forget_rows(self, effect: ForgetRows) -> None:
         self._rows.pop(effect.batch, None)
@@ -228,6 +268,7 @@ class WorkerThread(MemberThread):
         message, executor = effect.message, self._executor
         # The executor takes one rank only, and refuses more by name.
         assert not isinstance(message, RankLayers), f"{self!r} has one rank"
+        # Where something is given away no Run is in flight.
         content: list[memoryview] = []
         if isinstance(message, Handover) and message.rows:
             content = [executor.export_rows(self._rows[message.batch])]
@@ -271,4 +312,5 @@ class WorkerThread(MemberThread):
 
     def _after_step(self) -> None:
         super()._after_step()
-        self._contents.clear()
+        if not self.member.waiting:
+            self._contents.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -25,7 +26,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class SimExecutor:
-    """One model at a time, one Run at a time."""
+    """One model at a time, one Run after the other."""
 
     def __init__(
         self,
@@ -44,6 +45,8 @@ class SimExecutor:
         self._spec: ModelSpec | None = None
         self._latency: AnyLatency | None = None
         self._run: Run | None = None
+        #: Runs that wait for the end of the one in flight
+        self._waiting: deque[Execute] = deque()
         self._began_ns = 0
         #: when the steps of the Run in flight, or of the last one, end
         self.step_ns: list[int] = []
@@ -51,7 +54,7 @@ class SimExecutor:
     @property
     def is_idle(self) -> bool:
         """No Run is in flight. (None that could be started is left.)"""
-        return self._run is None
+        return self._run is None and not self._waiting
 
     def assign(self, plan: PlanId, spec: ModelSpec) -> ExecutorReady:
         """Take the model over."""
@@ -71,7 +74,14 @@ class SimExecutor:
         return max(tokens * _NS_PER_S // max(run_ns, 1), 1)
 
     def start(self, effect: Execute, due_ns: int) -> None:
-        """Let the Run take its time. A stretch ends where progress is worth a report (`due_ns`)."""
+        """Let the Run take its time, behind those in flight. A stretch ends where progress is worth
+        a report (`due_ns`); it is alone."""
+        if self.is_idle:
+            self._begin(effect, due_ns)
+        else:
+            self._waiting.append(effect)
+
+    def _begin(self, effect: Execute, due_ns: int = 0) -> None:
         spec, latency, run = self._spec, self._latency, effect.run
         assert spec is not None
         assert latency is not None
@@ -102,8 +112,9 @@ class SimExecutor:
             self._end_later(self._shorten(over + 1))
 
     def stop(self) -> None:
-        """Nothing comes of the Run in flight."""
+        """Nothing comes of the Runs in flight."""
         self._run = None
+        self._waiting.clear()
 
     # -- helpers, in the order used -------------------------------------------------------------
 
@@ -120,6 +131,8 @@ class SimExecutor:
         began_ns = self.step_ns[-2] if run.steps > 1 else self._began_ns
         token_ids = [range(end, end + run.steps) for end in ends]
         self._ended(RunEnded(token_ids, self.step_ns[-1] - began_ns))
+        if self._run is None and self._waiting:
+            self._begin(self._waiting.popleft())
 
 
 def _decoder_layers(span: LayerSpan, layers: int) -> int:

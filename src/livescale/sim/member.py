@@ -189,7 +189,7 @@ class SimMember:
             self._set_alarm(self._wake_ns())
 
     def put(self, news: inputs.MemberInput) -> None:
-        """Between two Runs: now, or when the one in flight is over."""
+        """Now, or when the Run in flight is over."""
         if self._is_dead:
             return
         self._inbox.append(news)
@@ -210,7 +210,7 @@ class SimMember:
 
     def _step(self) -> None:
         self._is_stepping = True
-        while self._inbox and self.is_idle:
+        while self._inbox and (self.is_idle or isinstance(self._inbox[0], inputs.RunEnded)):
             news, self._inbox = self._inbox, []
             self._carry_out(self.member.step(self._now_ns, news, self._steps_max()))
         self._is_stepping = False

@@ -42,12 +42,12 @@ class ServingView:
         """Requests of its first batch, if it can run no decoder layer yet and has a source that may
         pull: known tokens of each, and those that it can ever need KV for."""
         live, pairing = self.serving.live, self.pairing
-        giver = live.giver
-        if live.loaded or giver.is_parted or not giver.line or pairing is None:
+        line = live.batches.line
+        if live.loaded or live.giver.is_parted or not line or pairing is None:
             return ()
         if pairing.order == "overlap":
             return ()
-        return tuple((s.known_tokens, s.tokens_max) for s in giver.line[0].sequences)
+        return tuple((s.known_tokens, s.tokens_max) for s in line[0].sequences)
 
     def has_room(self, needs: Sequence[tuple[int, int]]) -> bool:
         """The instance is complete, and requests with such needs fit beside its own."""
