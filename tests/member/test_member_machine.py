@@ -24,7 +24,7 @@ from livescale.batching.run import SequenceSpec
 from livescale.member.effects import (
     Answer,
     Assign,
-    Drop,
+    DropFetch,
     Effect,
     Execute,
     Fetch,
@@ -178,13 +178,13 @@ def test_an_instance_goes_when_no_run_of_it_is_in_flight() -> None:
     runs = [effect.run.span for effect in effects if isinstance(effect, Execute)]
     assert runs == [LayerSpan(2, 3), LayerSpan(3, 5)]
     kv_came = PeerSent(target, KvLayer(key, 1), (), 4 * KV_LAYER_BYTES)
-    release = Ordered(Release(1, 0, WORKER))
+    release = Ordered(DropHolding(HoldingId(1, WORKER), "released"))
     effects = worker.step(6, [RunEnded([], 9), kv_came, release])
     assert [type(effect) for effect in effects[:2]] == [WriteKv, TellPeer]
-    assert not any(isinstance(effect, Drop | Execute) for effect in effects)
+    assert not any(isinstance(effect, DropFetch | Execute) for effect in effects)
     effects = worker.step(7, [RunEnded([(3,)], 9)])
     assert Answer("g0", AttemptReturned("r", 1)) in effects
-    assert Drop(1) in effects
+    assert DropFetch(1) in effects
     assert not any(isinstance(effect, Execute) for effect in effects)
     assert worker.waiting == []
 
