@@ -403,7 +403,9 @@ class LiveWorld:
                 payload = node.executor.rows[message.batch]
                 assert len(payload) == message.rows
             elif isinstance(message, KvLayer):
-                payload = node.executor.export_kv(message.layer, live.kv_places(message.batch))
+                payload = node.executor.export_kv(
+                    message.layer, live.batches.kv_places(message.batch)
+                )
             self._send(node.ref, peer, message, payload)
         for taken, _ in live.taker.take_taken():
             for spec in taken.requests:
@@ -412,7 +414,7 @@ class LiveWorld:
                 for index, token_id in enumerate(spec.generated_ids if taken.decoding else ()):
                     again = Emission(spec.request, spec.attempt, index, token_id, None)
                     self._tell(node.ref, lambda e=again: self._token(node.ref, e))
-        for key in [key for key in node.executor.rows if not live.holds(key)]:
+        for key in [key for key in node.executor.rows if not live.batches.holds(key)]:
             del node.executor.rows[key]
         deadline_ns = live.deadline_ns()
         if deadline_ns is not None and deadline_ns != node.wake_ns:
@@ -449,12 +451,12 @@ class LiveWorld:
                 self._send(node.ref, peer, answer, None)
             return
         if isinstance(message, KvLayer) and live.taker.wants_kv(message.batch, message.layer):
-            node.executor.import_kv(message.layer, live.kv_places(message.batch), payload)
+            node.executor.import_kv(message.layer, live.batches.kv_places(message.batch), payload)
         if isinstance(message, Taken) and message.batch in live.batches.given:
             for sequence in live.batches.given[message.batch].sequences:
                 self._gone_from[node.ref, sequence.spec.request, sequence.spec.attempt] = None
         live.take_message(peer, message, self.now_ns)
-        if isinstance(message, Handover) and live.holds(message.batch):
+        if isinstance(message, Handover) and live.batches.holds(message.batch):
             self.handovers += 1
             for spec in message.requests:  # it may have been here before
                 self._gone_from.pop((node.ref, spec.request, spec.attempt), None)

@@ -86,7 +86,7 @@ def test_taken_comes_after_the_target_has_given_the_source_up() -> None:
     # KV will not come: everything is computed anew.
     _tell(source, _TARGET, [Gone(handover.batch), Gone(handover.batch)])
     assert source.batcher.waiting == 1
-    assert not source.holds(handover.batch)
+    assert not source.batches.holds(handover.batch)
     assert source.requests() == [("r", 1)]
 
 
@@ -135,7 +135,7 @@ def test_a_batch_brings_an_earlier_attempt() -> None:
     source.add(_spec(attempt=2))
     _tell(source, _TARGET, [handover])
     assert source.requests() == [("r", 2)]
-    assert not source.holds(handover.batch)
+    assert not source.batches.holds(handover.batch)
     _tell(target, _SOURCE, _told(source))
     assert target.batcher.pool.used == 0
 

@@ -226,7 +226,7 @@ class LivePair:
         self._tell(node)
         batcher.validate()
         if node.in_flight is None:
-            for key in [key for key in node.rows if not batcher.holds(key)]:
+            for key in [key for key in node.rows if not batcher.batches.holds(key)]:
                 del node.rows[key]
         deadline_ns = batcher.deadline_ns()
         if deadline_ns is not None and deadline_ns != node.tick_ns:

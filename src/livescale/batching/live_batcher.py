@@ -12,18 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from livescale.batching import live_messages as messages
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_giver import LiveGiver
-from livescale.batching.live_messages import (
-    BatchKey,
-    Handover,
-    KvLayer,
-    LiveMessage,
-    Offer,
-    Parted,
-)
+from livescale.batching.live_messages import BatchKey, LiveMessage
 from livescale.batching.live_mover import LiveMover
 from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
 from livescale.batching.live_pace import LivePace
@@ -33,7 +27,7 @@ from livescale.batching.run import Emission, EmittedTokens, Run, SequenceSpec
 from livescale.plans import Pairing
 from livescale.types import InstanceId, RequestId, WorkerRef
 
-WHILE_RUNNING = Offer | Handover | KvLayer
+WHILE_RUNNING = messages.Offer | messages.Handover | messages.KvLayer
 """Messages that may come while a Run is in flight: nothing that runs is taken away by them."""
 
 
@@ -178,7 +172,7 @@ class LiveBatcher:
         time. `Handover` and `KvLayer` come when their bytes are here."""
         may_come = not self._turns.in_flight or isinstance(message, WHILE_RUNNING)
         assert may_come, f"{self!r}: a Run is in flight"
-        if isinstance(message, Handover):
+        if isinstance(message, messages.Handover):
             for spec in message.requests:
                 self._cancel_older(spec)
         if self.mover.take_message(peer, message, now_ns):
@@ -237,18 +231,13 @@ class LiveBatcher:
 
     def key_of(self, run: Run) -> BatchKey | None:
         """The live batch whose Run in flight this is: names its rows."""
-        batches = {chosen.id: batch for chosen, batch in self._turns.in_flight}
-        batch = batches.get(run.id)
-        return batch.key if batch is not None else None
+        batches = (batch for chosen, batch in self._turns.in_flight if chosen.id == run.id)
+        return next((batch.key for batch in batches if batch is not None), None)
 
     @property
     def is_running(self) -> bool:
         """A Run is in flight."""
         return bool(self._turns.in_flight)
-
-    def holds(self, key: BatchKey) -> bool:
-        """Rows or KV of this batch may still be wanted here."""
-        return any(batch.key == key for batch in self.batches.everything())
 
     @property
     def loaded(self) -> int:
@@ -256,12 +245,6 @@ class LiveBatcher:
         if self.is_full:
             return self._decoder_layers
         return min(max(self.watermark - 1, 0), self._decoder_layers - 1)
-
-    def kv_places(self, key: BatchKey) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Of a batch that changes hands, in the order of a `KvLayer`'s bytes: positions of each
-        request, and its block table here (none: it has ended, what comes of it is not kept)."""
-        batch = self.batches.given.get(key) or self.batches.taken[key]
-        return batch.kv_places()
 
     def requests(self) -> list[tuple[RequestId, int]]:
         """(request, attempt) of everything that is this instance's, cancelled ones left out."""
@@ -277,12 +260,7 @@ class LiveBatcher:
     def validate(self) -> None:
         """Check batches and Batcher against each other. Raises AssertionError."""
         self.batcher.validate()
-        batched = [s for batch in self.batches.everything() for s in batch.sequences]
-        waiting = [s for s in self.batcher.held if not any(s is other for other in batched)]
-        assert not waiting, f"{waiting} are held for no batch"
-        assert len(batched) == len(self.batcher.held), "a request is in two batches"
-        numbers = [batch.key.number for batch in self.batches.line]
-        assert numbers == sorted(set(numbers)), "the line is in order"
+        self.batches.validate()
         for batch in self.batches.line:
             assert batch.layers_done <= self.loaded, f"{batch.key} ran layers that are not here"
 
@@ -320,7 +298,7 @@ class LiveBatcher:
             for peer, instance in waits.items():
                 assert peer is not None
                 side.give_up(peer)
-                self.batches.tell(peer, Parted(instance))
+                self.batches.tell(peer, messages.Parted(instance))
 
     def _commit_live(
         self, batch: LiveBatch, run: Run, token_ids: Sequence[Sequence[int]]

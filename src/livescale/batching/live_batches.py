@@ -41,6 +41,16 @@ class LiveBatches:
     def in_line(self, key: BatchKey) -> LiveBatch | None:
         return next((batch for batch in self.line if batch.key == key), None)
 
+    def holds(self, key: BatchKey) -> bool:
+        """Rows or KV of this batch may still be wanted here."""
+        return any(batch.key == key for batch in self.everything())
+
+    def kv_places(self, key: BatchKey) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Of a batch that changes hands, in the order of a `KvLayer`'s bytes: positions of each
+        request, and its block table here (none: it has ended, what comes of it is not kept)."""
+        batch = self.given.get(key) or self.taken[key]
+        return batch.kv_places()
+
     # -- what becomes of them -------------------------------------------------------------------
 
     def append(self, sequences: list[SequenceState]) -> None:
@@ -92,3 +102,12 @@ class LiveBatches:
         if isinstance(message, Handover | KvLayer) and message.batch not in self.given:
             return Gone(message.batch)
         return message
+
+    def validate(self) -> None:
+        """Every held request is in one batch. Raises AssertionError."""
+        batched = [s for batch in self.everything() for s in batch.sequences]
+        waiting = [s for s in self._held if not any(s is other for other in batched)]
+        assert not waiting, f"{waiting} are held for no batch"
+        assert len(batched) == len(self._held), "a request is in two batches"
+        numbers = [batch.key.number for batch in self.line]
+        assert numbers == sorted(set(numbers)), "the line is in order"

@@ -222,7 +222,8 @@ class LiveTaker:
                 batch.cancelled[spec.request] = None
         self._rank += 1
         batch.rank = self._rank
-        self._following_done = message.following_done
+        # Of those to come about as much will be done as of this one.
+        self._following_done = max(message.following_done, batch.layers_done - 1)
         if pulled.without_rows:
             batch.rank += len(self.window.under_way) + self.window.offered_by(peer)
         self._batches.taken[batch.key] = batch

@@ -125,7 +125,7 @@ class Serving:
         if wanted_bytes is not None:
             self._received_bytes += wanted_bytes
         if isinstance(message, KvLayer) and wanted_bytes is not None:
-            places = self.live.kv_places(message.batch)
+            places = self.live.batches.kv_places(message.batch)
             self._emit(WriteKv(message, places, sent.content))
         own = self.live.requests() if isinstance(message, Taken) else []
         self.live.take_message(peer, message, now_ns)
@@ -150,7 +150,7 @@ class Serving:
             key = message.batch
             if self._giver_of.get(key) != peer or not self.live.taker.wants_kv(key, message.layer):
                 return None
-            return self._kv_bytes(self.live.kv_places(key))
+            return self._kv_bytes(self.live.batches.kv_places(key))
         return None
 
     def peer_lost(self, peer: WorkerRef, *, is_refused: bool) -> None:
@@ -262,10 +262,10 @@ class Serving:
         if self._has_partner:
             for peer, message in live.take_outbox(now_ns):
                 self._tell(peer, message)
-            for key in [key for key in self._giver_of if not live.holds(key)]:
+            for key in [key for key in self._giver_of if not live.batches.holds(key)]:
                 del self._giver_of[key]
             self._has_partner = bool(self._giver_of) or not live.is_alone
-        for key in [key for key in self._rows if not live.holds(key)]:
+        for key in [key for key in self._rows if not live.batches.holds(key)]:
             del self._rows[key]
             self._emit(ForgetRows(key))
 
@@ -274,8 +274,8 @@ class Serving:
             gateways = tuple(self._attempts.gateway_of(s.request) for s in message.requests)
             size_bytes = message.rows * self._row_bytes
             self._emit(TellPeer(peer, message, gateways, size_bytes=size_bytes))
-        elif isinstance(message, KvLayer) and self.live.holds(message.batch):
-            places = self.live.kv_places(message.batch)
+        elif isinstance(message, KvLayer) and self.live.batches.holds(message.batch):
+            places = self.live.batches.kv_places(message.batch)
             size_bytes = self._kv_bytes(places)
             self._emit(TellPeer(peer, message, places=places, size_bytes=size_bytes))
         elif isinstance(message, KvLayer):
