@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from member_player import Player
 from member_world import BATCHER, KV_LAYER_BYTES, LAYER_BYTES, LIVE, MEMORY_BYTES, ROW_BYTES
@@ -75,6 +75,19 @@ MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
 
 @given(st.lists(MOVES, max_size=60))
 @settings(max_examples=examples(800))
+# A source that takes the first offer for no message tells its target, which it does not know yet.
+@example(
+    [
+        ("pair", 0, 0, True),
+        ("release", 4, 4, False),
+        ("apart", 6, 11, False),
+        ("die", 0, 8, True),
+        ("pair", 11, 3, False),
+        ("again", 10, 5, False),
+        ("step", 0, 9, True),
+        ("refuse", 9, 6, True),
+    ]
+)
 def test_whatever_happens_every_order_and_every_attempt_ends_once(moves: list) -> None:
     Player().play(moves).end()
 

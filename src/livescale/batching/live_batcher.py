@@ -187,7 +187,10 @@ class LiveBatcher:
         self.mover.give_up(peer)
         self.giver.give_up(peer, is_lost=True)
         self.taker.give_up(peer)
-        if not hears:
+        if hears:
+            # Its offers are forgotten here, and may not even have arrived.
+            self.batches.tell(peer, messages.Parted(None))
+        else:
             self.batches.untell(peer)
 
     def take_outbox(self, now_ns: int) -> list[tuple[WorkerRef, LiveMessage]]:

@@ -108,7 +108,7 @@ class LiveGiver:
             else:
                 self._batches.tell(peer, messages.Gone(message.batch))
             return True
-        if isinstance(message, messages.Parted) and message.target == self._instance:
+        if isinstance(message, messages.Parted) and message.target in (self._instance, None):
             # It takes nothing any more: not what is on the way to it, either.
             self.give_up(peer)
             return True

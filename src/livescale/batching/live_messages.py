@@ -127,9 +127,10 @@ class Settled(Value, frozen=True, tag=True):
 
 
 class Parted(Value, frozen=True, tag=True):
-    """The pair with this target is over; what was handed over stays where it is."""
+    """The pair with this target is over (None: with whatever instance the peer has, because what
+    that sent was no message); what was handed over stays where it is."""
 
-    target: InstanceId
+    target: InstanceId | None
 
 
 class Balance(Value, frozen=True, tag=True):

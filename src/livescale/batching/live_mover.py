@@ -81,7 +81,7 @@ class LiveMover:
             if message.source == self._instance:
                 self._emptier.setdefault(peer, _Emptier(message)).balance = message
             return True
-        if isinstance(message, messages.Parted) and message.target == self._instance:
+        if isinstance(message, messages.Parted) and message.target in (self._instance, None):
             self._emptier.pop(peer, None)
         elif isinstance(message, messages.Pull | messages.Declined):
             other = self._emptier.get(peer)
