@@ -234,7 +234,8 @@ def test_both_share_the_work_and_every_token_is_right(
         if pair.target in pair.owner.values():
             assert pair.last(pair.target, CapacityMeasured) is not None
         has_lane = any(thread.name == "runs" for thread in threading.enumerate())
-        assert has_lane == bool(pair.taken()), "the source's Runs follow one another"
+        # Whether one Run follows another at once depends on when batches come.
+        assert pair.taken() or not has_lane, "only Runs of a source follow one another"
 
 
 def test_running_requests_move_and_every_token_is_right(
