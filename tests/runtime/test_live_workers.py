@@ -23,6 +23,7 @@ from livescale.batching.live_messages import (
     KvLayer,
     LiveMessage,
     Offer,
+    Parted,
     Pull,
 )
 from livescale.batching.run import SequenceSpec
@@ -433,11 +434,13 @@ def test_forged_parcels_end_the_cooperation_and_not_the_worker(
                 forger.heard(Pull(key))
                 forger.say(*parcels)
                 forger.heard(Declined(key))
+                forger.heard(Parted(None))
             # What was never asked for, and offers that no requests have.
             forger.say(*pack(Letter(KvLayer(key, 1), (), 8), [memoryview(bytes(8))]))
             forger.say(*pack(Letter(Offer(SOURCE, key, (10, 3), (12,)))))
             forger.say(*pack(Letter(Offer(SOURCE, key, (-5,), (12,)))))
             forger.say(*pack(Letter(Handover(BatchKey(7, 7), (), 0))))
+            forger.heard(Parted(None))
             forger.heard(Declined(BatchKey(7, 7)))
         finally:
             forger.plane.close()
