@@ -440,8 +440,10 @@ def test_forged_parcels_end_the_cooperation_and_not_the_worker(
             forger.say(*pack(Letter(Offer(SOURCE, key, (10, 3), (12,)))))
             forger.say(*pack(Letter(Offer(SOURCE, key, (-5,), (12,)))))
             forger.say(*pack(Letter(Handover(BatchKey(7, 7), (), 0))))
-            forger.heard(Parted(None))
-            forger.heard(Declined(BatchKey(7, 7)))
+            # Which of the answers comes first depends on when these came.
+            answers = [forger.came.get(timeout=WAIT_S).message for _ in range(2)]
+            assert Parted(None) in answers
+            assert all(m in (Parted(None), Declined(BatchKey(7, 7))) for m in answers)
         finally:
             forger.plane.close()
         pair.source.host.post(Cancel("busy", 1))
