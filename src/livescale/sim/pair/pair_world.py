@@ -31,8 +31,8 @@ _BLOCK_TOKENS = 1 << 22
 _LIMITS = LiveLimits()
 
 _SETTLE, _START = 1, 2
-"""At one instant all that comes is there first; then Runs end and messages are taken in and sent.
-Then members start Runs, each at a priority of its own."""
+"""At one instant Runs end and all that comes is there first, then messages are taken in and sent;
+the source starts a Run after that, and the target after the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,11 @@ class _Member:
 
 
 class PairWorld:
-    """Both instances, what is on its way between them, and the time."""
+    """Both instances, what is on its way between them, and the time.
+
+    Members, which start a Run in the same step in which they hear that one has ended, would not
+    know what the other one ends at that instant: here nothing but the protocol may cost anything.
+    """
 
     def __init__(self, load: PairLoad) -> None:
         self._load = load
