@@ -11,16 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from livescale.chunks import Feed, senders
 from livescale.control.config import ControllerConfig
-from livescale.messages.commands import (
-    AmendHolding,
-    AnyCommand,
-    Dispatch,
-    Drain,
-    DropHolding,
-    ModelGone,
-    StartHolding,
-)
-from livescale.messages.events import AnyEvent, HoldingReport
+from livescale.messages import commands, events
 from livescale.placements import AllCopies, SpreadCopies
 from livescale.sim.checkers.answers import AnswerChecker
 from livescale.sim.checkers.failures import FailureChecker
@@ -47,17 +38,20 @@ class CommandChecker:
         failures.begin_life(self._knowledge)
 
     def observe(
-        self, now_ns: int, events: Sequence[AnyEvent], commands: Sequence[AnyCommand]
+        self,
+        now_ns: int,
+        received: Sequence[events.AnyEvent],
+        ordered: Sequence[commands.AnyCommand],
     ) -> None:
         """Check one step."""
-        for event in events:
+        for event in received:
             self._answers.absorb(event)
             self._copies.absorb(event)
             self._memory.absorb(event)
             self._failures.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
-        for command in commands:
+        for command in ordered:
             self._check(command)
             self._answers.check(command)
             self._turns.check(command)
@@ -73,7 +67,7 @@ class CommandChecker:
 
     def at_rest(
         self,
-        members: Mapping[WorkerRef, Sequence[HoldingReport]],
+        members: Mapping[WorkerRef, Sequence[events.HoldingReport]],
         least: Mapping[str, int],
     ) -> None:
         """Nothing happens any more: members hold what the controller knows, and every model has
@@ -92,20 +86,20 @@ class CommandChecker:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _check(self, command: AnyCommand) -> None:
+    def _check(self, command: commands.AnyCommand) -> None:
         knowledge = self._knowledge
-        if isinstance(command, StartHolding):
+        if isinstance(command, commands.StartHolding):
             self._check_start(command)
             self._check_feeds(command.holding.member, command.feeds)
-        elif isinstance(command, AmendHolding):
+        elif isinstance(command, commands.AmendHolding):
             held = knowledge.holdings.get(command.holding)
             is_open = held is not None and not held.is_whole
             require(is_open, "only open loads are amended", command)
             self._check_feeds(command.holding.member, command.feeds)
-        elif isinstance(command, DropHolding):
+        elif isinstance(command, commands.DropHolding):
             is_there = command.holding in knowledge.holdings
             require(is_there, "only what is there is dropped", command)
-        elif isinstance(command, Dispatch):
+        elif isinstance(command, commands.Dispatch):
             model = self._failures.model_of(command.request)
             may_serve = knowledge.may_serve(model, command.instance)
             require(may_serve, "complete models serve, and live instances", command)
@@ -113,11 +107,11 @@ class CommandChecker:
             require(not is_draining, "draining instances get no requests", command)
             first = knowledge.ranks(model, command.instance)[0].member
             require(command.worker == first, "rank 0 gets the requests", command)
-        elif isinstance(command, ModelGone):
+        elif isinstance(command, commands.ModelGone):
             requests = self._failures.requests_of(command.model)
             left = [request for request in requests if not self._answers.is_over(request)]
             require(not left, "a model with requests stays", command, left)
-        elif isinstance(command, Drain):
+        elif isinstance(command, commands.Drain):
             model = knowledge.model_of(command.instance)
             serving = [i for i in knowledge.holders(model) if i not in knowledge.draining]
             others = [instance for instance in serving if instance != command.instance]
@@ -125,7 +119,7 @@ class CommandChecker:
             rule = "while others load, the last instance that serves stays"
             require(bool(others) or not loading, rule, command, loading)
 
-    def _check_start(self, command: StartHolding) -> None:
+    def _check_start(self, command: commands.StartHolding) -> None:
         """A worker has a duty, an agent has none."""
         member, duty = command.holding.member, command.duty
         require(member.is_agent == (duty is None), "workers serve, agents hold", command)
