@@ -18,7 +18,6 @@ from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Knowledge
 from livescale.sim.checkers.last_copies import LastCopyChecker
-from livescale.sim.checkers.memory import MemoryChecker
 from livescale.sim.checkers.turns import TurnChecker
 from livescale.types import WorkerRef
 
@@ -32,7 +31,6 @@ class CommandChecker:
         self._answers = AnswerChecker(self._knowledge, failures)
         keeps_last = isinstance(config.placement, SpreadCopies | AllCopies)
         self._copies = LastCopyChecker(self._knowledge, config.models, keeps_last)
-        self._memory = MemoryChecker(self._knowledge)
         self._failures = failures
         self._turns = TurnChecker(self._knowledge, self._answers, config.sequences_max)
         failures.begin_life(self._knowledge)
@@ -47,7 +45,9 @@ class CommandChecker:
         for event in received:
             self._answers.absorb(event)
             self._copies.absorb(event)
-            self._memory.absorb(event)
+            if isinstance(event, events.InstanceReported):
+                is_within = 0 <= event.kv_blocks_used <= event.kv_blocks
+                require(is_within, "KV blocks are not overdrawn", event)
             self._failures.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
@@ -58,7 +58,8 @@ class CommandChecker:
             self._copies.check(command)
             self._failures.check(now_ns, command)
             self._knowledge.ordered(command)
-            self._memory.check(command)
+            if isinstance(command, commands.StartHolding):
+                self._check_memory(command)
 
     def all_answered(self) -> None:
         self._answers.all_answered()
@@ -129,6 +130,17 @@ class CommandChecker:
             ranks = self._knowledge.tp_size(command.model)
             is_in_place = len(duty.workers) == ranks and duty.workers[command.rank] == member
             require(is_in_place, "workers stand in the order of their ranks", command)
+
+    def _check_memory(self, command: commands.StartHolding) -> None:
+        """After the knowledge has this command. A member carries out its orders one after the
+        other: what it was told to drop makes room, what it holds of a model that is gone does
+        not."""
+        knowledge, member = self._knowledge, command.holding.member
+        staying = [held.order.model for held in knowledge.on(member) if not held.is_leaving]
+        # Of models that were gone before this life of the controller, nobody knows the size.
+        held_bytes = sum(knowledge.sizes.get(model, 0) for model in staying)
+        is_within = held_bytes <= knowledge.memory_bytes[member]
+        require(is_within, "holdings fit their member's memory", command, held_bytes)
 
     def _check_feeds(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         for upstream in senders(feeds):
