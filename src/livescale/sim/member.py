@@ -20,7 +20,7 @@ from livescale.messages.attempts import AttemptTaken
 from livescale.messages.commands import DropHolding, StartHolding
 from livescale.messages.events import HoldingFailed, HoldingReport, RequestEnded
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.live import ServingView
+from livescale.sim.checkers.serving_view import ServingView
 from livescale.sim.executor import SimExecutor
 from livescale.sim.member_world import MemberWorld
 from livescale.sim.worker_messages import SimSubmit, SimTokens, ToWorkerMessage
