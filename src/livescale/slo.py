@@ -15,7 +15,9 @@ from livescale.types import Value
 
 _NS_PER_UNIT = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000}
 _MULTIPLE = re.compile(r"(\d+)x-mean")
-_BOUND = re.compile(r"(ttft|tbt)=(\d+(?:\.\d+)?)(s|ms|us)")
+TIME = r"(\d{1,9}(?:\.\d{1,9})?)(s|ms|us)"
+"""How times are written: the groups are what `exact_ns` takes."""
+_BOUND = re.compile(rf"(ttft|tbt)={TIME}")
 
 
 class SloError(ValueError):
@@ -138,11 +140,16 @@ def parse_slo(text: str) -> SloRule:
         bound = _BOUND.fullmatch(part.strip())
         if bound is None or bound[1] in bounds:
             break
-        bounds[bound[1]] = int(Fraction(bound[2]) * _NS_PER_UNIT[bound[3]])
+        bounds[bound[1]] = exact_ns(bound[2], bound[3])
     else:
         if "ttft" in bounds:
             return SloAbsolute(bounds["ttft"], bounds.get("tbt"))
     raise SloError(f"'{text}' is no SLO: write '5x-mean' or 'ttft=450ms,tbt=150ms'")
+
+
+def exact_ns(amount: str, unit: str) -> int:
+    """A time as it is written, in nanoseconds; what is finer is left out."""
+    return int(Fraction(amount) * _NS_PER_UNIT[unit])
 
 
 def percentile(values: Sequence[int], q: int) -> int:

@@ -9,10 +9,11 @@ from functools import partial
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.fabric import Fabric
+from livescale.member import inputs
 from livescale.sim.clock import Clock
 from livescale.sim.links.transfers import Transfers
 from livescale.topology import Device, Host, Leaf, Topology
-from livescale.types import FromStorage, FromWorker, PlanId, Upstream, WorkerRef, agent_ref
+from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef, agent_ref
 
 _NS_PER_S = 1_000_000_000
 RATES = (100_000_000, 200_000_000, 300_000_000, 500_000_000, 1_000_000_000)
@@ -58,24 +59,21 @@ class Hearer:
         self.layers: dict[int, int] = {}
         self.failed: list[tuple[WorkerRef, bool]] = []
 
-    def load_started(self, plan: PlanId) -> None:
-        assert self.started_ns is None, "a load starts once"
-        self.started_ns = self.clock.now_ns
-
-    def layer_arrived(self, plan: PlanId, layer: int) -> None:
-        assert self.started_ns is not None, "layers come after the first byte"
-        assert layer not in self.layers, "a layer arrives once"
-        self.layers[layer] = self.clock.now_ns
-
-    def load_completed(self, plan: PlanId) -> None:
-        assert self.completed_ns is None, "a load ends once"
-        self.completed_ns = self.clock.now_ns
-
-    def load_failed(self, plan: PlanId, reason: str) -> None:
-        raise AssertionError(f"plan {plan}: {reason}")
-
-    def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self.failed.append((upstream, is_stalled))
+    def put(self, news: inputs.MemberInput) -> None:
+        now_ns = self.clock.now_ns
+        if isinstance(news, inputs.FirstByteCame):
+            assert self.started_ns is None, "a load starts once"
+            self.started_ns = now_ns
+        elif isinstance(news, inputs.LayerCame):
+            assert self.started_ns is not None, "layers come after the first byte"
+            assert news.layer not in self.layers, "a layer arrives once"
+            self.layers[news.layer] = now_ns
+        elif isinstance(news, inputs.AllCame):
+            assert self.completed_ns is None, "a load ends once"
+            self.completed_ns = now_ns
+        else:
+            assert isinstance(news, inputs.FeedEnded), news
+            self.failed.append((news.upstream, news.is_stalled))
 
 
 class Play:
@@ -111,7 +109,7 @@ class Play:
 
     def ask(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         hearer = self.hearers[receiver] = Hearer(self.clock)
-        self.transfers.receive(1, (receiver, "m", 0), self.world.grid, feeds, hearer)
+        self.transfers.receive(1, (receiver, "m", 0), self.world.grid, feeds, hearer.put)
 
     def send(self, number: int, sending: Sending) -> None:
         self.transfers.serving.send(

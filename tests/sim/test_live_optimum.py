@@ -5,20 +5,22 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.batching.live_order import LIVE_ORDERS
+from livescale.batching.live_order import LIVE_ORDERS, Progress, Turn
 from livescale.sim.pair.optimum import (
     SolverMissingError,
     best_split,
     finish_times,
     solve_split,
 )
-from livescale.sim.pair.player import loaded_every, play, replay
+from livescale.sim.pair.player import LivePlay, NumberedBatch, loaded_every, play
 
 ZIGZAG = LIVE_ORDERS["zigzag"]
 OPTIMA = {32: 1494, 40: 1869, 80: 3746}
@@ -41,6 +43,37 @@ def splits(
 
 
 Case = tuple[list[int], int, list[int], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The target runs `split[i]` layers of batch i, the earliest batch first; the source takes the
+    batches in order, each when the target's part is done."""
+
+    split: tuple[int, ...]
+    name = "replayed"
+    is_live = True
+
+    def target_turn(self, line: Sequence[Progress], loaded: int, layers: int) -> Turn | None:
+        for index, batch in enumerate(line):
+            if batch.layers_done < min(loaded, self._part_of(batch)):
+                return Turn(index, 1)
+        return None
+
+    def source_pull(self, line: Sequence[Progress], loaded: int, layers: int) -> int | None:
+        # What the target finishes never comes to the source: it is not waited for.
+        for index, batch in enumerate(line):
+            if self._part_of(batch) < layers:
+                return index if batch.layers_done == self._part_of(batch) else None
+        return None
+
+    def _part_of(self, batch: Progress) -> int:
+        assert isinstance(batch, NumberedBatch)
+        return self.split[batch.number]
+
+
+def replay(split: Sequence[int], layers: int, times: list[int], loaded: list[int]) -> LivePlay:
+    return play(Replayed(tuple(split)), layers, times, loaded)
 
 
 def test_figure_15() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from effort import examples
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_order import LIVE_ORDERS, LiveOrder
-from livescale.sim.pair.pair_world import PairRun
-from livescale.sim.pair.player import LivePlay, loaded_every, play, play_pair, replay
+from livescale.sim.pair.pair_world import PairLoad, PairRun, PairWorld
+from livescale.sim.pair.player import LivePlay, loaded_every, play
 from livescale.types import LayerSpan
 
 UNIT_NS = 1_000_000
@@ -81,9 +81,7 @@ def test_every_layer_runs_once_and_not_before_it_is_there(
             assert stretch.start_ns >= loaded_ns[done[stretch.batch] - 1]
     assert done == [layers] * len(layer_ns)
     assert tuple(ended) == played.finished_ns
-    busy = sum(played.utilization(side) for side in (True, False)) * played.last_ns
-    assert busy == pytest.approx(layers * sum(layer_ns))
-    assert played.rate(0, played.last_ns) * played.last_ns == pytest.approx(busy)
+    assert sum(s.stop_ns - s.start_ns for s in played.stretches) == layers * sum(layer_ns)
 
 
 @given(cases())
@@ -102,8 +100,6 @@ def test_layers_that_never_come_are_said() -> None:
         play(LIVE_ORDERS["overlap"], 3, [1], [0, 1], has_source=False)
     with pytest.raises(ValueError, match="rising times"):
         play(ZIGZAG, 3, [1], [2, 1, 3])
-    with pytest.raises(ValueError, match="0 to 3 layers"):
-        replay([4], 3, [1], [0, 1, 2])
 
 
 # -- the production protocol ----------------------------------------------------------------------
@@ -116,11 +112,12 @@ def pair(order: str, layers: int, pace: int, count: int, **more: object) -> Pair
         "bytes_per_s": None,
         "row_bytes": 0,
         "kv_layer_bytes": 0,
-        "tokens": [512] * count,
+        "tokens": (512,) * count,
         **more,
     }
-    arrived = [0, *loaded, loaded[-1]]
-    return play_pair(order, layers, [UNIT_NS] * count, arrived, **given_)  # type: ignore[arg-type]
+    arrived = (0, *loaded, loaded[-1])
+    load = PairLoad(order, layers, (UNIT_NS,) * count, arrived, **given_)  # type: ignore[arg-type]
+    return PairWorld(load).play()
 
 
 @pytest.mark.parametrize(
@@ -134,9 +131,8 @@ def test_with_messages_that_take_no_time_the_protocol_costs_nothing(
     run = pair(order, layers, pace, count)
     assert run.first_token_ns == [UNIT_NS * end for end in played.finished_ns]
     assert run.finished_ns == run.first_token_ns
-    assert run.first_help_ns == (
-        None if played.first_help_ns is None else UNIT_NS * played.first_help_ns
-    )
+    first_help = next((s.start_ns * UNIT_NS for s in played.stretches if s.on_target), None)
+    assert first_help == next((w.start_ns for w in run.works if w.on_target), None)
 
 
 @settings(max_examples=examples(40))
@@ -160,21 +156,22 @@ def test_every_prompt_is_computed_once_and_in_order(
 ) -> None:
     tokens, times = zip(*batches, strict=True)
     loaded = [UNIT_NS * at for at in loaded_every(pace, layers)]
-    run = play_pair(
-        order,
-        layers,
-        [UNIT_NS * each for each in times],
-        [0, *loaded, loaded[-1]],
-        message_ns,
-        bytes_per_s,
-        100,
-        40,
-        tokens,
+    load = PairLoad(
+        order=order,
+        layers=layers,
+        batch_layer_ns=tuple(UNIT_NS * each for each in times),
+        arrived_ns=(0, *loaded, loaded[-1]),
+        message_ns=message_ns,
+        bytes_per_s=bytes_per_s,
+        row_bytes=100,
+        kv_layer_bytes=40,
+        tokens=tokens,
         decodes=2,
         decode_ns=UNIT_NS // 4,
         output_tokens=output_tokens,
         limits=LiveLimits(span_ns=2 * UNIT_NS, gap_ns=2 * UNIT_NS),
     )
+    run = PairWorld(load).play()
     computed = [0] * len(tokens)
     free_ns = {True: 0, False: 0}
     for work in run.works:
@@ -238,7 +235,7 @@ def test_a_load_that_makes_no_sense_is_said() -> None:
     with pytest.raises(ValueError, match="no live order 'zag'"):
         pair("zag", 4, 1, 2)
     with pytest.raises(ValueError, match="2 times for 3 batches"):
-        pair("zigzag", 4, 1, 2, tokens=[1, 2, 3])
+        pair("zigzag", 4, 1, 2, tokens=(1, 2, 3))
     with pytest.raises(ValueError, match="decodes take time"):
         pair("zigzag", 4, 1, 2, decodes=1)
 

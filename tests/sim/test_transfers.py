@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.member import inputs
 from livescale.sim.clock import Clock
 from livescale.sim.links.feeding import all_chunks, bytes_in, pieces_of
 from livescale.sim.links.transfers import Transfers
 from livescale.topology import Device, Topology
-from livescale.types import FromStorage, FromWorker, PlanId, WorkerRef
+from livescale.types import FromStorage, FromWorker, WorkerRef
 
 W = [WorkerRef(number) for number in range(6)]
 GRID = ChunkGrid((1000, 500, 1500), 100)
@@ -30,22 +31,17 @@ class Member:
         self.completed_ns: int | None = None
         self.failed: list[tuple[WorkerRef, bool]] = []
 
-    def load_started(self, plan: PlanId) -> None:
-        pass
-
-    def layer_arrived(self, plan: PlanId, layer: int) -> None:
-        assert layer not in self.layers, "a layer arrives once"
-        self.layers[layer] = self.scene.clock.now_ns
-
-    def load_completed(self, plan: PlanId) -> None:
-        assert self.completed_ns is None
-        self.completed_ns = self.scene.clock.now_ns
-
-    def load_failed(self, plan: PlanId, reason: str) -> None:
-        raise AssertionError(f"plan {plan}: {reason}")
-
-    def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self.failed.append((upstream, is_stalled))
+    def put(self, news: inputs.MemberInput) -> None:
+        now_ns = self.scene.clock.now_ns
+        if isinstance(news, inputs.LayerCame):
+            assert news.layer not in self.layers, "a layer arrives once"
+            self.layers[news.layer] = now_ns
+        elif isinstance(news, inputs.AllCame):
+            assert self.completed_ns is None
+            self.completed_ns = now_ns
+        elif not isinstance(news, inputs.FirstByteCame):
+            assert isinstance(news, inputs.FeedEnded), news
+            self.failed.append((news.upstream, news.is_stalled))
 
 
 class Scene:
@@ -65,7 +61,7 @@ class Scene:
 
     def load(self, target: int, *feeds: Feed) -> None:
         key = (W[target], "m", 0)
-        self.transfers.receive(1, key, GRID, feeds, self.members[W[target]])
+        self.transfers.receive(1, key, GRID, feeds, self.members[W[target]].put)
 
     def chain(self, *places: int) -> None:
         for ahead, behind in itertools.pairwise(places):

@@ -27,15 +27,7 @@ from livescale.bench.live_worker import WorkItem, read_work
 from livescale.chunks import ChunkGrid, Feed
 from livescale.interpreter import module_words
 from livescale.member.ledger import Finish, Forget, Ledger, LedgerEffect, Moved, Send
-from livescale.messages.attempts import (
-    AttemptFailed,
-    AttemptReturned,
-    AttemptTaken,
-    Cancel,
-    Disown,
-)
-from livescale.messages.commands import Dispatch, DropHolding, StartHolding
-from livescale.messages.events import HoldingCompleted, HoldingDropped, HoldingFailed, RequestEnded
+from livescale.messages import attempts, commands, events
 from livescale.plans import Duty, Pairing
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
@@ -165,8 +157,8 @@ class PairFleet:
         """The target is empty when this returns."""
         wire = self._members[TARGET].orders
         assert wire is not None
-        dropped = HoldingDropped(HoldingId(self._instances, TARGET))
-        wire.send(Order(DropHolding(dropped.holding, "released")))
+        dropped = events.HoldingDropped(HoldingId(self._instances, TARGET))
+        wire.send(Order(commands.DropHolding(dropped.holding, "released")))
         await self.until(lambda: any(h.event == dropped for h in self.heard))
 
     def new_prompt(self, tokens: int) -> tuple[int, ...]:
@@ -184,7 +176,7 @@ class PairFleet:
         self.asked[request] = asked
         instance = SOURCE_INSTANCE if worker == SOURCE else self._instances
         self._ledger.open(request)
-        order = Dispatch(request, 1, instance, worker)
+        order = commands.Dispatch(request, 1, instance, worker)
         self._carry_out(self._ledger.dispatched(order, is_reachable=True))
         return asked
 
@@ -236,7 +228,9 @@ class PairFleet:
         for member in self._members.values():
             await self._meet(member)
         self._load(SOURCE, SOURCE_INSTANCE, FromStorage(), None)
-        await self.until(lambda: any(isinstance(h.event, HoldingCompleted) for h in self.heard))
+        await self.until(
+            lambda: any(isinstance(h.event, events.HoldingCompleted) for h in self.heard)
+        )
 
     async def _spawned(self, ref: WorkerRef, controller: Address) -> _Member:
         name = f"worker-{ref.worker}"
@@ -310,7 +304,7 @@ class PairFleet:
     def _hear(self, worker: WorkerRef, message: ToController) -> None:
         assert isinstance(message, WorkerEvent)
         self.heard.append(Heard(time.monotonic_ns(), worker, message))
-        if isinstance(message, HoldingFailed):
+        if isinstance(message, events.HoldingFailed):
             self._tell_trouble(f"worker {worker} cannot load: {message.reason}")
         self._news.set()
 
@@ -339,10 +333,10 @@ class PairFleet:
                 now_ns = time.monotonic_ns()
                 for token in message.tokens:
                     self._take(worker, token, now_ns)
-            elif isinstance(message, AttemptTaken):
+            elif isinstance(message, attempts.AttemptTaken):
                 request, attempt = message.request, message.attempt
                 self._carry_out(self._ledger.taken(worker, request, attempt, message.moves))
-            elif isinstance(message, AttemptFailed | AttemptReturned):
+            elif isinstance(message, attempts.AttemptFailed | attempts.AttemptReturned):
                 self._tell_trouble(f"worker {worker} gave a request up: {message}")
             self._news.set()
 
@@ -378,16 +372,16 @@ class PairFleet:
                 )
                 self._tell(order.worker, submit)
             elif isinstance(effect, Forget):
-                forget = Cancel if effect.is_over else Disown
+                forget = attempts.Cancel if effect.is_over else attempts.Disown
                 self._tell(effect.worker, forget(effect.request, effect.attempt))
             elif isinstance(effect, Moved) and effect.after is not None:
                 self.asked[effect.request].owner = effect.after
             elif isinstance(effect, Finish):
                 self.asked[effect.request].is_over = True
-            elif isinstance(effect, RequestEnded):
+            elif isinstance(effect, events.RequestEnded):
                 self._tell_trouble(f"tokens of {effect.request} are missing")
 
-    def _tell(self, worker: WorkerRef, message: Submit | Cancel | Disown) -> None:
+    def _tell(self, worker: WorkerRef, message: Submit | attempts.Cancel | attempts.Disown) -> None:
         wire = self._members[worker].tokens
         assert wire is not None
         wire.send(message)
@@ -401,7 +395,7 @@ class PairFleet:
     ) -> None:
         manifest = self.setting.manifest
         grid = ChunkGrid([entry.size_bytes for entry in manifest.layers], _CHUNK_BYTES)
-        command = StartHolding(
+        command = commands.StartHolding(
             # Every instance has a plan of its own.
             holding=HoldingId(instance, worker),
             model=manifest.model,

@@ -10,10 +10,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -50,24 +48,27 @@ def read_work(file: Path) -> list[WorkItem]:
     return [msgspec.json.decode(line, type=WorkItem) for line in file.read_bytes().splitlines()]
 
 
-@dataclass(slots=True)
 class WatchedExecutor:
     """An executor whose Runs are written down."""
 
-    inner: InstanceExecutor
-    descriptor: int
-    #: of the assigned model, head included
-    stop: int = 0
+    def __init__(self, inner: InstanceExecutor, descriptor: int) -> None:
+        self._inner = inner
+        self._descriptor = descriptor
+        #: of the assigned model, head included
+        self._stop = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def assign(self, manifest: Manifest, arena: memoryview) -> None:
-        self.stop = manifest.span.stop
-        self.inner.assign(manifest, arena)
+        self._stop = manifest.span.stop
+        self._inner.assign(manifest, arena)
 
     def run(self, run: Run, hidden: Rows | None = None) -> RunResult:
         start_ns = time.monotonic_ns()
-        result = self.inner.run(run, hidden)
+        result = self._inner.run(run, hidden)
         stop_ns = time.monotonic_ns()
-        os.write(self.descriptor, msgspec.json.encode(self._item(run, start_ns, stop_ns)) + b"\n")
+        os.write(self._descriptor, msgspec.json.encode(self._item(run, start_ns, stop_ns)) + b"\n")
         return result
 
     def _item(self, run: Run, start_ns: int, stop_ns: int) -> WorkItem:
@@ -75,41 +76,11 @@ class WatchedExecutor:
         return WorkItem(
             start_ns,
             stop_ns,
-            _decoder_layers(run.span, self.stop),
+            _decoder_layers(run.span, self._stop),
             tuple(segment.request for segment in prompts),
             sum(segment.token_count for segment in prompts),
             len(run.segments) - len(prompts),
         )
-
-    def materialize(self, layer: int) -> None:
-        self.inner.materialize(layer)
-
-    def release(self) -> None:
-        self.inner.release()
-
-    @property
-    def kv_blocks(self) -> int:
-        return self.inner.kv_blocks
-
-    def export_rows(self, hidden: Rows) -> memoryview:
-        return self.inner.export_rows(hidden)
-
-    def import_rows(self, content: memoryview, tokens: int) -> Rows:
-        return self.inner.import_rows(content, tokens)
-
-    def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
-        return self.inner.export_kv(decoder_layer, block_table, tokens)
-
-    def import_kv(
-        self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
-    ) -> None:
-        self.inner.import_kv(decoder_layer, block_table, tokens, content)
-
-    def kv_layer_bytes(self, tokens: int) -> int:
-        return self.inner.kv_layer_bytes(tokens)
-
-    def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
-        return self.inner.prefill_tokens_per_s(span, tokens)
 
 
 def _decoder_layers(span: LayerSpan, stop: int) -> tuple[int, int]:
@@ -124,7 +95,7 @@ def main() -> None:
     if int(cpu) >= 0:
         os.sched_setaffinity(0, {int(cpu)})
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    worker_process.main(lambda executor: WatchedExecutor(executor, descriptor))
+    worker_process.main(lambda inner: cast(InstanceExecutor, WatchedExecutor(inner, descriptor)))
     # As the other children: nothing is left to save.
     os._exit(0)
 

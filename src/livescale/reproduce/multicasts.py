@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from livescale.chunks import ChunkGrid, Feed
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
+from livescale.member import inputs
 from livescale.plans import ScalePlan
 from livescale.sim.clock import Clock
 from livescale.sim.links.transfers import Transfers
 from livescale.topology import Device, LinkUse, Topology
-from livescale.types import FromStorage, PlanId, WorkerRef
+from livescale.types import FromStorage, WorkerRef
 
 GBIT_BYTES = 125_000_000
 NS_PER_S = 1_000_000_000
@@ -88,20 +89,11 @@ class _Receiver:
         self._clock = clock
         self.layer_ns: dict[int, int] = {}
 
-    def load_started(self, plan: PlanId) -> None:
-        """Only the layers are timed."""
-
-    def layer_arrived(self, plan: PlanId, layer: int) -> None:
-        self.layer_ns[layer] = self._clock.now_ns
-
-    def load_completed(self, plan: PlanId) -> None:
-        """The last layer says so, too."""
-
-    def load_failed(self, plan: PlanId, reason: str) -> None:
-        raise AssertionError(f"plan {plan}: {reason}, in a world without faults")
-
-    def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        raise AssertionError(f"plan {plan}: {upstream} {reason}, in a world without faults")
+    def put(self, news: inputs.MemberInput) -> None:
+        is_well = not isinstance(news, inputs.FetchFailed | inputs.FeedEnded)
+        assert is_well, f"{news} in a world without faults"
+        if isinstance(news, inputs.LayerCame):
+            self.layer_ns[news.layer] = self._clock.now_ns
 
 
 def carry_out(
@@ -122,12 +114,12 @@ def carry_out(
     receivers = {load.receiver: _Receiver(clock) for load in plan.loads}
     for source in _sources_of(plan):
         feed = Feed(FromStorage(), grid.all())
-        transfers.receive(_PLAN, (source, _MODEL, 0), grid, (feed,), _Receiver(clock))
+        transfers.receive(_PLAN, (source, _MODEL, 0), grid, (feed,), _Receiver(clock).put)
     _run(clock)
     start_ns = clock.now_ns
     for load in plan.loads:
         key = (load.receiver, _MODEL, 0)
-        transfers.receive(_PLAN, key, grid, load.feeds, receivers[load.receiver])
+        transfers.receive(_PLAN, key, grid, load.feeds, receivers[load.receiver].put)
     _run(clock)
     return {
         ref: tuple(its.layer_ns[layer] - start_ns for layer in sorted(its.layer_ns))

@@ -170,29 +170,23 @@ class FaultSite:
 
     def schedule(self, plan: FaultPlan) -> None:
         """Let every fault come at its time."""
-        faults = self.config.faults
-        for time_ns, number in plan.worker_losses:
-            self.clock.at(time_ns, partial(self.lose, number))
-        for time_ns, number in plan.agent_losses:
-            self.clock.at(time_ns, partial(self.lose, agent_ref(number).worker))
-        for time_ns, choice in plan.host_losses:
-            self.clock.at(time_ns, partial(self._lose_host, choice))
-        for time_ns, choice in plan.feed_failures:
-            self.clock.at(time_ns, partial(self.transfers.break_feed, choice))
-        for time_ns, choice in plan.corruptions:
-            self.clock.at(time_ns, partial(self.transfers.corrupt, choice))
-        for time_ns, number in plan.stalls:
-            self.clock.at(time_ns, partial(self._stall, number))
-        for time_ns, choice in plan.bad_files:
-            self.clock.at(time_ns, partial(self._spoil, choice))
-        for time_ns, choice in plan.refusals:
-            self.clock.at(time_ns, partial(self._refuse, choice))
+        chosen: list[tuple[tuple[Chosen, ...], Callable[[int], None]]] = [
+            (plan.worker_losses, self.lose),
+            (plan.agent_losses, lambda number: self.lose(agent_ref(number).worker)),
+            (plan.host_losses, self._lose_host),
+            (plan.feed_failures, self.transfers.break_feed),
+            (plan.corruptions, self.transfers.corrupt),
+            (plan.stalls, self._stall),
+            (plan.bad_files, self._spoil),
+            (plan.refusals, self._refuse),
+            (plan.slow_links, partial(self._slow, self.config.faults.slow_permille)),
+            (plan.cut_links, partial(self._slow, 0)),
+        ]
+        for times, happens in chosen:
+            for time_ns, choice in times:
+                self.clock.at(time_ns, partial(happens, choice))
         for time_ns, choice, jump_ns in plan.clock_jumps:
             self.clock.at(time_ns, partial(self._jump, choice, jump_ns))
-        for time_ns, choice in plan.slow_links:
-            self.clock.at(time_ns, partial(self._slow, choice, faults.slow_permille))
-        for time_ns, choice in plan.cut_links:
-            self.clock.at(time_ns, partial(self._slow, choice, 0))
         for time_ns, choice, silent_ns, is_stopped in plan.silences:
             self.clock.at(time_ns, partial(self._silence, choice, silent_ns, is_stopped))
         for time_ns in plan.controller_restarts:
@@ -251,7 +245,7 @@ class FaultSite:
             self.transfers.slowdowns.freeze(member.ref, self.clock.now_ns + silent_ns)
             self.silence(member.ref, silent_ns, is_stopped)
 
-    def _slow(self, choice: int, permille: int) -> None:
+    def _slow(self, permille: int, choice: int) -> None:
         """The NIC of some member carries so much of its rate, until faults are over at the
         latest."""
         member, faults = self._chosen(choice), self.config.faults

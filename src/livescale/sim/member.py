@@ -35,29 +35,13 @@ _STEPS_MAX = 1 << 20
 
 @dataclass(slots=True)
 class _Arrival:
-    """A holding as the simulated transfers know it: a SimLoadListener whose news become inputs."""
+    """A holding as the simulated transfers know it."""
 
-    shell: SimMember
     order: StartHolding
     key: tuple[WorkerRef, str, int]
     feeds: tuple[Feed, ...]
     spec: ModelSpec
     is_asked_for: bool = False
-
-    def load_started(self, plan: PlanId) -> None:
-        self.shell.put(inputs.FirstByteCame(plan))
-
-    def layer_arrived(self, plan: PlanId, layer: int) -> None:
-        self.shell.put(inputs.LayerCame(plan, layer))
-
-    def load_completed(self, plan: PlanId) -> None:
-        self.shell.put(inputs.AllCame(plan))
-
-    def load_failed(self, plan: PlanId, reason: str) -> None:
-        self.shell.put(inputs.FetchFailed(plan, reason))
-
-    def feed_failed(self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self.shell.put(inputs.FeedEnded(plan, upstream, reason, is_stalled))
 
 
 class SimMember:
@@ -317,7 +301,7 @@ class SimMember:
         order = effect.order
         key = (self.ref, order.model, order.rank)
         spec = self._config.spec(order.model)
-        arrival = self._arrivals[effect.plan] = _Arrival(self, order, key, order.feeds, spec)
+        arrival = self._arrivals[effect.plan] = _Arrival(order, key, order.feeds, spec)
         self._show_memory()
         if self.host is not None and self._around.refusals.refuses(self.ref, order.model):
             self._inbox.insert(0, inputs.FetchFailed(effect.plan, "there is no memory"))
@@ -337,7 +321,8 @@ class SimMember:
         if self._arrivals.get(plan) is arrival:
             arrival.is_asked_for = True
             grid = ChunkGrid(arrival.spec.layer_bytes, arrival.order.chunk_bytes)
-            self._around.transfers.receive(plan, arrival.key, grid, arrival.feeds, arrival, present)
+            key, feeds = arrival.key, arrival.feeds
+            self._around.transfers.receive(plan, key, grid, feeds, self.put, present)
 
     def _amend(self, effect: effects.AmendFetch) -> None:
         arrival = self._arrivals[effect.plan]

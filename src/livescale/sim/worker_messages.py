@@ -8,13 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from livescale.batching.run import EmittedTokens, SequenceSpec
-from livescale.messages.attempts import (
-    AttemptFailed,
-    AttemptReturned,
-    AttemptTaken,
-    Cancel,
-    Disown,
-)
+from livescale.messages import attempts
 from livescale.types import InstanceId, Value
 
 
@@ -34,5 +28,7 @@ class SimTokens:
     emitted: list[EmittedTokens]
 
 
-ToWorkerMessage = SimSubmit | Cancel | Disown
-FromWorkerMessage = SimTokens | AttemptFailed | AttemptTaken | AttemptReturned
+ToWorkerMessage = SimSubmit | attempts.Cancel | attempts.Disown
+FromWorkerMessage = (
+    SimTokens | attempts.AttemptFailed | attempts.AttemptTaken | attempts.AttemptReturned
+)

@@ -10,14 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from livescale.control.config import ControllerConfig
-from livescale.messages.commands import (
-    AnyCommand,
-    DropHolding,
-    FailRequest,
-    ModelGone,
-    StartHolding,
-)
-from livescale.messages.events import AnyEvent, HoldingCompleted, HoldingFailed, RequestArrived
+from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Held, Knowledge
 from livescale.types import InstanceId, RequestId
@@ -73,32 +66,32 @@ class FailureChecker:
 
     # -- events and commands --------------------------------------------------------------------
 
-    def absorb(self, event: AnyEvent) -> None:
+    def absorb(self, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
         self._news += 1
-        if isinstance(event, RequestArrived):
+        if isinstance(event, events.RequestArrived):
             self._model_of[event.request] = event.model
-        elif isinstance(event, HoldingCompleted | HoldingFailed):
+        elif isinstance(event, events.HoldingCompleted | events.HoldingFailed):
             held = self._knowledge.holdings.get(event.holding)
             if held is None or held.is_leaving:
                 return
-            if isinstance(event, HoldingCompleted):
+            if isinstance(event, events.HoldingCompleted):
                 self._completed(held)
             elif held.instance is not None:
                 self._load_failed(held, held.instance)
 
-    def check(self, now_ns: int, command: AnyCommand) -> None:
+    def check(self, now_ns: int, command: commands.AnyCommand) -> None:
         """Before the knowledge has this command, and those behind it."""
         self._news += 1
-        if isinstance(command, StartHolding) and command.duty is not None:
+        if isinstance(command, commands.StartHolding) and command.duty is not None:
             self._ordered.setdefault(command.duty.instance, (now_ns, self._news))
-        elif isinstance(command, DropHolding):
+        elif isinstance(command, commands.DropHolding):
             instance = self._knowledge.holdings[command.holding].instance
             if instance is not None:
                 self._dropped[instance] = None
-        elif isinstance(command, ModelGone):
+        elif isinstance(command, commands.ModelGone):
             self._gone[command.model] = None
-        elif isinstance(command, FailRequest):
+        elif isinstance(command, commands.FailRequest):
             if command.retry_after_ns is not None:
                 self._check_given_up(command)
             elif self._model_of[command.request] not in self._gone:
@@ -130,7 +123,7 @@ class FailureChecker:
             self._failures[model] = self._failures.get(model, 0) + 1
             self._last_failure[model] = self._news
 
-    def _check_given_up(self, command: FailRequest) -> None:
+    def _check_given_up(self, command: commands.FailRequest) -> None:
         model, knowledge = self._model_of[command.request], self._knowledge
         failures = self._failures.get(model, 0)
         is_given_up = failures >= self._config.load_failures_max

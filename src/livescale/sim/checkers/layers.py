@@ -5,19 +5,15 @@ Members are heard at their mouth, before anything they say is late or lost on it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, HoldingCompleted, LayerArrived
 from livescale.sim.checkers.invariants import require
 from livescale.types import HoldingId, ModelSpec, WorkerRef
 
-
-class Missing(Protocol):
-    """How many bytes of a layer a member still lacks of its rank of a model."""
-
-    def __call__(self, member: WorkerRef, model: str, rank: int, layer: int) -> int: ...
+Missing = Callable[[WorkerRef, str, int, int], int]
+"""How many bytes a member (of a model, a rank and a layer) still lacks."""
 
 
 class LayerChecker:

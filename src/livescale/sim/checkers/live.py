@@ -7,40 +7,18 @@ were run, and no token is computed from KV that is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from livescale.batching.live_messages import BatchKey, Handover
 from livescale.batching.run import Run
-from livescale.plans import Pairing
 from livescale.sim.checkers.invariants import require
+from livescale.sim.checkers.serving_view import ServingView
 from livescale.sim.config import SimConfig
 from livescale.types import InstanceId, LayerSpan, RequestId, WorkerRef
 
 _SLACK_NS = 1_000_000
 """What a pull may take besides messages on their way."""
-
-
-class PairMember(Protocol):
-    """An instance as one of a live pair, seen from outside."""
-
-    @property
-    def instance(self) -> InstanceId: ...
-
-    @property
-    def pairing(self) -> Pairing | None: ...
-
-    @property
-    def waits_for_layer(self) -> tuple[tuple[int, int], ...]:
-        """Requests of the batch that it offers, if it can run no layer yet: tokens of each now and
-        at most."""
-        ...
-
-    @property
-    def is_idle(self) -> bool: ...
-
-    def has_room(self, needs: Sequence[tuple[int, int]]) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -69,7 +47,7 @@ class LiveChecker:
         self._watermarks: dict[InstanceId, dict[int, int]] = {}
         self._parts: dict[InstanceId, dict[tuple[RequestId, int], _Part]] = {}
         self._taken: dict[tuple[InstanceId, BatchKey], list[tuple[RequestId, int]]] = {}
-        self._members: dict[WorkerRef, PairMember] = {}
+        self._members: dict[WorkerRef, ServingView] = {}
         #: workers of loading instances, by the worker of the source that they were given
         self._targets: dict[WorkerRef, list[WorkerRef]] = {}
         self._idle_since_ns: dict[InstanceId, int] = {}
@@ -166,7 +144,7 @@ class LiveChecker:
 
     # -- pairs ----------------------------------------------------------------------------------
 
-    def joins(self, worker: WorkerRef, member: PairMember) -> None:
+    def joins(self, worker: WorkerRef, member: ServingView) -> None:
         """The worker is rank 0 of this instance from now on."""
         self._members[worker] = member
         if member.pairing is not None and member.pairing.source is not None:
@@ -204,7 +182,7 @@ class LiveChecker:
         else:
             self._idle_since_ns.pop(target.instance, None)
 
-    def _is_idle_source(self, target: PairMember, worker: WorkerRef) -> bool:
+    def _is_idle_source(self, target: ServingView, worker: WorkerRef) -> bool:
         """The target's first batch could run on its source, which does nothing."""
         source, needs, pairing = self._members.get(worker), target.waits_for_layer, target.pairing
         if source is None or pairing is None or not needs:

@@ -20,7 +20,7 @@ class Idling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServingView:
-    """What a LiveChecker looks at (PairMember)."""
+    """What a LiveChecker looks at."""
 
     worker: Idling
     serving: Serving

@@ -8,10 +8,12 @@ nanoseconds), so that nothing is rounded while rates change. Who gets which rate
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from livescale.chunks import ChunkGrid, Feed
+from livescale.member import inputs
 from livescale.sim.clock import Action
 from livescale.sim.links.feeding import LayerPiece, bytes_in, lowest
 from livescale.topology import LinkUse
@@ -19,22 +21,6 @@ from livescale.types import PlanId, WorkerRef
 
 HoldingKey = tuple[WorkerRef, str, int]
 NANO = 1_000_000_000
-
-
-class SimLoadListener(Protocol):
-    """Hears of one receiver's plan."""
-
-    def load_started(self, plan: PlanId) -> None: ...
-
-    def layer_arrived(self, plan: PlanId, layer: int) -> None: ...
-
-    def load_completed(self, plan: PlanId) -> None: ...
-
-    def load_failed(self, plan: PlanId, reason: str) -> None: ...
-
-    def feed_failed(
-        self, plan: PlanId, upstream: WorkerRef, reason: str, is_stalled: bool
-    ) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -93,12 +79,13 @@ class SimHolding:
 
 @dataclass(slots=True, eq=False)
 class SimReception:
-    """One receiver's part of a plan. `is_timed`: its layers come after a fixed time instead."""
+    """One receiver's part of a plan. `tell` gets the news of it, as a member does. `is_timed`: its
+    layers come after a fixed time instead."""
 
     plan: PlanId
     key: HoldingKey
     holding: SimHolding
-    listener: SimLoadListener
+    tell: Callable[[inputs.MemberInput], None]
     is_timed: bool = False
     flows: list[SimFlow] = field(default_factory=list)
     has_begun: bool = False
@@ -117,10 +104,10 @@ class SimReception:
         """Its first byte comes. Layers that need no bytes are there with it. Idempotent."""
         if not self.has_begun:
             self.has_begun = True
-            self.listener.load_started(self.plan)
+            self.tell(inputs.FirstByteCame(self.plan))
             for layer, size in enumerate(self.holding.grid.layer_bytes):
                 if not size:
-                    self.listener.layer_arrived(self.plan, layer)
+                    self.tell(inputs.LayerCame(self.plan, layer))
 
 
 @dataclass(frozen=True, slots=True)

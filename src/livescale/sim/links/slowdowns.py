@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from livescale.member.inputs import FeedEnded
 from livescale.sim.clock import Clock
 from livescale.sim.links.flows import SimFlow
 from livescale.sim.links.movement import Movement
@@ -70,8 +71,8 @@ class Slowdowns:
                 return
             if flow.next_wanted(0) is not None:
                 flow.has_told_stall = True
-                plan, listener = flow.reception.plan, flow.reception.listener
-                listener.feed_failed(plan, worker, "no bytes come", True)
+                plan, tell = flow.reception.plan, flow.reception.tell
+                tell(FeedEnded(plan, worker, "no bytes come", is_stalled=True))
 
         self._clock.after(self._stall_ns, look)
 

@@ -8,18 +8,14 @@ has while it receives, one chunk behind. Receivers are told, nothing is decided.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from livescale.chunks import ChunkGrid, Feed
+from livescale.member import inputs
 from livescale.sim.clock import Clock
 from livescale.sim.links.feeding import LayerPiece, all_chunks, bytes_in, pieces_of
-from livescale.sim.links.flows import (
-    HoldingKey,
-    SimFlow,
-    SimHolding,
-    SimLoadListener,
-    SimReception,
-)
+from livescale.sim.links.flows import HoldingKey, SimFlow, SimHolding, SimReception
 from livescale.sim.links.movement import Movement
 from livescale.sim.links.slowdowns import Slowdowns
 from livescale.topology import Topology
@@ -69,22 +65,22 @@ class Transfers:
         key: HoldingKey,
         grid: ChunkGrid,
         feeds: tuple[Feed, ...],
-        listener: SimLoadListener,
+        tell: Callable[[inputs.MemberInput], None],
         present_layers: range = range(0),
     ) -> None:
-        """The member asks for these chunks; from now on it passes on what it has, at first
-        `present_layers`, which it does not ask for."""
+        """The member asks for these chunks, and `tell` gets the news of them; from now on it passes
+        on what it has, at first `present_layers`, which it does not ask for."""
         assert key not in self._holdings, f"{key} is there already"
         holding = self._holdings[key] = SimHolding(grid, all_chunks(grid))
         is_timed = self._load_ns is not None and not key[0].is_agent
-        reception = SimReception(plan, key, holding, listener, is_timed)
+        reception = SimReception(plan, key, holding, tell, is_timed)
         self._receptions[reception.place] = self._receiving[key] = reception
         self._keys_of.setdefault(key[0], {})[key] = None
         if present_layers and not is_timed:
             reception.begin()
             for layer in present_layers:
                 holding.missing[layer] = 0
-                listener.layer_arrived(plan, layer)
+                tell(inputs.LayerCame(plan, layer))
         if self._load_ns is not None and is_timed:
             self._clock.after(self._load_ns, partial(self._load_at_once, reception))
             return
@@ -200,11 +196,11 @@ class Transfers:
         """All layers are there, in their order."""
         if self._receptions.get(reception.place) is not reception:
             return
-        plan, listener, missing = reception.plan, reception.listener, reception.holding.missing
-        listener.load_started(plan)
+        plan, tell, missing = reception.plan, reception.tell, reception.holding.missing
+        tell(inputs.FirstByteCame(plan))
         for layer in range(len(missing)):
             missing[layer] = 0
-            listener.layer_arrived(plan, layer)
+            tell(inputs.LayerCame(plan, layer))
         self._moves.touch_all(self._moves.readers(reception.key))
         self._complete_if_whole(reception)
 
@@ -224,20 +220,20 @@ class Transfers:
             reception.corruptions -= 1
             self._fetch_again(reception, layer)
             return
-        reception.listener.layer_arrived(reception.plan, layer)
+        reception.tell(inputs.LayerCame(reception.plan, layer))
         self._complete_if_whole(reception)
 
     def _complete_if_whole(self, reception: SimReception) -> None:
         if not any(reception.holding.missing) and not reception.is_failing:
             self._end(reception)
-            reception.listener.load_completed(reception.plan)
+            reception.tell(inputs.AllCame(reception.plan))
 
     def _fail_load(self, reception: SimReception, layer: int) -> None:
         """Nothing of it is kept: there is no other holder to ask."""
         if self._receptions.get(reception.place) is reception:
             self.drop(reception.key)
             reason = f"layer {layer} has another checksum"
-            reception.listener.load_failed(reception.plan, reason)
+            reception.tell(inputs.FetchFailed(reception.plan, reason))
 
     def _end(self, reception: SimReception) -> None:
         del self._receptions[reception.place], self._receiving[reception.key]
@@ -285,4 +281,4 @@ class Transfers:
         for other in reception.flows:
             if other.feed.upstream == upstream:
                 self._moves.close(other)
-        reception.listener.feed_failed(reception.plan, upstream.worker, reason, False)
+        reception.tell(inputs.FeedEnded(reception.plan, upstream.worker, reason, is_stalled=False))

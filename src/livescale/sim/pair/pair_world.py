@@ -1,14 +1,15 @@
 """A live pair in virtual time: two LiveBatchers, their messages, and given times for everything.
 
 The protocol is the production one; what it costs beside an order that both machines know at once
-(`live_player.play`) is seen here. One batch is one request.
+(`player.play`) is seen here. One batch is one request.
 """
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from livescale.batching.live_messages import Handover, KvLayer, LiveMessage
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.batching.run import Emission, Run, Segment, SequenceSpec
 from livescale.plans import Pairing
+from livescale.sim.clock import COMMIT_PRIORITY, Action, Clock
 from livescale.types import LayerSpan, SamplingParams, WorkerRef
 
 _NS_PER_S = 1_000_000_000
@@ -28,6 +30,10 @@ _BLOCK_TOKENS = 1 << 22
 
 _LIMITS = LiveLimits()
 
+_SETTLE, _START = 1, 2
+"""At one instant Runs end and all that comes is there first, then messages are taken in and sent;
+the source starts a Run after that, and the target after the source."""
+
 
 @dataclass(frozen=True, slots=True)
 class PairLoad:
@@ -35,12 +41,12 @@ class PairLoad:
 
     All batches wait from 0 on: `tokens` of each, and what one of its layers takes
     (`batch_layer_ns`). Layer k of the model (embedding and head included: layers + 2 of them) is
-    complete on the target at `arrived_ns[k]`. A message takes `message_ns`, and rows (`row_bytes`
-    per token) and KV (`kv_layer_bytes` per token and layer) go one after the other at
-    `bytes_per_s` (None: at once). Each request gets `output_tokens`; `decodes` requests decode at
-    the source all the time, and a Run of decodes takes `decode_ns`, however many they are. A head
-    takes `head_ns`. Where the target is faster or slower than the source, `target_layer_ns` is what
-    a layer of each batch takes there.
+    complete on the target at `arrived_ns[k]`, or from 0 on if that is earlier. A message takes
+    `message_ns`, and rows (`row_bytes` per token) and KV (`kv_layer_bytes` per token and layer) go
+    one after the other at `bytes_per_s` (None: at once). Each request gets `output_tokens`;
+    `decodes` requests decode at the source all the time, and a Run of decodes takes `decode_ns`,
+    however many they are. Where the target is faster or slower than the source, `target_layer_ns`
+    is what a layer of each batch takes there.
     """
 
     order: str
@@ -55,7 +61,6 @@ class PairLoad:
     decodes: int = 0
     decode_ns: int = 0
     output_tokens: int = 1
-    head_ns: int = 0
     run_tokens_max: int = 2048
     limits: LiveLimits = _LIMITS
     target_layer_ns: tuple[int, ...] = ()
@@ -98,11 +103,6 @@ class PairRun:
     handovers: int = 0
     moved_bytes: int = 0
 
-    @property
-    def first_help_ns(self) -> int | None:
-        """When the target began its first Run; None if it never did."""
-        return next((work.start_ns for work in self.works if work.on_target), None)
-
     def rate(self, from_ns: int, to_ns: int) -> float:
         """Prefill work in this time, in instances: the share of it that each was in Runs with
         prompts, added up."""
@@ -120,36 +120,23 @@ class _Member:
 
     ref: WorkerRef
     batcher: LiveBatcher
-    inbox: deque[tuple[WorkerRef, LiveMessage]] = field(default_factory=deque)
-    watermark: int = 0
-    run: Run | None = None
-    work: PairWork | None = None
+    inbox: deque[Action] = field(default_factory=deque)
+    is_running: bool = False
     #: when what it sent last will be there
     sent_ns: int = 0
     deadline_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Event:
-    """Something that comes: a layer (`watermark`), a message (`peer`, `message`), or only the end
-    of a Run or of somebody's patience."""
-
-    at_ns: int
-    number: int
-    member: int = field(compare=False)
-    watermark: int = field(compare=False, default=0)
-    peer: WorkerRef | None = field(compare=False, default=None)
-    message: LiveMessage | None = field(compare=False, default=None)
-
-
 class PairWorld:
-    """Both instances, what is on its way between them, and the time."""
+    """Both instances, what is on its way between them, and the time.
+
+    Members, which start a Run in the same step in which they hear that one has ended, would not
+    know what the other one ends at that instant: here nothing but the protocol may cost anything.
+    """
 
     def __init__(self, load: PairLoad) -> None:
         self._load = load
-        self._now_ns = 0
-        self._events: list[_Event] = []
-        self._numbers = 0
+        self._clock = Clock()
         self._is_live = LIVE_ORDERS[load.order].is_live
         pairing = Pairing(load.order, _SOURCE, 1) if self._is_live else None
         self._members = [self._member(_SOURCE, None), self._member(_TARGET, pairing)]
@@ -163,14 +150,8 @@ class PairWorld:
         """Until every batch has all its tokens."""
         self._begin()
         while min(self._run.finished_ns) < 0:
-            if not self._events:
-                raise ValueError(f"nothing happens any more at {self._now_ns} ns: {self._members}")
-            self._now_ns = self._events[0].at_ns
-            self._settle()
-            for member in self._members:
-                self._start(member)
-                # What one says when it begins is known before the other does.
-                self._settle()
+            if not self._clock.run_next():
+                raise ValueError(f"nothing happens any more: {self._clock}, {self._members}")
         self._run.handovers = self._members[1].batcher.giver.handovers
         return self._run
 
@@ -192,35 +173,31 @@ class PairWorld:
 
     def _begin(self) -> None:
         source, target = self._members
-        source.watermark = self._load.layers + 2
-        source.batcher.layers_arrived(source.watermark)
+        source.batcher.layers_arrived(self._load.layers + 2)
         for number in range(self._load.decodes):
             sampling = SamplingParams(_BLOCK_TOKENS // 2)
             source.batcher.add(SequenceSpec(f"d{number}", 1, range(1), sampling))
         run = source.batcher.next_run()
         if run is not None:  # they decode already
             source.batcher.commit(run, [0] * len(run.segments))
-        watermark_ns = 0
-        for layer, arrived_ns in enumerate(self._load.arrived_ns):
-            watermark_ns = max(watermark_ns, arrived_ns)
-            self._expect(watermark_ns, target, watermark=layer + 1)
+        arrived_ns = itertools.accumulate(self._load.arrived_ns, max, initial=0)
+        for watermark, at_ns in enumerate(arrived_ns):
+            self._expect(at_ns, target, partial(target.batcher.layers_arrived, watermark))
         if self._is_live:
             while self._left:
                 self._add(target)
-        self._expect(0, source)
+        self._look(0)
 
-    def _expect(
-        self,
-        at_ns: int,
-        member: _Member,
-        watermark: int = 0,
-        peer: WorkerRef | None = None,
-        message: LiveMessage | None = None,
-    ) -> None:
-        self._numbers += 1
-        number = member.ref.worker
-        event = _Event(at_ns, self._numbers, number, watermark, peer, message)
-        heapq.heappush(self._events, event)
+    def _expect(self, at_ns: int, member: _Member, news: Action) -> None:
+        """At that time something comes in for the member."""
+        self._clock.at(at_ns, partial(member.inbox.append, news))
+        self._look(at_ns)
+
+    def _look(self, at_ns: int) -> None:
+        """At that time both see to what there is to do."""
+        self._clock.at(at_ns, self._settle, _SETTLE)
+        for member in self._members:
+            self._clock.at(at_ns, partial(self._start, member), _START + member.ref.worker)
 
     def _add(self, member: _Member) -> None:
         number = self._left.popleft()
@@ -229,31 +206,19 @@ class PairWorld:
         member.batcher.add(SequenceSpec(f"b{number}", 1, prompt, sampling))
 
     def _settle(self) -> None:
-        """Everything that happens by now, and all that follows from it at once."""
-        while self._events and self._events[0].at_ns <= self._now_ns:
-            while self._events and self._events[0].at_ns <= self._now_ns:
-                event = heapq.heappop(self._events)
-                member = self._members[event.member]
-                member.watermark = max(member.watermark, event.watermark)
-                if event.peer is not None and event.message is not None:
-                    member.inbox.append((event.peer, event.message))
-            for member in self._members:
-                self._end(member)
-                if member.run is None:
-                    self._take_in(member)
-                    self._send(member)
+        for member in self._members:
+            if not member.is_running:
+                self._take_in(member)
+                self._send(member)
 
-    def _end(self, member: _Member) -> None:
-        run, work = member.run, member.work
-        if run is None or work is None or work.stop_ns > self._now_ns:
-            return
-        member.run = member.work = None
+    def _end(self, member: _Member, run: Run, work: PairWork) -> None:
+        member.is_running = False
         count = sum(segment.samples for segment in run.segments)
         for emission in member.batcher.commit(run, [0] * count):
             self._emitted(emission)
         if work.decodes and not work.on_target and self._load.decodes:
-            self._run.tbt_ns.append(self._now_ns - self._decoded_ns)
-            self._decoded_ns = self._now_ns
+            self._run.tbt_ns.append(self._clock.now_ns - self._decoded_ns)
+            self._decoded_ns = self._clock.now_ns
         member.batcher.ran(run, work.stop_ns - work.start_ns)
 
     def _emitted(self, emission: Emission) -> None:
@@ -261,38 +226,40 @@ class PairWorld:
             return
         number = int(emission.request[1:])
         if emission.index == 0:
-            self._run.first_token_ns[number] = self._now_ns
+            self._run.first_token_ns[number] = self._clock.now_ns
         if emission.finish_reason is not None:
-            self._run.finished_ns[number] = self._now_ns
+            self._run.finished_ns[number] = self._clock.now_ns
 
     def _take_in(self, member: _Member) -> None:
         batcher = member.batcher
-        if batcher.watermark < member.watermark:
-            batcher.layers_arrived(member.watermark)
         while member.inbox:
-            batcher.take_message(*member.inbox.popleft(), self._now_ns)
+            member.inbox.popleft()()
         # Who does not share a line takes the next batch from a queue before both.
         is_free = batcher.is_full and not batcher.batcher.lines.queued_prefill_tokens
         if self._left and is_free:
             self._add(member)
 
     def _send(self, member: _Member) -> None:
-        for peer, message in member.batcher.take_outbox(self._now_ns):
-            there_ns = self._now_ns
+        for peer, message in member.batcher.take_outbox(self._clock.now_ns):
+            there_ns = self._clock.now_ns
             size = self._bytes(message)
             if size and self._load.bytes_per_s is not None:
-                start_ns = max(self._now_ns, self._link_free_ns)
+                start_ns = max(self._clock.now_ns, self._link_free_ns)
                 there_ns = start_ns + -(-size * _NS_PER_S // self._load.bytes_per_s)
                 self._link_free_ns = there_ns
             self._run.moved_bytes += size
             # In the order in which they were sent.
             member.sent_ns = max(there_ns + self._load.message_ns, member.sent_ns)
             receiver = self._members[peer.worker]
-            self._expect(member.sent_ns, receiver, peer=member.ref, message=message)
+            news = partial(self._hear, receiver, member.ref, message)
+            self._expect(member.sent_ns, receiver, news)
         deadline_ns = member.batcher.deadline_ns()
         if deadline_ns is not None and deadline_ns != member.deadline_ns:
-            self._expect(deadline_ns, member)
+            self._look(deadline_ns)
         member.deadline_ns = deadline_ns
+
+    def _hear(self, member: _Member, peer: WorkerRef, message: LiveMessage) -> None:
+        member.batcher.take_message(peer, message, self._clock.now_ns)
 
     def _bytes(self, message: LiveMessage) -> int:
         """What comes along with a message."""
@@ -304,13 +271,14 @@ class PairWorld:
         return 0
 
     def _start(self, member: _Member) -> None:
-        if member.run is not None:
+        if member.is_running:
             return
         run = member.batcher.next_run()
         if run is not None:
-            member.run, member.work = run, self._work(member, run)
-            self._run.works.append(member.work)
-            self._expect(member.work.stop_ns, member)
+            member.is_running, work = True, self._work(member, run)
+            self._run.works.append(work)
+            self._clock.at(work.stop_ns, partial(self._end, member, run, work), COMMIT_PRIORITY)
+            self._look(work.stop_ns)
         self._send(member)
 
     def _work(self, member: _Member, run: Run) -> PairWork:
@@ -328,10 +296,9 @@ class PairWorld:
             batches.append(number)
             whole_ns = layers * layer_ns[number] * segment.token_count
             took_ns += -(-whole_ns // load.tokens[number])
-            took_ns += load.head_ns if segment.samples else 0
         took_ns += load.decode_ns if decodes else 0
-        stop_ns = self._now_ns + took_ns
-        return PairWork(on_target, tuple(batches), decodes, run.span, self._now_ns, stop_ns)
+        stop_ns = self._clock.now_ns + took_ns
+        return PairWork(on_target, tuple(batches), decodes, run.span, self._clock.now_ns, stop_ns)
 
     def _prompt_of(self, segment: Segment) -> int | None:
         """The batch whose prompt it belongs to; None for a decode."""

@@ -12,13 +12,12 @@ from itertools import pairwise
 
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
-from livescale.slo import percentile
+from livescale.slo import TIME, exact_ns, percentile
 from livescale.traces import TraceRow, upscale
 from livescale.types import Outcome, Value
 
 TraceLoads = Mapping[str, Sequence[TraceRow]]
 _NS_PER_S = 1_000_000_000
-_NS_PER_UNIT = {"s": _NS_PER_S, "ms": 1_000_000, "us": 1_000}
 
 UNLOADED_MULTIPLE = 5
 """TTFT of a pool that keeps up is below so many times the unloaded one (BlitzScale's 5x rule)."""
@@ -45,7 +44,7 @@ class PercentileBound(Value, frozen=True):
         return f"{self.metric}_p{self.percent}"
 
 
-_BOUND = re.compile(r"(ttft|tbt)_p(\d{1,3})=(\d+)(?:\.(\d{1,9}))?(s|ms|us)")
+_BOUND = re.compile(rf"(ttft|tbt)_p(\d{{1,3}})={TIME}")
 
 
 def parse_bounds(text: str) -> tuple[PercentileBound, ...]:
@@ -60,9 +59,7 @@ def parse_bounds(text: str) -> tuple[PercentileBound, ...]:
         percent = int(found[2])
         if not 1 <= percent <= 100:
             raise CapacityError(f"'{part.strip()}': a percentile is 1 to 100")
-        unit_ns, fraction = _NS_PER_UNIT[found[5]], found[4] or ""
-        limit_ns = int(found[3]) * unit_ns + int(fraction or 0) * unit_ns // 10 ** len(fraction)
-        bounds.append(PercentileBound(found[1], percent, limit_ns))
+        bounds.append(PercentileBound(found[1], percent, exact_ns(found[3], found[4])))
     names = [str(bound) for bound in bounds]
     for name in names:
         if names.count(name) > 1:

@@ -20,7 +20,7 @@ from livescale.policies import Bounds, ModelPolicy
 from livescale.settings import unknown
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.systems import System
-from livescale.topology import Device, Host
+from livescale.topology import Device
 from livescale.topology_files import NamedTopology
 from livescale.types import ModelSpec, Value, WorkerRef
 
@@ -341,17 +341,8 @@ def _latencies(kind: str, models: Sequence[PooledModel]) -> dict[str, AnyLatency
 
 
 def _part(cluster: NamedTopology, refs: Sequence[WorkerRef], hosts: Sequence[str]) -> NamedTopology:
-    topology = cluster.topology
-    return _with_members(
-        cluster,
-        {ref: topology.devices[ref] for ref in refs},
-        {ref: host for ref, host in topology.agents.items() if host.name in hosts},
-    )
-
-
-def _with_members(
-    cluster: NamedTopology, devices: dict[WorkerRef, Device], agents: dict[WorkerRef, Host]
-) -> NamedTopology:
+    devices = {ref: cluster.topology.devices[ref] for ref in refs}
+    agents = {r: host for r, host in cluster.topology.agents.items() if host.name in hosts}
     topology = replace(cluster.topology, devices=devices, agents=agents)
     named = {name: ref for name, ref in cluster.refs.items() if ref in devices or ref in agents}
     return replace(cluster, topology=topology, refs=named)

@@ -13,11 +13,10 @@ import re
 import msgspec
 
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.slo import TIME, exact_ns
 from livescale.types import Value
 
 _NS_PER_S = 1_000_000_000
-_NS_PER_UNIT = {"s": _NS_PER_S, "ms": 1_000_000, "us": 1_000}
-_TIME = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?(s|ms|us)")
 _COUNT = re.compile(r"[1-9]\d{0,5}")
 
 
@@ -135,7 +134,11 @@ def find_system(text: str) -> System:
     if not colon:
         return system
     if name == "fixed-delay":
-        delay_ns = _time_ns(text, parameter)
+        found = re.fullmatch(TIME, parameter)
+        if found is None:
+            hint = "write a time, as in fixed-delay:2s or fixed-delay:250ms"
+            raise UnknownSystem(f"'{text}': {hint}")
+        delay_ns = exact_ns(found[1], found[2])
         sentence = f"each load takes {parameter}"
         return msgspec.structs.replace(system, name=text, sentence=sentence, load_ns=delay_ns)
     if name == "fixed":
@@ -145,16 +148,3 @@ def find_system(text: str) -> System:
         count = int(parameter)
         return msgspec.structs.replace(system, name=text, sentence=sentence, fixed_instances=count)
     raise UnknownSystem(f"'{text}': only fixed-delay:TIME and fixed:N have a parameter")
-
-
-# -- helpers --------------------------------------------------------------------------------------
-
-
-def _time_ns(text: str, parameter: str) -> int:
-    found = _TIME.fullmatch(parameter)
-    if found is None:
-        raise UnknownSystem(f"'{text}': write a time, as in fixed-delay:2s or fixed-delay:250ms")
-    unit_ns = _NS_PER_UNIT[found[3]]
-    fraction = found[2] or ""
-    parts: int = 10 ** len(fraction)
-    return int(found[1]) * unit_ns + int(fraction or 0) * unit_ns // parts

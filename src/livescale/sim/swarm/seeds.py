@@ -16,14 +16,11 @@ from typing import IO
 from livescale.member.member import Member
 from livescale.sim.checkers.requests import UnexplainedFailure
 from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.swarm import additions
 from livescale.sim.swarm.bounds import with_wide_bounds
-from livescale.sim.swarm.clients import with_clients
 from livescale.sim.swarm.fabrics import with_fabric
-from livescale.sim.swarm.files import with_bad_files
 from livescale.sim.swarm.limits import with_changed_limits
 from livescale.sim.swarm.live import with_live
-from livescale.sim.swarm.members import with_refusals_and_jumps
-from livescale.sim.swarm.silences import with_silence
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
 from livescale.types import Outcome
 
@@ -53,9 +50,9 @@ def draw_world(seed: int) -> SwarmWorld:
 
 def draw_narrow_world(seed: int) -> SwarmWorld:
     """The same with all its bounds narrow: much fails in it."""
-    drawn = with_bad_files(with_live(with_fabric(draw_flat_world(seed))))
-    drawn = with_refusals_and_jumps(with_silence(drawn))
-    return with_clients(with_changed_limits(drawn))
+    drawn = additions.with_bad_files(with_live(with_fabric(draw_flat_world(seed))))
+    drawn = additions.with_refusals_and_jumps(additions.with_silence(drawn))
+    return additions.with_clients(with_changed_limits(drawn))
 
 
 def run_world(
