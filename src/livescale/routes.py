@@ -61,6 +61,8 @@ class Route(Value, frozen=True):
     @property
     def workers(self) -> tuple[WorkerRef, ...]:
         """All that may hold a request of this route, in order."""
+        if len(self.hops) == 1:  # as most are: the router asks for every route in every decision
+            return tuple([partner.worker for partner in self.hops[0].partners])
         return tuple(partner.worker for hop in self.hops for partner in hop.partners)
 
 

@@ -310,13 +310,16 @@ class Router:
 
     def _row(self, route: Route) -> _Row:
         """What is outstanding, and what was not started, is that of all workers of the route."""
-        counts = [self._outstanding.get(worker, (0, 0)) for worker in route.workers]
-        ahead_max = self._live_ahead_max if route.is_live else self._ahead_max
+        first, workers = route.first, route.workers
+        ahead, tokens = self._outstanding.get(first.worker, (0, 0))
+        for worker in workers[1:]:
+            more = self._outstanding.get(worker, (0, 0))
+            ahead, tokens = ahead + more[0], tokens + more[1]
         return _Row(
-            instance=route.first.instance,
-            workers=route.workers,
-            tokens=sum(tokens for _, tokens in counts),
-            room=ahead_max - sum(ahead for ahead, _ in counts),
+            instance=first.instance,
+            workers=workers,
+            tokens=tokens,
+            room=(self._live_ahead_max if route.is_live else self._ahead_max) - ahead,
             cost_permille=route.cost_permille,
             lag_tokens=route.lag_tokens,
         )
