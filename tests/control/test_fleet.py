@@ -186,7 +186,7 @@ def test_the_load_that_rank_0_reported_counts_when_the_other_ranks_have_joined()
     fleet.report_early(load_of(8, running=5))  # of an instance that is not known
     fleet.adopt(PART, hold(pool, duty, 3, HoldingState.WHOLE, rank=1))
     (instance,) = fleet.of_part(PART)
-    assert (instance.running, instance.is_unheard) == (4, False)
+    assert (instance.running, instance.is_unreported) == (4, False)
 
 
 def test_a_live_instance_may_have_requests_until_it_has_reported_its_load() -> None:
@@ -194,9 +194,9 @@ def test_a_live_instance_may_have_requests_until_it_has_reported_its_load() -> N
     duty = Duty(9, (W[0],), pairing=Pairing("zigzag"))
     fleet.adopt(PART, hold(pool, duty, 1))
     (instance,) = fleet.live(PART)
-    assert instance.is_unheard
+    assert instance.is_unreported
     fleet.report(instance, load_of(9, running=0))
-    assert not instance.is_unheard
+    assert not instance.is_unreported
 
 
 def test_what_an_ended_instance_left_behind_is_spare_only_when_dropped() -> None:

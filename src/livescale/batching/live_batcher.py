@@ -180,14 +180,14 @@ class LiveBatcher:
         if not self.giver.take_message(peer, message, self.loaded, now_ns):
             self.taker.take_message(peer, message, now_ns, is_full=self.is_full)
 
-    def peer_lost(self, peer: WorkerRef, *, hears: bool = False) -> None:
-        """Nothing more comes from this worker or goes there (`hears`: it is told what it waits for
-        in vain). Between two Runs."""
+    def peer_lost(self, peer: WorkerRef, *, is_reachable: bool = False) -> None:
+        """Nothing more comes from this worker or goes there. One that `is_reachable` is told what
+        does not come. Between two Runs."""
         assert not self._turns.in_flight, f"{self!r}: a Run is in flight"
         self.mover.give_up(peer)
         self.giver.give_up(peer, is_lost=True)
         self.taker.give_up(peer)
-        if hears:
+        if is_reachable:
             # Its offers are forgotten here, and may not even have arrived.
             self.batches.tell(peer, messages.Parted(None))
         else:

@@ -24,7 +24,8 @@ from livescale.batching.live_pace import LivePace
 from livescale.batching.live_pulls import PullUnderWay, PullWindow
 from livescale.batching.run import SequenceSpec
 from livescale.batching.sequence import SequenceState
-from livescale.types import InstanceId, WorkerRef
+from livescale.routes import kv_moves
+from livescale.types import InstanceId, LayerSpan, WorkerRef
 
 
 class LiveTaker:
@@ -231,10 +232,18 @@ class LiveTaker:
             # Nothing was done of it: it is a prompt like any other, and may find its beginning.
             self._batches.end(batch, self._batcher.held.put_back)
         elif batch.decoding or any(_decodes(sequence.spec) for sequence in batch.sequences):
-            layers = self._batcher.span.stop - 2
-            batch.kv_missing = dict.fromkeys(range(1, min(message.next_layer, layers + 1)))
+            batch.kv_missing = self._kv_to_come(message)
         if not batch.kv_missing:
             self._batches.settle(batch)
+
+    def _kv_to_come(self, message: messages.Handover) -> dict[int, None]:
+        """Layers whose KV the target wrote and decodes need here, where the whole batch goes on."""
+        decoders = LayerSpan(1, self._batcher.span.stop - 1)
+        if message.next_layer <= 1:
+            return {}
+        done = [(message.batch.target, LayerSpan(1, message.next_layer))]
+        moves = kv_moves(done, [(self._instance, decoders)])
+        return {layer: None for m in moves for layer in range(m.span.start, m.span.stop)}
 
     def _hold(self, message: messages.Handover, tables: Tables) -> list[SequenceState]:
         """Its requests, in the blocks that were reserved. Some may have left the batch since it was

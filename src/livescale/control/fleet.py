@@ -130,7 +130,7 @@ class Fleet:
         if copy.is_complete:
             state = InstanceState.SERVING
         instance = Instance(part, duty, copy, state)
-        instance.is_unheard = state is not InstanceState.LOADING
+        instance.is_unreported = state is not InstanceState.LOADING
         instance.story.append(f"adopted as {state.name}")
         self.add(instance)
         load = self._early_loads.pop(instance.id, None)
@@ -174,7 +174,7 @@ class Fleet:
 
     def report(self, instance: Instance, event: InstanceReported) -> None:
         """Take note of an instance's load."""
-        instance.is_unheard = False
+        instance.is_unreported = False
         self.touched[instance.part] = None
         tally = self.tally(instance.part)
         tally.add(instance, -1)

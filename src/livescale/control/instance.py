@@ -82,7 +82,7 @@ class Instance:
     predicted_ns: int | None = None
     first_byte_ns: int | None = None
     #: taken over from an earlier life of the controller; it has not said yet what it is doing
-    is_unheard: bool = False
+    is_unreported: bool = False
     #: last InstanceReported
     running: int = 0
     queued_prefill_tokens: int = 0

@@ -251,5 +251,5 @@ class Scaling:
         """Requests are there. Those of an earlier controller's life may not be announced yet:
         what the instance itself reports counts too."""
         is_working = instance.running > 0 or instance.queued_prefill_tokens > 0
-        is_working = is_working or instance.is_unheard
+        is_working = is_working or instance.is_unreported
         return is_working or bool(self._router.on_worker(instance.worker))

@@ -93,8 +93,8 @@ def _first(log_weights: torch.Tensor, bits: torch.Tensor, contenders: torch.Tens
     scores = _scores(log_weights[rows, columns], bits[rows, columns])
     best = scores.new_full((len(bits),), -torch.inf).scatter_reduce_(0, rows, scores, "amax")
     is_best = scores == best[rows]
-    nobody = columns.new_full((len(bits),), bits.shape[1])
-    return nobody.scatter_reduce_(0, rows[is_best], columns[is_best], "amin").unsqueeze(1)
+    unset = columns.new_full((len(bits),), bits.shape[1])
+    return unset.scatter_reduce_(0, rows[is_best], columns[is_best], "amin").unsqueeze(1)
 
 
 def _scores(log_weights: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:

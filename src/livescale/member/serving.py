@@ -156,7 +156,7 @@ class Serving:
     def peer_lost(self, peer: WorkerRef, *, is_refused: bool) -> None:
         """Nothing more comes from this worker, or goes there."""
         self._has_partner = True
-        self.live.peer_lost(peer, hears=is_refused)
+        self.live.peer_lost(peer, is_reachable=is_refused)
 
     def run_ended(self, ended: RunEnded) -> None:
         """The first Run in flight is over."""

@@ -15,7 +15,7 @@ from livescale.types import InstanceState, RequestId
 
 def instances_over_time(history: History) -> list[tuple[int, int]]:
     """(now_ns, instances that serve from then on), one entry per change, the first at the first
-    step. A controller that begins anew hears of every instance again."""
+    step. Every instance is reported again to a controller that begins anew."""
     later_ns = history.end_ns + 1
     deltas = Counter({history.started_ns: 0})
     for instance in history.instances:

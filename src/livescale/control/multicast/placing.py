@@ -19,10 +19,10 @@ Element = tuple[WorkerRef, ...]
 def usable_sources(request: PlanRequest) -> tuple[Source, ...]:
     """The copies to read, device copies before host copies, else in the order given.
 
-    BlitzScale §5.1 prunes sources whose outgoing direction serves. After that complete copies that
-    nobody reads come first; then those that are still arriving and that nobody reads (they pass
-    on). Serving traffic costs less than another reader does (`_SERVING_PERCENT`): sources that
-    serve and that nobody reads come next; then the least read of the complete ones.
+    BlitzScale §5.1 prunes sources whose outgoing direction serves. After that complete copies
+    without readers come first; then those that are still arriving and have none (they pass on).
+    Serving traffic costs less than another reader does (`_SERVING_PERCENT`): sources that serve
+    and have no readers come next; then the least read of the complete ones.
     """
     busy = set(request.busy)
     quiet = [source for source in request.sources if not serves_outward(source, busy)]
