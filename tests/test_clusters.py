@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from livescale.control.multicast.planner import make_plan
-from livescale.control.multicast.request import PlanRequest
-from livescale.settings import ConfigError
-from livescale.topology import Topology
-from livescale.topology_files import (
+from livescale.clusters.files import (
     NamedTopology,
     find_cluster,
     parse_rate,
     read_topology,
     shipped_clusters,
 )
+from livescale.clusters.topology import Topology
+from livescale.common.settings import ConfigError
+from livescale.control.multicast.planner import make_plan
+from livescale.control.multicast.request import PlanRequest
 from livescale.types import WorkerRef
 
 GB = 10**9

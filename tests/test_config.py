@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.batching.live_order import LIVE_ORDERS
-from livescale.config import MODEL_SETTINGS, SETTINGS, ModelConfig, PoolConfig
-from livescale.config_reading import add_flags, given_flags, load_config, settings_table_markdown
-from livescale.policies import Period
-from livescale.runtime.catalog import live_limits, live_over_ns
-from livescale.settings import ConfigError, parse_schedule
+from livescale.common.settings import ConfigError, parse_schedule
+from livescale.config.model import ModelConfig
+from livescale.config.pool import MODEL_SETTINGS, SETTINGS, PoolConfig
+from livescale.config.reading import add_flags, given_flags, load_config
+from livescale.policies import Bounds, Period, SloAim, TargetOngoing
+from livescale.runtime.catalog import live_limits, live_over_ns, pool_scaling
+from settings_table import settings_table_markdown
 
 TOPOLOGY = """
 hosts:
@@ -84,6 +86,22 @@ def test_how_short_a_load_must_be_to_be_waited_for() -> None:
     assert live_over_ns(loaded()) == 100_000_000
     assert live_over_ns(loaded(slo="ttft=450ms,tbt=150ms")) == 112_500_000
     assert live_over_ns(loaded(slo="ttft=450ms", live_over_ms="0")) == 0
+
+
+def test_a_pool_scales_by_bounds_a_target_or_an_aim() -> None:
+    """The aim is the SLO's unless another is set; the other bounds hold with it."""
+    assert isinstance(pool_scaling(loaded()), Bounds)
+    by_slo = {"scaling_policy": "slo", "slo": "ttft=450ms,tbt=150ms"}
+    aim = pool_scaling(loaded(**by_slo, kv_upper_percent="80", scale_down_timeout_ms="5"))
+    assert isinstance(aim, SloAim)
+    assert (aim.ttft_ns, aim.scale_down_timeout_ns) == (450_000_000, 5_000_000)
+    assert aim.room.kv_upper_permille == 800
+    other = pool_scaling(loaded(**by_slo, ttft_aim_ms="200", floor_decay_ms="7"))
+    assert isinstance(other, SloAim)
+    assert (other.ttft_ns, other.floor_decay_ns) == (200_000_000, 7_000_000)
+    assert isinstance(pool_scaling(loaded(**by_slo, target_ongoing_requests="2")), TargetOngoing)
+    with pytest.raises(ConfigError, match="set ttft_aim_ms, or an slo as in"):
+        loaded(scaling_policy="slo")
 
 
 def test_live_work_is_bounded_as_configured() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from livescale.cli.main import COMMANDS, build_parser
-from livescale.config_reading import settings_table_markdown
 from livescale.control import holdings, instance
+from settings_table import settings_table_markdown
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "livescale"
+ROOMS = sorted({path.parent.relative_to(SOURCE).parts[0] for path in SOURCE.glob("*/*.py")})
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
 
 
@@ -22,8 +24,8 @@ def test_the_settings_table_is_the_programs_own() -> None:
 def test_every_command_is_in_the_readme_or_changelog() -> None:
     text = (ROOT / "README.md").read_text() + (ROOT / "CHANGELOG.md").read_text()
     for command in COMMANDS:
-        assert f"livescale {command.name}" in text, command.name
-        assert build_parser(command.name).format_help()
+        assert f"livescale {command}" in text, command
+        assert build_parser(command).format_help()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -33,12 +35,22 @@ def test_files_and_links_that_are_named_exist(document: Path) -> None:
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
     for path in re.findall(r"`((?:src|tests|docs|benchmarks|scripts)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), f"{document.name} names {path}"
-    for path in re.findall(
-        r"`((?:cli|runtime|sim|gateway|engine|transfer|control|batching|member)"
-        r"/[\w/]+\.py)`",
-        text,
-    ):
+    for path in re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w/]+\.py)`", text):
         assert (ROOT / "src" / "livescale" / path).exists(), f"{document.name} names {path}"
+
+
+def test_handlers_that_the_architecture_names_exist() -> None:
+    """Each table of handlers is held against the classes and methods of the code."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    source = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    classes = set(re.findall(r"^class (\w+)", source, re.MULTILINE))
+    members = set(re.findall(r"\bdef (\w+)\(", source))
+    members |= set(re.findall(r"^    (\w+): ", source, re.MULTILINE))
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    assert len(named) > 20
+    wrong = [f"{of}.{name}" for of, name in named if of not in classes or name not in members]
+    wrong += [name for name in re.findall(r"`(_[a-z]\w+)`", text) if name not in members]
+    assert wrong == []
 
 
 def test_the_state_diagrams_are_made_from_the_tables() -> None:

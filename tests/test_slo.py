@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.slo import (
+from livescale.load.slo import (
     RequestTiming,
     SloAbsolute,
     SloError,

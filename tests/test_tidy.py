@@ -18,27 +18,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 #: what each floor may import of livescale, besides itself
 GROUND = {
-    "types",
-    "chunks",
-    "fair_line",
-    "interpreter",
-    "plans",
-    "routes",
-    "proofs",
-    "policies",
-    "placements",
-    "settings",
-    "config",
-    "config_reading",
-    "topology",
-    "topology_files",
-    "messages",
-    "trace_formats",
-    "traces",
-    "arrivals",
-    "workloads",
-    "slo",
-    "profiles",
+    *("types", "chunks", "plans", "routes", "policies", "placements", "bindings", "messages"),
+    *("common", "config", "clusters", "load"),
 }
 FLOORS = {
     **dict.fromkeys(GROUND, GROUND),
@@ -92,7 +73,7 @@ HEAVY_HOMES = {
     "bench/peers/judge.py",
     "bench/peers/library_loaders.py",
     "bench/peers/livescale_engine.py",
-    "bench/peers/start_probe.py",
+    "bench/peers/probed_worker.py",
     "bench/peers/stock_model.py",
     "bench/peers/transformers_batching.py",
     "bench/peers/transformers_generate.py",
@@ -107,19 +88,14 @@ BANNED = {
 
 
 #: which other interpreters there are is asked for here, not how to start this one
-NAMES_INTERPRETERS = {"interpreter.py", "bench/load_bench.py"}
+NAMES_INTERPRETERS = {"common/interpreter.py", "bench/load_bench.py"}
 
 
 FILE_LINES_MAX = 450
 CLASS_LINES_MAX = 300
 #: files and classes that may be longer, and why
 MAY_BE_LONG = {
-    "bench/live_fleet.py: PairFleet": "a gateway and a controller in one, until it runs a Member",
-    "config.py: PoolConfig": "a table: one entry per setting, with its unit, bounds and help",
-    "member/member.py: Member": "new: its holdings and its serving are still to be taken apart",
-    "sim/member.py: SimMember": "one method per effect, and what checkers look at",
-    "sim/world.py": "the lives of the controller and of members are still to be taken apart",
-    "sim/world.py: SimWorld": "as its file",
+    "config/pool.py: PoolConfig": "a table: one entry per setting, with its unit, bounds and help",
 }
 
 
@@ -189,8 +165,8 @@ def test_light_processes_load_no_heavy_library(process: str) -> None:
 
 
 def test_no_process_imports_from_its_working_directory() -> None:
-    """`-m` comes right after `-P` wherever it is written, and only `interpreter.py` knows how
-    processes of this interpreter are started."""
+    """`-m` comes right after `-P` wherever it is written, and only `common/interpreter.py` knows
+    how processes of this interpreter are started."""
     for path in [*FILES, *sorted(Path(__file__).parent.rglob("*.py"))]:
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if '"-m"' in text else ():
@@ -205,9 +181,9 @@ def test_no_process_imports_from_its_working_directory() -> None:
     for path in FILES:
         if str(path.relative_to(SOURCE)) in NAMES_INTERPRETERS:
             continue
-        assert "sys.executable" not in path.read_text(), f"{path}: see livescale.interpreter"
+        assert "sys.executable" not in path.read_text(), f"{path}: see livescale.common.interpreter"
         names = [name for name, _ in imported(path) if name.split(".")[0] == "multiprocessing"]
-        assert not names, f"{path} imports {names}: see livescale.interpreter"
+        assert not names, f"{path} imports {names}: see livescale.common.interpreter"
 
 
 def test_no_import_cycles_between_files() -> None:

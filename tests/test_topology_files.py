@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.settings import ConfigError
-from livescale.topology import Direction, Topology
-from livescale.topology_files import NamedTopology, parse_rate, read_topology
+from livescale.clusters.files import NamedTopology, parse_rate, read_topology
+from livescale.clusters.topology import Direction, Topology
+from livescale.common.settings import ConfigError
 from livescale.types import WorkerRef, agent_ref
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "topologies"

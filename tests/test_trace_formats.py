@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.trace_formats import TraceError, TraceRow, parse_trace_file
-from livescale.traces import find_trace, read_trace, window
+from livescale.load.formats import TraceError, TraceRow, parse_trace_file
+from livescale.load.traces import find_trace, read_trace, window
 
 S = 1_000_000_000
 MS = 1_000_000

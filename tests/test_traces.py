@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.traces import (
+from livescale.load.traces import (
     TraceError,
     TraceRow,
     burst_trace,

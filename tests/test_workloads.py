@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.settings import ConfigError
-from livescale.slo import SloAbsolute
-from livescale.traces import TraceRow, burst_trace, read_trace, write_trace
-from livescale.workloads import Workload, WorkloadModel, read_workload
+from livescale.common.settings import ConfigError
+from livescale.load.slo import SloAbsolute
+from livescale.load.traces import TraceRow, burst_trace, read_trace, write_trace
+from livescale.load.workloads import Workload, WorkloadModel, read_workload
 
 S = 1_000_000_000
 EXAMPLES = Path(__file__).parent.parent / "examples" / "workloads"
@@ -148,7 +148,7 @@ def test_a_models_draws_depend_on_its_name_and_the_seed_alone(tmp_path: Path) ->
 def test_processes_with_other_hash_seeds_draw_the_same() -> None:
     code = (
         "import hashlib, msgspec, sys; from pathlib import Path;"
-        "from livescale.workloads import read_workload;"
+        "from livescale.load.workloads import read_workload;"
         "made = read_workload(Path(sys.argv[1]), None, 7);"
         "print(hashlib.sha256(msgspec.json.encode(made)).hexdigest())"
     )

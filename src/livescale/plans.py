@@ -8,28 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from livescale.chunks import Feed
-from livescale.topology import LinkUse
-from livescale.types import FromWorker, InstanceId, PlanId, Role, Upstream, Value, WorkerRef
-
-
-class Pairing(Value, frozen=True):
-    """How a loading instance works before everything is there: in which live order, and for which
-    overloaded instance (BlitzScale §5.2). Without a source it runs layers as they arrive, alone."""
-
-    order: str
-    source: WorkerRef | None = None
-    source_instance: InstanceId = 0
-
-
-class Duty(Value, frozen=True):
-    """What a worker does with a holding: it is one rank of an instance, whose `workers` stand in
-    the order of their ranks. With a `pairing` the instance takes requests while its layers arrive
-    (live scaling)."""
-
-    instance: InstanceId
-    workers: tuple[WorkerRef, ...]
-    role: Role = Role.UNIFIED
-    pairing: Pairing | None = None
+from livescale.clusters.topology import LinkUse
+from livescale.types import FromWorker, PlanId, Upstream, Value, WorkerRef
 
 
 def pair_rate(loaded: int, layers: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from livescale.types import InstanceId, LayerSpan, Value, WorkerRef
+from livescale.types import InstanceId, LayerSpan, Role, Value, WorkerRef
 
 
 class Partner(Value, frozen=True, order=True):
@@ -64,6 +64,31 @@ class Route(Value, frozen=True):
         if len(self.hops) == 1:  # as most are: the router asks for every route in every decision
             return tuple([partner.worker for partner in self.hops[0].partners])
         return tuple(partner.worker for hop in self.hops for partner in hop.partners)
+
+
+class Taker(Value, frozen=True):
+    """An instance that running requests may move to. On the way there the KV of a token should take
+    `kv_token_ps` (0: not known)."""
+
+    partner: Partner
+    kv_token_ps: int = 0
+
+
+class Duty(Value, frozen=True):
+    """What a worker is told of routes: it is one rank of an instance, whose `workers` stand in the
+    order of their ranks.
+
+    With a `live_order` the instance takes requests while its layers arrive (live scaling), and
+    `gives_to` may pull them from there (BlitzScale §5.2); without these it finishes them alone.
+    With `drains_to` it is to become empty: its requests move to these.
+    """
+
+    instance: InstanceId
+    workers: tuple[WorkerRef, ...]
+    role: Role = Role.UNIFIED
+    live_order: str | None = None
+    gives_to: tuple[Partner, ...] = ()
+    drains_to: tuple[Taker, ...] = ()
 
 
 class KvMove(Value, frozen=True):

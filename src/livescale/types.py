@@ -39,6 +39,11 @@ class LayerSpan(Value, frozen=True, order=True):
     def __contains__(self, layer: int) -> bool:
         return self.start <= layer < self.stop
 
+    def decoder_layers(self, layers: int) -> int:
+        """How many of the span's layers are neither the embedding nor the head of a model of
+        `layers` layers."""
+        return max(0, min(self.stop, layers - 1) - max(self.start, 1))
+
     def __str__(self) -> str:
         return f"[{self.start}, {self.stop})"
 
@@ -184,7 +189,7 @@ class Part(Value, frozen=True, order=True):
 
 
 class InstanceState(enum.StrEnum):
-    """Life of an instance; the allowed moves are the table in `control/fleet.py`."""
+    """Life of an instance; the allowed moves are the table in `control/instance.py`."""
 
     STARTING = "starting"
     LOADING = "loading"
@@ -241,7 +246,7 @@ class SamplingParams(Value, frozen=True):
 
 
 class SamplingDefaults(Value, frozen=True):
-    """What a model's authors recommend (generation_config.json) where a request says nothing."""
+    """What a model's authors recommend (generation_config.json) where a request gives no value."""
 
     temperature: float | None = None
     top_p: float | None = None

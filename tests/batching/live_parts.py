@@ -10,8 +10,7 @@ from kv_double import next_token
 
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import BatchKey
-from livescale.batching.run import Run, Segment, SequenceSpec
+from livescale.batching.run import BatchKey, Run, Segment, SequenceSpec
 from livescale.types import RequestId, SamplingParams, WorkerRef
 
 #: what a row, or a place of the KV cache, is: before or of which layer, after which tokens

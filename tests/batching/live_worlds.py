@@ -24,11 +24,12 @@ from livescale.batching.live_messages import (
     Taken,
     refusal,
 )
-from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.batching.run import EmittedTokens, Run, SequenceSpec
 from livescale.member.ledger import Finish, Forget, Ledger, LedgerEffect, Send
+from livescale.messages.attempts import AttemptReturned, AttemptTaken
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestEnded
-from livescale.plans import Pairing
+from livescale.routes import Partner
 from livescale.types import LayerSpan, Outcome, RequestId, SamplingParams, WorkerRef
 
 SOURCE = WorkerRef(0)
@@ -77,9 +78,10 @@ class LiveWorld:
         self.sources = [SOURCE]
         for number, target in enumerate(targets, 1):
             ref = WorkerRef(number)
-            pairing = Pairing(target.order, SOURCE if target.has_source else None, 1)
+            gives_to = [Partner(1, SOURCE)] if target.has_source else []
             batcher = Batcher(target.config, LayerSpan(0, layers + 2))
-            self._add_node(ref, LiveBatcher(batcher, number + 1, limits, pairing))
+            live = LiveBatcher(batcher, number + 1, limits, target.order, gives_to)
+            self._add_node(ref, live)
             for index, at_ns in enumerate(target.layer_ns):
                 self.at(at_ns, lambda ref=ref, w=index + 1: self._layer_arrived(ref, w))
         for number, config in enumerate(helpers, len(targets) + 1):
@@ -88,7 +90,7 @@ class LiveWorld:
             self.sources.append(helper)
             for index, target in enumerate(targets, 1):
                 if target.has_source:
-                    self._live(WorkerRef(index)).giver.pair(helper, number + 1)
+                    self._live(WorkerRef(index)).giver.pair(Partner(number + 1, helper))
         for ref in self.sources if knows_rate else ():
             # As after a prompt that is long enough to be measured.
             self._live(ref).pace.token_layer_ps = token_layer_ns * 1000
@@ -204,7 +206,7 @@ class LiveWorld:
 
     # -- the gateway ----------------------------------------------------------------------------
 
-    def _token(self, ref: WorkerRef, emission: Emission) -> None:
+    def _token(self, ref: WorkerRef, emission: EmittedTokens) -> None:
         request, attempt, index = emission.request, emission.attempt, emission.index
         entry = self._ledger.get(request)
         if entry is not None and entry.is_run_by(ref, attempt):
@@ -218,14 +220,15 @@ class LiveWorld:
             is_last=emission.finish_reason is not None,
         )
         if accepted:
-            self.transcripts[request].tokens.append(emission.token_id)
+            self.transcripts[request].tokens.extend(emission.token_ids)
         self._carry_out(effects)
 
     def _attempt_taken(self, ref: WorkerRef, spec: SequenceSpec) -> None:
-        self._carry_out(self._ledger.taken(ref, spec.request, spec.attempt, spec.moves))
+        report = AttemptTaken(spec.request, spec.attempt, spec.moves)
+        self._carry_out(self._ledger.reported(ref, report))
 
     def _attempt_returned(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
-        self._carry_out(self._ledger.returned(ref, request, attempt))
+        self._carry_out(self._ledger.reported(ref, AttemptReturned(request, attempt)))
 
     def _carry_out(self, effects: Sequence[LedgerEffect]) -> None:
         for effect in effects:
@@ -352,11 +355,11 @@ class LiveWorld:
     def _start(self, node: Node) -> bool:
         """Choose the next Run. An executor carries out everything in order: so this is shown the
         Run at once."""
-        run = node.live.next_run() if node.live is not None else None
+        run = node.live.next() if node.live is not None else None
         if node.live is None or run is None:
             return False
         node.runs += 1
-        tokens = node.executor.run(run, node.live.key_of(run))
+        tokens = node.executor.run(run, run.batch)
         self._check_may_run(node, run)
         if node.run is None:
             self._begin(node, run, tokens)
@@ -386,10 +389,10 @@ class LiveWorld:
         node.executor.check_untouched()
         self.watch(node, run)
         node.run, node.is_between = None, True
-        for emission in node.live.commit(run, node.tokens):
+        sampled = [[token_id] for token_id in node.tokens]
+        for emission in node.live.done(run, sampled, self.now_ns - node.began_ns):
             assert (node.ref, emission.request, emission.attempt) not in self._forgotten
             self._tell(node.ref, lambda e=emission: self._token(node.ref, e))
-        node.live.ran(run, self.now_ns - node.began_ns)
         self._flush(node)
 
     def _flush(self, node: Node) -> None:
@@ -403,24 +406,23 @@ class LiveWorld:
                 payload = node.executor.rows[message.batch]
                 assert len(payload) == message.rows
             elif isinstance(message, KvLayer):
-                payload = node.executor.export_kv(
-                    message.layer, live.batches.kv_places(message.batch)
-                )
+                payload = node.executor.export_kv(message.layer, live.kv_places(message.batch))
             self._send(node.ref, peer, message, payload)
-        for taken, _ in live.taker.take_taken():
-            for spec in taken.requests:
-                self._tell(node.ref, partial(self._attempt_taken, node.ref, spec))
-                self.moved += taken.decoding
-                for index, token_id in enumerate(spec.generated_ids if taken.decoding else ()):
-                    again = Emission(spec.request, spec.attempt, index, token_id, None)
-                    self._tell(node.ref, lambda e=again: self._token(node.ref, e))
-        for key in [key for key in node.executor.rows if not live.batches.holds(key)]:
+        for key in [key for key in node.executor.rows if not live.holds(key)]:
             del node.executor.rows[key]
         deadline_ns = live.deadline_ns()
         if deadline_ns is not None and deadline_ns != node.wake_ns:
             assert deadline_ns > self.now_ns or node.run is not None, "late for ever"
             node.wake_ns = deadline_ns
             self.at(max(deadline_ns, self.now_ns), lambda: None)
+
+    def _tell_taken(self, node: Node, taken: Handover) -> None:
+        for spec in taken.requests:
+            self._tell(node.ref, partial(self._attempt_taken, node.ref, spec))
+            self.moved += taken.decoding
+            for index, token_id in enumerate(spec.generated_ids if taken.decoding else ()):
+                again = EmittedTokens(spec.request, spec.attempt, index, (token_id,), None)
+                self._tell(node.ref, lambda e=again: self._token(node.ref, e))
 
     def _send(
         self, ref: WorkerRef, peer: WorkerRef, message: LiveMessage, payload: Payload
@@ -450,13 +452,16 @@ class LiveWorld:
             if answer is not None:
                 self._send(node.ref, peer, answer, None)
             return
-        if isinstance(message, KvLayer) and live.taker.wants_kv(message.batch, message.layer):
-            node.executor.import_kv(message.layer, live.batches.kv_places(message.batch), payload)
+        if isinstance(message, KvLayer) and live.taker.wants_kv(peer, message):
+            node.executor.import_kv(message.layer, live.kv_places(message.batch), payload)
         if isinstance(message, Taken) and message.batch in live.batches.given:
             for sequence in live.batches.given[message.batch].sequences:
                 self._gone_from[node.ref, sequence.spec.request, sequence.spec.attempt] = None
-        live.take_message(peer, message, self.now_ns)
-        if isinstance(message, Handover) and live.batches.holds(message.batch):
+        pull_ns = live.take_message(peer, message, self.now_ns)
+        if pull_ns is not None:
+            assert isinstance(message, Handover)
+            self._tell_taken(node, message)
+        if isinstance(message, Handover) and live.holds(message.batch):
             self.handovers += 1
             for spec in message.requests:  # it may have been here before
                 self._gone_from.pop((node.ref, spec.request, spec.attempt), None)

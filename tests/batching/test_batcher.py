@@ -35,19 +35,19 @@ def shape(run: Run | None) -> list[tuple[str, int, int, bool]]:
 def test_decodes_go_first_and_prompts_fill_the_budget_in_chunks() -> None:
     batcher = make_batcher()
     batcher.add(spec("a", prompt=3, output=5))
-    run = batcher.next_run()
+    run = batcher.next()
     assert shape(run) == [("a", 0, 3, True)]
     assert run is not None
-    batcher.commit(run, [7])
+    batcher.done(run, [[7]])
     batcher.add(spec("b", prompt=12))
     batcher.add(spec("c", prompt=2))
-    run = batcher.next_run()
+    run = batcher.next()
     assert shape(run) == [("a", 3, 1, True), ("b", 0, 5, False), ("c", 0, 2, True)]
     assert run is not None
     assert run.segments[0].token_ids == (7,)
     assert run.prefill_tokens == 7
-    batcher.commit(run, [8, 9])
-    run = batcher.next_run()
+    batcher.done(run, [[8], [9]])
+    run = batcher.next()
     assert shape(run) == [("a", 4, 1, True), ("c", 2, 1, True), ("b", 5, 6, False)]
 
 
@@ -55,9 +55,9 @@ def test_a_request_ends_on_a_stop_token_or_its_length() -> None:
     batcher = make_batcher()
     batcher.add(spec("a", output=9, stop=(5,)))
     batcher.add(spec("b", output=1))
-    run = batcher.next_run()
+    run = batcher.next()
     assert run is not None
-    a, b = batcher.commit(run, [5, 6])
+    a, b = batcher.done(run, [[5], [6]])
     assert (a.index, a.finish_reason) == (0, FinishReason.STOP)
     assert (b.index, b.finish_reason) == (0, FinishReason.LENGTH)
     assert not batcher.has_work
@@ -69,11 +69,11 @@ def test_a_retry_computes_earlier_tokens_as_prompt_and_counts_on() -> None:
     batcher = make_batcher()
     batcher.add(spec("a", prompt=3, output=4, generated=(50, 51), attempt=2))
     assert batcher.queued_prefill_tokens == 5
-    run = batcher.next_run()
+    run = batcher.next()
     assert run is not None
     assert shape(run) == [("a", 0, 5, True)]
     assert run.segments[0].token_ids == (100, 101, 102, 50, 51)
-    (emission,) = batcher.commit(run, [52])
+    (emission,) = batcher.done(run, [[52]])
     assert (emission.index, emission.attempt, emission.finish_reason) == (2, 2, None)
 
 
@@ -82,10 +82,10 @@ def test_nobody_overtakes_a_request_that_waits_for_blocks() -> None:
     batcher.add(spec("a", prompt=7, output=2))
     batcher.add(spec("large", prompt=12, output=2))
     batcher.add(spec("small", prompt=1, output=1))
-    run = batcher.next_run()
+    run = batcher.next()
     assert shape(run) == [("a", 0, 7, True)]
-    assert batcher.lines.take_started() == (("a", 1),)
-    assert batcher.lines.take_started() == ()
+    assert batcher.lines.take_admitted() == (("a", 1),)
+    assert batcher.lines.take_admitted() == ()
     assert batcher.waiting == 2
     assert batcher.requests() == (("a", 1), ("large", 1), ("small", 1))
 
@@ -96,23 +96,23 @@ def test_cancelling_frees_at_once_or_when_the_run_is_committed() -> None:
     batcher.add(spec("b", output=5))
     assert batcher.cancel("b", 1)
     assert batcher.waiting == 1
-    run = batcher.next_run()
+    run = batcher.next()
     assert run is not None
     used = batcher.pool.used
     assert batcher.cancel("a", 1)
     assert not batcher.cancel("a", 1), "it is cancelled already"
     assert batcher.requests() == ()
     assert batcher.pool.used == used, "the Run in flight still writes its blocks"
-    assert batcher.commit(run, [1]) == []
+    assert batcher.done(run, [[1]]) == []
     assert batcher.pool.used == 0
 
 
 def test_cancelling_between_runs_frees_at_once() -> None:
     batcher = make_batcher()
     batcher.add(spec("a", output=5))
-    run = batcher.next_run()
+    run = batcher.next()
     assert run is not None
-    batcher.commit(run, [1])
+    batcher.done(run, [[1]])
     assert batcher.cancel("a", 1)
     assert batcher.pool.used == 0
 
@@ -138,7 +138,7 @@ def test_another_attempt_or_an_unknown_request_is_not_cancelled() -> None:
 def test_what_can_never_run_is_refused(bad: SequenceSpec, message: str) -> None:
     batcher = make_batcher(sequences_max=1)
     batcher.add(spec("a"))
-    batcher.next_run()
+    batcher.next()
     batcher.add(spec("w"))
     with pytest.raises(ValueError, match=message):
         batcher.add(bad)
@@ -148,7 +148,7 @@ def test_what_can_never_run_is_refused(bad: SequenceSpec, message: str) -> None:
 def test_the_largest_request_that_fits_is_accepted() -> None:
     batcher = make_batcher()
     batcher.add(spec("x", prompt=256, output=1))
-    assert batcher.next_run() is not None
+    assert batcher.next() is not None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_shares_that_starve_are_refused(percent: int, growth: int, message: str)
 
 def test_nothing_to_do_is_no_run() -> None:
     batcher = make_batcher()
-    assert batcher.next_run() is None
+    assert batcher.next() is None
     assert repr(batcher) == "<Batcher 0 running, 0 waiting, <BlockPool 0/64 blocks, 0 cached>>"
 
 
@@ -186,7 +186,7 @@ def test_requests_without_a_place_or_kv_are_left_out(kv_blocks: int) -> None:
     for name in "abc":
         batcher.add(spec(name, prompt=3, output=9))
     assert batcher.left_out == 0
-    run = batcher.next_run()
+    run = batcher.next()
     assert run is not None
     assert (batcher.running, batcher.left_out) == (2, 1)
     batcher.add(spec("d"))
@@ -194,6 +194,6 @@ def test_requests_without_a_place_or_kv_are_left_out(kv_blocks: int) -> None:
     assert batcher.pool.used + batcher.room.growth_blocks <= kv_blocks
     for name in "abd":
         batcher.cancel(name, 1)
-    batcher.commit(run, [1, 2])
-    batcher.next_run()
+    batcher.done(run, [[1], [2]])
+    batcher.next()
     assert (batcher.running, batcher.left_out) == (1, 0)

@@ -20,7 +20,7 @@ from kv_double import KVDouble
 
 from effort import examples
 from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.batching.run import EmittedTokens, Run, SequenceSpec
 from livescale.types import FinishReason, LayerSpan, SamplingParams
 
 _STOP_ID = 0
@@ -120,8 +120,8 @@ class BatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.run is None)
     @rule()
     def next_run(self) -> None:
-        self.run = self.batcher.next_run()
-        self._take_started()
+        self.run = self.batcher.next()
+        self._take_admitted()
         if self.run is None:
             assert not self.here, "whatever is here can run"
         else:
@@ -190,11 +190,11 @@ class BatcherMachine(RuleBasedStateMachine):
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _take_started(self) -> None:
-        for request, attempt in self.batcher.lines.take_started():
+    def _take_admitted(self) -> None:
+        for request, attempt in self.batcher.lines.take_admitted():
             expected = self.here[request]
             assert attempt == expected.spec.attempt
-            assert not expected.is_admitted, "a request starts once"
+            assert not expected.is_admitted, "a request is admitted once"
             expected.is_admitted = True
             self.admitted.append(expected.order)
         assert self.admitted == sorted(self.admitted), "first come, first served"
@@ -220,7 +220,11 @@ class BatcherMachine(RuleBasedStateMachine):
         run, self.run = self.run, None
         sampling = [s.request for s in run.segments if s.samples]
         token_of = dict(zip(sampling, token_ids, strict=True))
-        emissions = {e.request: e for e in self.batcher.commit(run, token_ids)}
+        emissions = {
+            e.request: e for e in self.batcher.done(run, [[token_id] for token_id in token_ids])
+        }
+        started = [(e.request, e.attempt) for e in emissions.values() if self._is_first(e)]
+        assert [*self.batcher.lines.take_started()] == started, "the first token starts a request"
         for segment in run.segments:
             expected = self.here[segment.request]
             expected.computed = segment.context_tokens
@@ -233,9 +237,13 @@ class BatcherMachine(RuleBasedStateMachine):
                 self._take(expected, emission, token_of[segment.request])
         assert not emissions
 
-    def _take(self, expected: Expected, emission: Emission, token_id: int) -> None:
+    def _is_first(self, emission: EmittedTokens) -> bool:
+        expected = self.here[emission.request]
+        return len(expected.tokens) == len(expected.spec.generated_ids)
+
+    def _take(self, expected: Expected, emission: EmittedTokens, token_id: int) -> None:
         assert emission.index == len(expected.tokens), "indices are contiguous"
-        assert (emission.token_id, emission.attempt) == (token_id, expected.spec.attempt)
+        assert ([*emission.token_ids], emission.attempt) == ([token_id], expected.spec.attempt)
         expected.tokens.append(token_id)
         self.emitted += 1
         sampling = expected.spec.sampling

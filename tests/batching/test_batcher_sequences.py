@@ -78,9 +78,9 @@ class Sequence:
 
     def next_run(self) -> None:
         preemptions = self.batcher.room.preemptions
-        self.run = self.batcher.next_run()
-        self.seen["started"] += len(self.batcher.lines.take_started())
-        assert self.seen["started"] <= self.added, "a request starts once"
+        self.run = self.batcher.next()
+        self.seen["started"] += len(self.batcher.lines.take_admitted())
+        assert self.seen["started"] <= self.added, "a request is admitted once"
         if self.run is None:
             assert not self.here, "whatever is here can run"
             return
@@ -99,14 +99,14 @@ class Sequence:
     def commit(self) -> None:
         assert self.run is not None
         run, self.run = self.run, None
-        emissions = self.batcher.commit(run, self.executor.run(run))
+        emissions = self.batcher.done(run, [[token_id] for token_id in self.executor.run(run)])
         self.runs += 1
         self.decoding = [e.request for e in emissions if e.finish_reason is None]
         for e in emissions:
             told = self.here[e.request]
             assert not told.is_cancelled
             assert (e.index, e.attempt) == (len(told.tokens), told.spec.attempt)
-            told.tokens.append(e.token_id)
+            told.tokens.extend(e.token_ids)
             if e.finish_reason is not None:
                 assert told.tokens == reference(told.spec)
                 self.seen["finished"] += 1

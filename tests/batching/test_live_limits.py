@@ -12,17 +12,9 @@ from effort import examples
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import (
-    BatchKey,
-    Declined,
-    Gone,
-    Handover,
-    Offer,
-    Parted,
-    Pull,
-)
-from livescale.batching.run import Run, SequenceSpec
-from livescale.plans import Pairing
+from livescale.batching.live_messages import Declined, Gone, Handover, Offer, Parted, Pull
+from livescale.batching.run import BatchKey, Run, SequenceSpec
+from livescale.routes import Partner
 from livescale.types import LayerSpan, SamplingParams, WorkerRef
 
 _SPAN = LayerSpan(0, 6)
@@ -35,7 +27,7 @@ def _spec(number: int, tokens: int, outputs: int = 2) -> SequenceSpec:
 
 
 def _target(limits: LiveLimits, config: BatcherConfig = _CONFIG) -> LiveBatcher:
-    live = LiveBatcher(Batcher(config, _SPAN), 2, limits, Pairing("zigzag", SOURCE, 1))
+    live = LiveBatcher(Batcher(config, _SPAN), 2, limits, "zigzag", [Partner(1, SOURCE)])
     live.layers_arrived(2)
     return live
 
@@ -68,10 +60,9 @@ def test_batches_keep_to_their_tokens(tokens: list[int], most: int) -> None:
 def test_batches_are_as_large_as_a_layer_of_them_may_take() -> None:
     live = _target(LiveLimits(batch_tokens_max=1000, span_ns=1000, gap_ns=1000, batches_max=4))
     live.add(_spec(0, 40))
-    run = live.next_run()
+    run = live.next()
     assert run is not None
-    live.commit(run, [])
-    live.ran(run, 40 * 100)  # 100 ns per token and layer: 10 tokens in a gap
+    live.done(run, [], 40 * 100)  # 100 ns per token and layer: 10 tokens in a gap
     for number in range(1, 9):
         live.add(_spec(number, 4))
     live.take_outbox(0)
@@ -84,12 +75,27 @@ def test_decodes_do_not_say_what_a_prompt_takes() -> None:
     for number in range(16):
         live.add(_spec(number, 1, 3))
     for elapsed_ns in (1000, 1_000_000):
-        run = live.next_run()
+        run = live.next()
         assert run is not None
         assert run.token_count == 16
-        live.commit(run, [1] * 16)
-        live.ran(run, elapsed_ns)
+        live.done(run, [[1]] * 16, elapsed_ns)
     assert live.pace.prefill_tokens_per_s() is None
+
+
+@given(st.lists(st.tuples(st.integers(17, 64), st.integers(1, 10**9)), min_size=1, max_size=4))
+def test_reports_say_what_runs_with_prompts_took(runs: list[tuple[int, int]]) -> None:
+    """Of the whole model on an instance that serves: tokens and time add up from Run to Run."""
+    live = _source(LiveLimits())
+    tokens = elapsed = 0
+    for number, (prompt, run_ns) in enumerate(runs):
+        live.add(_spec(number, prompt))
+        run = live.next()
+        assert run is not None
+        tokens, elapsed = tokens + run.prefill_tokens, elapsed + run_ns
+        live.done(run, [[1]] * sum(segment.samples for segment in run.segments), run_ns)
+        assert tokens > 0
+        report = live.report()
+        assert (report.prefill_tokens, report.prefill_ns) == (tokens, elapsed)
 
 
 @settings(max_examples=examples(25))
@@ -141,16 +147,16 @@ def test_a_batch_that_the_source_can_never_hold_stays() -> None:
 
 def test_a_batch_that_waits_for_a_busy_source_keeps_nobody_waiting() -> None:
     """Its turn was at a target that has everything now: what comes later runs there."""
-    pairing = Pairing("best-effort", SOURCE, 1)
-    target = LiveBatcher(Batcher(_CONFIG, _SPAN), 2, LiveLimits(), pairing)
+    batcher = Batcher(_CONFIG, _SPAN)
+    target = LiveBatcher(batcher, 2, LiveLimits(), "best-effort", [Partner(1, SOURCE)])
     target.layers_arrived(3)
     target.add(_spec(1, 4))
-    turn = target.next_run()
+    turn = target.next()
     assert turn is not None
-    target.commit(turn, [])
+    target.done(turn, [], 0)
     target.layers_arrived(_SPAN.stop)
     target.add(_spec(2, 4))
-    run = target.next_run()
+    run = target.next()
     assert run is not None
     assert [segment.request for segment in run.segments] == ["r2"]
     assert _batches(target) == [[4]]
@@ -160,26 +166,25 @@ def test_a_run_is_chosen_while_one_is_in_flight() -> None:
     """The rest of a batch that was taken over, and decodes of others, but nothing twice."""
     source = _source(LiveLimits(span_ns=1, gap_ns=8))
     source.add(_spec(1, 4, 9))
-    first = source.next_run()
+    first = source.next()
     assert first is not None
-    assert source.next_run() is None, "its token decides what is next"
-    source.commit(first, [1])
+    assert source.next() is None, "its token decides what is next"
+    source.done(first, [[1]], 0)
     source.pace.token_layer_ps = 1000
     key = BatchKey(2, 1)
     source.take_message(_TARGET, Offer(1, key, (8,), (8,)), 0)
     assert source.take_outbox(0) == [(_TARGET, Pull(key))]
     source.take_message(_TARGET, Handover(key, (_spec(2, 8, 1),), 2), 0)
-    runs = [source.next_run(), source.next_run()]
-    assert source.next_run() is None, "two are enough"
+    runs = [source.next(), source.next()]
+    assert source.next() is None, "two are enough"
     spans = [run.span for run in runs if run is not None]
     assert spans == [LayerSpan(2, 3), _SPAN], "decodes go on between two layers"
     source.take_message(_TARGET, Offer(1, BatchKey(2, 2), (8,), (8,)), 0)
     with pytest.raises(AssertionError, match="in flight"):
         source.take_message(_TARGET, Gone(key), 0)
     assert runs[0] is not None
-    source.commit(runs[0], [])
-    source.ran(runs[0], 8)
-    following = source.next_run()
+    source.done(runs[0], [], 8)
+    following = source.next()
     assert following is not None
     assert following.span == LayerSpan(3, 4)
     assert source.batches.taken[key].next_layer == 3
@@ -190,15 +195,15 @@ def test_nothing_is_pulled_while_a_run_is_in_flight() -> None:
     """A Run of several steps counts on the blocks that were free when it began."""
     source = _source(LiveLimits(), BatcherConfig(5, 4, 64, 16, growth_tokens=0))
     source.add(_spec(1, 4, 12))
-    first = source.next_run()
+    first = source.next()
     assert first is not None
-    source.commit(first, [1])
+    source.done(first, [[1]], 0)
     source.take_message(_TARGET, Offer(1, BatchKey(2, 1), (8,), (8,)), 0)
-    run = source.next_run(steps_max=10)
+    run = source.next(steps_max=10)
     assert run is not None
     assert run.steps == 10
     assert source.take_outbox(0) == []
-    source.commit_steps(run, [tuple([1] * run.steps)])
+    source.done(run, [tuple([1] * run.steps)], 0)
     source.validate()
     assert source.take_outbox(0) == [], "there is no room any more"
     assert source.cancel("r1", 1)

@@ -19,7 +19,7 @@ from livescale.batching.live_messages import (
     Pull,
 )
 from livescale.batching.run import SequenceSpec
-from livescale.plans import Pairing
+from livescale.routes import Partner
 from livescale.types import LayerSpan, SamplingParams, WorkerRef
 
 _SPAN = LayerSpan(0, 6)
@@ -41,10 +41,9 @@ def _serving(outputs: list[int], limits: LiveLimits, *, logprobs: int | None = N
 
 def _steps(live: LiveBatcher, count: int) -> None:
     for _ in range(count):
-        run = live.next_run()
+        run = live.next()
         assert run is not None
-        live.commit(run, [5] * sum(segment.samples for segment in run.segments))
-        live.ran(run, _STEP_NS)
+        live.done(run, [[5]] * sum(segment.samples for segment in run.segments), _STEP_NS)
 
 
 def _told(live: LiveBatcher, *messages: LiveMessage) -> list[LiveMessage]:
@@ -166,7 +165,7 @@ def test_a_cancelled_request_does_not_come_back() -> None:
 def test_numbers_are_told_only_where_requests_may_move() -> None:
     for factor in (0, 1):
         limits = LiveLimits(move_factor=factor)
-        live = LiveBatcher(Batcher(_CONFIG, _SPAN), 2, limits, Pairing("zigzag", _MORE, 1))
+        live = LiveBatcher(Batcher(_CONFIG, _SPAN), 2, limits, "zigzag", [Partner(1, _MORE)])
         live.layers_arrived(_SPAN.stop)
         told = [message for _, message in live.take_outbox(0)]
         assert told == [Parted(2), Balance(1, 2, 0, 0)][: 1 + factor]

@@ -15,7 +15,7 @@ from livescale.batching.live_messages import (
     Taken,
 )
 from livescale.batching.run import SequenceSpec
-from livescale.plans import Pairing
+from livescale.routes import Partner
 from livescale.types import LayerSpan, SamplingParams, WorkerRef
 
 _SPAN = LayerSpan(0, 6)
@@ -36,13 +36,13 @@ def _source() -> LiveBatcher:
 
 def _target(spec: SequenceSpec) -> LiveBatcher:
     """Has run two decoder layers of the only request."""
-    target = LiveBatcher(Batcher(_CONFIG, _SPAN), 2, _LIMITS, Pairing("zigzag", _SOURCE, 1))
+    target = LiveBatcher(Batcher(_CONFIG, _SPAN), 2, _LIMITS, "zigzag", [Partner(1, _SOURCE)])
     target.layers_arrived(3)
     target.add(spec)
     for _ in range(2):
-        run = target.next_run()
+        run = target.next()
         assert run is not None
-        target.commit(run, [])
+        target.done(run, [], 0)
     return target
 
 
@@ -86,7 +86,7 @@ def test_taken_comes_after_the_target_has_given_the_source_up() -> None:
     # KV will not come: everything is computed anew.
     _tell(source, _TARGET, [Gone(handover.batch), Gone(handover.batch)])
     assert source.batcher.waiting == 1
-    assert not source.batches.holds(handover.batch)
+    assert not source.holds(handover.batch)
     assert source.requests() == [("r", 1)]
 
 
@@ -96,7 +96,7 @@ def test_what_was_taken_cannot_be_declined() -> None:
     _tell(source, _TARGET, [handover])
     _tell(target, _SOURCE, [*_told(source), Declined(handover.batch)])
     assert target.requests() == []
-    assert target.next_run() is None
+    assert target.next() is None
     assert not target.cancel("r", 1), "it is the source's"
     assert source.cancel("r", 1)
 
@@ -109,8 +109,8 @@ def test_what_was_declined_is_not_offered_again() -> None:
     assert _told(target) == [], "nothing else is to be had"
     assert target.requests() == [("r", 1)]
     target.layers_arrived(_SPAN.stop)
-    while run := target.next_run():
-        target.commit(run, [5] * sum(segment.samples for segment in run.segments))
+    while run := target.next():
+        target.done(run, [[5]] * sum(segment.samples for segment in run.segments), 0)
     assert not target.has_work
     assert Parted(2) in _told(target)
 
@@ -119,9 +119,9 @@ def test_a_batch_brings_a_later_attempt() -> None:
     """The earlier one runs at the source, and nobody has told it yet to stop."""
     source = _source()
     source.add(_spec(attempt=1))
-    run = source.next_run()
+    run = source.next()
     assert run is not None
-    source.commit(run, [5])
+    source.done(run, [[5]], 0)
     target = _target(_spec(attempt=2))
     _tell(source, _TARGET, [_handed_over(source, target)])
     assert source.requests() == [("r", 2)]
@@ -135,7 +135,7 @@ def test_a_batch_brings_an_earlier_attempt() -> None:
     source.add(_spec(attempt=2))
     _tell(source, _TARGET, [handover])
     assert source.requests() == [("r", 2)]
-    assert not source.batches.holds(handover.batch)
+    assert not source.holds(handover.batch)
     _tell(target, _SOURCE, _told(source))
     assert target.batcher.pool.used == 0
 
@@ -146,12 +146,12 @@ def test_cancelled_while_its_kv_is_on_its_way() -> None:
     handover = _handed_over(source, target)
     _tell(source, _TARGET, [handover])
     asked = _told(source)
-    while run := source.next_run():
-        source.commit(run, [5] * sum(segment.samples for segment in run.segments))
+    while run := source.next():
+        source.done(run, [[5]] * sum(segment.samples for segment in run.segments), 0)
     assert source.requests() == [("r", 1)]
     assert source.cancel("r", 1)
     assert source.batcher.pool.used == 0
     _tell(target, _SOURCE, [*asked, *_told(source)])
     assert target.batcher.pool.used == 0
     _tell(source, _TARGET, _told(target))
-    assert source.next_run() is None
+    assert source.next() is None

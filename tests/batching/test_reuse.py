@@ -32,16 +32,16 @@ class Instance:
         self.tokens[request] = []
 
     def step(self) -> Run:
-        run = self.batcher.next_run()
+        run = self.batcher.next()
         assert run is not None
         self.batcher.validate()
-        emissions = self.batcher.commit(run, self.executor.run(run))
+        emissions = self.batcher.done(run, [[token_id] for token_id in self.executor.run(run)])
         self.batcher.validate()
         for segment in run.segments:
             self.computed[segment.request] += segment.token_count
         for e in emissions:
             assert e.index == len(self.tokens[e.request])
-            self.tokens[e.request].append(e.token_id)
+            self.tokens[e.request].extend(e.token_ids)
             self.cached[e.request] = self.cached.get(e.request, 0) + e.cached_tokens
         return run
 
@@ -114,13 +114,14 @@ def test_the_latest_is_preempted_and_goes_on_where_it_was() -> None:
         instance.step()
     assert batcher.requests() == (("old", 1), ("new", 1))
     assert (batcher.running, batcher.waiting) == (1, 1)
-    assert batcher.lines.take_started() == (("old", 1), ("new", 1))
+    assert batcher.lines.take_admitted() == (("old", 1), ("new", 1))
     alone = Instance()
     for request, prompt in (("old", range(8)), ("new", range(100, 108))):
         alone.add(request, prompt, output=12)
     assert instance.finish() == alone.finish()
     assert batcher.room.preemptions == 1
-    assert batcher.lines.take_started() == (), "it starts once"
+    assert batcher.lines.take_admitted() == (), "it is admitted once"
+    assert batcher.lines.take_started() == (("old", 1), ("new", 1)), "and starts once"
     assert 0 < instance.computed["new"] - 19 < 19, "its beginning was still there"
 
 
@@ -130,7 +131,7 @@ def test_room_for_growth_is_left_where_it_can_be_used() -> None:
         instance = Instance(kv_blocks=6, growth=growth)
         instance.add("a", range(12), output=outputs)
         instance.add("b", range(100, 108), output=outputs)
-        instance.batcher.next_run()
+        instance.batcher.next()
         assert instance.batcher.running == running
         instance.batcher.validate()
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.batching.batcher import Batcher, BatcherConfig
+from livescale.batching.choosing import share_tokens
 from livescale.batching.run import SequenceSpec
-from livescale.batching.sharing import share_tokens
 from livescale.types import LayerSpan, SamplingParams
 
 KEYS = st.sampled_from([None, b"a", b"b"])
@@ -81,12 +81,12 @@ def test_every_prompt_is_computed_within_its_bound(
         bounds[f"p{number}"] = runs
     runs = 0
     while bounds:
-        run = batcher.next_run()
+        run = batcher.next()
         assert run is not None
         runs += 1
         decoding = [s for s in run.segments if s.request.startswith("d")]
         assert len(decoding) == decodes, "a prompt never holds up a decode"
-        for emission in batcher.commit(run, [1] * sum(s.samples for s in run.segments)):
+        for emission in batcher.done(run, [[1]] * sum(s.samples for s in run.segments)):
             if emission.finish_reason is not None:
                 assert runs <= bounds.pop(emission.request)
 
@@ -103,18 +103,18 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(
     batcher = Batcher(BatcherConfig(1000, 4, 16, 4, percent), LayerSpan(0, 3))
     add(batcher, "long", long, 1)
     for _ in range(later):
-        run = batcher.next_run()
+        run = batcher.next()
         if run is None:
             return
-        batcher.commit(run, [1] * sum(s.samples for s in run.segments))
+        batcher.done(run, [[1]] * sum(s.samples for s in run.segments))
     add(batcher, "short", short, 1)
     runs = 0
     is_over = False
     while not is_over:
-        run = batcher.next_run()
+        run = batcher.next()
         assert run is not None
         runs += 1
-        emissions = batcher.commit(run, [1] * sum(s.samples for s in run.segments))
+        emissions = batcher.done(run, [[1]] * sum(s.samples for s in run.segments))
         is_over = any(emission.request == "short" for emission in emissions)
     rest = 16 - -(-16 * percent // 100)
     assert runs <= -(-short // rest), "the share that is not the oldest's is its own"

@@ -30,7 +30,7 @@ class Life:
     def until(self, tick: int, stop: int) -> int:
         """Run until the tick at which something comes in, or nothing is left; the tick then."""
         while tick < stop:
-            run = self.batcher.next_run(self.steps_max)
+            run = self.batcher.next(self.steps_max)
             if run is None:
                 return stop
             if tick + run.steps > stop:
@@ -41,7 +41,7 @@ class Life:
                 for s in run.segments
                 if s.samples
             ]
-            for e in self.batcher.commit_steps(run, sampled):
+            for e in self.batcher.done(run, sampled):
                 told = self.tokens.setdefault(e.request, [])
                 assert e.index == len(told)
                 first = tick + run.steps - len(e.token_ids)
@@ -103,14 +103,14 @@ def test_most_of_a_long_answer_is_one_run() -> None:
     config = BatcherConfig(kv_blocks=64, block_tokens=16, run_tokens_max=64, sequences_max=4)
     batcher = Batcher(config, ALL)
     batcher.add(SequenceSpec("a", 1, range(10), SamplingParams(101), content="a"))
-    prompt = batcher.next_run(1000)
+    prompt = batcher.next(1000)
     assert prompt is not None
     assert prompt.steps == 1
-    batcher.commit_steps(prompt, [(10,)])
-    answer = batcher.next_run(1000)
+    batcher.done(prompt, [(10,)])
+    answer = batcher.next(1000)
     assert answer is not None
     assert answer.steps == 100
-    (emitted,) = batcher.commit_steps(answer, [range(11, 111)])
+    (emitted,) = batcher.done(answer, [range(11, 111)])
     assert (emitted.index, len(emitted.token_ids)) == (1, 100)
     assert not batcher.has_work
 
@@ -119,14 +119,14 @@ def test_a_cancelled_request_keeps_the_steps_that_were_over() -> None:
     config = BatcherConfig(kv_blocks=64, block_tokens=16, run_tokens_max=64, sequences_max=4)
     batcher = Batcher(config, ALL)
     batcher.add(SequenceSpec("a", 1, range(10), SamplingParams(50), content="a"))
-    prompt = batcher.next_run(1000)
+    prompt = batcher.next(1000)
     assert prompt is not None
-    batcher.commit_steps(prompt, [(10,)])
-    run = batcher.next_run(1000)
+    batcher.done(prompt, [(10,)])
+    run = batcher.next(1000)
     assert run is not None
     run = batcher.shorten(run, 7)
     assert batcher.cancel("a", 1)
-    assert batcher.commit_steps(run, [range(11, 18)]) == []
+    assert batcher.done(run, [range(11, 18)]) == []
     assert batcher.emitted_tokens == 1 + 6
     assert batcher.pool.used == 0
 
@@ -136,17 +136,17 @@ def test_a_stop_token_may_come_at_every_step() -> None:
     batcher = Batcher(config, ALL)
     batcher.add(SequenceSpec("a", 1, range(10), SamplingParams(50, stop_token_ids=(3,))))
     for token in (10, 11):
-        run = batcher.next_run(1000)
+        run = batcher.next(1000)
         assert run is not None
         assert run.steps == 1
-        batcher.commit_steps(run, [(token,)])
+        batcher.done(run, [(token,)])
 
 
 def test_a_run_is_not_lengthened() -> None:
     config = BatcherConfig(kv_blocks=64, block_tokens=16, run_tokens_max=64, sequences_max=4)
     batcher = Batcher(config, ALL)
     batcher.add(SequenceSpec("a", 1, range(10), SamplingParams(50)))
-    run = batcher.next_run(1000)
+    run = batcher.next(1000)
     assert run is not None
     with pytest.raises(AssertionError, match="2 of 1 steps"):
         batcher.shorten(run, 2)

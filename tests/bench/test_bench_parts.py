@@ -19,7 +19,7 @@ from livescale.bench.made_models import BenchShape, make_bench_model, parse_shap
 from livescale.bench.peers import judge
 from livescale.bench.peers.line_server import closed_loop
 from livescale.engine.model_files import read_manifest
-from livescale.slo import percentile
+from livescale.load.slo import percentile
 
 SHAPE = BenchShape(64, 2)
 
@@ -131,13 +131,13 @@ def row(engine: str, rates: tuple[float, ...], **other: object) -> EngineRow:
         "hidden": 512,
         "layers": 8,
         "in_flight": 8,
-        "ttft_ns": (1_000_000,),
+        "ttft_ns": [1_000_000],
         "settings": "",
         "token_check": TokenCheck(8, wrong=0),
-        "cores_used": 1.0,
-        "others_cpu_max": 0.0,
+        "cores_used": [1.0],
+        "others_cpu": [0.0],
     }
-    return EngineRow(engine=engine, tokens_per_s=rates, **{**fields, **other})
+    return EngineRow(engine=engine, tokens_per_s=list(rates), **{**fields, **other})
 
 
 def test_the_headline_ratios_are_those_of_one_shape_and_absent_where_not_measured() -> None:

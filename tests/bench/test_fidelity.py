@@ -26,12 +26,12 @@ from livescale.cli.main import main
 from livescale.control.config import ControllerConfig
 from livescale.latency.models import OverheadLatency
 from livescale.latency.work import LinearLatency, RunWork
+from livescale.load.traces import TraceRow
 from livescale.policies import ModelPolicy
 from livescale.runtime.catalog import prepare_models
 from livescale.runtime.pool_layout import local_layout
 from livescale.sim.config import SimConfig
 from livescale.telemetry.record import RequestLine, ScaleLine, read_record
-from livescale.traces import TraceRow
 
 MS = 1_000_000
 figures = st.floats(0.001, 1e6)
@@ -112,6 +112,7 @@ def known_world(pool: FidelityPool, policy: ModelPolicy, **others: object) -> Si
             workers_expected=config.workers,
             sequences_max=config.sequences_max,
             chunk_bytes=config.chunk_bytes,
+            warm_spares=config.warm_spares,
         ),
         devices=tuple(seat.device for _, seat in local_layout(config).seats),
         latency={"": pool.latency},

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from livescale.bench.profile_points import ProfiledModel, ProfileLimits, TimedRun, operations
 from livescale.cli.main import main
-from livescale.config_reading import load_config
+from livescale.clusters.profiles import read_profile
+from livescale.config.reading import load_config
 from livescale.latency.table import TableLatency
 from livescale.latency.work import RunWork
-from livescale.profiles import read_profile
 from livescale.runtime.catalog import latency
 
 MODEL = ProfiledModel("machine", "m", layers=4, heads=4, kv_heads=2, head_dim=64)

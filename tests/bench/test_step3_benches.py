@@ -92,7 +92,7 @@ def test_shards_use_the_links_of_all_devices(tmp_path: Path) -> None:
 def test_gloo_broadcasts_on_the_same_links() -> None:
     size = 1 << 20
     with Testbed(NetworkSpec(2, 100_000_000)) as testbed:
-        seconds = gloo_seconds(testbed, size, [1], 1)
+        seconds = gloo_seconds(testbed, size, [1])
     # No faster than the link, so the link is what it used.
     assert seconds[1] > 0.5 * size / (100_000_000 / 8)
 

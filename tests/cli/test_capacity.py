@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from livescale.cli.main import main
-from livescale.traces import TraceRow, write_trace
+from livescale.load.traces import TraceRow, write_trace
 
 S = 1_000_000_000
 CLUSTER = """
@@ -47,6 +47,16 @@ def asked(files: tuple[Path, Path], figures: Path, *words: str) -> Any:
     return {**json.loads(figures.read_text()), "code": code}
 
 
+def test_hosts_without_memory_for_copies_are_counted_by_their_devices(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    figures = tmp_path / "c.json"
+    words = ["--trace", str(files[0]), "--slo", "ttft_p90=60s", "--strategies", "fixed-full"]
+    assert main(["capacity", *words, "--workers", "2", "--json", str(figures)]) == 0
+    found = json.loads(figures.read_text())
+    assert (found["unit"], found["strategies"][0]["smallest"]) == ("hosts", 1)
+
+
 def test_the_smallest_pool_its_price_and_its_neighbours(
     files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +77,10 @@ def test_the_smallest_pool_its_price_and_its_neighbours(
         assert tried[smallest - 1] is False
         assert tried[smallest + 1] is True
         for row in of_system["tried"]:
+            uses = ("load", "serve", "drain")
+            held_s = sum(row[f"device_{use}_s"] for use in uses)
+            assert held_s == pytest.approx(row["device_seconds"], rel=0.05)
+            assert row["slow_compute_s"] <= row["slow_ttft_s"]
             if row["within"]:
                 assert row["ttft_p90_s"] <= 1
                 assert row["tbt_p50_s"] <= 0.2

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from livescale.load.traces import TraceRow, write_trace
 from livescale.telemetry.record import RequestLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.traces import TraceRow, write_trace
 
 KEYS = {
     *("trace", "requests", "failed", "max_instances", "final_instances", "scale_ups"),
@@ -54,13 +54,14 @@ def test_simulate_writes_figures_and_a_record_that_replays(tmp_path: Path) -> No
 
 
 @pytest.mark.pool
+@pytest.mark.parametrize("device", ["cpu", pytest.param("timed", marks=pytest.mark.long)])
 def test_the_demo_checks_every_token_and_joins_the_clients_times(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, device: str
 ) -> None:
     trace = make_trace(tmp_path / "burst.csv", 30, 40)
     record, figures = tmp_path / "run.jsonl", tmp_path / "run.json"
     livescale(
-        *("demo", "--only", "scaling", "--folder", tmp_path / "seen"),
+        *("demo", "--only", "scaling", "--folder", tmp_path / "seen", "--device", device),
         *("--model", tiny_model, "--trace", trace, "--divide-lengths", 1),
         *("--seconds", 4, "--record", record, "--json", figures, "--slo", "ttft=60s,tbt=60s"),
     )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from livescale.cli.main import main
+from livescale.load.traces import TraceRow, write_trace
 from livescale.telemetry.record import RequestLine, read_record
 from livescale.telemetry.replay import replay
-from livescale.traces import TraceRow, write_trace
 
 S = 1_000_000_000
 CLUSTER = """
@@ -223,3 +223,40 @@ def test_a_cluster_that_is_not_there_and_one_without_known_accelerators(
     assert (code, "blitzscale-" in error) == (1, True)
     code, _, error = livescale("simulate", trace, "-c", "laptop")
     assert (code, "nothing is known of the accelerator 'cpu'" in error) == (1, True)
+
+
+def test_a_fixed_pool_of_equal_device_time_stands_beside_what_it_is_like(
+    livescale: Livescale, cluster: Path, trace: Path, tmp_path: Path
+) -> None:
+    """With its like in the comparison, or alone: the same pool."""
+    both, alone = tmp_path / "both.json", tmp_path / "alone.json"
+    asked = ("simulate", trace, "-c", cluster, "--strategy")
+    code, printed, _ = livescale(*asked, "fixed:auto=stop,stop", "--json", both)
+    assert code == 0
+    assert "device time of stop: " in printed
+    auto, stop = read(both)["runs"]
+    assert (auto["name"], stop["name"]) == ("fixed:auto=stop", "stop")
+    assert auto["device_seconds"] >= 0.99 * stop["device_seconds"]
+    assert auto["scale_ups"] == 0
+    record = tmp_path / "auto.jsonl"
+    code, printed, _ = livescale(*asked, "fixed:auto=stop", "--json", alone, "--record", record)
+    assert code == 0
+    assert "slowest   5 %: " in printed
+    assert "devices   serving " in printed
+    assert read(alone)["ttft_p99_s"] == auto["ttft_p99_s"]
+    assert sum(isinstance(line, RequestLine) for line in read_record(record)) == 68
+
+
+def test_figures_per_time_count_from_the_start_of_the_load(
+    livescale: Livescale, cluster: Path, tmp_path: Path
+) -> None:
+    """A pool that waits for a late first request holds its devices meanwhile."""
+    write_trace(tmp_path / "late.csv", [TraceRow(n * S, 1_000, 2) for n in range(9, 12)])
+    figures = tmp_path / "late.json"
+    words = ("simulate", tmp_path / "late.csv", "-c", cluster, "--strategy", "fixed-full")
+    livescale(*words, "--json", figures)
+    found = read(figures)
+    assert found["device_seconds"] > 4 * 11
+    assert found["instances_mean"] == pytest.approx(4)
+    uses = ("load", "serve", "drain", "spare", "idle")
+    assert found["device_seconds"] == pytest.approx(sum(found[f"device_{u}_s"] for u in uses))

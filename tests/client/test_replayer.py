@@ -10,13 +10,12 @@ from scripted_server import Script, ScriptedServer
 
 from livescale.client.replayer import (
     PromptIdsFor,
-    ReplayLimits,
     ReplayResult,
-    lateness,
+    lateness_ns,
     prompts_from_seed,
     replay,
 )
-from livescale.traces import TraceRow
+from livescale.load.traces import TraceRow
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -31,9 +30,11 @@ def prompts(*scripts: Script) -> PromptIdsFor:
 
 
 def replayed(
-    url: str, rows: list[TraceRow], *scripts: Script, limits: ReplayLimits | None = None
+    url: str, rows: list[TraceRow], *scripts: Script, drain_ns_max: int = 120_000 * MS
 ) -> list[ReplayResult]:
-    return asyncio.run(replay(url, "tiny", rows, prompt_ids_for=prompts(*scripts), limits=limits))
+    return asyncio.run(
+        replay(url, "tiny", rows, prompt_ids_for=prompts(*scripts), drain_ns_max=drain_ns_max)
+    )
 
 
 def test_a_request_is_sent_as_agreed_and_recorded_exactly() -> None:
@@ -128,9 +129,7 @@ def test_nobody_listening_is_a_failed_result() -> None:
 
 def test_a_replay_ends_a_bounded_time_after_its_last_arrival() -> None:
     with ScriptedServer() as server:
-        (result,) = replayed(
-            server.url, rows_at(0), Script.HELD, limits=ReplayLimits(drain_ns_max=300 * MS)
-        )
+        (result,) = replayed(server.url, rows_at(0), Script.HELD, drain_ns_max=300 * MS)
         assert server.stream_closed.wait(10)
     assert result.error == "not finished when the replay's time was over"
     assert result.finished_ns - result.scheduled_ns < 10 * S
@@ -181,14 +180,12 @@ def test_progress_reports_each_complete_result_once() -> None:
 
 def test_an_empty_trace_is_replayed_at_once() -> None:
     assert replayed("http://127.0.0.1:1", []) == []
-    assert lateness([]) is None
+    assert lateness_ns([], 99) is None
 
 
 def test_lateness_is_the_clients_own_delay() -> None:
     results = [ReplayResult(k, [1], 1, scheduled_ns=1000, sent_ns=1000 + k) for k in range(1, 101)]
-    late = lateness(results)
-    assert late is not None
-    assert (late.p50_ns, late.p99_ns, late.max_ns) == (50, 99, 100)
+    assert [lateness_ns(results, percent) for percent in (50, 99, 100)] == [50, 99, 100]
 
 
 def test_prompts_depend_on_seed_and_row_only() -> None:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from livescale.chunks import senders
+from livescale.clusters.topology import Device, Host
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.messages import commands, events
 from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
-from livescale.plans import Duty
 from livescale.policies import ModelPolicy
+from livescale.routes import Duty
 from livescale.sim.checkers.commands import CommandChecker
 from livescale.sim.checkers.failures import FailureChecker
-from livescale.topology import Device, Host
 from livescale.types import (
     FromWorker,
     HoldingId,
@@ -44,11 +44,12 @@ class AbstractHolding:
     order: commands.StartHolding
     watermark: int = 0
     is_whole: bool = False
+    is_spare: bool = False
 
     def report(self) -> events.HoldingReport:
         feeds = () if self.is_whole else self.order.feeds
         order = msgspec.structs.replace(self.order, feeds=feeds)
-        return events.HoldingReport(order, self.watermark, self.is_whole)
+        return events.HoldingReport(order, self.watermark, self.is_whole, self.is_spare)
 
 
 @dataclass(slots=True)
@@ -68,8 +69,9 @@ class AbstractMember:
 
     @property
     def duty(self) -> Duty | None:
-        """What the worker does with the one holding that it has."""
-        return next((holding.order.duty for holding in self.holdings.values()), None)
+        """What the worker does with the one holding that it has, if that is no warm spare."""
+        serving = [holding for holding in self.holdings.values() if not holding.is_spare]
+        return next((holding.order.duty for holding in serving), None)
 
     def takes_requests(self, instance: InstanceId) -> bool:
         """It has rank 0 of this instance, and runs requests of it."""
@@ -77,7 +79,7 @@ class AbstractMember:
         if duty is None or duty.instance != instance or duty.workers[0] != self.ref:
             return False
         is_whole = all(holding.is_whole for holding in self.holdings.values())
-        return is_whole or duty.pairing is not None
+        return is_whole or duty.live_order is not None
 
 
 @dataclass(slots=True)
@@ -218,12 +220,13 @@ class AbstractWorld:
         """(target, source) of workers where the source may take something over."""
         found = []
         for number, worker in self.workers.items():
-            pairing = worker.duty.pairing if worker.duty is not None else None
-            if not worker.requests or pairing is None or pairing.source is None:
+            if not worker.requests or worker.duty is None:
                 continue
-            source = self._living(pairing.source)
-            if source is not None and source.takes_requests(pairing.source_instance):
-                found.append((number, pairing.source.worker))
+            takers = (taker.partner for taker in worker.duty.drains_to)
+            for partner in (*worker.duty.gives_to, *takers):
+                source = self._living(partner.worker)
+                if source is not None and source.takes_requests(partner.instance):
+                    found.append((number, partner.worker.worker))
         return found
 
     def take(self, target: int, source: int, count: int) -> None:
@@ -245,12 +248,11 @@ class AbstractWorld:
                 instance=taker.duty.instance,
                 worker=taker.ref,
                 target=giver.duty.instance,
-                requests=requests,
+                requests=tuple((*pair, self.requests[pair[0]].moves) for pair in requests),
                 next_layer=1,
                 tokens=10,
                 row_bytes=100,
                 pull_ns=5,
-                moves=tuple(self.requests[request].moves for request, _ in requests),
             )
         )
         self._report(taker)
@@ -406,6 +408,10 @@ class AbstractWorld:
             self._start(command)
         elif isinstance(command, commands.AmendHolding):
             self._amend(command)
+        elif isinstance(command, commands.ReleaseHolding):
+            self._release(command)
+        elif isinstance(command, commands.ChangeDuty):
+            self._change_duty(command)
         elif isinstance(command, commands.DropHolding):
             self._drop(command)
         elif isinstance(command, commands.ModelGone):
@@ -426,6 +432,9 @@ class AbstractWorld:
         member, holding = self._living(order.holding.member), order.holding
         if member is None:
             return
+        if order.spare is not None:
+            self._wake(member, order)
+            return
         held = [(other.order.model, other.order.rank) for other in member.holdings.values()]
         assert (order.model, order.rank) not in held, f"{order} comes a second time"
         assert not held or member.ref.is_agent, f"{member} is given {order}"
@@ -436,7 +445,7 @@ class AbstractWorld:
             assert sum(sizes) <= self.memory_bytes, "host memory is overdrawn"
         else:
             assert order.duty is not None
-            if order.duty.pairing is not None:
+            if order.duty.live_order is not None:
                 member.answers.append(events.LiveStarted(holding))
             member.answers.append(events.FirstByteArrived(holding))
         layers = self.policies[order.model].spec.layers
@@ -444,11 +453,40 @@ class AbstractWorld:
         member.answers += [events.LayerArrived(holding, n, n + 1) for n in range(layers)]
         member.answers.append(events.HoldingCompleted(holding, 1))
 
+    def _wake(self, member: AbstractMember, order: commands.StartHolding) -> None:
+        """The bytes of a warm spare are this order's: only the end of it is reported."""
+        assert order.spare is not None
+        spare = member.holdings.pop(order.spare)
+        same = spare.order.model, spare.order.rank, spare.order.span
+        assert same == (order.model, order.rank, order.span)
+        assert (spare.is_spare, order.feeds) == (True, ())
+        member.holdings[order.holding.plan] = AbstractHolding(order, spare.watermark)
+        member.answers.append(events.HoldingCompleted(order.holding, 0))
+
+    def _release(self, order: commands.ReleaseHolding) -> None:
+        """The worker keeps the bytes. Nothing is answered."""
+        holding, member = self._holding(order.holding), self._living(order.holding.member)
+        if holding is None or member is None or holding.is_spare:
+            return
+        assert holding.is_whole, order
+        batches = [w.requests for w in member.answers if isinstance(w, events.BatchTaken)]
+        taken = [request for batch in batches for request, _, _ in batch]
+        # One rank may be a spare already: then an earlier life found nothing to do here.
+        assert all(r in taken for r in member.requests), f"{order}, {member.requests}"
+        self._give_back(member, is_announced=False)
+        holding.is_spare = True
+
     def _amend(self, order: commands.AmendHolding) -> None:
         assert all(feed.upstream != FromWorker(order.holding.member) for feed in order.feeds)
         holding = self._holding(order.holding)
         if holding is not None:
             holding.order = msgspec.structs.replace(holding.order, feeds=order.feeds)
+
+    def _change_duty(self, order: commands.ChangeDuty) -> None:
+        holding = self._holding(order.holding)
+        if holding is not None:
+            assert holding.is_whole, f"{order} while it loads"
+            holding.order = msgspec.structs.replace(holding.order, duty=order.duty)
 
     def _drop(self, order: commands.DropHolding) -> None:
         member = self._living(order.holding.member)

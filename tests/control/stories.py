@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from livescale.chunks import ChunkGrid, Feed
+from livescale.clusters.topology import Device, Host
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.messages.commands import (
@@ -32,9 +33,9 @@ from livescale.messages.events import (
     RequestEnded,
     WorkerJoined,
 )
-from livescale.plans import Duty, ScalePlan
+from livescale.plans import ScalePlan
 from livescale.policies import ModelPolicy
-from livescale.topology import Device, Host
+from livescale.routes import Duty
 from livescale.types import (
     FromStorage,
     FromWorker,
@@ -69,12 +70,14 @@ def make_policy(name: str = "m", least: int = 1, most: int = 8, **values: object
 def make_controller(
     workers: int, instances_max: int = 8, models: tuple[ModelPolicy, ...] = (), **config: object
 ) -> Controller:
-    """A controller of one model, or of those given, that makes chains."""
+    """A controller of one model, or of those given, that makes chains. Released workers keep
+    nothing, if the `config` does not say otherwise."""
     settings = ControllerConfig(
         models or (make_policy(most=instances_max),),
         workers_expected=workers,
         multicast="chain",
         chunk_bytes=CHUNK_BYTES,
+        warm_spares="off",
     )
     return Controller(msgspec.structs.replace(settings, **config))
 

@@ -22,9 +22,9 @@ from clusters import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from livescale.clusters.topology import Direction, LinkKind, Topology
 from livescale.control.multicast.planner import free_uplinks, make_plan
 from livescale.control.multicast.request import Source
-from livescale.topology import Direction, LinkKind, Topology
 
 IN, OUT = Direction.IN, Direction.OUT
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.control.client_queues import REMEMBERED_NS, ClientQueues, RecentClients
+from livescale.control.client_queues import REMEMBERED_NS, ClientQueues, QueueShares, RecentClients
 
 CLIENTS = ["a", "b", "c", "d"]
 arrivals = st.lists(st.sampled_from(CLIENTS), max_size=30)
+sharings = st.one_of(st.none(), st.builds(QueueShares, st.integers(1, 100), st.integers(1, 40)))
 weights = st.fixed_dictionaries({client: st.integers(1, 4) for client in CLIENTS})
 
 
@@ -20,12 +21,16 @@ class Record:
     client: str
     weight: int
     order: int
+    prompt_tokens: int = 1
 
 
-def queues_of(clients: list[str], weight_of: dict[str, int]) -> ClientQueues[Record]:
-    queues: ClientQueues[Record] = ClientQueues()
+def queues_of(
+    clients: list[str], weight_of: dict[str, int], sharing: QueueShares | None = None
+) -> ClientQueues[Record]:
+    queues: ClientQueues[Record] = ClientQueues(sharing)
     for order, client in enumerate(clients):
-        queues.add(Record(f"r{order}", client, weight_of[client], order))
+        tokens = 1 + order * 37 % 20
+        queues.add(Record(f"r{order}", client, weight_of[client], order, tokens))
     return queues
 
 
@@ -38,11 +43,11 @@ def serve_all(queues: ClientQueues[Record]) -> list[Record]:
     return served
 
 
-@given(clients=arrivals, weight_of=weights, early=st.integers(0, 10))
+@given(clients=arrivals, weight_of=weights, sharing=sharings, early=st.integers(0, 10))
 def test_the_order_that_is_told_is_the_one_that_is_kept(
-    clients: list[str], weight_of: dict[str, int], early: int
+    clients: list[str], weight_of: dict[str, int], sharing: QueueShares | None, early: int
 ) -> None:
-    queues = queues_of(clients, weight_of)
+    queues = queues_of(clients, weight_of, sharing)
     for _ in range(min(early, len(queues))):
         queues.serve(next(queues.in_turn()))
     told = list(queues.in_turn())
@@ -50,11 +55,11 @@ def test_the_order_that_is_told_is_the_one_that_is_kept(
     assert len(queues) == 0
 
 
-@given(clients=arrivals, weight_of=weights, early=st.integers(0, 10))
+@given(clients=arrivals, weight_of=weights, sharing=sharings, early=st.integers(0, 10))
 def test_a_request_waits_for_one_turn_of_each_other_client(
-    clients: list[str], weight_of: dict[str, int], early: int
+    clients: list[str], weight_of: dict[str, int], sharing: QueueShares | None, early: int
 ) -> None:
-    queues = queues_of([client for client in clients if client != "a"], weight_of)
+    queues = queues_of([client for client in clients if client != "a"], weight_of, sharing)
     for _ in range(min(early, len(queues))):
         queues.serve(next(queues.in_turn()))
     queues.add(Record("mine", "a", weight_of["a"], 1000))
@@ -71,6 +76,62 @@ def test_of_one_client_the_first_to_come_is_the_first_to_go(
     for client in CLIENTS:
         orders = [record.order for record in served if record.client == client]
         assert orders == sorted(orders)
+
+
+tokens_of_prompts = st.lists(st.integers(1, 50), min_size=1, max_size=30)
+
+
+@given(prompts=tokens_of_prompts, percent=st.integers(1, 99))
+def test_the_oldest_and_the_shortest_share_the_tokens(prompts: list[int], percent: int) -> None:
+    """At any time each has its share, up to one request."""
+    queues: ClientQueues[Record] = ClientQueues(QueueShares(percent))
+    for order, tokens in enumerate(prompts):
+        queues.add(Record(f"r{order}", "a", 1, order, tokens))
+    oldest_tokens = shortest_tokens = 0
+    while queues:
+        record, waiting = next(queues.in_turn()), list(queues)
+        queues.serve(record)
+        if record is waiting[0]:
+            oldest_tokens += record.prompt_tokens
+        else:
+            shortest_tokens += record.prompt_tokens
+            assert record.prompt_tokens == min(other.prompt_tokens for other in waiting)
+        total = oldest_tokens + shortest_tokens
+        assert oldest_tokens * 100 >= percent * total - 100 * max(prompts)
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from("aaacr"), st.integers(1, 50)), max_size=60),
+    percent=st.integers(1, 100),
+    passes_max=st.integers(1, 5),
+)
+def test_a_request_is_passed_a_bounded_number_of_times(
+    steps: list[tuple[str, int]], percent: int, passes_max: int
+) -> None:
+    """By later ones of its client, while it waits at a stretch. Requests arrive, are cancelled, and
+    come back after they were served."""
+    queues: ClientQueues[Record] = ClientQueues(QueueShares(percent, passes_max))
+    passes: dict[str, int] = {}
+    served: list[Record] = []
+    for order, (step, number) in enumerate(steps):
+        waiting = list(queues)
+        if step == "c" and waiting:
+            queues.remove(waiting[number % len(waiting)])
+        elif step == "r" and served:
+            record = served.pop(number % len(served))
+            passes[record.id] = 0
+            queues.add(record)
+        else:
+            queues.add(Record(f"r{order}", "a", 1, order, number))
+            passes[f"r{order}"] = 0
+        if number % 2 and queues:
+            record = next(queues.in_turn())
+            assert queues.due_before(record) is None
+            queues.serve(record)
+            served.append(record)
+            for other in queues:
+                passes[other.id] += other.order < record.order
+                assert passes[other.id] <= passes_max
 
 
 def test_a_request_that_comes_back_has_its_old_place() -> None:

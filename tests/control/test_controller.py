@@ -68,8 +68,8 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import Duty
 from livescale.policies import ModelPolicy
+from livescale.routes import Duty
 from livescale.types import HoldingId, InstanceState, Outcome, WorkerRef
 
 LOW_NS = 333 * MS
@@ -278,7 +278,9 @@ def test_who_comes_later_follows_a_copy_that_is_still_arriving() -> None:
 
 
 def test_capacity_is_measured_where_it_is_not_configured() -> None:
-    controller = Controller(ControllerConfig((ModelPolicy(SPEC, 1, 2),), workers_expected=2))
+    controller = Controller(
+        ControllerConfig((ModelPolicy(SPEC, 1, 2),), workers_expected=2, warm_spares="off")
+    )
     commands = step(controller, 0, *joined(W[0], W[1]))
     assert [c.measure_capacity for c in loads_of(commands)] == [True]
     step(controller, 1, arrived("flood", 10**6))

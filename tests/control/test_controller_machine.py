@@ -12,13 +12,14 @@ from effort import examples
 from livescale.control.config import ControllerConfig
 from livescale.messages.events import RequestArrived
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.policies import Bounds, ModelPolicy, TargetOngoing
+from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, SloAim, TargetOngoing
 from livescale.types import InstanceState, ModelSpec, Outcome, agent_ref
 
 MS = 1_000_000
 NUMBERS = range(5)
 HOSTS = [agent_ref(number).worker for number in range(2)]
 MODELS_MAX = 4
+SCALINGS = [TargetOngoing(2000, 900, 20 * MS), SloAim(20 * MS, 50 * MS, 10 * MS), None]
 STRATEGIES = [
     (SpreadCopies(), "auto"),
     (SpreadCopies(), "binomial"),
@@ -29,9 +30,14 @@ STRATEGIES = [
 
 
 def make_policy(
-    number: int, least: int, more: int, known: bool, ranks: int = 1, *, by_requests: bool = False
+    number: int,
+    least: int,
+    more: int,
+    known: bool,
+    ranks: int = 1,
+    scaling: ScalingPolicy | None = None,
 ) -> ModelPolicy:
-    """Models of different sizes; some may go to zero, some count requests."""
+    """Models of different sizes; some may go to zero, some scale in other ways."""
     return ModelPolicy(
         ModelSpec(f"m{number}", (10,) * (3 + number), 1, 100, ranks),
         least,
@@ -39,7 +45,7 @@ def make_policy(
         1000 if known else None,
         100 if known else None,
         priority=number % 2,
-        scaling=TargetOngoing(2000, 900, 20 * MS) if by_requests else None,
+        scaling=scaling,
         idle_ns=30 * MS,
     )
 
@@ -66,10 +72,12 @@ class ControllerMachine(RuleBasedStateMachine):
         expected=st.integers(0, 5),
         ahead=st.integers(1, 3),
         attempts=st.integers(1, 3),
+        scaling=st.sampled_from(SCALINGS),
         strategy=st.sampled_from(STRATEGIES),
         memory=st.sampled_from([30, 80, 1000]),
         hosts=st.integers(0, 2),
         is_late=st.booleans(),
+        spares=st.sampled_from(["off", "recent", "slow-links"]),
     )
     def begin(
         self,
@@ -77,13 +85,15 @@ class ControllerMachine(RuleBasedStateMachine):
         expected: int,
         ahead: int,
         attempts: int,
+        scaling: ScalingPolicy | None,
         strategy: tuple[Placement, str],
         memory: int,
         hosts: int,
         is_late: bool,
+        spares: str,
     ) -> None:
         models = tuple(
-            make_policy(number, *limit, by_requests=number == 1)
+            make_policy(number, *limit, scaling=scaling if number else None)
             for number, limit in enumerate(limits)
         )
         config = ControllerConfig(
@@ -100,6 +110,7 @@ class ControllerMachine(RuleBasedStateMachine):
             placement=strategy[0],
             multicast=strategy[1],
             chunk_bytes=4,
+            warm_spares=spares,
         )
         self._begin(AbstractWorld(config, memory, is_late), hosts)
 
@@ -263,6 +274,9 @@ class ControllerMachine(RuleBasedStateMachine):
         serving = [i for i in instances if i.is_capacity]
         assert policy.instances_min <= len(serving) <= policy.instances_max, serving
         draining = [i for i in instances if i.state is InstanceState.DRAINING]
+        keeps = self.world.config.warm_spares != "off"
+        assert keeps or not pool.spares(name)
+        assert not (keeps and draining), "what drains becomes a warm spare"
         may_stay = [i for i in draining if pool.is_last(i.copy)]
         assert draining == may_stay, "everything that drains is released, but for last copies"
         copies = pool.host_copies(name)
@@ -306,6 +320,7 @@ class LiveMachine(ControllerMachine):
         attempts=st.integers(1, 3),
         others=st.integers(0, 1),
         multicast=st.sampled_from(["auto", "chain", "binomial"]),
+        spares=st.sampled_from(["off", "recent"]),
     )
     def begin(
         self,
@@ -316,6 +331,7 @@ class LiveMachine(ControllerMachine):
         attempts: int,
         others: int,
         multicast: str,
+        spares: str = "recent",
     ) -> None:
         config = ControllerConfig(
             tuple(make_policy(number, 1, more, True, ranks) for number in range(1 + others)),
@@ -331,6 +347,8 @@ class LiveMachine(ControllerMachine):
             chunk_bytes=4,
             live_order=order,
             live_ahead_max=4,
+            warm_spares=spares,
+            drain="move" if ahead % 2 else "finish",
         )
         self._begin(AbstractWorld(config), hosts=0)
 

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 from stories import W, load_order
 
+from livescale.clusters.topology import Device
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy, Holding, HoldingState
 from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
 from livescale.control.pool import ParameterPool
-from livescale.messages.commands import Drain, Resume
+from livescale.messages.commands import Drain, ReleaseHolding, Resume
 from livescale.messages.events import (
     FirstByteArrived,
     HoldingCompleted,
@@ -21,8 +22,7 @@ from livescale.messages.events import (
     LiveStarted,
     WorkerLost,
 )
-from livescale.plans import Duty, Pairing
-from livescale.topology import Device
+from livescale.routes import Duty
 from livescale.types import (
     HoldingId,
     InstanceId,
@@ -43,6 +43,7 @@ CAUSES = (
     HoldingFailed,
     Drain,
     Resume,
+    ReleaseHolding,
     HoldingDropped,
     WorkerLost,
 )
@@ -50,6 +51,7 @@ S = InstanceState
 ALLOWED = {
     (S.STARTING, FirstByteArrived): S.LOADING,
     (S.STARTING, LiveStarted): S.LIVE,
+    (S.STARTING, HoldingCompleted): S.SERVING,
     (S.STARTING, HoldingFailed): S.STOPPED,
     (S.STARTING, WorkerLost): S.LOST,
     (S.LOADING, LiveStarted): S.LIVE,
@@ -67,6 +69,7 @@ ALLOWED = {
     (S.SERVING, Drain): S.DRAINING,
     (S.SERVING, WorkerLost): S.LOST,
     (S.DRAINING, Resume): S.SERVING,
+    (S.DRAINING, ReleaseHolding): S.STOPPED,
     (S.DRAINING, HoldingDropped): S.STOPPED,
     (S.DRAINING, WorkerLost): S.LOST,
 }
@@ -191,7 +194,7 @@ def test_the_load_that_rank_0_reported_counts_when_the_other_ranks_have_joined()
 
 def test_a_live_instance_may_have_requests_until_it_has_reported_its_load() -> None:
     fleet, pool = fleet_of(1)
-    duty = Duty(9, (W[0],), pairing=Pairing("zigzag"))
+    duty = Duty(9, (W[0],), live_order="zigzag")
     fleet.adopt(PART, hold(pool, duty, 1))
     (instance,) = fleet.live(PART)
     assert instance.is_unreported

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stories import H, W, copy_order, drop, load_order
 
 from livescale.control.holdings import TRANSITIONS, Copy, Holding, HoldingState, InvalidMove
-from livescale.messages.commands import DropHolding
+from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import (
     FirstByteArrived,
     HoldingCompleted,
@@ -17,7 +17,7 @@ from livescale.messages.events import (
     LayerArrived,
     WorkerLost,
 )
-from livescale.types import Value
+from livescale.types import HoldingId, Value
 
 S = HoldingState
 CAUSES = (
@@ -26,9 +26,12 @@ CAUSES = (
     HoldingCompleted,
     HoldingFailed,
     DropHolding,
+    ReleaseHolding,
+    StartHolding,
     HoldingDropped,
     WorkerLost,
 )
+WHOLE = (S.WHOLE, S.SPARE, S.WAKING)
 #: what a member may report while bytes arrive, and what becomes of the holding
 NEWS = {
     FirstByteArrived: S.ARRIVING,
@@ -40,7 +43,8 @@ NEWS = {
 
 def target_of(state: HoldingState, cause: type[Value]) -> HoldingState | None:
     """The rules: members that are lost hold nothing; bytes are ordered away once, and then only the
-    last answer counts; nothing is reported of what is whole or gone."""
+    last answer counts; nothing is reported of what is whole or gone, but for the start of what was
+    made of a warm spare."""
     if state is S.GONE:
         return None
     if cause is WorkerLost:
@@ -49,9 +53,15 @@ def target_of(state: HoldingState, cause: type[Value]) -> HoldingState | None:
         return None if state is S.LEAVING else S.LEAVING
     if cause is HoldingDropped:
         return S.GONE if state is S.LEAVING else None
+    if cause is ReleaseHolding:
+        return S.SPARE if state in (S.WHOLE, S.SPARE) else None
+    if cause is StartHolding:
+        return S.GONE if state is S.SPARE else None
     if state is S.LEAVING:
         return S.LEAVING
-    return None if state is S.WHOLE else NEWS[cause]
+    if state is S.WAKING:
+        return NEWS[cause] if cause in (HoldingCompleted, HoldingFailed) else None
+    return None if state in WHOLE else NEWS[cause]
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -75,6 +85,15 @@ def test_the_table_names_every_state_and_no_other_cause() -> None:
     assert {cause for moves in TRANSITIONS.values() for cause in moves} == set(CAUSES)
 
 
+def test_a_copy_is_released_with_all_its_ranks_once() -> None:
+    copy = Copy("m", (W[0], W[1]), 60, 7)
+    for rank, state in enumerate((S.SPARE, S.WHOLE)):
+        copy.ranks[rank] = Holding(copy_order(W[rank], 10 + rank, None, "m", rank), 3, state)
+    assert copy.release() == [ReleaseHolding(HoldingId(11, W[1]))]
+    assert (copy.is_spare, copy.is_complete, copy.is_loaded) == (True, True, False)
+    assert copy.release() == []
+
+
 states = st.sampled_from([state for state in HoldingState if state is not S.GONE])
 
 
@@ -94,8 +113,11 @@ def test_a_copy_is_what_all_its_ranks_are_and_is_ordered_away_once(
     assert (copy.holder, copy.is_on_host) == (members[0], is_on_host)
     assert copy.key == (H[0] if is_on_host else 7)
     assert copy.is_there is (len(held) == 3 and not is_given_up)
-    whole = [rank for rank, (state, _) in held.items() if state is S.WHOLE]
+    found = [state for state, _ in held.values()]
+    whole = [state for state in found if state in WHOLE]
     assert copy.is_complete is (copy.is_there and len(whole) == 3)
+    assert copy.is_loaded is (copy.is_there and found == [S.WHOLE] * 3)
+    assert copy.is_spare is (S.SPARE in found)
     marks = [held[rank][1] if rank in held else 0 for rank in range(3)]
     assert copy.watermark == min(marks)
     staying = [rank for rank, (state, _) in held.items() if state is not S.LEAVING]

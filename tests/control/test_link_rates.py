@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stories import DEVICE, H, W, arrived, loaded, make_controller, plans_of, serves, step
 
+from livescale.clusters.topology import Device, Host
 from livescale.control.controller import Controller
 from livescale.messages.events import AgentJoined, LinkMeasured, WorkerJoined
-from livescale.topology import Device, Host
 from livescale.types import HoldingId
 
 SIZE_BYTES = 60

@@ -33,7 +33,12 @@ from stories import (
 
 from livescale.control.controller import Controller
 from livescale.control.multicast.planner import make_plan
-from livescale.control.pairing import choose_pairings, free_instances, live_order_of
+from livescale.control.pairing import (
+    PairingChoice,
+    choose_pairings,
+    free_instances,
+    live_order_of,
+)
 from livescale.messages.commands import AnyCommand, Dispatch, Drain, FailRequest, Paired
 from livescale.messages.events import (
     AnyEvent,
@@ -48,8 +53,9 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import Pairing, pair_rate
+from livescale.plans import pair_rate
 from livescale.policies import ModelPolicy
+from livescale.routes import Partner
 from livescale.telemetry.record import (
     RECORD_VERSION,
     AnyLine,
@@ -61,7 +67,7 @@ from livescale.telemetry.record import (
 from livescale.telemetry.replay import replay
 from livescale.types import HoldingId, InstanceState, LayerSpan, ModelSpec, Outcome, WorkerRef
 
-S1, S2 = (201, W[20]), (202, W[21])
+S1, S2 = Partner(201, W[20]), Partner(202, W[21])
 LIVE: dict[str, Any] = {"live_order": "zigzag", "live_over_ns": 0}
 #: what w1 loads in most of these: the first plan, for instance 2
 TARGET = HoldingId(1, W[1])
@@ -76,20 +82,18 @@ def test_two_live_instances_of_one_chain_only_its_end_meets_no_parameters() -> N
     one = make_plan(request(copies(W[0]), [W[2], W[3]]), topology, "chain")
     assert one.routes() == ("w0.0 -> w2.0 -> w3.0",)
     first, second = choose_pairings(one, "zigzag", 0, [S1])
-    assert (first.pairing, first.reason) == (
-        Pairing("zigzag"),
-        "alone: every overloaded instance has a helper",
-    )
-    assert second.pairing == Pairing("zigzag", W[20], 201)
-    assert second.reason == "helps instance 201, sends no parameters on"
+    alone = "alone: every overloaded instance has a helper"
+    assert first == PairingChoice(alone, "zigzag")
+    helps = "helps instance 201, sends no parameters on"
+    assert second == PairingChoice(helps, "zigzag", (S1,))
     two = make_plan(request(copies(W[0], W[1]), [W[2], W[3]]), topology, "chain")
     assert two.routes() == ("w0.0 -> w2.0", "w1.0 -> w3.0")
-    assert [c.pairing for c in choose_pairings(two, "zigzag", 0, [S1, S2])] == [
-        Pairing("zigzag", W[20], 201),
-        Pairing("zigzag", W[21], 202),
+    assert [(c.live_order, c.gives_to) for c in choose_pairings(two, "zigzag", 0, [S1, S2])] == [
+        ("zigzag", (S1,)),
+        ("zigzag", (S2,)),
     ]
     both = choose_pairings(one, "zigzag", 0, [S1, S2])
-    assert [c.pairing.source for c in both if c.pairing] == [W[21], W[20]], "most need: the tail"
+    assert [c.gives_to for c in both] == [(S2,), (S1,)], "most need: the tail"
     assert both[0].reason == "helps instance 202, sends parameters on, too"
 
 
@@ -115,19 +119,19 @@ def test_a_short_load_is_waited_for() -> None:
     plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
     assert plan.predicted_ns is not None
     (waits,) = choose_pairings(plan, "zigzag", plan.predicted_ns, [S1])
-    assert waits.pairing is None
+    assert (waits.live_order, waits.gives_to) == (None, ())
     assert waits.reason == "the load should take 26843.5 ms: up to 26843.5 ms it is waited for"
     (helps,) = choose_pairings(plan, "zigzag", plan.predicted_ns - 1, [S1])
-    assert helps.pairing is not None
+    assert (helps.live_order, helps.gives_to) == ("zigzag", (S1,))
     unknown = msgspec.structs.replace(plan, predicted_ns=None)
     (helps,) = choose_pairings(unknown, "zigzag", 1 << 60, [S1])
-    assert helps.pairing is not None, "who knows how long it takes"
+    assert helps.live_order is not None, "who knows how long it takes"
 
 
 def test_overlap_works_alone_even_if_others_are_overloaded() -> None:
     plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
     (choice,) = choose_pairings(plan, "overlap", 0, [S1])
-    assert (choice.pairing, choice.reason) == (Pairing("overlap"), "alone: so it is configured")
+    assert choice == PairingChoice("alone: so it is configured", "overlap")
 
 
 @given(
@@ -141,13 +145,13 @@ def test_everybody_is_in_one_pair_and_those_who_send_on_come_last(
 ) -> None:
     asked = request(copies(*W[:sources]), W[sources : sources + targets], layers=(1 << 20,) * 8)
     plan = make_plan(asked, singles(sources + targets), strategy)
-    needy = [(300 + n, W[30 + n]) for n in range(overloaded)]
+    needy = [Partner(300 + n, W[30 + n]) for n in range(overloaded)]
     choices = choose_pairings(plan, "zigzag", 0, needy)
-    pairs = [c.pairing for c in choices if c.pairing is not None]
-    assert len(pairs) == targets, "all are live"
-    helped = sorted(p.source_instance for p in pairs if p.source is not None)
-    assert helped == [number for number, _ in needy[:targets]], "those who need it most, once each"
-    helpers = [i for i, pairing in enumerate(pairs) if pairing.source is not None]
+    assert [c.live_order for c in choices] == ["zigzag"] * targets, "all are live"
+    helped = sorted(partner for c in choices for partner in c.gives_to)
+    assert helped == needy[:targets], "those who need it most, once each"
+    helpers = [i for i, choice in enumerate(choices) if choice.gives_to]
+    assert len(helpers) == len(helped), "each helps one"
     free = free_instances(plan)
     idle = [i for i in range(targets) if i not in helpers]
     assert not [i for i in idle if i in free] or all(i in free for i in helpers)
@@ -160,14 +164,15 @@ def test_everybody_is_in_one_pair_and_those_who_send_on_come_last(
 
 def notices(commands: list[AnyCommand]) -> list[tuple[WorkerRef | None, str]]:
     return [
-        (c.pairing.source if c.pairing is not None else None, c.reason)
+        (c.gives_to[0].worker if c.gives_to else None, c.reason)
         for c in commands
         if isinstance(c, Paired)
     ]
 
 
-def pairings_of(commands: list[AnyCommand]) -> list[Pairing | None]:
-    return [order.duty.pairing for order in loads_of(commands) if order.duty is not None]
+def pairings_of(commands: list[AnyCommand]) -> list[tuple[str | None, tuple[Partner, ...]]]:
+    duties = [order.duty for order in loads_of(commands) if order.duty is not None]
+    return [(duty.live_order, duty.gives_to) for duty in duties]
 
 
 def dispatched(commands: list[AnyCommand]) -> list[tuple[str, int]]:
@@ -175,9 +180,13 @@ def dispatched(commands: list[AnyCommand]) -> list[tuple[str, int]]:
 
 
 def taken(
-    requests: tuple[tuple[str, int], ...], worker: WorkerRef = W[0], instance: int = 101
+    requests: tuple[tuple[str, int], ...],
+    worker: WorkerRef = W[0],
+    instance: int = 101,
+    moves: int = 1,
 ) -> BatchTaken:
-    return BatchTaken(instance, worker, 2, requests, 1, 10, 100, 5)
+    moved = tuple((request, attempt, moves) for request, attempt in requests)
+    return BatchTaken(instance, worker, 2, moved, 1, 10, 100, 5)
 
 
 def live_pair(**config: Any) -> Controller:
@@ -185,7 +194,7 @@ def live_pair(**config: Any) -> Controller:
     settings = {**LIVE, "dispatched_ahead_max": 2, **config}
     controller = serving(workers=2, instances=1, instances_max=2, **settings)
     commands = step(controller, 1, arrived("s1", 800), arrived("s2", 800))
-    assert pairings_of(commands)[0] == Pairing("zigzag", W[0], 101)
+    assert pairings_of(commands)[0] == ("zigzag", (Partner(101, W[0]),))
     assert dispatched(commands) == [("s1", 101), ("s2", 101)]
     assert step(controller, 2, LiveStarted(TARGET)) == []
     return controller
@@ -195,7 +204,7 @@ def test_a_cold_start_is_live_and_alone() -> None:
     controller = make_controller(workers=2, **LIVE)
     commands = step(controller, 0, *joined(W[0], W[1]))
     assert notices(commands) == [(None, "alone: nobody is overloaded")]
-    assert pairings_of(commands) == [Pairing("zigzag")]
+    assert pairings_of(commands) == [("zigzag", ())]
     assert step(controller, 1, arrived("r")) == [], "it knows nothing of its instance yet"
     target = HoldingId(1, W[0])
     assert dispatched(step(controller, 2, LiveStarted(target))) == [("r", 2)]
@@ -206,7 +215,7 @@ def test_stop_the_world_pairs_nobody() -> None:
     controller = serving(workers=2, instances=1, live_order="stop-the-world")
     commands = step(controller, 1, arrived("r", 2500))
     assert notices(commands) == []
-    assert pairings_of(commands) == [None]
+    assert pairings_of(commands) == [(None, ())]
 
 
 def test_who_has_most_to_do_gets_the_best_helper() -> None:
@@ -230,7 +239,7 @@ def test_who_has_most_to_do_gets_the_best_helper() -> None:
 def test_an_instance_that_has_a_helper_gets_no_second_one() -> None:
     controller = serving(workers=3, instances=1, instances_max=3, **LIVE)
     commands = step(controller, 1, arrived("a", 1000))
-    assert pairings_of(commands) == [Pairing("zigzag", W[0], 101)]
+    assert pairings_of(commands) == [("zigzag", (Partner(101, W[0]),))]
     commands = step(controller, 2, arrived("b", 2000))
     assert notices(commands) == [(None, "alone: nobody is overloaded")]
 
@@ -289,9 +298,8 @@ def test_of_two_takers_the_later_owns_the_attempt_whichever_word_comes_first(
         step(controller, 3, msgspec.structs.replace(arrived("a"), **announced))
     else:
         step(controller, 3, arrived("a"))
-        back = msgspec.structs.replace(taken((("a", 1),), W[1], 2), moves=(2,))
-        step(controller, 4, back)
-    step(controller, 5, msgspec.structs.replace(taken((("a", 1),)), moves=(1,)))
+        step(controller, 4, taken((("a", 1),), W[1], 2, moves=2))
+    step(controller, 5, taken((("a", 1),)))
     assert [record.id for record in controller.router.on_worker(W[1])] == ["a"]
     step(controller, 6, RequestEnded("a", 1, Outcome.FINISHED, worker=W[1]))
     assert "a" not in controller.router.requests
@@ -361,7 +369,7 @@ def test_a_gateway_that_announces_a_request_again_gives_it_back() -> None:
 def test_members_of_a_live_pair_are_not_drained() -> None:
     controller = serving(workers=3, instances=2, instances_max=3, **LIVE)
     commands = step(controller, 1, arrived("a", 2500))
-    assert pairings_of(commands) == [Pairing("zigzag", W[0], 101)]
+    assert pairings_of(commands) == [("zigzag", (Partner(101, W[0]),))]
     (order,) = loads_of(commands)
     step(controller, 2, LiveStarted(order.holding), finished("a"))
     drained = []
@@ -386,14 +394,14 @@ def test_members_of_a_live_pair_make_no_room_for_others() -> None:
 def test_a_restarted_controller_takes_live_pairs_over() -> None:
     controller = make_controller(workers=2, instances_max=2, **LIVE)
     source = report(load_order(101, W[0], 6, None))
-    pairing = Pairing("zigzag", W[0], 101)
     order = load_order(2, W[1], 7, W[0])
     assert order.duty is not None
-    duty = msgspec.structs.replace(order.duty, pairing=pairing)
+    gives_to = (Partner(101, W[0]),)
+    duty = msgspec.structs.replace(order.duty, live_order="zigzag", gives_to=gives_to)
     target = report(msgspec.structs.replace(order, duty=duty), watermark=1)
     step(controller, 0, rejoined(source), rejoined(target))
     instance = controller.fleet.instances[2]
-    assert (instance.state, instance.pairing) == (InstanceState.LIVE, pairing)
+    assert (instance.state, instance.duty) == (InstanceState.LIVE, duty)
     assert dispatched(step(controller, 1, arrived("r"))) == [("r", 2)]
     running = RequestArrived("q", "m", 10, 5, attempt=3, worker=W[1])
     step(controller, 2, running, LiveStarted(order.holding))
@@ -406,7 +414,7 @@ def test_only_rank_0_makes_an_instance_live() -> None:
     policy = msgspec.structs.replace(make_policy(), spec=spec)
     controller = make_controller(workers=2, models=(policy,), **LIVE)
     commands = step(controller, 0, *joined(W[0], W[1]))
-    assert pairings_of(commands) == [Pairing("zigzag")] * 2
+    assert pairings_of(commands) == [("zigzag", ())] * 2
     first, second = [order.holding for order in loads_of(commands)]
     assert step(controller, 1, arrived("r"), LiveStarted(second)) == []
     assert dispatched(step(controller, 2, LiveStarted(first))) == [("r", 2)]

@@ -27,6 +27,7 @@ MODELS = ["a", "b"]
 #: where copies lie: the workers of an instance (of one rank, or of two), or a host
 PLACES: list[tuple[WorkerRef, ...]] = [(W[0], W[1]), (W[2], W[3]), (H[0], H[0]), (H[1], H[1])]
 READER = HoldingId(99, W[7])
+WHOLE = (HoldingState.WHOLE, HoldingState.SPARE, HoldingState.WAKING)
 ARRIVING = (HoldingState.ORDERED, HoldingState.ARRIVING)
 NEWS: dict[str, tuple[type[Value], HoldingState]] = {
     "layer": (LayerArrived, HoldingState.ARRIVING),
@@ -44,6 +45,9 @@ verbs = [
     "retire",
     "give up",
     "dropped",
+    "release",
+    "release",
+    "wake",
     *NEWS,
 ]
 #: what is asked, of which copy (a number that is taken modulo), and of which rank
@@ -58,6 +62,10 @@ class CopyOracle:
     ranks: dict[int, HoldingState] = field(default_factory=dict)
     plans: dict[int, int] = field(default_factory=dict)
     is_given_up: bool = False
+    #: of its instance
+    number: int = 0
+    #: when it became a warm spare, which it may be no more
+    used_ns: int = 0
 
     @property
     def is_there(self) -> bool:
@@ -65,7 +73,11 @@ class CopyOracle:
 
     @property
     def is_whole(self) -> bool:
-        return self.is_there and set(self.ranks.values()) == {HoldingState.WHOLE}
+        return self.is_there and all(state in WHOLE for state in self.ranks.values())
+
+    @property
+    def is_spare(self) -> bool:
+        return self.is_there and set(self.ranks.values()) == {HoldingState.SPARE}
 
     def drop(self) -> list[HoldingId]:
         """What has to be ordered away."""
@@ -88,21 +100,49 @@ class PoolOracle:
         self.reads: set[tuple[str, WorkerRef]] = set()
         self.retired: set[str] = set()
         self._plans = itertools.count(1)
+        self._numbers = itertools.count(100)
 
     def order(self, model: str, place: tuple[WorkerRef, ...], rank: int) -> StartHolding | None:
         """The order for this rank, if it can be given."""
         members = place[: self.ranks]
         if rank >= self.ranks:
             return None
-        copy = self.copies.setdefault((model, place[0]), CopyOracle(members))
+        if (model, place[0]) not in self.copies:
+            self.copies[model, place[0]] = CopyOracle(members, number=next(self._numbers))
+        copy = self.copies[model, place[0]]
         if rank in copy.ranks:
             return None
         copy.ranks[rank], copy.plans[rank] = HoldingState.ORDERED, next(self._plans)
+        return self._order(model, copy, rank)
+
+    def _order(self, model: str, copy: CopyOracle, rank: int) -> StartHolding:
         member, plan = copy.id_of(rank).member, copy.plans[rank]
         if member.is_agent:
             return copy_order(member, plan, None, model, rank)
-        number = instance_of(model, place)
-        return load_order(number, member, plan, None, model, rank=rank, workers=members)
+        return load_order(copy.number, member, plan, None, model, rank=rank, workers=copy.members)
+
+    def wake(self, model: str, copy: CopyOracle) -> list[StartHolding]:
+        """It becomes another instance's, with other plans."""
+        copy.number = next(self._numbers)
+        copy.ranks = dict.fromkeys(range(self.ranks), HoldingState.WAKING)
+        copy.plans = {rank: next(self._plans) for rank in copy.ranks}
+        return [self._order(model, copy, rank) for rank in copy.ranks]
+
+    def may_go_together(self) -> list[CopyOracle]:
+        """Warm spares that nothing reads, but for the one that is needed and was used last."""
+        spares = [(copy.used_ns, m, copy) for (m, _), copy in self.copies.items() if copy.is_spare]
+        found = []
+        for model in dict.fromkeys(m for _, m, _ in spares):
+            own = [(at, copy) for at, name, copy in spares if name == model]
+            unread = [
+                (at, copy)
+                for at, copy in sorted(own, key=lambda entry: (entry[0], entry[1].members))
+                if not any((model, member) in self.reads for member in copy.members)
+            ]
+            staying = sum(c.is_whole for c in self.of_model(model)) - len(unread)
+            needs_one = self.keeps_last and model not in self.retired and not staying
+            found += unread[: len(unread) - needs_one] if unread else []
+        return [copy for _, copy in sorted(found, key=lambda e: (e[0], e[1].members))]
 
     def of_model(self, model: str) -> list[CopyOracle]:
         """In the order of their holders."""
@@ -122,10 +162,6 @@ class PoolOracle:
         return not is_needed or sum(c.is_whole for c in self.of_model(model)) > 1
 
 
-def instance_of(model: str, place: tuple[WorkerRef, ...]) -> int:
-    return 10 * MODELS.index(model) + PLACES.index(place)
-
-
 # Short lists rarely come to a copy that is whole.
 @given(st.lists(calls, min_size=20, max_size=80), st.integers(1, 2), st.booleans())
 @settings(max_examples=examples(300))
@@ -133,7 +169,7 @@ def test_whatever_is_asked_a_last_or_read_copy_stays(
     asked: Iterable[tuple[str, int, int]], ranks: int, keeps_last: bool
 ) -> None:
     pool, oracle = ParameterPool(keeps_last), PoolOracle(ranks, keeps_last)
-    for call, number, rank in asked:
+    for now_ns, (call, number, rank) in enumerate(asked):
         if call == "add" or not oracle.copies:
             order = oracle.order(MODELS[number % 2], PLACES[number // 2], rank)
             if order is not None:
@@ -156,6 +192,14 @@ def test_whatever_is_asked_a_last_or_read_copy_stays(
             oracle.retired.add(model)
         elif call == "give up":
             give_up_incomplete(pool, oracle)
+        elif call == "release":
+            if copy.is_whole and not member.is_agent and not copy.is_spare:
+                release(pool, copy, now_ns)
+        elif call == "wake":
+            if copy.is_spare:
+                pool_copy = copy_of(pool, copy)
+                woken = pool.take_up(pool_copy, oracle.wake(model, copy))
+                assert woken is copy_of(pool, copy)
         elif call == "drop":
             drop(pool, oracle, model, copy)
         elif rank in copy.ranks:
@@ -169,6 +213,15 @@ def copy_of(pool: ParameterPool, copy: CopyOracle) -> Copy:
     holding = pool.find(copy.id_of(rank))
     assert holding is not None
     return pool.copy_of(holding)
+
+
+def release(pool: ParameterPool, copy: CopyOracle, now_ns: int) -> None:
+    """Its instance ends, of which all ranks have taken the model over."""
+    if set(copy.ranks.values()) == {HoldingState.WHOLE}:
+        orders = pool.release(copy_of(pool, copy), now_ns)
+        assert [order.holding for order in orders] == [copy.id_of(rank) for rank in copy.ranks]
+        copy.ranks = dict.fromkeys(copy.ranks, HoldingState.SPARE)
+        copy.used_ns = now_ns
 
 
 def drop(pool: ParameterPool, oracle: PoolOracle, model: str, copy: CopyOracle) -> None:
@@ -198,11 +251,15 @@ def report(
         oracle.gone(key, rank)
     elif call in NEWS and is_leaving:
         pool.move(holding, NEWS[call][0])
-    elif call in NEWS and copy.ranks[rank] in ARRIVING:
+    elif call in NEWS and can_tell(copy.ranks[rank], call):
         cause, copy.ranks[rank] = NEWS[call]
         pool.move(holding, cause)
         if copy.ranks[rank] is HoldingState.GONE:
             oracle.gone(key, rank)
+
+
+def can_tell(state: HoldingState, call: str) -> bool:
+    return state in ARRIVING or (state is HoldingState.WAKING and call != "layer")
 
 
 def lose(pool: ParameterPool, oracle: PoolOracle, member: WorkerRef) -> None:
@@ -232,13 +289,14 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
         assert [copy.holder for copy in pool.host_copies(model)] == on_hosts
         for rank in range(oracle.ranks):
             found = [holding.id for holding in pool.whole(model, rank)]
-            ranks = [c.id_of(rank) for c in there if c.ranks[rank] is HoldingState.WHOLE]
+            ranks = [c.id_of(rank) for c in there if c.ranks[rank] in WHOLE]
             assert found == ranks
+        spares = [copy.members for copy in there if copy.is_spare]
+        assert sorted(copy.members for copy in pool.spares(model)) == spares
         assert pool.has_any(model) is bool(oracle.of_model(model))
     for (model, holder), copy in oracle.copies.items():
         is_incomplete = not copy.is_there and not copy.is_given_up and not holder.is_agent
-        place = next(place for place in PLACES if place[0] == holder)
-        assert pool.is_incomplete(instance_of(model, place)) is is_incomplete
+        assert pool.is_incomplete(copy.number) is is_incomplete
         assert (pool.on_host(model, holder) is not None) is holder.is_agent
         assert not copy.is_given_up or not pool.can_drop(copy_of(pool, copy))
     ids = [copy.id_of(rank) for copy in oracle.copies.values() for rank in copy.ranks]
@@ -249,7 +307,10 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
         assert pool.readers(member) == sum(read[1] == member for read in oracle.reads)
     given_up = [copy for copy in oracle.copies.values() if copy.is_given_up]
     workers = [c for c in given_up if not c.members[0].is_agent]
-    assert pool.remainders() == sum(len(copy.ranks) for copy in workers)
+    left = [copy.members[rank] for copy in workers for rank in copy.ranks]
+    assert pool.remainders() == sum(len(pool.on(member)) == 1 for member in left)
+    may_go = [copy.members for copy in oracle.may_go_together()]
+    assert [copy.members for copy in pool.spares_to_drop()] == may_go
 
 
 def test_a_model_is_forgotten_only_when_nothing_of_it_is_left() -> None:

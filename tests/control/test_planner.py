@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.clusters.topology import Device, Direction, Host, Leaf, LinkKind, Topology
 from livescale.control.multicast.bound import lower_bound
 from livescale.control.multicast.cost import CostModel, shape_of
 from livescale.control.multicast.fabric import Fabric
@@ -33,7 +34,6 @@ from livescale.control.multicast.planner import STRATEGIES, PlanError, make_plan
 from livescale.control.multicast.ranges import covers, intersect
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.plans import ScalePlan
-from livescale.topology import Device, Direction, Host, Leaf, LinkKind, Topology
 from livescale.types import FromStorage, FromWorker
 
 IN, OUT = Direction.IN, Direction.OUT

@@ -14,11 +14,12 @@ from livescale.control.autoscaler import Autoscaler, TokenWindow
 from livescale.control.policy import (
     BoundsPolicy,
     LoadSnapshot,
+    SloPolicy,
     Suggestion,
     TargetOngoingPolicy,
     make_policy,
 )
-from livescale.policies import DAY_NS, Bounds, ModelPolicy, Period, TargetOngoing
+from livescale.policies import DAY_NS, Bounds, ModelPolicy, Period, SloAim, TargetOngoing
 from livescale.types import ModelSpec
 
 MS = 1_000_000
@@ -93,7 +94,7 @@ def room(requests: int, instances: int = 1, **more: int) -> Suggestion:
 def test_requests_take_places(requests: int, at_least: int, at_most: int, reason: str) -> None:
     found = room(requests)
     assert (found.at_least, found.at_most, found.reason) == (at_least, at_most, reason)
-    assert found.values["waiting_requests"] == max(requests - 64, 0)
+    assert found.explain()["waiting_requests"] == max(requests - 64, 0)
 
 
 def test_an_instance_with_one_place_is_for_one_request() -> None:
@@ -105,7 +106,7 @@ def test_what_full_instances_run_is_what_fits() -> None:
     """Two instances have KV for ten requests each, whatever places they have."""
     found = room(236, instances=2, left_waiting=216, full_instances=2, full_running=20)
     assert (found.at_least, found.reason) == (24, "waiting_requests")
-    assert {"waiting_requests": 216, "full_instances": 2}.items() <= found.values.items()
+    assert {"waiting_requests": 216, "full_instances": 2}.items() <= found.explain().items()
     # A third one is empty yet: it says nothing of how many fit.
     found = room(236, instances=3, left_waiting=200, full_instances=2, full_running=20)
     assert found.at_least == 24
@@ -156,16 +157,17 @@ def test_a_target_of_ongoing_requests_is_kept_per_instance(
     assert found.at_least == ceil(Fraction(requests * 1000, target))
     assert found.at_most == ceil(Fraction(requests * 1000, target) * Fraction(1000, lower))
     assert found.at_most >= found.at_least
-    assert (found.reason, found.values["requests"]) == ("ongoing_requests", requests)
+    assert (found.reason, found.explain()["requests"]) == ("ongoing_requests", requests)
 
 
 def test_the_policy_of_a_value() -> None:
     assert isinstance(make_policy(Bounds()), BoundsPolicy)
     assert isinstance(make_policy(TargetOngoing()), TargetOngoingPolicy)
+    assert isinstance(make_policy(SloAim()), SloPolicy)
 
 
 def suggestion(at_least: int, at_most: int) -> Suggestion:
-    return Suggestion(at_least, at_most, "load", {})
+    return Suggestion(at_least, at_most, "load", dict)
 
 
 IDLE_NS = 1000 * MS

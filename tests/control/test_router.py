@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from effort import examples
+from livescale.bindings import Binding, EarlyBinding, LateBinding
 from livescale.control.client_queues import REMEMBERED_NS
-from livescale.control.router import RequestRecord, Router
+from livescale.control.router import Assignment, Router
+from livescale.control.router_rows import RequestRecord
+from livescale.messages.events import InstanceReported
 from livescale.routes import Does, Hop, Partner, Route
 from livescale.types import LayerSpan, Part, WorkerRef
 
@@ -47,6 +50,121 @@ def test_least_outstanding_work_first_then_the_lower_id() -> None:
     assert assigned(router) == [("r0", 10), ("r1", 11), ("r2", 12), ("r3", 11)]
 
 
+def reported(queued_tokens: int, begun_tokens: int = 0, left_out: int = 0) -> InstanceReported:
+    return InstanceReported(
+        instance=10,
+        started=(),
+        running=0,
+        queued_prefill_tokens=queued_tokens,
+        kv_blocks_used=0,
+        kv_blocks=100,
+        emitted_tokens=0,
+        left_out=left_out,
+        begun_prompt_tokens=begun_tokens,
+    )
+
+
+LATE = LateBinding(ahead_tokens_max=100)
+
+
+def test_an_instance_holds_few_tokens_that_are_not_computed() -> None:
+    router = Router(64, binding=LATE)
+    for number, tokens in enumerate([60, 40, 40, 250, 10]):
+        router.arrive(f"r{number}", M, tokens, 1)
+    # After r0 come as many tokens of the shortest ones.
+    assert assigned(router, count=1) == [("r0", 10), ("r4", 10)]
+    router.progressed(W[0], reported(30, begun_tokens=40))
+    assert assigned(router, count=1) == [("r1", 10)]
+    router.start("r0", 1)
+    router.start("r4", 1)
+    router.progressed(W[0], reported(40))
+    assert assigned(router, count=1) == [("r2", 10)]
+    router.start("r1", 1)
+    router.progressed(W[0], reported(40))
+    assert assigned(router, count=1) == [], "r3 is for an instance that has nothing else"
+    router.start("r2", 1)
+    router.progressed(W[0], reported(0))
+    assert assigned(router, count=1) == [("r3", 10)]
+
+
+def test_what_an_instance_reports_counts_where_it_is_more() -> None:
+    router = Router(64, binding=LATE)
+    record = router.arrive("r0", M, 10, 1)
+    record.is_admitted = record.is_started = True
+    router.place(record, W[0])
+    router.arrive("r1", M, 50, 1)
+    router.progressed(W[0], reported(60))
+    assert assigned(router, count=1) == []
+    router.progressed(W[0], reported(50))
+    assert assigned(router, count=1) == [("r1", 10)]
+
+
+def test_an_instance_that_left_requests_out_gets_no_more() -> None:
+    router = Router(64, binding=LATE)
+    router.arrive("r0", M, 1, 1)
+    assert assigned(router, count=1) == [("r0", 10)]
+    router.progressed(W[0], reported(1, left_out=1))
+    router.arrive("r1", M, 1, 1)
+    assert assigned(router, count=1) == []
+    assert router.left_over(M) == 1
+    assert assigned(router, count=2) == [("r1", 11)]
+
+
+def test_prompts_that_wait_for_others_lack_no_place() -> None:
+    router = Router(64, binding=LATE)
+    for number in range(3):
+        router.arrive(f"r{number}", M, 100, 1)
+    assert assigned(router, count=1) == [("r0", 10)]
+    assert (router.waiting(M), router.left_over(M)) == (2, 0)
+    assert assigned(router, count=0) == []
+    assert router.left_over(M) == 2
+
+
+def test_a_long_prompt_keeps_one_instance_free_of_others() -> None:
+    router = Router(64, binding=LateBinding(ahead_tokens_max=100, oldest_prompt_percent=100))
+    for number, tokens in enumerate([90, 50, 300, 10, 10]):
+        router.arrive(f"r{number}", M, tokens, 1)
+    # The third one waits for instance 11, which will be free first.
+    assert assigned(router, count=2) == [("r0", 10), ("r1", 11), ("r3", 10)]
+    router.start("r0", 1)
+    assert assigned(router, count=2) == [("r4", 11)]
+    router.start("r3", 1)
+    assert assigned(router, count=2) == [("r2", 10)]
+
+
+@given(
+    prompts=st.lists(st.integers(1, 60), min_size=1, max_size=60),
+    new=st.integers(1, 3),
+    run_tokens=st.integers(20, 60),
+)
+def test_new_instances_get_their_part_of_a_burst(
+    prompts: list[int], new: int, run_tokens: int
+) -> None:
+    """What waits when they come goes to whichever comes free, so that no instance has more than two
+    Runs, and no instance is idle while prompts wait."""
+    router = Router(64, binding=LateBinding(ahead_tokens_max=2 * run_tokens))
+    for number, tokens in enumerate(prompts):
+        router.arrive(f"r{number}", M, tokens, 1)
+    first = assigned(router, count=1)
+    sizes = [router.requests[request].prompt_tokens for request, _ in first]
+    assert len(sizes) == 1 or sum(sizes) <= 2 * run_tokens
+    later = assigned(router, count=1 + new)
+    for number in range(1, 1 + new):
+        got = [router.requests[r].prompt_tokens for r, instance in later if instance == 10 + number]
+        assert len(got) <= 1 or sum(got) <= 2 * run_tokens
+        assert got or not router.waiting(M)
+    ends = 0
+    while router.requests:
+        for worker in W[: 1 + new]:
+            assert router.on_worker(worker) or not router.waiting(M)
+            for record in router.on_worker(worker)[:1]:
+                router.start(record.id, record.attempt)
+                router.end(record)
+                ends += 1
+        assigned(router, count=1 + new)
+    assert ends == len(prompts)
+
+
 def test_an_instance_holds_few_requests_that_it_has_not_started() -> None:
     router = Router(2)
     for number in range(5):
@@ -69,23 +187,29 @@ def test_a_retried_request_goes_before_those_that_came_later() -> None:
     assert first.attempt == 2
 
 
-def given(router: Router, count: int, *live: Route) -> list[tuple[str, int]]:
+def given_out(router: Router, count: int, *live: Route) -> list[tuple[str, int]]:
     routes = [*(to(10 + number, W[number]) for number in range(count)), *live]
     return [(a.request.id, a.instance) for a in router.assign(0, M, routes)]
 
 
 def test_a_pair_is_chosen_by_what_both_have_and_how_fast_both_are() -> None:
-    router = Router(8)
+    router = Router(8, binding=EarlyBinding())
     for number, tokens in enumerate([100, 30, 30, 10, 10]):
         router.arrive(f"r{number}", M, tokens, 1)
     both = pair(W[1], W[2], cost_permille=500)
     # r0 goes to instance 10. The pair has 30 and 60 tokens, which cost it half, and so on.
-    assert given(router, 1, both) == [("r0", 10), ("r1", 20), ("r2", 20), ("r3", 20), ("r4", 20)]
+    assert given_out(router, 1, both) == [
+        ("r0", 10),
+        ("r1", 20),
+        ("r2", 20),
+        ("r3", 20),
+        ("r4", 20),
+    ]
     router.move(router.requests["r1"], W[2])
     assert (router.outstanding_tokens(W[1]), router.outstanding_tokens(W[2])) == (50, 30)
     for number in range(3):
         router.arrive(f"s{number}", M, 60, 1)
-    assert given(router, 1, both) == [("s0", 20), ("s1", 20), ("s2", 10)]
+    assert given_out(router, 1, both) == [("s0", 20), ("s1", 20), ("s2", 10)]
 
 
 def test_a_pair_may_have_more_that_neither_has_started() -> None:
@@ -93,11 +217,11 @@ def test_a_pair_may_have_more_that_neither_has_started() -> None:
     for number in range(6):
         router.arrive(f"r{number}", M, 1, 1)
     both = pair(W[1], W[0])
-    assert given(router, 1) == [("r0", 10)]
-    assert given(router, 0, both) == [("r1", 20), ("r2", 20)]
+    assert given_out(router, 1) == [("r0", 10)]
+    assert given_out(router, 0, both) == [("r1", 20), ("r2", 20)]
     router.move(router.requests["r1"], W[0])
-    assert router.requests["r1"].is_started
-    assert given(router, 0, both) == [("r3", 20)]
+    assert router.requests["r1"].is_admitted
+    assert given_out(router, 0, both) == [("r3", 20)]
 
 
 def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> None:
@@ -106,10 +230,10 @@ def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> No
         router.arrive(f"r{number}", M, 100, 1)
     loading = alone(20, W[1], lag_tokens=250)
     # Instance 10 is full with r0, and by the time that r2 is done everything is loaded.
-    assert given(router, 1, loading) == [("r0", 10), ("r3", 20), ("r4", 20)]
+    assert given_out(router, 1, loading) == [("r0", 10), ("r3", 20), ("r4", 20)]
     assert [r.id for r in router.requests.values() if r.worker is None] == ["r1", "r2"]
     router.end(router.requests["r0"])
-    assert given(router, 1, loading) == [("r1", 10)]
+    assert given_out(router, 1, loading) == [("r1", 10)]
 
 
 def test_loading_instances_share_evenly_when_nobody_serves() -> None:
@@ -117,7 +241,7 @@ def test_loading_instances_share_evenly_when_nobody_serves() -> None:
     for number in range(4):
         router.arrive(f"r{number}", M, 100, 1)
     both = [alone(20 + number, W[number], lag_tokens=1 << 40) for number in range(2)]
-    assert given(router, 0, *both) == [("r0", 20), ("r1", 21), ("r2", 20), ("r3", 21)]
+    assert given_out(router, 0, *both) == [("r0", 20), ("r1", 21), ("r2", 20), ("r3", 21)]
 
 
 def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
@@ -162,17 +286,22 @@ def test_one_client_does_not_get_all_places_beside_others() -> None:
     assert assigned(router, later_ns, count=1) == [("many19", 10)], "the other one is forgotten"
 
 
+TOKENS_MAX = 60
+
+
 class RouterMachine(RuleBasedStateMachine):
     """Requests come, go, fail; what is waiting or dispatched is never lost or doubled."""
 
+    binding: Binding = EarlyBinding(AHEAD)
+
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router(AHEAD)
+        self.router = Router(AHEAD, binding=self.binding)
         self.now_ns = 0
         self.records: dict[str, RequestRecord] = {}
         self.arrivals = 0
 
-    @rule(tokens=st.integers(1, 50), client=st.sampled_from(CLIENTS))
+    @rule(tokens=st.integers(1, 90), client=st.sampled_from(CLIENTS))
     def arrive(self, tokens: int, client: str) -> None:
         self.arrivals += 1
         request = f"r{self.arrivals}"
@@ -184,23 +313,32 @@ class RouterMachine(RuleBasedStateMachine):
     def assign(self, chosen: list[int]) -> None:
         before = [r for r in self.records.values() if r.worker is None]
         attempts = {r.id: r.attempt for r in before}
+        held = {number: self.ahead(W[number]) for number in chosen}
         routes = [to(number, W[number]) for number in sorted(chosen)]
         got = self.router.assign(self.now_ns, M, routes)
-        for client in CLIENTS:
-            orders = [a.request.order for a in got if a.request.client == client]
-            assert orders == sorted(orders), "of one client, first come, first served"
         self.check_turns([a.request for a in got])
         for a in got:
             assert a.request.attempt == attempts[a.request.id] + 1
             assert a.request.worker == a.worker == W[a.instance]
+        self.check_order(got)
+        waiting = [r for r in self.records.values() if r.worker is None]
         for number in chosen:
-            ahead = [r for r in self.router.on_worker(W[number]) if not r.is_started]
-            has_room = len(ahead) < AHEAD
-            assert len(ahead) <= AHEAD
-            waiting = [r for r in self.records.values() if r.worker is None]
+            ahead = self.ahead(W[number])
+            assert len(ahead) <= max(AHEAD, len(held[number]))
             # Nobody waits while an instance has room, except who avoids it.
-            assert not has_room or all(r.avoided == W[number] for r in waiting)
+            assert not self.has_room(ahead) or all(r.avoided == W[number] for r in waiting)
         assert self.router.assign(self.now_ns, M, routes) == []
+
+    def ahead(self, worker: WorkerRef) -> list[RequestRecord]:
+        return [r for r in self.router.on_worker(worker) if not r.is_admitted]
+
+    def has_room(self, ahead: list[RequestRecord]) -> bool:
+        return len(ahead) < AHEAD
+
+    def check_order(self, got: list[Assignment]) -> None:
+        for client in CLIENTS:
+            orders = [a.request.order for a in got if a.request.client == client]
+            assert orders == sorted(orders), "of one client, first come, first served"
 
     def check_turns(self, served: list[RequestRecord]) -> None:
         """Of two clients that wait, neither is more than a turn ahead."""
@@ -211,15 +349,18 @@ class RouterMachine(RuleBasedStateMachine):
                 assert sum(record.client == other for record in served) <= own + 1
 
     @precondition(lambda self: any(r.worker for r in self.records.values()))
-    @rule(data=st.data(), how=st.sampled_from(["start", "move", "retry", "avoid", "end"]))
+    @rule(data=st.data(), how=st.sampled_from(["admit", "start", "move", "retry", "avoid", "end"]))
     def progress(self, data: st.DataObject, how: str) -> None:
         out = sorted(r.id for r in self.records.values() if r.worker is not None)
         record = self.records[data.draw(st.sampled_from(out))]
-        if how == "start":
+        if how == "admit":
+            self.router.admit(record.id, record.attempt)
+        elif how == "start":
             self.router.start(record.id, record.attempt)
+            assert record.is_admitted
         elif how == "move":
             self.router.move(record, data.draw(st.sampled_from(W)))
-            assert record.is_started
+            assert record.is_admitted
         elif how == "end":
             self.router.end(self.records.pop(record.id))
         else:
@@ -246,5 +387,25 @@ class RouterMachine(RuleBasedStateMachine):
         assert self.router.waiting_tokens(M) == sum(r.prompt_tokens for r in waiting)
 
 
+class LateRouterMachine(RouterMachine):
+    """The same where an instance gets what it computes next."""
+
+    binding = LateBinding(TOKENS_MAX, 50, 3)
+
+    def ahead(self, worker: WorkerRef) -> list[RequestRecord]:
+        return [r for r in self.router.on_worker(worker) if not r.is_started]
+
+    def has_room(self, ahead: list[RequestRecord]) -> bool:
+        return not ahead
+
+    def check_order(self, got: list[Assignment]) -> None:
+        for number in range(len(W)):
+            new = [a.request for a in got if a.instance == number]
+            tokens = sum(r.prompt_tokens for r in self.ahead(W[number]))
+            assert not new or tokens <= TOKENS_MAX or self.ahead(W[number]) == new[:1]
+
+
 TestRouterMachine = RouterMachine.TestCase
 TestRouterMachine.settings = settings(max_examples=examples(80), stateful_step_count=40)
+TestLateRouterMachine = LateRouterMachine.TestCase
+TestLateRouterMachine.settings = settings(max_examples=examples(80), stateful_step_count=40)

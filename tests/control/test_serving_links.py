@@ -18,11 +18,12 @@ from stories import (
     step,
 )
 
+from livescale.clusters.topology import Leaf
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, InstanceReported, WorkerJoined, WorkerLost
-from livescale.plans import Pairing, ScalePlan
-from livescale.topology import Leaf
+from livescale.plans import ScalePlan
+from livescale.routes import Partner
 from livescale.types import HoldingId
 
 RATE = 1000
@@ -66,7 +67,7 @@ def met(plan: ScalePlan) -> dict[str, int]:
 
 def is_helped(order: StartHolding) -> bool:
     """The order begins an instance that works for instance 101 meanwhile."""
-    return order.duty is not None and order.duty.pairing == Pairing("zigzag", W[0], 101)
+    return order.duty is not None and order.duty.gives_to == (Partner(101, W[0]),)
 
 
 @pytest.mark.parametrize("is_served_first", [True, False])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.batching.run import EmittedTokens, Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.model_files import read_layers, read_manifest
 from livescale.engine.oracle import GreedyCheck, GreedyOracle
@@ -85,9 +85,9 @@ class Instance:
             self.batcher.add(spec)
             self.outputs[spec.request] = list(spec.generated_ids)
 
-    def step(self, during: Callable[[], None] = lambda: None) -> list[Emission]:
+    def step(self, during: Callable[[], None] = lambda: None) -> list[EmittedTokens]:
         """One Run; `during` happens between its execution and its commit."""
-        run = self.batcher.next_run()
+        run = self.batcher.next()
         assert run is not None
         self.runs.append(run)
         hidden = None
@@ -95,10 +95,10 @@ class Instance:
             result = executor.run(Run(run.id, span, run.segments), hidden)
             hidden = result.hidden
         during()
-        emissions = self.batcher.commit(run, result.token_ids)
+        emissions = self.batcher.done(run, [[token_id] for token_id in result.token_ids])
         for emission in emissions:
             assert emission.index == len(self.outputs[emission.request])
-            self.outputs[emission.request].append(emission.token_id)
+            self.outputs[emission.request].extend(emission.token_ids)
         self.batcher.validate()
         return emissions
 

@@ -20,14 +20,15 @@ import torch
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import BatchKey, Handover, KvLayer, LiveMessage
-from livescale.batching.run import Emission, Run, SequenceSpec
+from livescale.batching.live_messages import Handover, KvLayer, LiveMessage
+from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.run_result import RunResult
 from livescale.member.ledger import Forget, Ledger, LedgerEffect, Send
+from livescale.messages.attempts import AttemptReturned, AttemptTaken
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestEnded
-from livescale.plans import Pairing
+from livescale.routes import Partner
 from livescale.types import LayerSpan, RequestId, WorkerRef
 
 SOURCE, TARGET = WorkerRef(0), WorkerRef(1)
@@ -113,10 +114,9 @@ class LivePair:
         self._numbers = itertools.count()
         self._arrived: set[int] = set()
         self._is_cut = self._has_failed = False
-        pairing = Pairing(scenario.order, SOURCE, 1)
         self._nodes = {
-            SOURCE: Node(SOURCE, self._batcher(1, scenario.kv_blocks[1], None), source),
-            TARGET: Node(TARGET, self._batcher(2, scenario.kv_blocks[0], pairing), target),
+            SOURCE: Node(SOURCE, self._batcher(1, scenario.kv_blocks[1]), source),
+            TARGET: Node(TARGET, self._batcher(2, scenario.kv_blocks[0], scenario.order), target),
         }
         self._nodes[SOURCE].batcher.layers_arrived(layers)
 
@@ -202,17 +202,18 @@ class LivePair:
         self._has_failed = True
         self.counts["failed"] += 1
         for request, attempt in target.batcher.give_back():
-            self._carry_out(self._ledger.returned(TARGET, request, attempt))
+            self._carry_out(self._ledger.reported(TARGET, AttemptReturned(request, attempt)))
 
     # -- a worker ---------------------------------------------------------------------------
 
-    def _batcher(self, instance: int, kv_blocks: int, pairing: Pairing | None) -> LiveBatcher:
+    def _batcher(self, instance: int, kv_blocks: int, live_order: str | None = None) -> LiveBatcher:
         s = self.scenario
         config = BatcherConfig(
             *(kv_blocks, 4, s.run_tokens_max, s.sequences_max), growth_tokens=s.growth_tokens
         )
         batcher = Batcher(config, LayerSpan(0, self._layers))
-        return LiveBatcher(batcher, instance, s.limits, pairing)
+        gives_to = () if live_order is None else (Partner(1, SOURCE),)
+        return LiveBatcher(batcher, instance, s.limits, live_order, gives_to)
 
     def _pump(self, node: Node) -> None:
         batcher = node.batcher
@@ -220,13 +221,13 @@ class LivePair:
             while node.inbox:
                 node.inbox.pop(0)()
                 self._tell(node)
-            run = None if node.ref == TARGET and self._has_failed else batcher.next_run()
+            run = None if node.ref == TARGET and self._has_failed else batcher.next()
             if run is not None:
                 self._start(node, run)
         self._tell(node)
         batcher.validate()
         if node.in_flight is None:
-            for key in [key for key in node.rows if not batcher.batches.holds(key)]:
+            for key in [key for key in node.rows if not batcher.holds(key)]:
                 del node.rows[key]
         deadline_ns = batcher.deadline_ns()
         if deadline_ns is not None and deadline_ns != node.tick_ns:
@@ -234,7 +235,7 @@ class LivePair:
             self._at(max(deadline_ns, self._now_ns), lambda: None)
 
     def _start(self, node: Node, run: Run) -> None:
-        key = node.batcher.key_of(run)
+        key = run.batch
         hidden = None if key is None or run.span.start == 0 else node.rows[key]
         result = node.executor.run(run, hidden)
         if key is not None and isinstance(result.hidden, torch.Tensor):
@@ -248,9 +249,9 @@ class LivePair:
         assert node.in_flight is not None
         run, result = node.in_flight
         node.in_flight = None
-        for emission in node.batcher.commit(run, result.token_ids):
+        sampled = [[token_id] for token_id in result.token_ids]
+        for emission in node.batcher.done(run, sampled, took_ns):
             self._hear(node.ref, emission)
-        node.batcher.ran(run, took_ns)
         self._tell(node)
 
     # -- what workers tell each other ---------------------------------------------------------
@@ -264,12 +265,6 @@ class LivePair:
                 arrive = partial(self._receive, self._nodes[peer], node.ref, message, content)
                 at_ns = self._now_ns + self.scenario.message_ns
                 self._at(at_ns, partial(self._between, peer, arrive))
-        for taken, _ in node.batcher.taker.take_taken():
-            self.counts["batches taken"] += 1
-            for spec in taken.requests:
-                self._carry_out(
-                    self._ledger.taken(node.ref, spec.request, spec.attempt, spec.moves)
-                )
 
     def _content(self, node: Node, message: LiveMessage) -> memoryview | None:
         """The bytes that go with a message."""
@@ -278,7 +273,7 @@ class LivePair:
         if isinstance(message, KvLayer):
             parts = [
                 node.executor.export_kv(message.layer - 1, table, tokens)
-                for tokens, table in node.batcher.batches.given[message.batch].kv_places()
+                for tokens, table in node.batcher.kv_places(message.batch)
             ]
             return memoryview(bytearray(b"".join(parts)))
         return None
@@ -293,11 +288,17 @@ class LivePair:
         if isinstance(message, KvLayer) and message.batch in node.batcher.batches.taken:
             assert content is not None
             self._import(node, message, content)
-        node.batcher.take_message(peer, message, self._now_ns)
+        pull_ns = node.batcher.take_message(peer, message, self._now_ns)
+        if pull_ns is not None:
+            assert isinstance(message, Handover)
+            self.counts["batches taken"] += 1
+            for spec in message.requests:
+                report = AttemptTaken(spec.request, spec.attempt, spec.moves)
+                self._carry_out(self._ledger.reported(node.ref, report))
 
     def _import(self, node: Node, message: KvLayer, content: memoryview) -> None:
         start = 0
-        for tokens, table in node.batcher.batches.taken[message.batch].kv_places():
+        for tokens, table in node.batcher.kv_places(message.batch):
             stop = start + node.executor.kv_layer_bytes(tokens)
             if table:
                 node.executor.import_kv(message.layer - 1, table, tokens, content[start:stop])
@@ -311,13 +312,14 @@ class LivePair:
         order = Dispatch(request, attempt, 0, ref)
         self._carry_out(self._ledger.dispatched(order, is_reachable=True))
 
-    def _hear(self, ref: WorkerRef, emission: Emission) -> None:
+    def _hear(self, ref: WorkerRef, emission: EmittedTokens) -> None:
         request, attempt, index = emission.request, emission.attempt, emission.index
         entry, tokens = self._ledger.get(request), self.transcripts[request].tokens
         if entry is not None and entry.is_run_by(ref, attempt):
             assert index <= len(tokens), f"a gap before {emission}"
             # What the last owner had sent already is the same.
-            assert (*tokens, emission.token_id)[index] == emission.token_id, f"{emission}"
+            (token_id,) = emission.token_ids
+            assert (*tokens, token_id)[index] == token_id, f"{emission}"
         accepted, effects = self._ledger.came(
             ref,
             request,
@@ -327,7 +329,7 @@ class LivePair:
             is_last=emission.finish_reason is not None,
         )
         if accepted:
-            tokens.append(emission.token_id)
+            tokens.extend(emission.token_ids)
         self._carry_out(effects)
 
     def _carry_out(self, effects: Sequence[LedgerEffect]) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from livescale.batching.run import Run, Segment
 from livescale.engine.errors import ModelError
-from livescale.engine.executor import TorchExecutor, measure_prefill_tokens_per_s
+from livescale.engine.executor import TorchExecutor
 from livescale.engine.model_files import read_layers, read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.types import LayerEntry, LayerSpan, Manifest, SamplingParams
@@ -191,5 +191,5 @@ def test_what_cannot_run_is_refused_with_sizes(models: Path) -> None:
 @pytest.mark.parametrize("span", [ALL, LayerSpan(0, 3), LayerSpan(2, 6)])
 def test_measured_rate_is_positive(models: Path, span: LayerSpan) -> None:
     executor, _, _ = load(models / "tiny")
-    assert measure_prefill_tokens_per_s(executor, span, 32) > 0
-    assert measure_prefill_tokens_per_s(executor, span, 100_000) > 0  # as much as the pool holds
+    assert executor.prefill_tokens_per_s(span, 32) > 0
+    assert executor.prefill_tokens_per_s(span, 100_000) > 0  # as much as the pool holds

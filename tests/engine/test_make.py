@@ -88,12 +88,11 @@ def test_chat_template_renders(models: Path) -> None:
     assert special == [0, 2, 1, 3, 1, 4]
 
 
-@pytest.mark.parametrize(("shard_bytes_max", "shards"), [(None, 3), (600_000, 6), (1 << 30, 1)])
-def test_shards_are_bounded(tmp_path: Path, shard_bytes_max: int | None, shards: int) -> None:
-    make_model(tmp_path / "m", "tiny", shard_bytes_max=shard_bytes_max)
+def test_shards_are_bounded(tmp_path: Path) -> None:
+    make_model(tmp_path / "m", "tiny")
     files = sorted((tmp_path / "m").glob("*.safetensors"))
-    assert len(files) == shards
-    limit = shard_bytes_max or 3_428_352 // 2
+    assert len(files) == 3
+    limit = 3_428_352 // 2
     assert all(file.stat().st_size <= limit + 8192 for file in files)  # 8192 for the header
 
 

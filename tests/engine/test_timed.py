@@ -41,9 +41,9 @@ def answer(executor: TimedExecutor, manifest: Manifest, spec: SequenceSpec) -> l
     batcher = Batcher(config, manifest.span)
     batcher.add(spec)
     tokens = list(spec.generated_ids)
-    while (run := batcher.next_run()) is not None:
-        emissions = batcher.commit(run, executor.run(run).token_ids)
-        tokens += [emission.token_id for emission in emissions]
+    while (run := batcher.next()) is not None:
+        emissions = batcher.done(run, [[token_id] for token_id in executor.run(run).token_ids])
+        tokens += [token_id for emission in emissions for token_id in emission.token_ids]
     return tokens
 
 

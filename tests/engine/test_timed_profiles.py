@@ -7,16 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from livescale.config import PoolConfig
-from livescale.config_reading import load_config
+from livescale.clusters.profiles import AttentionPoint, LinearPoint, OpProfile, write_profile
+from livescale.common.settings import ConfigError
+from livescale.config.pool import PoolConfig
+from livescale.config.reading import load_config
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency, RunWork
-from livescale.profiles import AttentionPoint, LinearPoint, OpProfile, write_profile
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.catalog import latency
-from livescale.settings import ConfigError
 
 PROFILE = OpProfile(
     linear=tuple(LinearPoint("cpu", "m", 1, n, {"all": 1000 + 10 * n}) for n in (1, 64)),

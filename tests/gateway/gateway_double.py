@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from livescale.gateway.app import create_app
 from livescale.gateway.backend import (
+    AdministeredUsage,
     Client,
     GenerateRequest,
     ModelCard,
@@ -211,11 +212,19 @@ class ScriptedBackend:
     def model_states(self) -> tuple[ModelStatus, ...]:
         offered = [
             ModelStatus(
-                card.name, str(card.directory), ModelPhase.SERVING, {"serving": 1}, 1, 10**9
+                card.name,
+                str(card.directory),
+                ModelPhase.SERVING,
+                instances={"serving": 1},
+                host_copies=1,
+                usage=AdministeredUsage(0, 0, 0, 1.0),
             )
             for card in self._cards
         ]
-        others = [ModelStatus(name, "/x", phase) for name, phase in self._others.items()]
+        nothing = AdministeredUsage(0, 0, 0, 0.0)
+        others = [
+            ModelStatus(name, "/x", phase, {}, 0, nothing) for name, phase in self._others.items()
+        ]
         return (*offered, *others)
 
     async def add_model(self, model: NewModel) -> str:

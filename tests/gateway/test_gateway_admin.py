@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from json_values import json_values
 
 from effort import examples
-from livescale.config import MODEL_SETTINGS
+from livescale.config.pool import MODEL_SETTINGS
 from livescale.gateway.admin import CHANGING_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX
 from livescale.gateway.backend import (
     ModelCard,
@@ -40,7 +40,7 @@ from livescale.gateway.errors import ApiError
 from livescale.gateway.keys import digest_of
 from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics
 from livescale.gateway.served import ServedModels
-from livescale.slo import SloAbsolute
+from livescale.load.slo import SloAbsolute
 
 SLO = SloAbsolute(ttft_ns=60_000_000_000, tbt_ns=None)
 JSON = {"Content-Type": "application/json"}

@@ -14,15 +14,13 @@ from json_values import json_values
 
 from effort import examples
 from livescale.gateway.backend import (
-    CannotLoad,
     GenerationFailed,
     ModelWithdrawn,
+    NoInstance,
     QueueFull,
     Unavailable,
-    WaitedTooLong,
 )
-from livescale.gateway.parameters import HARMLESS
-from livescale.gateway.schema import ChatBody, CompletionBody, GenerationBody
+from livescale.gateway.schema import HARMLESS, ChatBody, CompletionBody, GenerationBody
 
 FIELDS = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__}
 PROMPT = {"model": "tiny", "prompt": "x"}
@@ -194,7 +192,9 @@ def test_a_model_that_goes_while_a_request_is_read(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_instance_in_time(stream: bool, http: httpx.Client, backend: ScriptedBackend) -> None:
-    backend.script = Script([], then=WaitedTooLong("no instance took it in 60 s", 2.5))
+    backend.script = Script(
+        [], then=NoInstance("no instance took it in 60 s", 2.5, "queue_timeout")
+    )
     response = http.post("/v1/completions", json={**PROMPT, "stream": stream})
     error = error_of(response, 503)
     assert (error["code"], error["type"]) == ("queue_timeout", "server_error")
@@ -207,7 +207,7 @@ def test_no_instance_in_time(stream: bool, http: httpx.Client, backend: Scripted
 def test_no_instance_in_time_after_one_was_lost(
     http: httpx.Client, backend: ScriptedBackend
 ) -> None:
-    then = WaitedTooLong("no instance took it in 60 s", 2.5)
+    then = NoInstance("no instance took it in 60 s", 2.5, "queue_timeout")
     backend.script = Script(backend.script.token_ids[:2], then=then)
     response = http.post("/v1/completions", json={**PROMPT, "stream": True})
     events = [json.loads(data) for data in sse_data(response.text)]
@@ -219,7 +219,7 @@ def test_no_instance_in_time_after_one_was_lost(
 def test_a_model_that_cannot_be_loaded(
     stream: bool, http: httpx.Client, backend: ScriptedBackend
 ) -> None:
-    backend.script = Script([], then=CannotLoad("layer 3 has another checksum", 3.5))
+    backend.script = Script([], then=NoInstance("layer 3 has another checksum", 3.5, "load_failed"))
     response = http.post("/v1/completions", json={**PROMPT, "stream": stream})
     error = error_of(response, 503)
     assert (error["code"], error["type"]) == ("load_failed", "server_error")

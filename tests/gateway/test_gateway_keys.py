@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
+from livescale.common.settings import ConfigError
 from livescale.gateway.keys import digest_of, read_key_weights
-from livescale.settings import ConfigError
 
 KEYS = ("sk-first", "sk-second-1234567890")
 BODY = {"model": "tiny", "prompt": "x"}

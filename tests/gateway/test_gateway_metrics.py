@@ -23,7 +23,7 @@ from livescale.gateway.metrics import (
     ModelCounts,
 )
 from livescale.gateway.metrics_page import HELP, PREFIX, VLLM_NAMES, VLLM_PREFIX
-from livescale.slo import RequestTiming, SloAbsolute
+from livescale.load.slo import RequestTiming, SloAbsolute
 
 SLO = SloAbsolute(ttft_ns=450_000_000, tbt_ns=150_000_000)
 MS = 1_000_000

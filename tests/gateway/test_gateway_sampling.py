@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from effort import examples
 from livescale.gateway.app import create_app
 from livescale.gateway.backend import ModelCard
-from livescale.gateway.parameters import HARMLESS
 from livescale.gateway.sampling import (
     GENERATIONS_MAX,
     RANGES,
@@ -23,6 +22,7 @@ from livescale.gateway.sampling import (
     TEMPERATURE_LEAST,
 )
 from livescale.gateway.schema import (
+    HARMLESS,
     LOGIT_BIAS_MAX,
     STOP_CHARS_MAX,
     STOP_STRINGS_MAX,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from works import are_steps_of_single_runs, larger, works
 
-from livescale.latency.accelerators import ACCELERATORS, ENGINES
+from livescale.latency.accelerators import ACCELERATORS
 from livescale.latency.models import AnyLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
@@ -22,11 +22,10 @@ from livescale.latency.work import RunWork
 PREDICTIONS = Path(__file__).parent / "predictions.csv"
 
 models = st.builds(
-    lambda kind, name, tp_size, engine: RooflineLatency.of(kind, PRESETS[name], tp_size, engine),
+    lambda kind, name, tp_size: RooflineLatency.of(kind, PRESETS[name], tp_size),
     st.sampled_from(sorted(ACCELERATORS)),
     st.sampled_from(sorted(PRESETS)),
     st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from(sorted(ENGINES)),
 )
 
 
@@ -68,18 +67,6 @@ def test_a_model_that_was_written_down_says_the_same(model: RooflineLatency, wor
     assert again == model
     assert msgspec.json.encode(again) == written
     assert again.run_ns(work) == model.run_ns(work)
-
-
-@given(model=models, work=works())
-def test_an_eager_engine_is_never_faster(model: RooflineLatency, work: RunWork) -> None:
-    shape = PRESETS[model.model]
-    graph, eager = (
-        RooflineLatency.of(model.accelerator, shape, model.tp_size, engine)
-        for engine in ("graph", "eager-2023")
-    )
-    # Its fixed time per iteration is in what its layers take at least.
-    assert eager.run_ns(work) >= graph.run_ns(work) - graph.iteration_ns
-    assert eager.run_ns(work) >= shape.decoder_layers * ACCELERATORS[model.accelerator].launch_ns
 
 
 # -- the published figures ------------------------------------------------------------------------
@@ -134,8 +121,6 @@ def test_what_is_not_known_is_refused_by_name() -> None:
     shape = PRESETS["qwen2.5-72b"]
     with pytest.raises(ValueError, match="unknown accelerator 'a200'"):
         RooflineLatency.of("a200", shape)
-    with pytest.raises(ValueError, match="unknown engine 'lazy'"):
-        RooflineLatency.of("a100", shape, engine="lazy")
     with pytest.raises(ValueError, match="cut into 3 ranks"):
         RooflineLatency.of("a100", shape, 3)
     with pytest.raises(ValueError, match="no all-reduce of 16 ranks"):
@@ -145,9 +130,8 @@ def test_what_is_not_known_is_refused_by_name() -> None:
 # -- fifty predictions ----------------------------------------------------------------------------
 
 _SERVED = (
-    *(("a100", "llama-3-8b", 1, "graph"), ("a800", "qwen2.5-72b", 4, "graph")),
-    *(("h100", "mistral-24b", 2, "graph"), ("h800", "llama-2-13b", 1, "graph")),
-    ("h200", "llama-2-70b", 8, "eager-2023"),
+    *(("a100", "llama-3-8b", 1), ("a800", "qwen2.5-72b", 4), ("h100", "mistral-24b", 2)),
+    *(("h800", "llama-2-13b", 1), ("h200", "llama-2-70b", 8)),
 )
 _WORKS = (
     *("1x1x1", "64x1024x64", "256x300x256"),
@@ -165,13 +149,12 @@ def test_the_predictions_are_those_written_down() -> None:
 
 def predictions() -> Iterator[dict[str, str]]:
     """Works are "chunk+before,…;decodes x context;sampled", or "decodes x context x sampled"."""
-    for (kind, name, tp_size, engine), text in product(_SERVED, _WORKS):
-        model = RooflineLatency.of(kind, PRESETS[name], tp_size, engine)
+    for (kind, name, tp_size), text in product(_SERVED, _WORKS):
+        model = RooflineLatency.of(kind, PRESETS[name], tp_size)
         yield {
             "accelerator": kind,
             "model": name,
             "tp": str(tp_size),
-            "engine": engine,
             "work": text,
             "run_ns": str(model.run_ns(_work(text))),
         }

@@ -10,22 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from works import are_steps_of_single_runs, larger, works
 
-from livescale.latency.curves import TimeCurve, TimeGrid
-from livescale.latency.models import AnyLatency
-from livescale.latency.roofline import RooflineLatency
-from livescale.latency.shapes import PRESETS
-from livescale.latency.table import GRAPH_ALL_REDUCE, TableLatency
-from livescale.latency.work import RunWork
-from livescale.profiles import (
+from livescale.clusters.profiles import (
     HEAD,
-    AllReducePoint,
     AttentionPoint,
     LinearPoint,
     OpProfile,
     read_profile,
     write_profile,
 )
-from livescale.settings import ConfigError
+from livescale.common.settings import ConfigError
+from livescale.latency.curves import TimeCurve, TimeGrid
+from livescale.latency.models import AnyLatency
+from livescale.latency.roofline import RooflineLatency
+from livescale.latency.shapes import PRESETS
+from livescale.latency.table import TableLatency
+from livescale.latency.work import RunWork
 
 SHAPE = PRESETS["qwen2.5-72b"]
 TP = 4
@@ -53,20 +52,15 @@ def profiles(draw: st.DrawFn) -> OpProfile:
         ),
         *(st.just(HEADS[0]), st.just(HEADS[1]), st.just(HEADS[2]), times),
     )
-    sums = st.builds(
-        AllReducePoint,
-        *(st.just("a100"), st.just(GRAPH_ALL_REDUCE), st.just(TP), st.integers(1, 1 << 30), times),
-    )
     return OpProfile(
         tuple(draw(st.lists(linear, min_size=1, max_size=8))),
         tuple(draw(st.lists(attention, max_size=12))),
-        tuple(draw(st.lists(sums, max_size=4))),
     )
 
 
 @st.composite
 def measured(draw: st.DrawFn) -> OpProfile:
-    """A profile of one machine: the head was measured, no sum over ranks, and nothing beyond."""
+    """A profile of one machine: the head was measured, too."""
     profile = draw(profiles())
     heads = st.builds(
         LinearPoint,
@@ -74,13 +68,10 @@ def measured(draw: st.DrawFn) -> OpProfile:
         times.map(lambda ns: {HEAD: ns}),
     )
     linear = (*profile.linear, *draw(st.lists(heads, max_size=4)))
-    return OpProfile(linear, profile.attention, (), layers=8)
+    return OpProfile(linear, profile.attention, layers=8)
 
 
-tables = st.one_of(
-    profiles().map(lambda profile: TableLatency.of(profile, "a100", SHAPE, TP)),
-    measured().map(TableLatency.measured),
-)
+tables = measured().map(TableLatency.measured)
 
 
 # -- curves and grids -----------------------------------------------------------------------------
@@ -117,10 +108,9 @@ def test_an_outlier_does_not_lift_what_is_beyond_it() -> None:
     assert curve.value(16) < 7_000
 
 
-def test_beyond_the_last_point_a_line_or_what_is_known() -> None:
+def test_beyond_the_last_point_a_line() -> None:
     curve = TimeCurve.of([(1, 100), (1000, 1000), (2000, 3000)])
     assert curve.value(4000) == 3000 + 2000 * 2000 / 1000
-    assert curve.value(4000, lambda size: size * size) == 3000 * 4
     assert TimeCurve.of([(10, 50)]).value(40) == 200
 
 
@@ -175,28 +165,30 @@ def test_a_table_that_was_written_down_says_the_same(table: TableLatency, work: 
 
 @given(work=works())
 def test_a_table_made_of_the_roofline_is_the_roofline(work: RunWork) -> None:
-    """Inside its points, between them and, for linear layers, beyond them."""
+    """Inside its points, between them and beyond them."""
     roofline = RooflineLatency.of("a100", SHAPE, TP)
     tokens = [*(1 << n for n in range(8)), *(256 * n for n in range(1, 17))]
     linear = [
         LinearPoint("a100", SHAPE.name, TP, n, {"all": round(roofline.linear_layer_ns(n))})
         for n in tokens
     ]
-    table = TableLatency.of(OpProfile(tuple(linear)), "a100", SHAPE, TP)
-    assert table.run_ns(work) == pytest.approx(roofline.run_ns(work), rel=0.03)
+    table = TableLatency.measured(OpProfile(tuple(linear), layers=1))
+    linear_ns = roofline.linear_layer_ns(work.token_count)
+    assert table.run_ns(work) == pytest.approx(linear_ns, rel=0.03)
 
 
 def test_a_chunk_counts_as_a_prompt_with_as_many_pairs() -> None:
     points = [AttentionPoint("a100", "prefill", 1, n, *HEADS, n * n) for n in (64, 512, 4096)]
     linear = LinearPoint("a100", SHAPE.name, TP, 1, {"all": 1})
-    table = TableLatency.of(OpProfile((linear,), tuple(points)), "a100", SHAPE, TP)
+    table = TableLatency.measured(OpProfile((linear,), tuple(points), layers=1))
     # 300² + 2 · 300 · 350 pairs are as many as a prompt of 548 has.
     assert table.prefill_layer_ns(((300, 350),)) == pytest.approx(300_000, rel=1e-4)
 
 
 def test_what_was_not_measured_is_said() -> None:
+    head = LinearPoint("a100", SHAPE.name, TP, 1, {HEAD: 1})
     with pytest.raises(ValueError, match=r"no linear layers of qwen2\.5-72b with tp 4 on a100"):
-        TableLatency.of(OpProfile(), "a100", SHAPE, TP)
+        TableLatency.measured(OpProfile((head,), layers=4))
     two = tuple(LinearPoint("cpu", name, 1, 1, {"all": 1}) for name in ("a", "b"))
     with pytest.raises(ValueError, match="this one has 2"):
         TableLatency.measured(OpProfile(two, layers=4))
@@ -210,7 +202,7 @@ def test_a_profile_that_was_written_is_read_back(
     profile: OpProfile, layers: int | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("profile") / "profile.csv"
-    profile = OpProfile(profile.linear, profile.attention, profile.all_reduce, layers)
+    profile = OpProfile(profile.linear, profile.attention, layers)
     write_profile(path, profile)
     assert read_profile(path) == profile
 
@@ -228,7 +220,7 @@ ATTENTION_HEADER = "gpu,kind,batch_size,ctx,num_heads,num_key_value_heads,head_d
         ((LINEAR_HEADER, "a100,m,1,8,-1"), "line 2: mlp_up_proj is '-1', not a time"),
         ((LINEAR_HEADER, "a100,,1,8,1"), "line 2: model is missing"),
         ((LINEAR_HEADER, "a100,m,1"), "line 2: not as many cells as there are columns"),
-        ((LINEAR_HEADER, "a100,m,1,,1"), "line 2: neither num_tokens nor batch_size nor"),
+        ((LINEAR_HEADER, "a100,m,1,,1"), "line 2: neither num_tokens nor batch_size"),
         ((ATTENTION_HEADER, "a100,train,1,8,8,8,128,1"), "kind is 'train', not one of prefill"),
         ((ATTENTION_HEADER, "a100,decode,1,8,8,8,128,"), "line 2: latency_ms is missing"),
         (("gpu,model,tp,layers,num_tokens,a", "g,m,1,4,1,1", "g,m,1,5,2,1"), "layers differ: 4"),

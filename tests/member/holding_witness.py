@@ -18,7 +18,9 @@ from livescale.member.effects import (
     Fetch,
     Materialize,
     Measure,
+    Release,
     Report,
+    TakeUp,
 )
 from livescale.member.inputs import (
     AllCame,
@@ -31,7 +33,13 @@ from livescale.member.inputs import (
     Ordered,
     RateMeasured,
 )
-from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.messages.commands import (
+    AmendHolding,
+    ChangeDuty,
+    DropHolding,
+    ReleaseHolding,
+    StartHolding,
+)
 from livescale.messages.events import (
     FeedFailed,
     HoldingCompleted,
@@ -58,6 +66,8 @@ class Seen:
     materialized: int = 0
     is_ready: bool = False
     is_whole: bool = False
+    #: it serves no more
+    is_spare: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -73,7 +83,7 @@ class Seen:
         duty = self.order.duty
         if duty is None or not self.order.measure_capacity:
             return False
-        return duty.pairing is None or not LIVE_ORDERS[duty.pairing.order].is_live
+        return duty.live_order is None or not LIVE_ORDERS[duty.live_order].is_live
 
     def prefix(self, layers: set[int]) -> int:
         """The first layer of the span that is not among these."""
@@ -83,7 +93,12 @@ class Seen:
     def report(self) -> HoldingReport:
         feeds = () if self.is_whole else self.feeds
         order = msgspec.structs.replace(self.order, feeds=feeds)
-        return HoldingReport(order, self.watermark, self.is_whole)
+        return HoldingReport(order, self.watermark, self.is_whole, self.is_spare)
+
+    @property
+    def received_bytes(self) -> int:
+        """What has come by its order."""
+        return self.size_bytes if self.order.spare is None else 0
 
 
 class HoldingWitness:
@@ -133,6 +148,12 @@ class HoldingWitness:
         if isinstance(command, StartHolding):
             seen = Seen(command, ordered.layer_bytes, command.feeds)
             self._started[plan] = seen
+            if command.spare is not None:
+                # Everything is there, and the member has said so before.
+                assert self.seen.pop(command.spare).is_spare
+                seen.arrived = set(range(command.span.start, command.span.stop))
+                self.seen[plan] = seen
+                return
             held_bytes = sum(other.size_bytes for other in self.seen.values())
             if held_bytes + seen.size_bytes <= self._memory_bytes:
                 self.seen[plan] = seen
@@ -142,6 +163,14 @@ class HoldingWitness:
             held = self.seen.get(plan)
             if held is not None and not held.is_whole:
                 held.feeds, held.troubles = command.feeds, []
+        elif isinstance(command, ReleaseHolding):
+            held = self.seen.get(plan)
+            if held is not None and held.is_whole:
+                held.is_spare = True
+        elif isinstance(command, ChangeDuty):
+            held = self.seen.get(plan)
+            if held is not None:
+                held.order = msgspec.structs.replace(held.order, duty=command.duty)
         elif isinstance(command, DropHolding):
             self._due[command.holding] += 1
             self.seen.pop(plan, None)
@@ -155,6 +184,7 @@ class HoldingWitness:
             del self.seen[plan]
         elif isinstance(news, ExecutorReady):
             seen.is_ready = True
+            seen.is_whole = seen.order.spare is not None and not seen.is_measured
         elif isinstance(news, FeedEnded):
             holding = HoldingId(plan, self.ref)
             trouble = FeedFailed(holding, news.upstream, news.reason, news.is_stalled)
@@ -168,7 +198,12 @@ class HoldingWitness:
     def watch(self, effect: Effect) -> None:
         if isinstance(effect, Fetch):
             self._fetched(effect)
-        elif isinstance(effect, AmendFetch | Assign | Measure):
+        elif isinstance(effect, TakeUp):
+            seen = self._started[effect.plan]
+            assert effect.order == seen.order
+            seen.is_fetched = True
+            self.present[effect.plan] = self.present.pop(effect.spare)
+        elif isinstance(effect, AmendFetch | Assign | Measure | Release):
             assert effect.plan in self.present, f"{effect} names what is gone"
         elif isinstance(effect, DropFetch):
             del self.present[effect.plan]
@@ -222,7 +257,7 @@ class HoldingWitness:
         self.ended[plan] = type(event)
         seen = self._started[plan]
         if isinstance(event, HoldingCompleted):
-            assert event.received_bytes == seen.size_bytes
+            assert event.received_bytes == seen.received_bytes
             assert len(seen.arrived) == len(seen.layer_bytes), "it is not whole"
         else:
             assert plan not in self.present, "what failed was dropped before"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
 from member_world import LAYER_BYTES, Shell, World, spec_of
 
 from livescale.chunks import ChunkRange, Feed
@@ -18,9 +19,16 @@ from livescale.member.inputs import (
     Submitted,
 )
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.messages.commands import (
+    AmendHolding,
+    ChangeDuty,
+    DropHolding,
+    ReleaseHolding,
+    StartHolding,
+)
 from livescale.messages.events import HoldingFailed
-from livescale.plans import Duty, Pairing
+from livescale.routes import Duty, Partner, Taker
+from livescale.sim.checkers.live import live_batcher_of
 from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, PlanId, WorkerRef
 
 ORDERS = ("zigzag", "zigzag", "best-effort", "overlap", "stop-the-world")
@@ -47,9 +55,13 @@ class Player:
     def __init__(self, workers: int = 4) -> None:
         self.world = World(workers)
         self.instances: dict[int, tuple[WorkerRef, ...]] = {}
-        self._models: dict[int, str] = {}
         #: the instance of every worker, as the controller knows
         self._assigned: dict[int, int] = {}
+        #: the instance of which every worker keeps the bytes, and the order for these
+        self._spares: dict[int, int] = {}
+        self._orders: dict[PlanId, StartHolding] = {}
+        #: warm spares that were used again
+        self.woken = 0
         self._requests: list[_Request] = []
         #: the instance of every plan, which brings one rank of it
         self._plans: dict[PlanId, int] = {}
@@ -66,13 +78,16 @@ class Player:
         """Everything arrives and every request ends; then every model is taken away."""
         self._settle()
         for shell in self.world.shells:
-            serving = shell.member.serving
-            if serving is not None:
+            instance = shell.member.instance
+            if instance is not None:
+                live = live_batcher_of(instance)
                 assert not shell.witness.stays, f"{shell.member} keeps {shell.witness.stays}"
-                assert serving.live.batcher.pool.used == 0
-                assert serving.order.rank or serving.live.is_full, "layers of a rank are unknown"
+                assert live.batcher.pool.used == 0
+                assert instance.order.rank or live.is_full, "layers of a rank are unknown"
         for number in sorted(self._assigned):
             self._release(number, 0)
+        for instance in sorted(set(self._spares.values())):
+            self._release_instance(instance)
         self._settle()
         for shell in self.world.shells:
             shell.check_rest()
@@ -89,14 +104,18 @@ class Player:
         shells = [*free[first:], *free[:first]][: 2 if second % 5 == 4 else 1]
         instance = len(self.instances) + 1
         others = sorted(set(self._assigned.values()) | ({1} if instance > 1 else set()))
-        pairing = None
+        live_order, gives_to = None, ()
         if second % 3 and others:
             other = others[second % len(others)]
-            pairing = Pairing(ORDERS[second % len(ORDERS)], self.instances[other][0], other)
+            live_order = ORDERS[second % len(ORDERS)]
+            gives_to = (Partner(other, self.instances[other][0]),)
         elif second % 4 == 3:
-            pairing = Pairing("zigzag")
+            live_order = "zigzag"
         workers = tuple(shell.ref for shell in shells)
         self.instances[instance] = workers
+        for spare in [self._spares.get(ref.worker) for ref in workers]:
+            if spare is not None:
+                self._release_instance(spare)
         for rank, shell in enumerate(shells):
             plan = len(self._plans) + 1
             self._plans[plan] = instance
@@ -108,13 +127,72 @@ class Player:
                 feeds=_FEEDS[second % 2],
                 chunk_bytes=400,
                 rank=rank,
-                duty=Duty(instance, workers, pairing=pairing),
+                duty=Duty(instance, workers, live_order=live_order, gives_to=gives_to),
                 measure_capacity=second % 2 == 0,
             )
             if second == 11:
                 self.world.refused.add(plan)
+            self._orders[plan] = order
             sizes = LAYER_BYTES if second != 10 else (9000,) * len(LAYER_BYTES)
             shell.inbox.append(Ordered(order, sizes, order.model))
+
+    def _keep(self, first: int, second: int) -> None:
+        """All ranks of an instance that is loaded become warm spares; sometimes they are so
+        already."""
+        known = sorted({*self._assigned.values(), *self._spares.values()})
+        loaded = [number for number in known if self._is_loaded(number)]
+        if not loaded:
+            return
+        instance = loaded[first % len(loaded)]
+        for plan, ref in self._ranks(instance):
+            shell = self.world.shell_of(ref)
+            assert shell is not None
+            self._order(shell, ReleaseHolding(HoldingId(plan, ref)))
+            self._assigned.pop(ref.worker, None)
+            self._spares[ref.worker] = instance
+
+    def _is_loaded(self, instance: int) -> bool:
+        """Every rank is whole, as far as members have absorbed what they were told."""
+        whole = {
+            (shell.ref, holding.id.plan)
+            for shell in self.world.shells
+            for holding in shell.member.holdings
+            if holding.is_whole
+        }
+        return all((ref, plan) in whole for plan, ref in self._ranks(instance))
+
+    def _ranks(self, instance: int) -> list[tuple[PlanId, WorkerRef]]:
+        plans = [plan for plan, brought in self._plans.items() if brought == instance]
+        return list(zip(plans, self.instances[instance], strict=True))
+
+    def _wake(self, first: int, second: int) -> None:
+        """Warm spares become an instance; their executors may refuse the model."""
+        kept = sorted(set(self._spares.values()))
+        if not kept:
+            return
+        spare, instance = kept[first % len(kept)], len(self.instances) + 1
+        self.woken += 1
+        self.instances[instance] = workers = self.instances[spare]
+        for rank, (before, ref) in enumerate(self._ranks(spare)):
+            plan = len(self._plans) + 1
+            self._plans[plan] = instance
+            del self._spares[ref.worker]
+            self._assigned[ref.worker] = instance
+            order = msgspec.structs.replace(
+                self._orders[before],
+                holding=HoldingId(plan, ref),
+                feeds=(),
+                rank=rank,
+                duty=Duty(instance, workers),
+                measure_capacity=second % 2 == 0,
+                spare=before,
+            )
+            self._orders[plan] = order
+            if second == 11:
+                self.world.refused.add(plan)
+            shell = self.world.shell_of(ref)
+            assert shell is not None
+            shell.inbox.append(Ordered(order, LAYER_BYTES, order.model))
 
     def _release(self, first: int, second: int) -> None:
         """One of the instances goes, all ranks of it; sometimes one that has gone already."""
@@ -124,8 +202,9 @@ class Player:
             self._release_instance(number)
 
     def _release_instance(self, instance: int) -> None:
-        plans = [plan for plan, brought in self._plans.items() if brought == instance]
-        for plan, ref in zip(plans, self.instances[instance], strict=True):
+        for plan, ref in self._ranks(instance):
+            if self._spares.get(ref.worker) == instance:
+                del self._spares[ref.worker]
             shell = self.world.shell_of(ref)
             if shell is not None:
                 shell.inbox.append(Ordered(DropHolding(HoldingId(plan, ref), "released")))
@@ -170,6 +249,19 @@ class Player:
         if shell.order is not None:
             self._order(shell, AmendHolding(shell.order.holding, _FEEDS[second % 2]))
 
+    def _drain(self, first: int, second: int) -> None:
+        """An instance is to become empty, or is wanted again."""
+        order = self._shell(first).order
+        if order is None or order.duty is None or len(order.duty.workers) > 1:
+            return
+        own = order.duty.instance
+        others = sorted(set(self._assigned.values()) - {own})
+        count = second % 4
+        near = [Partner(other, self.instances[other][0]) for other in others][:count]
+        takers = tuple(Taker(partner, (0, 1, 10**7)[second % 3]) for partner in near)
+        duty = msgspec.structs.replace(order.duty, drains_to=takers)
+        self._order(self._shell(first), ChangeDuty(order.holding, duty))
+
     def _layer(self, first: int, second: int) -> None:
         self._shell(first).bring_layer(second)
 
@@ -205,7 +297,7 @@ class Player:
             self._attempt(second % len(self._requests), first, is_misled=False)
 
     def _attempt(self, number: int, worker: int, *, is_misled: bool) -> None:
-        serving = [s for s in self.world.shells if s.member.serving is not None]
+        serving = [s for s in self.world.shells if s.member.instance is not None]
         request = self._requests[number]
         shell = serving[worker % len(serving)] if serving and not is_misled else self._shell(worker)
         request.attempt += 1
@@ -256,7 +348,8 @@ class Player:
 
     def _die(self, first: int, second: int) -> None:
         shell = self._shell(first)
-        instance = self._assigned.pop(shell.ref.worker, None)
+        kept = self._spares.pop(shell.ref.worker, None)
+        instance = self._assigned.pop(shell.ref.worker, kept)
         self.world.die(shell.ref.worker)
         if instance is not None:
             self._release_instance(instance)

@@ -15,8 +15,8 @@ from serving_witness import ServingWitness, token_of
 
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_messages import BatchKey, Handover
-from livescale.batching.run import SequenceSpec
+from livescale.batching.live_messages import Handover
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.member.effects import (
     Answer,
     Assign,
@@ -27,8 +27,10 @@ from livescale.member.effects import (
     ForgetRows,
     Materialize,
     Measure,
+    Release,
     Report,
     TakeOver,
+    TakeUp,
     TellPeer,
     WriteKv,
 )
@@ -47,11 +49,12 @@ from livescale.member.inputs import (
     RateMeasured,
     RunEnded,
 )
+from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
-from livescale.member.serving import ServingLimits
 from livescale.messages.attempts import AttemptTaken
 from livescale.messages.commands import StartHolding
-from livescale.plans import Duty
+from livescale.routes import Duty
+from livescale.sim.checkers.live import live_batcher_of
 from livescale.types import PlanId, SamplingParams, WorkerRef
 
 LAYER_BYTES = (600, 500, 500, 500, 700)
@@ -104,6 +107,8 @@ class Shell:
             Answer: self._answer,
             TellPeer: self._tell,
             Fetch: self._fetch,
+            TakeUp: self._take_up,
+            Release: lambda effect: self._release(),
             DropFetch: self._drop,
             Assign: self._assign,
             Materialize: self._materialize,
@@ -116,8 +121,9 @@ class Shell:
 
     @property
     def order(self) -> StartHolding | None:
-        """That of the model which is here or on its way."""
-        return next((holding.order for holding in self.member.holdings), None)
+        """That of the model which is here or on its way, and no warm spare."""
+        holdings = (holding for holding in self.member.holdings if not holding.is_spare)
+        return next((holding.order for holding in holdings), None)
 
     @property
     def duty(self) -> Duty | None:
@@ -149,8 +155,8 @@ class Shell:
                 carry(effect)
         self.witness.check(self.member.reports)
         self.witness.check_serving()
-        if self.member.serving is not None:
-            self.member.serving.live.validate()
+        if self.member.instance is not None:
+            live_batcher_of(self.member.instance).validate()
         wake_ns = self.member.wake_ns()
         assert wake_ns is None or wake_ns > now_ns, "it would be woken for ever"
         assert wake_ns is None or not self.runs
@@ -209,8 +215,16 @@ class Shell:
             transfer.missing.remove(layer)
             self.inbox.append(LayerCame(effect.plan, layer))
 
+    def _take_up(self, effect: TakeUp) -> None:
+        assert effect.order.spare == effect.spare
+        self.transfers[effect.plan] = self.transfers.pop(effect.spare)
+        assert not self.transfers[effect.plan].missing, "a warm spare has everything"
+
     def _drop(self, effect: DropFetch) -> None:
         self.transfers.pop(effect.plan, None)
+        self._release()
+
+    def _release(self) -> None:
         self._assigned = None
         self.materialized = 0
         assert not self._rows, "rows of an instance that is gone"
@@ -233,11 +247,11 @@ class Shell:
         run = effect.run
         self.runs.append(effect)
         self._world.ahead += len(self.runs) > 1
-        rows = self._rows.pop(effect.batch, None) if effect.batch is not None else None
+        rows = self._rows.pop(run.batch, None) if run.batch is not None else None
         if run.span.start:
-            assert rows == run.token_count, f"{effect.batch} has rows {rows}"
-        if effect.batch is not None and run.span.stop < len(LAYER_BYTES):
-            self._rows[effect.batch] = run.token_count
+            assert rows == run.token_count, f"{run.batch} has rows {rows}"
+        if run.batch is not None and run.span.stop < len(LAYER_BYTES):
+            self._rows[run.batch] = run.token_count
         self._world.check_ranks(self, run.span.stop)
 
     def _take_over(self, effect: TakeOver) -> None:

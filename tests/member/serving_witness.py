@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from holding_witness import HoldingWitness
 
-from livescale.batching.live_messages import BatchKey, Handover, Taken
-from livescale.batching.run import EmittedTokens, SequenceSpec
+from livescale.batching.live_messages import Handover, Taken
+from livescale.batching.run import BatchKey, EmittedTokens, SequenceSpec
 from livescale.member.effects import (
     Answer,
     DropFetch,
@@ -18,6 +18,7 @@ from livescale.member.effects import (
     Emit,
     Execute,
     Refuse,
+    Release,
     Report,
     TellPeer,
 )
@@ -33,7 +34,7 @@ from livescale.member.inputs import (
 )
 from livescale.member.member import Member
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken, Cancel, Disown
-from livescale.messages.commands import StartHolding
+from livescale.messages.commands import ReleaseHolding, StartHolding
 from livescale.messages.events import (
     AnyEvent,
     BatchTaken,
@@ -90,6 +91,7 @@ class ServingWitness(HoldingWitness):
         self._gateways_gone: set[str] = set()
         self._lost: set[WorkerRef] = set()
         self._is_dropped = False
+        self._is_released = False
         self._has_executed = False
         self._returned: Counter[Attempt] = Counter()
 
@@ -108,7 +110,7 @@ class ServingWitness(HoldingWitness):
             self._returned,
         ):
             table.clear()
-        self._is_dropped = self._has_executed = False
+        self._is_dropped = self._has_executed = self._is_released = False
         self._owed_load = None
         super().absorb(inputs)
 
@@ -148,6 +150,8 @@ class ServingWitness(HoldingWitness):
             self._rates += 1
             if self._serves() is not None:
                 self._owed_load = self._serves()
+        elif isinstance(news, Ordered) and isinstance(news.command, ReleaseHolding):
+            self._is_released = True
         elif isinstance(news, Ordered) and isinstance(news.command, StartHolding):
             self._rates += news.command.measure_capacity
 
@@ -160,7 +164,8 @@ class ServingWitness(HoldingWitness):
         """The instance that takes requests at this place among the inputs."""
         for seen in self.seen.values():
             duty = seen.order.duty
-            if seen.is_ready and duty is not None and seen.order.rank == 0:
+            is_open = seen.is_ready and not seen.is_spare
+            if is_open and duty is not None and seen.order.rank == 0:
                 return duty.instance
         return None
 
@@ -177,7 +182,7 @@ class ServingWitness(HoldingWitness):
         elif isinstance(effect, TellPeer) and isinstance(effect.message, Handover):
             attempts = [(s.request, s.attempt) for s in effect.message.requests]
             self._handed[effect.peer, effect.message.batch] = attempts
-        elif isinstance(effect, DropFetch):
+        elif isinstance(effect, DropFetch | Release):
             self._is_dropped = True
         elif isinstance(effect, Execute):
             self._executes(effect)
@@ -225,7 +230,7 @@ class ServingWitness(HoldingWitness):
         for segment in run.segments:
             key = segment.request, segment.attempt
             assert key not in self._given, f"{key} is another worker's"
-            assert effect.batch is not None or key in self.stays
+            assert effect.run.batch is not None or key in self.stays
 
     def reported(self, effect: Report) -> None:
         event = effect.event
@@ -273,8 +278,10 @@ class ServingWitness(HoldingWitness):
         elif outcome is Outcome.RETURNED:
             is_unread = key in self._unread or stay.gateway in self._gateways_gone
             is_lost = self._taken_by.get(key) in self._lost
-            is_closing = bool(set(self.present) - set(self.seen))
-            assert is_unread or is_lost or is_closing, f"{event} without need"
+            is_closing = self._is_released or bool(set(self.present) - set(self.seen))
+            is_draining = any(s.order.duty and s.order.duty.drains_to for s in self.seen.values())
+            is_needed = is_unread or is_lost or is_closing or is_draining
+            assert is_needed, f"{event} without need"
             assert is_unread or self._returned[key], "its gateway is told first"
         elif outcome is Outcome.CANCELLED:
             assert key in self._cancelled
@@ -291,8 +298,8 @@ class ServingWitness(HoldingWitness):
 
     def check_serving(self) -> None:
         """What is open is what the member says is its own."""
-        serving = self._member.serving
-        own = set(serving.live.requests()) if serving is not None else set()
+        instance = self._member.instance
+        own = set(instance.serving.requests()) if instance is not None else set()
         for key in [key for key in self.stays if key not in own]:
             newer = (*own, *self._cancelled, *self._leaving)
             is_older = any(r == key[0] and a > key[1] for r, a in newer)
@@ -303,6 +310,6 @@ class ServingWitness(HoldingWitness):
         assert own == set(self.stays), f"{own - set(self.stays)} came without a message"
         for key in (*self._cancelled, *self._unread):
             assert key not in own or key in self._specs, f"{key} is not wanted"
-        if serving is not None and serving.duty.instance == self._owed_load:
-            assert not serving.is_loaded, "the load is reported again"
-            assert not serving.live.is_live, "the load is reported again"
+        if instance is not None and instance.duty.instance == self._owed_load:
+            assert not instance.is_loaded, "the load is reported again"
+            assert instance.serving.capabilities.whole_model_only, "the load is reported again"

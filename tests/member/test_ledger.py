@@ -23,6 +23,7 @@ from livescale.member.ledger import (
     Moved,
     Send,
 )
+from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestCancelled, RequestEnded
 from livescale.types import Outcome, RequestId, WorkerRef
@@ -144,7 +145,7 @@ class Teller:
         request = self.ids.get(name, name)
         attempt = self.witness.attempt.get(request, 1) - age
         self.witness.told.discard((worker, request, attempt))
-        return self.ledger.taken(worker, request, attempt, moves)
+        return self.ledger.reported(worker, AttemptTaken(request, attempt, moves))
 
     def _came(
         self, name: str, worker: WorkerRef, age: int, shift: int, count: int, is_last: bool
@@ -171,12 +172,12 @@ class Teller:
     def _returned(self, name: str, worker: WorkerRef, age: int) -> Sequence[LedgerEffect]:
         request = self.ids.get(name, name)
         attempt = self.witness.attempt.get(request, 1) - age
-        return self.ledger.returned(worker, request, attempt)
+        return self.ledger.reported(worker, AttemptReturned(request, attempt))
 
     def _broke(self, name: str, worker: WorkerRef, age: int) -> Sequence[LedgerEffect]:
         request = self.ids.get(name, name)
         attempt = self.witness.attempt.get(request, 1) - age
-        return self.ledger.broke(worker, request, attempt, "too long")
+        return self.ledger.reported(worker, AttemptFailed(request, attempt, "too long"))
 
     def _gone(self, worker: WorkerRef) -> Sequence[LedgerEffect]:
         effects = self.ledger.worker_gone(worker)
@@ -265,7 +266,7 @@ def test_after_a_gap_or_an_early_end_the_request_waits_again(
 
 def test_of_tokens_that_are_repeated_the_new_ones_are_accepted() -> None:
     ledger = run_by(A, tokens=2)
-    assert ledger.taken(B, "r", 1, 1) == [Moved("r", A, B)]
+    assert ledger.reported(B, AttemptTaken("r", 1, 1)) == [Moved("r", A, B)]
     entry = ledger.get("r")
     assert entry is not None
     assert entry.repeated_max == 2
@@ -312,15 +313,15 @@ def test_a_later_controller_is_told_of_ends_too() -> None:
 
 def test_the_taker_with_more_moves_owns_the_attempt() -> None:
     ledger = run_by(A)
-    assert ledger.taken(A, "r", 1, 2) == []
-    assert ledger.taken(B, "r", 1, 1) == ()
+    assert ledger.reported(A, AttemptTaken("r", 1, 2)) == []
+    assert ledger.reported(B, AttemptTaken("r", 1, 1)) == ()
     assert ledger.came(B, "r", 1, index=0, count=1, is_last=False) == (
         0,
         [Forget(B, "r", 1, is_over=False)],
     )
     # A newer attempt counts anew.
     ledger.dispatched(Dispatch("r", 2, 7, A), is_reachable=True)
-    assert ledger.taken(B, "r", 2, 1) == [Moved("r", A, B)]
+    assert ledger.reported(B, AttemptTaken("r", 2, 1)) == [Moved("r", A, B)]
 
 
 def test_a_worker_is_told_to_forget_once_until_it_takes_the_attempt_over() -> None:
@@ -328,8 +329,8 @@ def test_a_worker_is_told_to_forget_once_until_it_takes_the_attempt_over() -> No
     told = Forget(B, "r", 1, is_over=False)
     assert ledger.came(B, "r", 1, index=0, count=1, is_last=False) == (0, [told])
     assert ledger.came(B, "r", 1, index=1, count=1, is_last=False) == (0, [])
-    assert ledger.taken(B, "r", 1, 1) == [Moved("r", A, B)]
-    assert ledger.taken(A, "r", 1, 2) == [Moved("r", B, A)]
+    assert ledger.reported(B, AttemptTaken("r", 1, 1)) == [Moved("r", A, B)]
+    assert ledger.reported(A, AttemptTaken("r", 1, 2)) == [Moved("r", B, A)]
     assert ledger.came(B, "r", 1, index=2, count=1, is_last=False) == (0, [told])
 
 

@@ -19,8 +19,8 @@ from member_player import Player
 from member_world import BATCHER, KV_LAYER_BYTES, LAYER_BYTES, LIVE, MEMORY_BYTES, ROW_BYTES
 
 from effort import examples
-from livescale.batching.live_messages import BatchKey, Handover, KvLayer, Offer, Pull
-from livescale.batching.run import SequenceSpec
+from livescale.batching.live_messages import Handover, KvLayer, Offer, Pull
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.member.effects import (
     Answer,
     Assign,
@@ -44,11 +44,12 @@ from livescale.member.inputs import (
     RunEnded,
     Submitted,
 )
+from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
-from livescale.member.serving import ServingLimits
 from livescale.messages.attempts import AttemptReturned
 from livescale.messages.commands import DropHolding, StartHolding
-from livescale.plans import Duty
+from livescale.routes import Duty
+from livescale.sim.checkers.live import live_batcher_of
 from livescale.types import HoldingId, LayerSpan, PlanId, SamplingParams, WorkerRef
 
 KINDS = (
@@ -67,7 +68,7 @@ KINDS = (
     ),
     *("run", "run", "run", "deliver", "deliver", "deliver", "step", "step", "step", "again"),
     *("cancel", "disown", "gone", "meet", "amend", "feed", "wait"),
-    *("release", "fail", "refuse", "cut", "die"),
+    *("release", "fail", "refuse", "cut", "die", "keep", "keep", "wake", "drain", "drain"),
 )
 PLACES = st.integers(0, 11)
 MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
@@ -88,15 +89,45 @@ MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
         ("refuse", 9, 6, True),
     ]
 )
+# A source is gone, and its worker is another instance's second rank: that has no work to share.
+@example(
+    [
+        ("load", 0, 0, False),
+        ("pair", 0, 3, False),
+        ("fail", 2, 0, False),
+        ("pair", 0, 0, False),
+        ("pair", 3, 3, False),
+    ]
+)
 def test_whatever_happens_every_order_and_every_attempt_ends_once(moves: list) -> None:
     Player().play(moves).end()
+
+
+#: an instance of one rank or of two gets everything, is kept, and is used again
+_KEPT = (
+    *(("layers", 0, 0, True), ("layers", 1, 0, True), ("run", 0, 3, True)),
+    *(("keep", 0, 0, False), ("wake", 0, 1, False)),
+)
+
+
+@pytest.mark.parametrize("model", [0, 4, 9])
+def test_a_warm_spare_is_used_again(model: int) -> None:
+    player = Player().play([("load", 0, model, True), *_KEPT])
+    assert player.woken == 1
+    player.end()
+
+
+@given(st.sampled_from([0, 4, 9]), st.lists(MOVES, max_size=30))
+@settings(max_examples=examples(300), derandomize=True)
+def test_whatever_happens_to_a_warm_spare_every_order_ends_once(model: int, moves: list) -> None:
+    Player().play([("load", 0, model, True), *_KEPT, *moves]).end()
 
 
 _REPLAY = """
 import pickle, sys
 from member_world import LIVE, MEMORY_BYTES
 from livescale.member.member import Member
-from livescale.member.serving import ServingLimits
+from livescale.member.instance import ServingLimits
 for ref, steps in pickle.load(open(sys.argv[1], "rb")):
     member = Member(ref, MEMORY_BYTES, ServingLimits("cpu", LIVE, 1500, 200))
     for now_ns, inputs, steps_max in steps:
@@ -156,7 +187,7 @@ def test_what_comes_while_the_executor_takes_a_model_over_waits(takes_over: bool
     came = worker.step(2, [ready(1) if takes_over else FetchFailed(1, "no")])
     returned = Answer("g0", AttemptReturned("r", 1))
     assert (returned in came) == (not takes_over)
-    open_requests = worker.serving.live.requests() if worker.serving is not None else []
+    open_requests = worker.instance.serving.requests() if worker.instance is not None else []
     assert open_requests == ([("r", 1)] if takes_over else [])
 
 
@@ -173,8 +204,8 @@ def test_layers_of_another_rank_count_though_they_come_before_the_instance(
     worker.step(1, [order, *news] if is_ordered else [*news, order])
     worker.step(1, [ready(1)])
     arrive(worker, 1)
-    assert worker.serving is not None
-    assert worker.serving.live.is_full
+    assert worker.instance is not None
+    assert live_batcher_of(worker.instance).is_full
 
 
 def test_an_instance_goes_when_no_run_of_it_is_in_flight() -> None:

@@ -14,10 +14,11 @@ from test_member_agent import STORIES, play_agent
 from test_member_machine import MOVES
 
 from livescale.member.attempts import HostedAttempts
-from livescale.member.holding import ModelHolding
+from livescale.member.holding import MemberHoldings, ModelHolding
+from livescale.member.instance import HostedInstance
 from livescale.member.member import Member
 from livescale.member.memory_map import MemoryMap
-from livescale.member.serving import Serving
+from livescale.sim.checkers.live import live_batcher_of
 
 EXAMPLES_MAX = 300
 
@@ -60,25 +61,25 @@ def only_this_layer(held: ModelHolding, layer: int) -> range:
 
 
 def ends_though_disowned(hosted: HostedAttempts, request: str, attempt: int) -> bool:
-    is_here = hosted._live is not None and hosted._live.cancel(request, attempt)
+    is_here = hosted._serving is not None and hosted._serving.cancel(request, attempt)
     if is_here:
         hosted._give_back(hosted._gateway_of.pop(request), request, attempt)
     return is_here
 
 
-def has_what_one_rank_has(serving: Serving, rank: int, watermark: int) -> None:
-    if watermark > serving.live.watermark:
-        serving.live.layers_arrived(watermark)
+def has_what_one_rank_has(instance: HostedInstance, rank: int, watermark: int) -> None:
+    if watermark > live_batcher_of(instance).watermark:
+        instance.serving.layers_arrived(watermark)
 
 
 def gives_up_in_silence(worker: Member, held: ModelHolding, reason: str) -> None:
     worker._forget(held)
 
 
-def closes_in_silence(serving: Serving, now_ns: int) -> None:
-    serving._talk(now_ns)
-    serving.live.give_back()
-    serving._attempts._gateway_of.clear()
+def closes_in_silence(instance: HostedInstance, now_ns: int) -> None:
+    instance._talk(now_ns)
+    instance.serving.give_back()
+    instance._attempts._gateway_of.clear()
 
 
 def repeats_nothing(hosted: HostedAttempts, gateway: str, spec: Any, *, is_decoding: bool) -> None:
@@ -92,14 +93,14 @@ MUTATIONS: list[tuple[str, Callable[[], None], type, str, Callable[..., Any]]] =
     ("troubles outlive their feeds", agents, ModelHolding, "amend", without_clearing),
     ("a new controller is told no troubles", agents, Member, "_met_controller", nothing),
     ("what is dropped does not fail", agents, Member, "_give_up", gives_up_in_silence),
-    ("reports stay as they were", agents, Member, "_update_reports", nothing),
+    ("reports stay as they were", agents, MemberHoldings, "update_reports", nothing),
     ("layers run as they come", workers, ModelHolding, "take_layer", only_this_layer),
-    ("one rank is enough", workers, Serving, "rank_has", has_what_one_rank_has),
+    ("one rank is enough", workers, HostedInstance, "rank_has", has_what_one_rank_has),
     ("a disowned attempt is returned", workers, HostedAttempts, "disown", ends_though_disowned),
     ("a lost gateway changes nothing", workers, HostedAttempts, "gateway_gone", nothing),
     ("takings are not told", workers, HostedAttempts, "taken", repeats_nothing),
-    ("the last words are missing", workers, Serving, "close", closes_in_silence),
-    ("reports are not repeated", workers, Serving, "forget_reports", nothing),
+    ("the last words are missing", workers, HostedInstance, "close", closes_in_silence),
+    ("reports are not repeated", workers, HostedInstance, "forget_reports", nothing),
 ]
 
 

@@ -9,7 +9,7 @@ from livescale.chunks import ChunkRange, Feed
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, HoldingCompleted, LayerArrived, LiveStarted
-from livescale.plans import Duty, Pairing
+from livescale.routes import Duty, Partner
 from livescale.sim.config import SimConfig
 from livescale.telemetry.record import (
     RECORD_VERSION,
@@ -39,10 +39,12 @@ def step(at_ns: int, events: tuple[object, ...], commands: tuple[object, ...] = 
     return StepLine(at_ns, events, commands, at_ns)  # type: ignore[arg-type]
 
 
-def load(holding: HoldingId, pairing: Pairing | None = None) -> StartHolding:
+def load(
+    holding: HoldingId, live_order: str | None = None, gives_to: tuple[Partner, ...] = ()
+) -> StartHolding:
     upstream = FromStorage() if holding == SERVES else FromWorker(SOURCE)
     feeds = (Feed(upstream, (ChunkRange(0, 1),)),)
-    duty = Duty(holding.plan, (holding.member,), pairing=pairing)
+    duty = Duty(holding.plan, (holding.member,), live_order=live_order, gives_to=gives_to)
     return StartHolding(holding, MODEL, LayerSpan(0, LAYERS + 2), feeds, 1, duty=duty)
 
 
@@ -51,9 +53,8 @@ def live_example(order: str = "zigzag") -> tuple[AnyLine, ...]:
 
     The model has an embedding and a head besides its seven layers; they take no time.
     """
-    pairing = Pairing(order, SOURCE, 1)
     t0 = STARTED_NS + S
-    lines: list[AnyLine] = [*_begun(), step(t0, (), (load(LOADS, pairing),))]
+    lines: list[AnyLine] = [*_begun(), step(t0, (), (load(LOADS, order, (Partner(1, SOURCE),)),))]
     steps: list[tuple[int, object]] = [(t0, LiveStarted(LOADS))]
     for number in range(LAYERS):
         at_ns = t0 + number * LOAD_UNITS * UNIT_NS
@@ -61,7 +62,7 @@ def live_example(order: str = "zigzag") -> tuple[AnyLine, ...]:
         steps.append((at_ns, LayerArrived(LOADS, number + 1, number + 2, work)))
     begins = (SPLITS[0], *ENDS[:-1])
     for number, (begun, split) in enumerate(zip(begins, SPLITS, strict=True)):
-        taken = BatchTaken(1, SOURCE, 2, ((f"r{number}", 1),), split + 1, 64, 8192, 1000)
+        taken = BatchTaken(1, SOURCE, 2, ((f"r{number}", 1, 1),), split + 1, 64, 8192, 1000)
         steps.append((t0 + begun * UNIT_NS, taken))
     loaded_ns = t0 + 40 * UNIT_NS
     steps.append((loaded_ns, HoldingCompleted(LOADS, LLAMA_3_8B.size_bytes)))

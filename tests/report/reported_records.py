@@ -8,15 +8,14 @@ from functools import cache
 
 import msgspec
 
+from livescale.clusters.topology import Host
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.load.slo import SloAbsolute
 from livescale.report.reported_run import ReportedRun
-from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import simulate
-from livescale.slo import RequestTiming, SloAbsolute
 from livescale.telemetry.record import AnyLine, RequestLine, TrafficLine
-from livescale.topology import Host
 from livescale.types import Outcome
 
 S = 1_000_000_000
@@ -54,20 +53,9 @@ def simulated(
 
 def reported(name: str, lines: tuple[AnyLine, ...], **more: str | float) -> ReportedRun:
     """The run under that name, judged by SLO."""
-    timings = [
-        RequestTiming(
-            request=line.request,
-            scheduled_ns=line.queued_ns,
-            sent_ns=line.queued_ns,
-            token_ns=line.token_ns,
-            finished_ns=line.finished_ns,
-            ok=line.outcome is Outcome.FINISHED,
-        )
-        for line in lines
-        if isinstance(line, RequestLine)
-    ]
-    report = RunReport("a burst", lines, summarize(timings, SLO), STARTED_NS, str(SLO))
-    return ReportedRun(name, report, SLO, **more)  # type: ignore[arg-type]
+    timings = [line.timing() for line in lines if isinstance(line, RequestLine)]
+    summary, rule = summarize(timings, SLO), str(SLO)
+    return ReportedRun(name, "a burst", lines, summary, STARTED_NS, rule, SLO, **more)  # type: ignore[arg-type]
 
 
 def requests(count: int, model: str = "m", tokens: int = 3) -> tuple[RequestLine, ...]:

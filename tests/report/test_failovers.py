@@ -9,16 +9,17 @@ import msgspec
 import pytest
 from reported_records import STARTED_NS, Row, S, reported
 
+from livescale.clusters.topology import Device, Host
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import Dispatch, StartHolding
 from livescale.messages.events import AgentJoined, RequestEnded, WorkerJoined, WorkerLost
-from livescale.plans import Duty
 from livescale.report.html import html_report
+from livescale.report.run_report import failover_text, run_text
+from livescale.routes import Duty
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import simulate
 from livescale.telemetry.history.reading import Loss, read_history
 from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
-from livescale.topology import Device, Host
 from livescale.types import HoldingId, LayerSpan, Outcome, WorkerRef, agent_ref
 
 DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
@@ -62,19 +63,19 @@ def test_every_loss_of_a_faulty_run_has_its_row_and_its_successor(seed: int) -> 
 
 def test_rows_stand_in_the_text_on_the_page_and_in_the_figures() -> None:
     run = reported("burst", faulty(1))
-    text, page = run.report.text(), html_report([run], "burst")
+    text, page = run_text(run), html_report([run], "burst")
     for loss in run.history.losses:
         assert loss.member in text
         assert loss.member in page
     assert "Losses and replacements" in page
-    assert run.report.as_json()["members_lost"] == 4
-    assert run.report.as_json()["members_replaced"] == 4
+    assert run.as_json()["members_lost"] == 4
+    assert run.as_json()["members_replaced"] == 4
 
 
 def test_a_run_without_losses_has_no_such_table() -> None:
     lines = (BEGUN, step(STARTED_NS, WorkerJoined(WorkerRef(0), DEVICE)))
     run = reported("calm", lines)
-    assert run.report.failover_text == ""
+    assert failover_text(run) == ""
     assert "Losses and replacements" not in html_report([run], "calm")
 
 

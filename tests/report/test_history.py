@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from reported_records import S, reported, simulated
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.clusters.topology import Device
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import (
@@ -21,11 +22,10 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import Duty
+from livescale.routes import Duty
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import AnyLine, RequestLine, StepLine
 from livescale.telemetry.timeline import instances_over_time
-from livescale.topology import Device
 from livescale.types import FromStorage, HoldingId, InstanceState, LayerSpan, WorkerRef
 
 DEVICE = Device("cpu", "host-0", "leaf-0", 1, 1)
@@ -63,12 +63,12 @@ def test_histories_agree_with_counts_and_device_time(losses: int, seed: int) -> 
         ]
         assert len(serving) == count, at_ns
     run = reported("any", lines)
-    stop_ns = run.report.started_ns + run.end_ns
+    stop_ns = run.started_ns + run.end_ns
     held_ns = 0
     for instance in history.instances:
         for held in instance.holdings:
             ended_ns = history.end_ns if held.ended_ns is None else held.ended_ns
-            begun_ns = max(held.begun_ns, run.report.started_ns)
+            begun_ns = max(held.begun_ns, run.started_ns)
             held_ns += max(min(ended_ns, stop_ns) - begun_ns, 0)
     assert held_ns / S == pytest.approx(run.device_s)
 

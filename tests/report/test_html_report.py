@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 from reported_records import STARTED_NS, S, reported, requests, simulated
 
-from livescale.report.comparison import as_json, compared_figures, comparison_table
+from livescale.report.comparison import compared_figures, comparison_table
 from livescale.report.html import html_report, write_html_report
 from livescale.report.reported_run import ReportedRun
 from livescale.telemetry.record import AnyLine, RunLine, StepLine, TrafficLine
@@ -176,7 +177,7 @@ def test_a_run_of_which_nothing_is_known_still_has_a_page(runs: list[ReportedRun
     empty = Page(html_report([reported("nothing", ())], "Nothing"))
     assert "Latency" not in empty.said("h2")
     assert len(empty.said("li")) >= 3
-    config_only = tuple(x for x in runs[0].report.lines if isinstance(x, RunLine | StepLine))[:3]
+    config_only = tuple(x for x in runs[0].lines if isinstance(x, RunLine | StepLine))[:3]
     cut = Page(html_report([reported("cut short", config_only)], "Cut"))
     assert any(note.startswith("cut short") for note in cut.said("li"))
     with pytest.raises(ValueError, match="needs a run"):
@@ -185,7 +186,7 @@ def test_a_run_of_which_nothing_is_known_still_has_a_page(runs: list[ReportedRun
 
 def test_without_an_slo_nothing_is_judged() -> None:
     judged = reported("unjudged", requests(20))
-    page = Page(html_report([ReportedRun("unjudged", judged.report)], "No SLO"))
+    page = Page(html_report([dataclasses.replace(judged, slo=None)], "No SLO"))
     assert "Goodput" not in page.said("h2")
     assert "Latency" in page.said("h2")
     assert any("no SLO is known" in note for note in page.said("li"))
@@ -228,11 +229,11 @@ def test_the_comparison_is_a_table_and_json(runs: list[ReportedRun]) -> None:
     assert header.split() == ["auto", "storage"]
     (loading,) = [row for row in rows if row.startswith("TTFT p99")]
     assert re.search(r"\(x\d+(\.\d+)?\)$", loading)
-    figures = json.loads(json.dumps(as_json(runs)))
+    figures = json.loads(json.dumps([run.figures for run in runs]))
     assert [of["name"] for of in figures] == ["auto", "storage"]
     for of, run in zip(figures, runs, strict=True):
         assert of["device_seconds"] == pytest.approx(run.device_s)
-        assert of.items() >= json.loads(json.dumps(run.report.as_json())).items()
+        assert of.items() >= json.loads(json.dumps(run.as_json())).items()
         assert "dollars" not in of
     assert figures[0]["carried_bytes"] == {"host": 10**8, "nic": 5 * 10**9}
     assert "carried_bytes" not in figures[1]
@@ -244,7 +245,7 @@ def test_the_price_is_that_of_the_device_time() -> None:
     run = reported("priced", simulated(), device_dollars_per_hour=36.0)
     assert run.dollars == pytest.approx(run.device_s / 100)
     assert f"${run.dollars:,.2f}" in comparison_table([run])
-    assert as_json([run])[0]["dollars"] == run.dollars
+    assert run.figures["dollars"] == run.dollars
 
 
 def test_nothing_is_drawn_before_a_report_is_made() -> None:

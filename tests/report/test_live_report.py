@@ -26,10 +26,12 @@ from live_records import (
 )
 from reported_records import STARTED_NS, S, reported, simulated
 
+from livescale.common.errors import UserError
 from livescale.messages.events import HoldingCompleted, HoldingFailed, LayerArrived, LiveStarted
-from livescale.plans import Pairing
 from livescale.report.html import html_report
+from livescale.report.live_loads import live_text
 from livescale.report.live_picture import NothingToShow, live_picture
+from livescale.report.run_report import run_text
 from livescale.telemetry.history.reading import read_history
 from livescale.types import InstanceState
 
@@ -37,7 +39,7 @@ T0_NS = STARTED_NS + S
 
 
 def test_the_worked_example_is_told_as_it_went() -> None:
-    (story,) = reported("zigzag", live_example()).report.live_stories
+    (story,) = reported("zigzag", live_example()).live_stories
     assert (story.worker, story.source) == (TARGET.worker, SOURCE.worker)
     assert (story.order, story.layers) == ("zigzag", LAYERS + 2)
     assert story.ordered_ns == story.live_ns == story.first_layer_ns == T0_NS
@@ -56,10 +58,10 @@ def test_the_worked_example_is_told_as_it_went() -> None:
 
 def test_a_load_that_is_waited_for_is_not_live() -> None:
     run = reported("stop-the-world", waiting_example())
-    assert run.report.live_stories == []
-    assert run.report.live_text == ""
+    assert run.live_stories == []
+    assert live_text(run.live_stories, run.started_ns) == ""
     assert "first_help_s" not in run.figures
-    assert "1st help" not in run.report.text()
+    assert "1st help" not in run_text(run)
     assert "Live scaling" not in html_report([run], "One")
 
 
@@ -72,7 +74,7 @@ def test_live_is_a_state_of_its_own_until_the_instance_serves() -> None:
 
 @given(loaded=st.integers(0, 9), is_late=st.booleans())
 def test_a_live_load_may_fail_at_any_layer(loaded: int, is_late: bool) -> None:
-    lines = [*live_example()[:3], step(T0_NS, (), (load(LOADS, Pairing("zigzag")),))]
+    lines = [*live_example()[:3], step(T0_NS, (), (load(LOADS, "zigzag"),))]
     lines.append(step(T0_NS + is_late, (LiveStarted(LOADS),)))
     for layer in range(loaded):
         at_ns = T0_NS + (layer + 1) * UNIT_NS
@@ -81,17 +83,17 @@ def test_a_live_load_may_fail_at_any_layer(loaded: int, is_late: bool) -> None:
     last = HoldingCompleted(LOADS, 1) if loaded == 9 else HoldingFailed(LOADS, "link lost")
     lines.append(step(end_ns, (last,)))
     run = reported("failed", tuple(lines))
-    (story,) = run.report.live_stories
+    (story,) = run.live_stories
     assert (story.end_ns, story.source, story.taken, story.help_ns) == (end_ns, -1, (), None)
     assert (story.loaded_ns is None) == (loaded < 9)
     assert story.live_layers == max(loaded - 1, 0)
     assert (run.history.by_number[2].ending == "") == (loaded == 9)
-    assert f"{loaded} of {LAYERS + 2}" in run.report.live_text
+    assert f"{loaded} of {LAYERS + 2}" in live_text(run.live_stories, run.started_ns)
 
 
 def test_the_terminal_shows_layers_work_and_batches() -> None:
     run = reported("zigzag", live_example())
-    text = run.report.text()
+    text = run_text(run)
     assert "1st help" in text
     shown_rows = r"^ *(layers there|layers run|batches given) \|(.*)\|"
     rows = dict(re.findall(shown_rows, text, re.M))
@@ -149,7 +151,7 @@ def test_a_picture_needs_a_load_and_a_known_kind(tmp_path: Path) -> None:
     run = reported("cut", waiting_example()[:3])
     with pytest.raises(NothingToShow, match="cut: no instance was loaded"):
         live_picture(tmp_path / "a.svg", [run])
-    with pytest.raises(ValueError, match=r"\.svg, \.pdf or \.png"):
+    with pytest.raises(UserError, match=r"\.svg, \.pdf or \.png"):
         live_picture(tmp_path / "a.gif", [reported("stop", waiting_example())])
     assert list(tmp_path.iterdir()) == []
 
@@ -157,4 +159,4 @@ def test_a_picture_needs_a_load_and_a_known_kind(tmp_path: Path) -> None:
 def test_records_without_live_scaling_have_no_stories_of_it() -> None:
     run = reported("any", simulated())
     assert len(run.history.instances) > 1
-    assert run.report.live_stories == []
+    assert run.live_stories == []

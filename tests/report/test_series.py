@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reported_records import STARTED_NS, S, reported, requests, simulated
 
+from livescale.load.slo import percentile
 from livescale.report.series import (
     band,
     bin_edges,
@@ -23,7 +24,6 @@ from livescale.report.series import (
     stacked,
     traffic_rates,
 )
-from livescale.slo import percentile
 from livescale.telemetry.record import AnyLine, RequestLine, TrafficLine
 
 times = st.lists(st.integers(0, 10_000), max_size=60)
@@ -91,7 +91,7 @@ def test_stacks_hold_the_sum_at_every_time(
 def test_requests_are_judged_and_gaps_are_those_of_good_requests() -> None:
     run = reported("a", simulated())
     series = request_series(run)
-    s = run.report.summary
+    s = run.summary
     assert (len(series.due_s), int(series.is_met.sum())) == (s.requests, s.slo_met)
     assert series.is_ok.all()
     assert s.ttft is not None
@@ -118,14 +118,14 @@ def test_capacity_is_that_of_serving_instances() -> None:
     steps = capacity_steps(run)
     assert steps is not None
     at_s = np.linspace(0, 6, 50)
-    serving = [(at_ns / S, float(count)) for at_ns, count in run.report.instances]
+    serving = [(at_ns / S, float(count)) for at_ns, count in run.instances]
     assert (sampled(steps, at_s) == 15_000 * sampled(serving, at_s)).all()
     assert (sampled(device_steps(run), at_s) >= sampled(serving, at_s)).all()
 
 
 def test_host_copies_over_time_have_the_record_s_maximum() -> None:
     run = reported("a", simulated())
-    use = run.report.host_copies
+    use = run.host_copies
     found = host_copy_steps(run)
     assert {model: max(n for _, n in steps) for model, steps in found.items()} == {
         model: of.copies_max for model, of in use.items()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from livescale.chunks import ChunkRange, Feed
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent, HoldingDropped, HoldingFailed, WorkerLost
-from livescale.plans import Duty
 from livescale.report.usage import usage_by_model
+from livescale.routes import Duty
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import AnyLine, RequestLine, StepLine
 from livescale.types import FromStorage, HoldingId, LayerSpan, Outcome, WorkerRef

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.cli.main import main
-from livescale.reproduce.claim import Conditions, Curve, Picture, is_near
+from livescale.reproduce.claim import JUDGES, Conditions, Curve, Picture, is_near
 from livescale.reproduce.figures import as_markdown, draw
 from livescale.reproduce.run import CLAIMS, UnknownClaimError, choose, reproduce
 
@@ -39,9 +39,28 @@ def test_the_table_has_a_row_per_verdict_and_says_what_is_missing() -> None:
     assert [row.split(" | ")[0] for row in rows] == ["| B10", "| B35"]
     assert rows[0].endswith("| yes |")
     assert rows[1].endswith("| **no** |")
-    assert all(row.count("|") == 7 for row in rows)
-    assert "1 of 2 within tolerance." in lines
+    assert all(row.count("|") == 9 for row in rows)
+    assert "| arithmetic | 1 of 2 | 0 of 0 |" in lines
+    assert "| pool | 0 of 0 | 0 of 0 |" in lines
     assert any(line.startswith("- B14: ") and "LIVESCALE_DATA" in line for line in lines)
+
+
+def test_claims_are_counted_apart_by_what_they_judge_and_by_statement() -> None:
+    """Nothing is counted twice, and corrected statements never as printed ones."""
+    found = reproduce(choose(["B4", "B5", "B8", "B35", "L4", "L17", "Q12"]), Conditions())
+    assert str(found.count("printed")) == "3 of 5"
+    assert str(found.count("corrected")) == "2 of 2"
+    assert str(found.count("printed", "arithmetic")) == "2 of 3"
+    assert str(found.count("printed", "planner")) == "1 of 2"
+    within = found.as_json()["within"]
+    assert isinstance(within, dict)
+    for statement in ("printed", "corrected"):
+        parts = [within[judges][statement] for judges in JUDGES]
+        for key in ("within", "claims"):
+            assert sum(part[key] for part in parts) == within["all"][statement][key]
+    rows = {line.split(" | ")[0]: line for line in as_markdown(found).splitlines()}
+    assert " | planner | corrected: b / k + " in rows["| L4"]
+    assert " | arithmetic | printed | " in rows["| Q12"]
 
 
 def test_the_command_writes_json_and_a_document_with_figures(
@@ -56,6 +75,9 @@ def test_the_command_writes_json_and_a_document_with_figures(
     assert "| B10 |" in printed
     figures = json.loads(json_file.read_text())
     assert [target["id"] for target in figures["targets"]] == ["B10", "L17"]
+    assert [target["judges"] for target in figures["targets"]] == ["arithmetic", "planner"]
+    assert [target["statement"] for target in figures["targets"]] == ["printed", "printed"]
+    assert figures["within"]["all"]["printed"] == {"within": 1, "claims": 2}
     for target in figures["targets"]:
         assert {"id", "paper", "ours", "tolerance", "within", "note"} <= set(target)
         assert isinstance(target["within"], bool)

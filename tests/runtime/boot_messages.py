@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from livescale.clusters.topology import Host
+from livescale.config.pool import PoolConfig
 from livescale.runtime.boot import AgentBoot
-from livescale.runtime.wire import Address
-from livescale.topology import Host
+from livescale.runtime.protocol import Address
 from livescale.types import agent_ref
 
 
@@ -14,8 +15,9 @@ def lonely_agent(directory: Path) -> AgentBoot:
     """A host agent whose controller is not there; its sockets are in the directory."""
     return AgentBoot(
         secret="s",
-        agent=agent_ref(0),
-        host=Host("h", "leaf", 1 << 20),
+        member=agent_ref(0),
+        pool=PoolConfig(),
+        place=Host("h", "leaf", 1 << 20),
         touched_bytes=1 << 20,
         controller=Address("127.0.0.1", 1),
         data_host="127.0.0.1",

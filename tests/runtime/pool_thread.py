@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from livescale.config_reading import load_config
+from livescale.config.reading import load_config
 from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import Pool
 from livescale.testbed.bed import Testbed

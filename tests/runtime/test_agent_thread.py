@@ -20,6 +20,8 @@ from thread_workers import (
 )
 
 from livescale.chunks import Feed
+from livescale.clusters.topology import Host
+from livescale.config.pool import PoolConfig
 from livescale.engine.make import make_model
 from livescale.engine.model_files import read_manifest
 from livescale.member.member import Member
@@ -31,11 +33,11 @@ from livescale.messages.events import (
     HoldingFailed,
     LayerArrived,
 )
-from livescale.runtime.member_thread import MemberSetting, MemberThread
-from livescale.runtime.wire import Order
+from livescale.runtime.boot import AgentBoot
+from livescale.runtime.member_thread import MemberThread
+from livescale.runtime.protocol import Address, Order
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ContentChecks
 from livescale.types import HoldingId, LayerSpan, Manifest, WorkerRef, agent_ref
 
 ROOM_BYTES = 16 << 20
@@ -55,9 +57,19 @@ class ThreadAgent:
         self.said: queue.Queue[object] = queue.Queue()
         self.memory = Arena(size_bytes)
         self.data_plane = DataPlane(self.ref, self.memory, **data_plane)
-        setting = MemberSetting(storage_bytes_per_s, ContentChecks.ALL)
+        boot = AgentBoot(
+            secret="",
+            member=self.ref,
+            pool=PoolConfig(),
+            controller=Address("127.0.0.1", 0),
+            place=Host("localhost", "leaf0", size_bytes),
+            data_host="127.0.0.1",
+            shm_directory="",
+            storage_bytes_per_s=storage_bytes_per_s,
+            touched_bytes=size_bytes,
+        )
         member = Member(self.ref, size_bytes)
-        self.store = MemberThread(member, self.memory, self.data_plane, self.said.put, setting)
+        self.store = MemberThread(boot, member, self.memory, self.data_plane, self.said.put)
         self._thread = threading.Thread(target=self.store.run, daemon=True)
         self._thread.start()
 

@@ -11,7 +11,7 @@ import pytest
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.wire import Address, Holder, Holders, ToController
+from livescale.runtime.protocol import Address, Holder, Holders, ToController
 from livescale.runtime.wire_channel import Wire
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.config import PoolConfig
+from livescale.config.pool import PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.runtime.boot import ControllerBoot, GatewayBoot
 from livescale.runtime.examination import ExamineBoot, examine
 from livescale.runtime.pool_backend import PoolBackend
 from livescale.runtime.pool_process import Child
-from livescale.runtime.wire import (
+from livescale.runtime.protocol import (
     Address,
     Catalog,
     Examine,
@@ -108,15 +108,8 @@ def gateway_boot(controller: Address) -> GatewayBoot:
         gateway="g0",
         listen_fd=-1,
         controller=controller,
-        models=(),
-        queue_requests_max=1,
-        queue_prompt_tokens_max=None,
-        drain_timeout_s=1.0,
-        request_timeout_s=None,
-        receive_timeout_s=60.0,
-        stalled_client_s=60.0,
-        slo="ttft=1s",
-        has_vllm_metrics=False,
+        catalog=Catalog(()),
+        pool=PoolConfig(queue_requests_max=1, drain_timeout_s=1, slo="ttft=1s"),
         key_digests=(),
     )
 
@@ -243,10 +236,8 @@ async def controller() -> AsyncIterator[tuple[Address, Child]]:
             secret=SECRET,
             listen_fd=listener.fileno(),
             config=ControllerConfig((), 0),
-            models=(),
             pool=PoolConfig(),
-            step_gap_ns=1_000_000,
-            record=None,
+            catalog=Catalog(()),
         )
         child = Child("controller", "controller", lambda _: boot, (listener.fileno(),))
         await child.start(PoolConfig())

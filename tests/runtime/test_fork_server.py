@@ -16,7 +16,7 @@ from boot_messages import lonely_agent
 from completions import Answer, check, prompt
 from pool_thread import LocalPool, wait_until
 
-from livescale.config_reading import load_config
+from livescale.config.reading import load_config
 from livescale.engine.oracle import GreedyOracle
 from livescale.runtime.forking import ForkServer, ForkServerError
 from livescale.runtime.pool_process import STATUS_BYTES_MAX, Child, child_environment

@@ -13,7 +13,7 @@ from livescale.messages.attempts import (
 )
 from livescale.runtime.doors import Door
 from livescale.runtime.heartbeat import Heartbeats, WorkPulse
-from livescale.runtime.wire import Address
+from livescale.runtime.protocol import Address
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import RequestId
 

@@ -56,6 +56,8 @@ def pool(
         prefill_queue_upper_ms=100,
         prefill_queue_lower_ms=50,
         request_attempts_max=4,
+        # What is tested is how bytes move.
+        warm_spares="off",
     ) as local:
         yield local
 

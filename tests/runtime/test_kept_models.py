@@ -14,7 +14,7 @@ import pytest
 from pool_thread import LocalPool, wait_until
 
 from livescale.cli.main import main
-from livescale.settings import ConfigError
+from livescale.common.settings import ConfigError
 
 pytestmark = pytest.mark.pool
 JSON = {"Content-Type": "application/json"}

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.config import PoolConfig
+from livescale.common.settings import ConfigError
+from livescale.config.pool import PoolConfig
 from livescale.gateway.keys import KeyDigests, digest_of
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.key_watch import KeyWatch
 from livescale.runtime.pool_process import Child
-from livescale.runtime.wire import Address
-from livescale.settings import ConfigError
+from livescale.runtime.protocol import Address, Catalog
 
 WAIT_S = 60.0
 keys = st.lists(st.sampled_from(["key-a", "key-b", "key-c", "key-d"]), min_size=1, max_size=3)
@@ -158,15 +158,8 @@ async def gateway_story() -> None:
             gateway="g0",
             listen_fd=listener.fileno(),
             controller=Address("127.0.0.1", 1),
-            models=(),
-            queue_requests_max=1,
-            queue_prompt_tokens_max=None,
-            drain_timeout_s=1.0,
-            request_timeout_s=None,
-            receive_timeout_s=60.0,
-            stalled_client_s=60.0,
-            slo="ttft=1s",
-            has_vllm_metrics=False,
+            catalog=Catalog(()),
+            pool=PoolConfig(queue_requests_max=1, drain_timeout_s=1, slo="ttft=1s"),
             key_digests=(digest_of("key-a"),),
         )
         child = Child("gateway", "gateway", lambda _: boot, (listener.fileno(),))

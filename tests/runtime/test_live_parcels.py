@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.batching.live_messages import (
-    BatchKey,
     Declined,
     Gone,
     Handover,
@@ -23,7 +22,7 @@ from livescale.batching.live_messages import (
     Settled,
     Taken,
 )
-from livescale.batching.run import SequenceSpec
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.runtime.live_parcels import PART_BYTES, Assembler, Letter, ParcelError, pack
 from livescale.types import SamplingParams
 

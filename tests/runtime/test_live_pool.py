@@ -71,7 +71,7 @@ def words(pool: LocalPool, kind: type) -> list:
 def live_instances(pool: LocalPool) -> dict[HoldingId, InstanceId]:
     """Instances that were to work while they load, by what their worker held."""
     loads = [order for order in words(pool, StartHolding) if order.duty is not None]
-    return {load.holding: load.duty.instance for load in loads if load.duty.pairing is not None}
+    return {load.holding: load.duty.instance for load in loads if load.duty.live_order is not None}
 
 
 def test_a_burst_is_shared_with_instances_that_are_still_loading(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from livescale.control.status import InstanceSummary
 from livescale.messages.events import InstanceReported
-from livescale.runtime.model_loads import ModelLoads
+from livescale.runtime.shown_status import ModelLoads
 from livescale.types import InstanceState
 
 MODELS = ("a", "b")

@@ -12,7 +12,6 @@ from thread_workers import WAIT_S, ThreadWorker, all_from, introduce_all
 
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_messages import (
-    BatchKey,
     Declined,
     Gone,
     Handover,
@@ -24,16 +23,17 @@ from livescale.batching.live_messages import (
     Settled,
     Taken,
 )
+from livescale.batching.run import BatchKey
 from livescale.engine.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.attempts import (
     AttemptReturned,
 )
 from livescale.messages.events import HoldingCompleted, LiveStarted, RequestEnded
-from livescale.plans import Pairing
+from livescale.routes import Partner
 from livescale.runtime.live_parcels import Assembler, Letter, pack
 from livescale.runtime.peer_lines import PeerLines
-from livescale.runtime.wire import (
+from livescale.runtime.protocol import (
     Submit,
     Tokens,
 )
@@ -103,9 +103,9 @@ class HelpingTarget:
         self.stranger = PartnerPlane(9, self.worker.data_plane)
         self.holder.load(SOURCE, manifest, all_from(manifest, None), directory=str(directory))
         self.holder.heard(lambda word: isinstance(word, HoldingCompleted))
-        pairing = Pairing("zigzag", self.partner.ref, SOURCE)
+        gives_to = (Partner(SOURCE, self.partner.ref),)
         feeds = all_from(manifest, self.holder.ref)
-        self.worker.load(TARGET, manifest, feeds, plan=7, pairing=pairing)
+        self.worker.load(TARGET, manifest, feeds, plan=7, live_order="zigzag", gives_to=gives_to)
         self.worker.heard(lambda word: isinstance(word, LiveStarted))
         self.asked = {
             f"r{n}": (tuple((11 * n + 3 * place) % 900 + 10 for place in range(30 + n)), 1 + n % 4)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from livescale.config import ModelConfig
+from livescale.config.model import ModelConfig
+from livescale.config.pool import PoolConfig
 from livescale.gateway.backend import (
     Client,
     GenerateRequest,
@@ -24,10 +25,10 @@ from livescale.gateway.backend import (
     ModelRefused,
     ModelWithdrawn,
     NewModel,
+    NoInstance,
     QueueFull,
     TokenStream,
     Unavailable,
-    WaitedTooLong,
 )
 from livescale.messages.attempts import (
     AttemptReturned,
@@ -41,7 +42,7 @@ from livescale.policies import ModelPolicy
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
 from livescale.runtime.pool_backend import PoolBackend
-from livescale.runtime.wire import (
+from livescale.runtime.protocol import (
     AddModel,
     Address,
     AnyMessage,
@@ -264,18 +265,15 @@ def boot(controller: Address, queue_timeout_s: float | None = None) -> GatewayBo
         gateway="g0",
         listen_fd=-1,
         controller=controller,
-        models=tuple(entry(name) for name in MODELS),
-        queue_requests_max=REQUESTS_MAX,
-        queue_prompt_tokens_max=TOKENS_MAX,
-        drain_timeout_s=1.0,
-        request_timeout_s=None,
-        receive_timeout_s=60.0,
-        stalled_client_s=60.0,
-        slo="ttft=1s",
-        has_vllm_metrics=False,
+        catalog=Catalog(tuple(published(name) for name in MODELS)),
+        pool=PoolConfig(
+            queue_requests_max=REQUESTS_MAX,
+            queue_prompt_tokens_max=TOKENS_MAX,
+            queue_timeout_s=queue_timeout_s,
+            slo="ttft=1s",
+            lost_after_ms=60_000,
+        ),
         key_digests=(),
-        lost_after_ms=60_000,
-        queue_timeout_s=queue_timeout_s,
     )
 
 
@@ -509,9 +507,10 @@ def test_a_request_that_no_instance_takes_ends() -> None:
             pool.say(Dispatch("taken", 1, 1, pool.worker))
             await asyncio.wait_for(pool.submitted.get(), WAIT_S)
             [waits] = backend.submit([GenerateRequest("waits", "a", (5, 6), SamplingParams(9))])
-            with pytest.raises(WaitedTooLong, match=r"'a'.* 1\.5 s") as waited:
+            with pytest.raises(NoInstance, match=r"'a'.* 1\.5 s") as waited:
                 await anext(aiter(waits))
             assert waited.value.retry_after_s > 0
+            assert waited.value.code == "queue_timeout"
             assert (await pool.heard(RequestCancelled)).request == "waits"
             timed = await pool.heard(RequestTimed)
             assert timed.line.outcome is Outcome.FAILED
@@ -527,8 +526,9 @@ def test_a_request_that_no_instance_takes_ends() -> None:
             chunks = aiter(taken)
             assert (await anext(chunks)).token_id == 7
             await pool.lose_worker()
-            with pytest.raises(WaitedTooLong):
+            with pytest.raises(NoInstance) as waited:
                 await anext(chunks)
+            assert waited.value.code == "queue_timeout"
             timed = await pool.heard(RequestTimed)
             assert len(timed.line.token_ns) == 1
             assert reading(backend, "num_requests_waiting", "a") == 0
@@ -590,7 +590,7 @@ def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
             await publish(pool, backend, "b", a=True)
             with pytest.raises(ModelWithdrawn):
                 backend.submit([GenerateRequest("late", "a", (5,), SamplingParams(9))])
-            assert [state.phase for state in backend.model_states()] == [
+            assert [state.state for state in backend.model_states()] == [
                 ModelPhase.LEAVING,
                 ModelPhase.AT_ZERO,
             ]
@@ -894,13 +894,13 @@ def test_where_a_model_stands(
             await asyncio.wait_for(known.wait(), WAIT_S)
             assert backend.is_ready() != is_unready
             state, preparing = backend.model_states()
-            assert (state.phase, state.instances, state.host_copies) == (phase, instances, 2)
-            assert (state.instances_min, state.instances_max, state.priority) == (
+            assert (state.state, state.instances, state.host_copies) == (phase, instances, 2)
+            assert (state.min_replicas, state.max_replicas, state.priority) == (
                 *(instances_min, 3),
                 7,
             )
-            assert state.device_ns == 5
-            assert (preparing.name, preparing.phase) == ("z", ModelPhase.PREPARING)
+            assert state.usage.device_seconds == 5e-9
+            assert (preparing.name, preparing.state) == ("z", ModelPhase.PREPARING)
             assert reading(backend, "host_copies", "a") == 2
             assert reading(backend, "device_seconds_total", "a") == 5e-9
             assert [card.name for card in backend.models()] == ["a"]

@@ -46,6 +46,8 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         downlink_bytes_per_s=LINK_BYTES_PER_S,
         # So that the second target has nobody else than the first to get it from.
         host_memory_bytes=0,
+        # And so that every burst loads.
+        warm_spares="off",
     ) as local:
         yield local
 
@@ -71,13 +73,21 @@ def test_a_burst_scales_to_all_workers_and_back_with_right_tokens(
     check(oracle, run(burst()), 64)
     wait_until(lambda: len(multicast_loads(pool)) >= known + 2, "two loads are recorded")
     wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
-    first, second = sorted(multicast_loads(pool)[known:], key=lambda load: load.loaded_ns)[:2]
+    loads = sorted(multicast_loads(pool)[known:], key=lambda planned: planned[1].loaded_ns)
+    (_, first), (planned_ns, second) = loads[:2]
     for load in (first, second):
         assert load.first_byte_ns <= load.first_layer_ns <= load.loaded_ns
-    # In one plan or in two, the second target hangs behind the first, and has its first byte
-    # before the first has its last.
-    assert second.upstream == str(first.worker)
-    assert second.first_byte_ns < first.loaded_ns
+    if planned_ns < first.loaded_ns:
+        # In one plan or in two, one target hangs behind the other; on a busy machine the one in
+        # front may report its end later.
+        is_behind = second.upstream == str(first.worker)
+        assert is_behind or first.upstream == str(second.worker)
+    else:
+        # The burst came so slowly that the first was whole: either of two holders may be read.
+        assert second.upstream in (first.upstream, str(first.worker))
+    if planned_ns < first.first_layer_ns:
+        # The first passes on what it has while it still receives.
+        assert second.first_byte_ns < first.loaded_ns
 
 
 def test_both_endpoints_with_the_official_client(pool: LocalPool) -> None:
@@ -166,11 +176,11 @@ def test_a_stream_survives_the_death_of_its_worker(pool: LocalPool, oracle: Gree
     wait_until(lambda: len(request_lines(pool)) and request_lines(pool)[-1].attempts == 2, "record")
 
 
-def multicast_loads(pool: LocalPool) -> list[LoadPhases]:
-    """Loads from other workers, of scale events that are over."""
+def multicast_loads(pool: LocalPool) -> list[tuple[int, LoadPhases]]:
+    """Loads from other workers, of scale events that are over, and when each was planned."""
     lines = [line for line in read_record(pool.record) if isinstance(line, ScaleLine)]
-    loads = [load for line in lines for load in line.loads]
-    return [load for load in loads if load.upstream != "storage"]
+    loads = [(line.planned_ns, load) for line in lines for load in line.loads]
+    return [(at_ns, load) for at_ns, load in loads if load.upstream != "storage"]
 
 
 def worker_that_serves(pool: LocalPool) -> int:

@@ -13,8 +13,9 @@ import pytest
 from completions import Answer, prompt
 from pool_thread import LocalPool, wait_until
 
-from livescale.config_reading import load_config
-from livescale.interpreter import module_words
+from livescale.common.interpreter import module_words
+from livescale.common.settings import ConfigError
+from livescale.config.reading import load_config
 from livescale.member.inputs import (
     ControllerMet,
     ExecutorReady,
@@ -25,7 +26,6 @@ from livescale.member.inputs import (
     Submitted,
 )
 from livescale.runtime.supervisor import Pool
-from livescale.settings import ConfigError
 from livescale.telemetry.member_record import MemberStepLine, read_member_record
 
 pytestmark = pytest.mark.pool

@@ -43,7 +43,9 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def stopped(pool: LocalPool) -> Iterator[Callable[[str], psutil.Process]]:
-    """Stops a child of the pool by name; whatever is still stopped at the end goes on."""
+    """Stops a child of the pool by name; whatever is still stopped at the end goes on. One that is
+    just starting, because it had no time on a busy machine, would be given longer to answer."""
+    wait_until(lambda: is_whole(pool), "the pool is whole")
     processes = []
 
     def stop(name: str) -> psutil.Process:
@@ -62,7 +64,8 @@ def stopped(pool: LocalPool) -> Iterator[Callable[[str], psutil.Process]]:
 def is_whole(pool: LocalPool) -> bool:
     try:
         is_healthy = httpx.get(f"{pool.url}/health", timeout=10).status_code == 200
-        return is_healthy and pool.gauge("workers") == 3 and pool.gauge("instances") == 3
+        has_workers = pool.gauge("workers") == 3 and pool.gauge("instances") == 3
+        return is_healthy and has_workers and pool.gauge("host_copies") == 1
     except httpx.HTTPError:
         return False
 

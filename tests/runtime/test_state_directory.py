@@ -14,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from livescale.config import ModelConfig, PoolConfig
+from livescale.common.settings import ConfigError
+from livescale.config.model import ModelConfig
+from livescale.config.pool import PoolConfig
+from livescale.runtime.protocol import Catalog
 from livescale.runtime.restoration import (
-    Restored,
     restored_models,
     state_of,
     survives_restart,
@@ -27,7 +29,6 @@ from livescale.runtime.state_directory import (
     StateDirectory,
     write_state,
 )
-from livescale.settings import ConfigError
 
 FILE = "models.json"
 STATE = PoolState(
@@ -156,7 +157,7 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None
 # -- configuration and state ----------------------------------------------------------------------
 
 
-def start(config: PoolConfig, state: PoolState) -> Restored:
+def start(config: PoolConfig, state: PoolState) -> Catalog:
     return restored_models(config, state, lambda entries: None)
 
 
@@ -204,7 +205,7 @@ def test_what_survives_is_what_the_next_start_has(
     for settings_now in (own, changed, other):
         (base,) = start(config, PoolState()).models
         now = base.__class__(base.entry, base.policy, settings_now)
-        state = state_of(config, Restored((now,))) if is_kept else PoolState()
+        state = state_of(config, Catalog((now,))) if is_kept else PoolState()
         next_start = [model.settings for model in start(config, state).models]
         survives = survives_restart(config, settings_now, is_kept=is_kept)
         assert survives == (settings_now in next_start)

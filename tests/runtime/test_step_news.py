@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from livescale.clusters.topology import Device
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
 from livescale.messages.commands import PlanMade, StartHolding
@@ -21,7 +22,6 @@ from livescale.policies import ModelPolicy
 from livescale.runtime.news import News
 from livescale.runtime.step_news import StepNews
 from livescale.telemetry.history.follower import Follower
-from livescale.topology import Device
 from livescale.types import ModelSpec, WorkerRef
 
 S = 1_000_000_000

@@ -21,7 +21,10 @@ TOKENS = 30
 STREAMS = 40
 
 
-def test_timed_workers_serve_scale_and_load_no_torch(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["bounds", "slo"])
+def test_timed_workers_serve_scale_and_load_no_torch(
+    tiny_model: Path, tmp_path: Path, policy: str
+) -> None:
     with LocalPool(
         tiny_model,
         tmp_path,
@@ -33,6 +36,8 @@ def test_timed_workers_serve_scale_and_load_no_torch(tiny_model: Path, tmp_path:
         sequences_max=8,
         prefill_queue_upper_ms=100,
         prefill_queue_lower_ms=50,
+        scaling_policy=policy,
+        ttft_aim_ms=200,
     ) as pool:
         answers = asyncio.run(load(pool))
         assert [answer.error for answer in answers] == [None] * STREAMS

@@ -75,7 +75,13 @@ def test_a_directory_that_is_gone_and_a_copy_that_cannot_be_made_are_problems(
     shutil.copytree(tiny_model, model)
     with (
         LocalPool(
-            model, tmp_path, AT_ZERO, device="timed", workers=1, host_memory_bytes="64MiB"
+            model,
+            tmp_path,
+            AT_ZERO,
+            device="timed",
+            workers=1,
+            host_memory_bytes="64MiB",
+            warm_spares="off",
         ) as pool,
         httpx.Client(base_url=pool.url, timeout=WAIT_S, trust_env=False) as client,
     ):

@@ -26,7 +26,7 @@ from livescale.messages.events import (
     LayerArrived,
     RequestEnded,
 )
-from livescale.runtime.wire import Submit, Tokens
+from livescale.runtime.protocol import Submit, Tokens
 from livescale.types import FromWorker, HoldingId, Manifest, Outcome, SamplingParams
 
 ARENA_BYTES = 8 << 20

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from livescale.cli.main import main
-from livescale.config import ModelConfig, PoolConfig
+from livescale.config.model import ModelConfig
+from livescale.config.pool import PoolConfig
 from livescale.runtime.boot import PrepareBoot, Status
 from livescale.runtime.examination import ExaminationError, ExamineBoot, examine_inside
 from livescale.runtime.listening import listen_inside
 from livescale.runtime.pool_process import Child
-from livescale.runtime.wire import Address
+from livescale.runtime.protocol import Address
 
 WAIT_S = 60
 # A command that runs another one, as `ip netns exec` does.

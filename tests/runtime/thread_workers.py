@@ -8,12 +8,20 @@ from collections.abc import Callable
 
 from livescale.batching.live_batch import LiveLimits
 from livescale.chunks import ChunkGrid, Feed
+from livescale.clusters.topology import Device
+from livescale.config.pool import PoolConfig
 from livescale.engine.executor import TorchExecutor
-from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.messages.commands import (
+    AmendHolding,
+    ChangeDuty,
+    DropHolding,
+    ReleaseHolding,
+    StartHolding,
+)
 from livescale.messages.events import HoldingReport
-from livescale.plans import Duty, Pairing
+from livescale.routes import Duty, Partner, Taker
 from livescale.runtime.boot import WorkerBoot
-from livescale.runtime.wire import (
+from livescale.runtime.protocol import (
     Address,
     FromTokenServer,
     Order,
@@ -21,7 +29,6 @@ from livescale.runtime.wire import (
     WorkerEvent,
 )
 from livescale.runtime.worker_thread import WorkerThread
-from livescale.topology import Device
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Manifest, WorkerRef
@@ -54,31 +61,34 @@ class ThreadWorker:
     ) -> None:
         self.ref = WorkerRef(number)
         self.said: queue.Queue[object] = queue.Queue()
+        self._once: dict[type, Callable[[], None]] = {}
         boot = WorkerBoot(
             secret="",
-            worker=self.ref,
-            device=Device("cpu", "localhost", "leaf0", arena_bytes, kv_bytes),
+            member=self.ref,
+            place=Device("cpu", "localhost", "leaf0", arena_bytes, kv_bytes),
             controller=Address("127.0.0.1", 0),
             data_host="127.0.0.1",
             token_host="127.0.0.1",
             shm_directory="",
-            threads=1,
-            block_tokens=16,
-            run_tokens_max=64,
-            sequences_max=8,
+            pool=PoolConfig(
+                block_tokens=16,
+                run_tokens_max=64,
+                sequences_max=8,
+                resident_bytes=resident_bytes,
+            ),
             live=live or LiveLimits(batch_tokens_max=64),
-            resident_bytes=resident_bytes,
         )
         self.arena = Arena(arena_bytes)
         self.data_plane = DataPlane(
             self.ref, self.arena, host_name="localhost", shm_directory=None, **data_plane
         )
-        executor = TorchExecutor(kv_bytes, boot.block_tokens)
+        executor = TorchExecutor(kv_bytes, boot.pool.block_tokens)
         self.host = WorkerThread(boot, self.arena, executor, self.data_plane, self)
         self._thread = threading.Thread(target=self.host.run, daemon=True)
         self._thread.start()
 
     def to_controller(self, event: WorkerEvent) -> None:
+        self._once.pop(type(event), lambda: None)()
         self.said.put(event)
 
     def to_gateway(self, gateway: str, message: FromTokenServer) -> None:
@@ -91,7 +101,8 @@ class ThreadWorker:
         feeds: tuple[Feed, ...],
         directory: str | None = None,
         plan: int = 1,
-        pairing: Pairing | None = None,
+        live_order: str | None = None,
+        gives_to: tuple[Partner, ...] = (),
     ) -> None:
         reads_storage = any(isinstance(feed.upstream, FromStorage) for feed in feeds)
         command = StartHolding(
@@ -100,13 +111,34 @@ class ThreadWorker:
             span=LayerSpan(0, len(manifest.layers)),
             feeds=feeds,
             chunk_bytes=CHUNK_BYTES,
-            duty=Duty(instance, (self.ref,), pairing=pairing),
-            measure_capacity=reads_storage or pairing is not None,
+            duty=Duty(instance, (self.ref,), live_order=live_order, gives_to=gives_to),
+            measure_capacity=reads_storage or live_order is not None,
         )
         self.host.obey(Order(command, manifest, directory))
 
     def amend(self, plan: int, feeds: tuple[Feed, ...]) -> None:
         self.host.obey(Order(AmendHolding(HoldingId(plan, self.ref), feeds)))
+
+    def keep(self, plan: int) -> None:
+        """The instance ends, and its bytes stay."""
+        self.host.obey(Order(ReleaseHolding(HoldingId(plan, self.ref))))
+
+    def wake(self, instance: int, manifest: Manifest, *, spare: int, plan: int) -> None:
+        """The bytes that came by the plan `spare` are an instance's again."""
+        command = StartHolding(
+            holding=HoldingId(plan, self.ref),
+            model=manifest.model,
+            span=LayerSpan(0, len(manifest.layers)),
+            feeds=(),
+            chunk_bytes=CHUNK_BYTES,
+            duty=Duty(instance, (self.ref,)),
+            spare=spare,
+        )
+        self.host.obey(Order(command, manifest))
+
+    def drain_to(self, instance: int, plan: int, takers: tuple[Taker, ...]) -> None:
+        duty = Duty(instance, (self.ref,), drains_to=takers)
+        self.host.obey(Order(ChangeDuty(HoldingId(plan, self.ref), duty)))
 
     def release(self, plan: int) -> None:
         self.host.obey(Order(DropHolding(HoldingId(plan, self.ref), "released")))
@@ -122,6 +154,10 @@ class ThreadWorker:
             words.append(word)
             if wanted(word):
                 return words
+
+    def once(self, kind: type, react: Callable[[], None]) -> None:
+        """React to the next event of the kind, on the worker's thread."""
+        self._once[kind] = react
 
     @property
     def report(self) -> HoldingReport | None:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.control.multicast.fabric import Fabric
 from livescale.member import inputs
 from livescale.sim.clock import Clock
 from livescale.sim.links.transfers import Transfers
-from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef, agent_ref
 
 _NS_PER_S = 1_000_000_000
@@ -112,7 +112,7 @@ class Play:
         self.transfers.receive(1, (receiver, "m", 0), self.world.grid, feeds, hearer.put)
 
     def send(self, number: int, sending: Sending) -> None:
-        self.transfers.serving.send(
+        self.transfers.moves.serving.send(
             sending.sender, sending.receiver, sending.size_bytes, lambda: self._arrived(number)
         )
 
@@ -123,7 +123,7 @@ class Play:
     def run(self) -> None:
         while self.clock.run_next():
             pass
-        self.transfers.check_links()
+        self.transfers.moves.check_links()
 
 
 def draw_chunk_world(rng: random.Random, is_striped: bool = False) -> ChunkWorld:

@@ -11,12 +11,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from livescale.clusters.files import NamedTopology, read_topology
+from livescale.load.traces import TraceRow
 from livescale.sim.pools.configs import PooledModel, build_config
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
 from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine, read_record
-from livescale.topology_files import NamedTopology, read_topology
-from livescale.traces import TraceRow
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -12,7 +12,8 @@ from worlds import MS, Row, make_config, make_model
 from effort import mostly_long
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.run_notes import SimResult
+from livescale.sim.simulate import simulate
 
 MODEL = make_model("m", 6, 1 << 20)
 

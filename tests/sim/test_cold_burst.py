@@ -7,10 +7,11 @@ import pytest
 from test_live_scaling import config_of
 from worlds import MS, Row
 
+from livescale.clusters.topology import Host
 from livescale.latency.work import RunWork, span_ns
 from livescale.sim.config import SimConfig
-from livescale.sim.simulate import SimResult, simulate
-from livescale.topology import Host
+from livescale.sim.run_notes import SimResult
+from livescale.sim.simulate import simulate
 from livescale.types import Outcome
 
 _S = 1000 * MS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from effort import examples
 from livescale.chunks import ChunkGrid, Feed
+from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import FromStorage, FromWorker, WorkerRef, agent_ref
 
 W = [WorkerRef(number) for number in range(20)]
@@ -112,7 +112,7 @@ def test_under_faults_no_link_carries_too_much_and_all_arrive_in_the_end(seed: i
         """Whoever has lost a feed reads storage instead."""
         for receiver, hearer in play.hearers.items():
             if hearer.failed and hearer.completed_ns is None:
-                transfers.amend(1, receiver, (Feed(FromStorage(), world.grid.all()),))
+                transfers.amend((receiver, "m", 0), (Feed(FromStorage(), world.grid.all()),))
 
     for _ in range(rng.randrange(4)):
         at_some_time(slow, rng.choice((0, 1, 100, 999)))
@@ -120,7 +120,7 @@ def test_under_faults_no_link_carries_too_much_and_all_arrive_in_the_end(seed: i
         at_some_time(transfers.break_feed, rng.randrange(99))
         at_some_time(transfers.drop, (rng.choice(world.sources), "m", 0))
         at_some_time(lambda: transfers.slowdowns.freeze(rng.choice(members), clock.now_ns + 3000))
-        at_some_time(transfers.check_links)
+        at_some_time(transfers.moves.check_links)
         at_some_time(repair)
     while clock.run_next():
         pass
@@ -263,9 +263,9 @@ def test_carried_bytes_count_the_senders_side_of_a_hop() -> None:
     leaves = {name: Leaf(name, RATE, RATE) for name in ("leaf0", "leaf1")}
     topology = Topology(devices(4, per_leaf=2), leaves=leaves)
     play = played(topology, [*chain(0, 1), *chain(0, 2)])
-    before = play.transfers.carried_bytes()
+    before = play.transfers.moves.carried_bytes()
     play.run()
-    after = play.transfers.carried_bytes()
+    after = play.transfers.moves.carried_bytes()
     assert after["nic"] - before.get("nic", 0) == 6000
     assert after["spine"] - before.get("spine", 0) == 3000
 

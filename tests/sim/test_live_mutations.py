@@ -17,11 +17,12 @@ from livescale.batching.live_taker import LiveTaker
 from livescale.control.attempts import Attempts
 from livescale.member.attempts import HostedAttempts
 from livescale.member.inputs import PeerSent
-from livescale.member.ledger import Entry, Ledger, LedgerEffect
-from livescale.member.serving import Serving
+from livescale.member.instance import HostedInstance
+from livescale.member.ledger import AttemptReport, Entry, Ledger, LedgerEffect
+from livescale.messages.attempts import AttemptTaken
 from livescale.messages.events import BatchTaken
 from livescale.sim.swarm.seeds import run_seed
-from livescale.types import RequestId, WorkerRef
+from livescale.types import WorkerRef
 
 SEEDS = range(200)
 
@@ -35,11 +36,11 @@ def targets_run_layers_that_are_not_there(patch: pytest.MonkeyPatch) -> None:
 def ranks_do_not_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
     """Rank 0 runs what it has itself."""
 
-    def broken(self: Serving, rank: int, watermark: int) -> None:
+    def broken(self: HostedInstance, rank: int, watermark: int) -> None:
         if rank == self.order.rank:
-            self.live.layers_arrived(watermark)
+            self.serving.layers_arrived(watermark)
 
-    patch.setattr(Serving, "rank_has", broken)
+    patch.setattr(HostedInstance, "rank_has", broken)
 
 
 def sources_do_not_pull(patch: pytest.MonkeyPatch) -> None:
@@ -58,12 +59,11 @@ def sources_do_not_wait_for_kv(patch: pytest.MonkeyPatch) -> None:
 
 
 def takers_say_nothing_to_the_gateway(patch: pytest.MonkeyPatch) -> None:
-    def broken(
-        self: Ledger, worker: WorkerRef, request: RequestId, attempt: int, moves: int
-    ) -> Sequence[LedgerEffect]:
-        return ()
+    def broken(self: Ledger, worker: WorkerRef, report: AttemptReport) -> Sequence[LedgerEffect]:
+        return () if isinstance(report, AttemptTaken) else reported(self, worker, report)
 
-    patch.setattr(Ledger, "taken", broken)
+    reported = Ledger.reported
+    patch.setattr(Ledger, "reported", broken)
 
 
 def tokens_of_any_worker_are_taken(patch: pytest.MonkeyPatch) -> None:
@@ -102,13 +102,20 @@ def targets_forget_what_they_gave(patch: pytest.MonkeyPatch) -> None:
 
 
 def pulls_are_not_answered(patch: pytest.MonkeyPatch) -> None:
-    take = Serving.take_message
+    take = HostedInstance.take_message
 
-    def broken(self: Serving, now_ns: int, message: LiveMessage, sent: PeerSent) -> None:
+    def broken(self: HostedInstance, now_ns: int, message: LiveMessage, sent: PeerSent) -> None:
         if not isinstance(message, Pull):
             take(self, now_ns, message, sent)
 
-    patch.setattr(Serving, "take_message", broken)
+    patch.setattr(HostedInstance, "take_message", broken)
+
+
+def what_a_draining_instance_gives_back_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: HostedAttempts, request: str, attempt: int) -> None:
+        self._gateway_of.pop(request)
+
+    patch.setattr(HostedAttempts, "returned", broken)
 
 
 class Mutation(NamedTuple):
@@ -126,11 +133,12 @@ MUTATIONS = [
     Mutation(sources_do_not_pull, "a source is not idle", 39),
     Mutation(sources_do_not_wait_for_kv, "a request decodes when its KV is there", 35),
     Mutation(takers_say_nothing_to_the_gateway, "every request ends|every attempt ends", 22),
-    Mutation(tokens_of_any_worker_are_taken, "each index comes once", 69),
+    Mutation(tokens_of_any_worker_are_taken, "each index comes once", 10),
     Mutation(the_controller_does_not_follow, "every attempt ends|one attempt at a time", 83),
     Mutation(failed_targets_keep_their_requests, "every request ends|every attempt ends", 18),
     Mutation(targets_forget_what_they_gave, "every request ends|every attempt ends", 39),
     Mutation(pulls_are_not_answered, "a source is not idle", 39),
+    Mutation(what_a_draining_instance_gives_back_is_forgotten, "every request ends", 15),
 ]
 
 

@@ -13,7 +13,7 @@ from livescale.messages.events import (
     LayerArrived,
 )
 from livescale.sim.clock import Clock
-from livescale.sim.links.lossy import LossyChannel
+from livescale.sim.links.channel import LossyChannel
 from livescale.types import HoldingId, WorkerRef
 
 KINDS = ("started", "layer", "completed", "report")

@@ -21,13 +21,15 @@ from livescale.batching.kv_room import KvRoom
 from livescale.batching.run import EmittedTokens
 from livescale.batching.sequence import SequenceState
 from livescale.cli.main import main
+from livescale.common.fair_line import FairLine
 from livescale.control import controller as controller_module
 from livescale.control.attempts import Attempts
 from livescale.control.client_queues import ClientQueues
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.drains import Drains
 from livescale.control.fleet import Fleet, WorkerRecord
-from livescale.control.holdings import Copy
+from livescale.control.holdings import Copy, HoldingState
 from livescale.control.host_copies import HostCopies
 from livescale.control.instance import TRANSITIONS, Instance
 from livescale.control.liveness import SilenceWatch
@@ -39,13 +41,22 @@ from livescale.control.multicast import repair as repair_module
 from livescale.control.pairing import Pairings
 from livescale.control.placement import HostRoom
 from livescale.control.pool import ParameterPool
-from livescale.control.router import RequestRecord, Router
+from livescale.control.router import Router
+from livescale.control.router_rows import Outstanding, RequestRecord, RouteRow
 from livescale.control.scaling import Scaling
+from livescale.control.spares import Spares
 from livescale.control.wishes import Wish
-from livescale.fair_line import FairLine
+from livescale.member.holding import ModelHolding
 from livescale.member.inputs import LayerCame
 from livescale.member.member import Member
-from livescale.messages.commands import AnyCommand, Dispatch, Drain, DropHolding
+from livescale.messages.commands import (
+    AnyCommand,
+    ChangeDuty,
+    Dispatch,
+    Drain,
+    DropHolding,
+    StartHolding,
+)
 from livescale.messages.events import (
     HoldingCompleted,
     LayerArrived,
@@ -54,11 +65,11 @@ from livescale.messages.events import (
     RequestEnded,
     WorkerLost,
 )
-from livescale.routes import Hop, Route
+from livescale.routes import Hop, Route, Taker
 from livescale.sim.swarm.seeds import run_seed
 from livescale.types import InstanceState, PlanId, WorkerRef
 
-SEEDS = range(200)
+SEEDS = range(400)
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -176,7 +187,32 @@ def one_rank_counts_for_all(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Copy) -> bool:
         return self.is_there and any(holding.is_whole for holding in self.ranks.values())
 
+    def broken_too(self: Copy) -> bool:
+        states = [holding.state for holding in self.ranks.values()]
+        return self.is_there and HoldingState.WHOLE in states
+
     patch.setattr(Copy, "is_complete", property(broken))
+    patch.setattr(Copy, "is_loaded", property(broken_too))
+
+
+def spares_stay_where_others_come(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Spares, "give_way", lambda self, targets, model: [])
+
+
+def spares_of_withdrawn_models_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Spares, "drop_unwanted", lambda self: [])
+
+
+def orders_do_not_name_the_spare(patch: pytest.MonkeyPatch) -> None:
+    """Its bytes would be there twice."""
+    take_up = ParameterPool.take_up
+
+    def broken(self: ParameterPool, copy: Copy, orders: list[StartHolding]) -> Copy:
+        for order in orders:
+            msgspec.structs.force_setattr(order, "spare", None)
+        return take_up(self, copy, orders)
+
+    patch.setattr(ParameterPool, "take_up", broken)
 
 
 def draining_instances_get_requests(patch: pytest.MonkeyPatch) -> None:
@@ -425,10 +461,44 @@ def requests_go_to_any_rank(patch: pytest.MonkeyPatch) -> None:
 def layers_are_told_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
     came = Member._layer_came
 
-    def broken(self: Member, news: LayerCame) -> None:
-        came(self, LayerCame(news.plan, news.layer + 1))
+    def broken(self: Member, holding: ModelHolding, news: LayerCame) -> None:
+        came(self, holding, LayerCame(news.plan, news.layer + 1))
 
     patch.setattr(Member, "_layer_came", broken)
+
+
+def draining_instances_pass_requests_to_each_other(patch: pytest.MonkeyPatch) -> None:
+    takers = Drains._takers
+
+    def broken(self: Drains, instance: Instance) -> tuple[Taker, ...]:
+        others = [other for other in self._fleet.draining.values() if other is not instance]
+        near = [Taker(other.partner) for other in others if other.part == instance.part]
+        return (*takers(self, instance), *near)
+
+    patch.setattr(Drains, "_takers", broken)
+
+
+def resumed_instances_pass_on_what_they_get(patch: pytest.MonkeyPatch) -> None:
+    decide = Drains.decide
+
+    def broken(self: Drains) -> list[ChangeDuty]:
+        return [order for order in decide(self) if order.duty.drains_to]
+
+    patch.setattr(Drains, "decide", broken)
+
+
+def instances_get_all_that_waits(patch: pytest.MonkeyPatch) -> None:
+    """As with early binding, but without its bound."""
+    patch.setattr(RouteRow, "fits", lambda self, tokens: self.room > 0)
+
+
+def what_is_computed_counts_twice(patch: pytest.MonkeyPatch) -> None:
+    """The router takes what was begun off what is left of it, as reported."""
+
+    def broken(self: Outstanding) -> int:
+        return max(self.unstarted_tokens - 2 * self.begun_tokens, 0)
+
+    patch.setattr(Outstanding, "uncomputed_tokens", property(broken))
 
 
 class Mutation(NamedTuple):
@@ -443,11 +513,16 @@ class Mutation(NamedTuple):
 MUTATIONS = [
     Mutation(requests_are_served_by_order_of_arrival, "another one gets one turn at most", 9),
     Mutation(weights_are_not_heeded, "another one gets one turn at most", 2),
-    Mutation(attempts_are_not_checked, "after its last attempt|one attempt at a time", 24),
+    Mutation(attempts_are_not_checked, "after its last attempt|one attempt at a time", 4),
+    Mutation(instances_get_all_that_waits, "gets what it computes next", 0),
+    Mutation(what_is_computed_counts_twice, "gets what it computes next", 0),
     Mutation(attempts_are_not_counted, "attempts grow", 0),
     Mutation(draining_instances_are_released_early, "with requests is not released", 7),
-    Mutation(the_last_copy_may_go, "the last copy is kept", 44),
-    Mutation(copies_that_are_read_may_go, "a copy that is read from is kept", 7),
+    Mutation(the_last_copy_may_go, "the last copy is kept", 10),
+    Mutation(copies_that_are_read_may_go, "a copy that is read from is kept", 36),
+    Mutation(spares_stay_where_others_come, "a worker is in one instance", 7),
+    Mutation(spares_of_withdrawn_models_stay, "were withdrawn and are not gone", 51),
+    Mutation(orders_do_not_name_the_spare, "a worker is in one instance", 15),
     Mutation(changed_limits_are_not_heeded, "comes to its least number of instances", 13),
     Mutation(losses_are_not_noticed, "only living members get orders|senders are alive", 1),
     Mutation(nobody_asks_to_be_woken, "every request ends", 14),
@@ -465,7 +540,7 @@ MUTATIONS = [
     Mutation(models_with_instances_are_given_up, "requests of a model with instances wait", 157),
     Mutation(the_first_failed_load_is_the_last, "given up after failed loads", 1),
     Mutation(given_back_counts_as_lost, "after its last attempt is lost", 5),
-    Mutation(attempts_of_earlier_lives_count_as_lost, "after its last attempt is lost", 20),
+    Mutation(attempts_of_earlier_lives_count_as_lost, "after its last attempt is lost", 86),
     Mutation(loads_that_fail_together_count_each, "given up after failed loads", 157),
     Mutation(models_go_with_their_requests, "a model with requests stays", 120),
     Mutation(clients_below_their_share_are_refused, "a request fails that need not", 38),
@@ -479,13 +554,15 @@ MUTATIONS = [
     Mutation(copies_of_the_lost_count, "every request ends", 0),
     Mutation(plans_leave_the_last_chunk_out, "every request ends|every order is answered", 0),
     Mutation(repairs_go_in_circles, "every request ends|every order is answered", 32),
-    Mutation(failed_copies_keep_their_readers, "every request ends|every order is answered", 191),
+    Mutation(failed_copies_keep_their_readers, "every request ends|every order is answered", 252),
     Mutation(receivers_are_asked_to_feed_themselves, "nobody feeds itself", 0),
     Mutation(silence_is_not_noticed, "silence is noticed in time", 0),
     Mutation(members_are_given_up_early, "only the silent are given up", 0),
     Mutation(arenas_seem_endless, "holdings fit their member's memory", 7),
     Mutation(layers_are_told_before_they_are_there, "a layer counts when it is whole", 0),
     Mutation(requests_go_to_any_rank, "rank 0 gets the requests", 0),
+    Mutation(draining_instances_pass_requests_to_each_other, "takers are whole and stay", 10),
+    Mutation(resumed_instances_pass_on_what_they_get, "instances that serve keep", 10),
 ]
 
 

@@ -12,6 +12,7 @@ from effort import examples
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.work import RunWork
+from livescale.load.traces import TraceRow
 from livescale.report.usage import usage_by_model
 from livescale.sim.pools.capacity import (
     CapacityError,
@@ -35,7 +36,6 @@ from livescale.sim.pools.configs import (
 from livescale.sim.pools.runs import fit_rows
 from livescale.sim.pools.systems import SYSTEMS, find_system
 from livescale.telemetry.history.reading import read_history
-from livescale.traces import TraceRow
 
 # -- pools ----------------------------------------------------------------------------------------
 

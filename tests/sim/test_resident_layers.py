@@ -12,7 +12,8 @@ from worlds import MS, Row
 
 from livescale.messages.events import FirstByteArrived, LayerArrived
 from livescale.sim.config import SimConfig
-from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.run_notes import SimResult
+from livescale.sim.simulate import simulate
 from livescale.telemetry.record import AnyLine, StepLine, TrafficLine, read_record
 from livescale.types import HoldingId, Outcome
 
@@ -28,7 +29,11 @@ def config(live_order: str, resident_bytes: int) -> SimConfig:
         msgspec.structs.replace(device, arena_bytes=size_bytes + resident_bytes)
         for device in plain.devices
     )
-    return msgspec.structs.replace(plain, devices=devices, resident_bytes=resident_bytes)
+    # Warm spares would keep everything.
+    cold = msgspec.structs.replace(plain.controller, warm_spares="off")
+    return msgspec.structs.replace(
+        plain, controller=cold, devices=devices, resident_bytes=resident_bytes
+    )
 
 
 def two_bursts(live_order: str, resident_bytes: int) -> tuple[SimResult, list[AnyLine]]:

@@ -16,7 +16,8 @@ from livescale.latency.work import LinearLatency
 from livescale.messages.events import InstanceReported
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.run_notes import SimResult
+from livescale.sim.simulate import simulate
 from livescale.telemetry.record import ScaleLine, StepLine, read_record
 from livescale.types import Outcome
 

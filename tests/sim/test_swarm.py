@@ -10,7 +10,7 @@ import pytest
 
 from effort import examples, mostly_long
 from livescale.cli.main import main
-from livescale.sim.simulate import SimResult
+from livescale.sim.run_notes import SimResult
 from livescale.sim.swarm.fabrics import with_fabric
 from livescale.sim.swarm.seeds import draw_narrow_world, draw_world, run_seed, run_world
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world

@@ -29,7 +29,8 @@ def test_an_ideal_system_loads_at_once_and_a_fixed_delay_takes_its_time() -> Non
 
 def test_systems_differ_in_loading_alone() -> None:
     """The same policy, the same first decision."""
-    plays = [play(name) for name in SYSTEMS if not SYSTEMS[name].is_fixed]
+    ours = [system for system in SYSTEMS.values() if not system.is_fixed and system.aim is None]
+    plays = [play(system.name) for system in ours]
     # They are written down when they are over.
     first = [min(played.grown, key=lambda line: line.decided_ns) for played in plays]
     assert len({(line.from_instances, line.to_instances, line.reason) for line in first}) == 1
@@ -59,7 +60,7 @@ def test_every_host_has_every_model_and_storage_is_not_read_again() -> None:
     assert played.loads
     for _, load in played.loads:
         assert load.upstream == names[str(load.worker)]
-    counted = {"devices": 0, "host_memory": len(played.loads), "storage": 0}
+    counted = {"devices": 0, "host_memory": len(played.loads), "storage": 0, "spares": 0}
     assert played.run.loads_from() == counted
 
 
@@ -149,6 +150,17 @@ def test_a_delay_is_read_exactly(whole: int, unit: str, fraction: str) -> None:
     assert found.load_ns == exact
 
 
+def test_an_aim_for_the_ttft_decides_where_bounds_did() -> None:
+    """What asked for instances is the aim; half of it as an aim never asks for fewer at once."""
+    needs = []
+    for name in ("livescale-slo", "livescale-slo:225ms"):
+        lines = [line for line in play(name).grown if line.reason == "ttft_aim"]
+        assert lines
+        assert all(line.values["load_ms"] < 2_000 for line in lines)
+        needs.append(lines[0].values["at_least"])
+    assert needs[0] < needs[1]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -156,7 +168,11 @@ def test_a_delay_is_read_exactly(whole: int, unit: str, fraction: str) -> None:
         ("quart", "there is no strategy 'quart'"),
         ("fixed-delay:soon", "write a time"),
         ("fixed:0", "write a number of instances"),
-        ("tree:3", "only fixed-delay:TIME and fixed:N"),
+        ("fixed:auto=fixed-full", "fixed-full is fixed itself"),
+        ("fixed:auto=nothing", "there is no strategy 'nothing'"),
+        ("tree:3", "only fixed-delay:TIME, livescale-slo:TIME and fixed:N"),
+        ("livescale-slo:fast", "write a time"),
+        ("livescale-slo:0s", "the aim is longer than no time"),
     ],
 )
 def test_what_is_no_system_is_said(name: str, words: str) -> None:

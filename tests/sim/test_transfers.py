@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.clusters.topology import Device, Topology
 from livescale.member import inputs
 from livescale.sim.clock import Clock
 from livescale.sim.links.feeding import all_chunks, bytes_in, pieces_of
 from livescale.sim.links.transfers import Transfers
-from livescale.topology import Device, Topology
 from livescale.types import FromStorage, FromWorker, WorkerRef
 
 W = [WorkerRef(number) for number in range(6)]
@@ -126,7 +126,7 @@ def test_a_lost_member_fails_those_it_feeds_and_they_go_on_elsewhere() -> None:
     scene.transfers.node_gone(W[2])
     assert scene.members[W[3]].failed == [(W[2], False)]
     assert scene.members[W[1]].failed == []
-    scene.transfers.amend(1, W[3], (Feed(FromWorker(W[1]), GRID.all()),))
+    scene.transfers.amend((W[3], "m", 0), (Feed(FromWorker(W[1]), GRID.all()),))
     scene.run()
     # Layer 0 was there already and is not sent again.
     assert scene.arrivals(3) == [1200, 1750, 3250]
@@ -142,7 +142,7 @@ def test_a_feed_that_stays_goes_on_when_another_is_replaced() -> None:
     scene.load(2, kept, Feed(FromWorker(W[1]), (halves[1],)))
     scene.run(until_ns=100)
     scene.transfers.drop((W[1], "m", 0))
-    scene.transfers.amend(1, W[2], (kept, Feed(FromStorage(), (halves[1],))))
+    scene.transfers.amend((W[2], "m", 0), (kept, Feed(FromStorage(), (halves[1],))))
     scene.run()
     assert scene.arrivals(2) == [600, 800, 1600]
 

@@ -12,15 +12,16 @@ import pytest
 from pool_plays import CLUSTER, MODEL, MS, S, cluster
 from worlds import MIB, Row, make_config, make_model
 
-from livescale.config import PoolConfig
+from livescale.config.pool import PoolConfig
+from livescale.load.traces import TraceRow
 from livescale.policies import ModelPolicy
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
-from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.run_notes import SimResult
+from livescale.sim.simulate import simulate
 from livescale.telemetry.record import RequestLine, ScaleLine
-from livescale.traces import TraceRow
 from livescale.types import Outcome
 
 SPEC = make_model("m", 8, 4 * MIB)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.clusters.topology import Device, Host
 from livescale.control.config import ControllerConfig
 from livescale.messages.commands import AnyCommand, Drain, StartHolding
 from livescale.messages.events import (
@@ -20,10 +21,9 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import Duty, Pairing
 from livescale.policies import ModelPolicy
+from livescale.routes import Duty, Partner
 from livescale.telemetry.history.follower import Follower
-from livescale.topology import Device, Host
 from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, WorkerRef, agent_ref
 
 LAYERS = 3
@@ -32,7 +32,7 @@ DEVICE = Device("cpu", "host", "leaf", 1000, 1000)
 HOST = Host("host", "leaf", 1000)
 FEEDS = (Feed(FromStorage(), (ChunkRange(0, LAYERS),)),)
 MEMBERS = (*(WorkerRef(number) for number in range(4)), agent_ref(0))
-PAIRING = Pairing("zigzag", WorkerRef(9), 9)
+PARTNER = Partner(9, WorkerRef(9))
 
 #: a member, what happens there, and how many layers are there
 happenings = st.lists(
@@ -63,10 +63,13 @@ def joined(member: WorkerRef, *held: HoldingReport) -> AnyEvent:
 
 
 def order(
-    plan: int, member: WorkerRef, feeds: tuple[Feed, ...] = FEEDS, pairing: Pairing | None = None
+    plan: int, member: WorkerRef, feeds: tuple[Feed, ...] = FEEDS, *, is_live: bool = False
 ) -> StartHolding:
     """The order for a member, of which a worker's makes an instance with the plan's number."""
-    duty = None if member.is_agent else Duty(plan, (member,), pairing=pairing)
+    live_order, gives_to = ("zigzag", (PARTNER,)) if is_live else (None, ())
+    duty = Duty(plan, (member,), live_order=live_order, gives_to=gives_to)
+    if member.is_agent:
+        duty = None
     return StartHolding(
         HoldingId(plan, member), "m", LayerSpan(0, LAYERS), feeds, 1, duty=duty, reason="why"
     )
@@ -77,15 +80,15 @@ def test_members_join_with_what_they_hold_and_what_drains_is_drained() -> None:
     follower = begun()
     tell(follower, joined(agent), *(joined(member) for member in MEMBERS[:4]))
     tell(follower, joined(WorkerRef(7)), order(7, WorkerRef(7)), WorkerLost(WorkerRef(7), "gone"))
-    tell(follower, order(1, whole, pairing=PAIRING), order(2, live, pairing=PAIRING))
-    tell(follower, order(3, early, pairing=PAIRING), order(4, agent))
+    tell(follower, order(1, whole, is_live=True), order(2, live, is_live=True))
+    tell(follower, order(3, early, is_live=True), order(4, agent))
     tell(follower, LiveStarted(HoldingId(1, whole)), HoldingCompleted(HoldingId(1, whole), 3))
     tell(follower, LiveStarted(HoldingId(2, live)), LayerArrived(HoldingId(2, live), 1, 2))
     tell(follower, LayerArrived(HoldingId(4, agent), 0, 1), Drain(1))
     assert follower.opening() == (
         [
             joined(whole, HoldingReport(order(1, whole, ()), LAYERS, is_whole=True)),
-            joined(live, HoldingReport(order(2, live, (), PAIRING), 2, is_whole=False)),
+            joined(live, HoldingReport(order(2, live, (), is_live=True), 2, is_whole=False)),
             joined(early, HoldingReport(order(3, early, ()), 0, is_whole=False)),
             joined(empty),
             joined(agent, HoldingReport(order(4, agent, ()), 1, is_whole=False)),
@@ -112,7 +115,7 @@ def test_who_reads_an_opening_alone_would_open_with_the_same(
             tell(follower, joined(member))
         elif holding is None:
             held[member] = HoldingId(plan, member)
-            tell(follower, order(plan, member, pairing=PAIRING if plan % 2 else None))
+            tell(follower, order(plan, member, is_live=plan % 2 == 1))
         elif what in ("failed", "dropped"):
             held[member] = None
             is_failed = what == "failed"

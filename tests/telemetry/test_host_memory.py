@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.clusters.topology import Host
 from livescale.control.config import ControllerConfig
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import (
@@ -20,9 +21,8 @@ from livescale.messages.events import (
 )
 from livescale.policies import ModelPolicy
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.host_memory import HostCopyUse, host_copy_use
 from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
-from livescale.topology import Host
+from livescale.telemetry.timeline import HostCopyUse, host_copy_use
 from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, agent_ref
 
 H = [agent_ref(number) for number in range(3)]

@@ -18,10 +18,11 @@ from effort import examples, mostly_long
 from livescale.batching.batcher import BatcherConfig
 from livescale.chunks import ChunkRange, Feed
 from livescale.cli.main import main
-from livescale.interpreter import module_words
+from livescale.common.interpreter import module_words
 from livescale.member.effects import Effect
 from livescale.member.inputs import FirstByteCame, RunEnded
 from livescale.policies import ModelPolicy
+from livescale.sim import member as member_module
 from livescale.sim.swarm.seeds import draw_world, run_world
 from livescale.telemetry.member_record import (
     MemberLine,
@@ -46,7 +47,9 @@ def record_seed(seed: int, folder: Path) -> list[Path]:
         sinks[ref] = io.BytesIO()
         return RecordedMember(sinks[ref], ref, *rest, **more)
 
-    run_world(draw_world(seed), make_member=make)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(member_module, "Member", make)
+        run_world(draw_world(seed))
     files = []
     for ref, sink in sinks.items():
         files.append(folder / f"{ref}.jsonl")
@@ -185,7 +188,7 @@ def test_an_unfinished_last_line_is_left_out(busiest: list[bytes], tmp_path: Pat
         (b"", "the record has no run line"),
         (b'{"kind":"member"', "the record has no run line"),
         (b'{"kind":"member","version":9}\n', "version 9 of member records; this program reads"),
-        (b'{"kind":"member","version":2}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
+        (b'{"kind":"member","version":5}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
         (b"what\n", "jsonl:1: not a line of a record"),
     ],
 )

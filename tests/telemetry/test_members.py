@@ -14,17 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
+from livescale.clusters.topology import Host
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import simulate
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.host_memory import copies_over_time
 from livescale.telemetry.record import AnyLine, RunLine, StepLine, read_record, write_record
 from livescale.telemetry.record_parts import part_path
 from livescale.telemetry.replay import ReplayError, replay
-from livescale.telemetry.timeline import instances_over_time
-from livescale.topology import Host
+from livescale.telemetry.timeline import copies_over_time, instances_over_time
 
 _S = 1_000_000_000
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.clusters.topology import Device
 from livescale.control.config import ControllerConfig
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import Tick, WorkerJoined
-from livescale.plans import Duty
 from livescale.policies import ModelPolicy
+from livescale.routes import Duty
 from livescale.telemetry.record import (
     RECORD_VERSION,
     AnyLine,
@@ -24,7 +25,6 @@ from livescale.telemetry.record import (
     write_record,
 )
 from livescale.telemetry.record_parts import RecordError
-from livescale.topology import Device
 from livescale.types import (
     FromWorker,
     HoldingId,

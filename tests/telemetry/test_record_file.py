@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
+from livescale.clusters.topology import Device
 from livescale.control.config import ControllerConfig
 from livescale.messages.events import Tick, WorkerJoined
 from livescale.policies import ModelPolicy
@@ -32,7 +33,6 @@ from livescale.telemetry.record import (
 )
 from livescale.telemetry.record_file import RecordClaim, RecordFile, create_record
 from livescale.telemetry.record_parts import RecordError, part_path, parts_of, record_name
-from livescale.topology import Device
 from livescale.types import ModelSpec, WorkerRef
 
 CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1, 2, 3), 1, 10), 1, 2),), 2)

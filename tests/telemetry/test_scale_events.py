@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.clusters.topology import Device
 from livescale.messages.commands import (
     AmendHolding,
     AnyCommand,
@@ -32,11 +33,11 @@ from livescale.messages.events import (
     WorkerJoined,
     WorkerLost,
 )
-from livescale.plans import Duty, Pairing, PlannedLoad, ScalePlan
+from livescale.plans import PlannedLoad, ScalePlan
+from livescale.routes import Duty, Partner
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.record import ScaleLine
 from livescale.telemetry.scale_events import ScaleTracker
-from livescale.topology import Device
 from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, Role, WorkerRef
 
 W0, W1 = WorkerRef(0), WorkerRef(1)
@@ -88,14 +89,15 @@ def test_a_scale_up_is_finished_by_its_first_token() -> None:
 
 def test_a_live_instance_tells_how_it_worked_and_when_it_first_helped() -> None:
     story = Story()
-    paired = Paired(2, Pairing("zigzag", W1, 7), "helps instance 7, sends no parameters on")
+    reason = "helps instance 7, sends no parameters on"
+    paired = Paired(2, "zigzag", (Partner(7, W1),), reason)
     decided, planned, start = UP
     story.step(decided, planned, paired, start)
     story.step(LiveStarted(HELD))
     story.step(FirstByteArrived(HELD))
     story.step(LayerArrived(HELD, 0, 1))
     for _ in range(2):
-        story.step(BatchTaken(7, W1, 2, (("r", 1),), 1, 10, 100, 5))
+        story.step(BatchTaken(7, W1, 2, (("r", 1, 1),), 1, 10, 100, 5))
     assert story.step(reported(1)) == [], "its load is not over"
     (line,) = story.step(HoldingCompleted(HELD, 100))
     (load,) = line.loads

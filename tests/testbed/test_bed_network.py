@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from bed_streams import bytes_per_s, is_reached
 
+from livescale.clusters.topology import Direction
 from livescale.testbed.bed import Testbed
 from livescale.testbed.commands import existing_testbeds, namespaces, remove_leftovers
 from livescale.testbed.spec import NetworkSpec, TestbedError
-from livescale.topology import Direction
 from livescale.types import WorkerRef, agent_ref
 
 pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("network_namespaces")]
@@ -129,7 +129,7 @@ def test_control_is_a_network_of_its_own(testbed: Testbed) -> None:
 
 
 def test_topology_tells_measured_rates_and_where_everybody_is(testbed: Testbed) -> None:
-    shape = testbed.topology(arena_bytes=1 << 20)
+    shape = testbed.topology()
     assert len(shape.devices) == 8
     assert list(shape.agents) == [agent_ref(number) for number in range(4)]
     assert shape.leaves.keys() == {"leaf0", "leaf1"}

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from transfer_world import WAIT_S, World, total_bytes, write_model
 
-from livescale.config_reading import load_config
-from livescale.settings import ConfigError
+from livescale.common.settings import ConfigError
+from livescale.config.reading import load_config
 from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import ChannelClosedError, WritePermit
 from livescale.transfer.data_plane import DataPlane

@@ -1,7 +1,7 @@
 """Continuous batching: which positions of which requests one instance computes next.
 
-An instance is three verbs: `batcher.next_run()` -> `executor.run(run, hidden)` ->
-`batcher.commit(run, token_ids)`. The same Batcher runs in the workers and in the simulator. It
+An instance is three verbs: `batcher.next()` -> `executor.run(run, hidden)` ->
+`batcher.done(run, token_ids)`. The same Batcher runs in the workers and in the simulator. It
 knows token ids, positions and block ids; it must not know time, tensors or sockets.
 
 Requests are admitted first come, first served (`lines.py`, `kv_room.py`). In a Run requests
@@ -24,10 +24,11 @@ from livescale.batching.choosing import choose_segments
 from livescale.batching.held import HeldSequences
 from livescale.batching.kv_room import KvRoom
 from livescale.batching.lines import Lines
-from livescale.batching.run import Emission, EmittedTokens, Run, Segment, SequenceSpec
+from livescale.batching.run import EmittedTokens, Run, Segment, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.batching.stretches import advance, all_stay, steps_ahead
-from livescale.types import LayerSpan, RequestId
+from livescale.messages.events import InstanceReported
+from livescale.types import InstanceId, LayerSpan, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Batcher:
         self.span = span
         self.pool = BlockPool(config.kv_blocks, config.block_tokens)
         self.lines = Lines()
-        #: parts of live batches, computed by other Runs than `next_run`'s
+        #: parts of live batches, computed by other Runs than `next`'s
         self.held = HeldSequences(self.pool, self.lines)
         self.room = KvRoom(
             pool=self.pool,
@@ -131,7 +132,7 @@ class Batcher:
 
     # -- the three verbs --------------------------------------------------------------------
 
-    def next_run(self, steps_max: int = 1, *, admits: bool = True) -> Run | None:
+    def next(self, steps_max: int = 1, *, admits: bool = True) -> Run | None:
         """The next Run, or None when nothing is here. It must be committed before the next.
 
         Without `admits` waiting requests go on waiting: a live batch that is older comes first.
@@ -171,21 +172,16 @@ class Batcher:
         self._in_flight = Run(run.id, run.span, run.segments, steps)
         return self._in_flight
 
-    def commit(self, run: Run, token_ids: list[int]) -> list[Emission]:
-        """Take the Run's result: one token per sampling segment, in segment order.
+    def done(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
+        """Take the Run's result: per sampling segment, in segment order, one token per step.
 
         Every layer has written the Run's positions, so the blocks that it filled are found by
         requests that begin alike.
         """
-        emitted = self.commit_steps(run, [(token_id,) for token_id in token_ids])
-        return [tokens.single for tokens in emitted]
-
-    def commit_steps(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
-        """As `commit`, for a Run of any number of steps: per sampling segment a token per step."""
         assert run is self._in_flight, f"{self!r}: run {run.id} is not in flight"
-        sampling = sum(segment.samples for segment in run.segments)
+        sampling = sum([segment.samples for segment in run.segments])
         assert sampling == len(token_ids), f"{len(token_ids)} tokens for {sampling}"
-        assert all(len(tokens) == run.steps for tokens in token_ids), f"not {run.steps} steps"
+        assert {*map(len, token_ids)} <= {run.steps}, f"not {run.steps} steps"
         self._in_flight = None
         if run.steps > 1:
             advance(self.pool, [self._sequence_of(s) for s in run.segments], token_ids)
@@ -196,10 +192,12 @@ class Batcher:
             tokens = next(sampled) if segment.samples else ()
             sequence = self._sequence_of(segment)
             sequence.write(self.pool, len(segment.token_ids))
-            if self._leaving.pop((segment.request, segment.attempt), None) is not None:
+            leaving = (segment.request, segment.attempt) if self._leaving else None
+            if leaving is not None and self._leaving.pop(leaving, None) is not None:
                 self.pool.release(sequence.block_table)
             elif tokens:
                 emitted.append(sequence.emit(tokens))
+                self.lines.start(sequence)
                 self.emitted_tokens += 1
                 if emitted[-1].finish_reason is not None:
                     self._retire(sequence)
@@ -233,6 +231,7 @@ class Batcher:
         """
         sequence.computed = sequence.known_tokens
         emitted = sequence.emit(token_ids)
+        self.lines.start(sequence)
         self.emitted_tokens += 1
         if emitted.finish_reason is not None:
             self.held.drop(sequence)
@@ -242,12 +241,12 @@ class Batcher:
 
     @property
     def has_work(self) -> bool:
-        """Something for `next_run` is here, or in flight."""
+        """Something for `next` is here, or in flight."""
         return bool(self.lines.waiting or self.lines.running or self._leaving)
 
     @property
     def running(self) -> int:
-        """Requests that were started and have blocks here, held ones included."""
+        """Requests that were admitted and have blocks here, held ones included."""
         return len(self.lines.running) + len(self.held) + len(self._leaving)
 
     @property
@@ -265,6 +264,30 @@ class Batcher:
         """Prompt tokens that are here and not yet computed, those of preempted requests again."""
         held = (s.prefill_tokens - s.computed for s in self.held if not s.is_elsewhere)
         return self.lines.queued_prefill_tokens + sum(max(count, 0) for count in held)
+
+    def report(
+        self, instance: InstanceId, handovers: int, prefill_tokens: int = 0, prefill_ns: int = 0
+    ) -> InstanceReported:
+        """The load now. What was admitted and started since the last report is in this one."""
+        return InstanceReported(
+            instance=instance,
+            admitted=self.lines.take_admitted(),
+            started=self.lines.take_started(),
+            running=self.running,
+            queued_prefill_tokens=self.queued_prefill_tokens,
+            begun_prompt_tokens=self.lines.begun_prompt_tokens,
+            kv_blocks_used=self.pool.used,
+            kv_blocks=self.pool.blocks,
+            emitted_tokens=self.emitted_tokens,
+            left_out=self.left_out,
+            kv_blocks_kept=self.room.growth_blocks,
+            preemptions=self.room.preemptions,
+            prefix_lookup_tokens=self.room.prefix_lookup_tokens,
+            reused_tokens=self.room.reused_tokens,
+            handovers=handovers,
+            prefill_tokens=prefill_tokens,
+            prefill_ns=prefill_ns,
+        )
 
     def requests(self) -> tuple[tuple[RequestId, int], ...]:
         """(request, attempt) of everything here, waiting or running."""
@@ -295,8 +318,11 @@ class Batcher:
 
     def _sequence_of(self, segment: Segment) -> SequenceState:
         """Whose segment of the Run in flight it is."""
-        leaving = self._leaving.get((segment.request, segment.attempt))
-        return leaving or self.lines.running[segment.request]
+        if self._leaving:
+            leaving = self._leaving.get((segment.request, segment.attempt))
+            if leaving is not None:
+                return leaving
+        return self.lines.running[segment.request]
 
     def _retire(self, sequence: SequenceState) -> None:
         del self.lines.running[sequence.spec.request]

@@ -48,7 +48,7 @@ class HeldSequences:
             sequence.block_table = tuple(self._pool.take() for _ in range(count))
         sequence.was_held = True
         self._held[key] = sequence
-        self._lines.start(sequence)
+        self._lines.admit(sequence)
 
     def arrive(self, spec: SequenceSpec, block_table: tuple[int, ...]) -> SequenceState:
         """A request that is computed elsewhere so far; its blocks were reserved."""

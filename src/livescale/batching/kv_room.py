@@ -76,8 +76,8 @@ class KvRoom:
         """Blocks that it lacks for its growth."""
         if sequence.is_elsewhere:
             return 0
-        most = self._blocks([(sequence.known_tokens, sequence.tokens_max)])
-        return most - len(sequence.block_table)
+        most = min(sequence.known_tokens + self._growth_tokens, sequence.tokens_max)
+        return self._pool.blocks_for(most) - len(sequence.block_table)
 
     def _growing(self) -> int:
         """Blocks that all lack for their growth."""
@@ -148,9 +148,9 @@ class KvRoom:
             growing += self._growth(sequence)
             self.prefix_lookup_tokens += sequence.known_tokens
             self.reused_tokens += sequence.computed
-            if not sequence.is_started:  # later it finds what it has written itself
+            if not sequence.is_admitted:  # later it finds what it has written itself
                 sequence.cached_tokens = sequence.computed
-            lines.start(sequence)
+            lines.admit(sequence)
 
     def reuse(self, sequence: SequenceState) -> None:
         """Blocks that others have written since the prompt was admitted are not computed again."""
@@ -182,7 +182,8 @@ class KvRoom:
         full = sequence.computed // pool.block_tokens
         # From scratch: the kept keys could be those of other tokens.
         fresh = SequenceState.of(sequence.spec, 0, pool.block_tokens)
-        fresh.generated = sequence.generated
+        fresh.learn(sequence.generated[fresh.known_tokens - len(sequence.spec.prompt_ids) :])
+        assert fresh.known_tokens == sequence.known_tokens, request
         for number, block in enumerate(table):
             if number < full:
                 assert pool.key_of(block) in (None, fresh.key(number)), request

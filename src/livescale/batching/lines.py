@@ -17,7 +17,8 @@ class Lines:
         self.running: OrderedDict[RequestId, SequenceState] = OrderedDict()
         #: requests that ever arrived: the order of the last one
         self.arrivals = 0
-        #: (request, attempt) pairs first admitted since `take_started` was last called
+        #: (request, attempt) pairs since the last call of `take_admitted`, and of `take_started`
+        self._admitted: list[tuple[RequestId, int]] = []
         self._started: list[tuple[RequestId, int]] = []
 
     def find(self, request: RequestId) -> SequenceState | None:
@@ -39,7 +40,8 @@ class Lines:
     def queued_prefill_tokens(self) -> int:
         """Prompt tokens in both lines that are not computed, those of preempted requests again."""
         sequences = (*self.waiting.values(), *self.running.values())
-        return sum(max(s.prefill_tokens - s.computed, 0) for s in sequences)
+        left = [sequence.prefill_tokens - sequence.computed for sequence in sequences]
+        return sum(tokens for tokens in left if tokens > 0)
 
     def run(self, sequence: SequenceState) -> None:
         """It runs, behind those that arrived before it: a held one may have overtaken others."""
@@ -67,14 +69,31 @@ class Lines:
         for request in reversed((*earlier, sequence.spec.request)):
             self.waiting.move_to_end(request, last=False)
 
-    def start(self, sequence: SequenceState) -> None:
+    @property
+    def begun_prompt_tokens(self) -> int:
+        """Prompt tokens that are computed, of requests that have emitted no token here."""
+        sequences = (s for s in self.running.values() if not s.is_started)
+        return sum(min(s.computed, len(s.spec.prompt_ids)) for s in sequences)
+
+    def admit(self, sequence: SequenceState) -> None:
         """It has blocks, maybe for the first time."""
+        if not sequence.is_admitted:
+            sequence.is_admitted = True
+            self._admitted.append((sequence.spec.request, sequence.spec.attempt))
+
+    def start(self, sequence: SequenceState) -> None:
+        """It emits a token, maybe the first one here."""
         if not sequence.is_started:
             sequence.is_started = True
             self._started.append((sequence.spec.request, sequence.spec.attempt))
 
+    def take_admitted(self) -> tuple[tuple[RequestId, int], ...]:
+        """(request, attempt) pairs that first had blocks since the last call."""
+        admitted, self._admitted = tuple(self._admitted), []
+        return admitted
+
     def take_started(self) -> tuple[tuple[RequestId, int], ...]:
-        """(request, attempt) pairs first admitted since the last call."""
+        """(request, attempt) pairs that emitted their first token here since the last call."""
         started, self._started = tuple(self._started), []
         return started
 
@@ -88,7 +107,7 @@ class Lines:
             overtakes = first is not None and sequence.order > first.order
             was_held = sequence.was_held or (first is not None and first.was_held)
             assert was_held or not overtakes, "first come, first served"
-            assert sequence.is_started, request
+            assert sequence.is_admitted, request
             assert 0 <= sequence.computed < sequence.known_tokens, request
             assert len(sequence.generated) < sequence.spec.sampling.output_tokens_max, request
         for request, sequence in self.waiting.items():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from livescale.batching.live_messages import BatchKey
 from livescale.batching.live_order import Progress
-from livescale.batching.run import Run, Segment
+from livescale.batching.run import BatchKey, Run
 from livescale.batching.sequence import SequenceState
 from livescale.types import LayerSpan, RequestId, Value, WorkerRef
 
@@ -21,7 +20,7 @@ class LiveLimits(Value, frozen=True):
     A target keeps at most `batches_max` batches in its line. Requests form a batch up to
     `batch_tokens_max` tokens, fewer if one layer of them would take longer than `span_ns`; a longer
     prompt is one alone. A pulled batch runs for at most `span_ns` (and a sixteenth) at a time, but
-    for one layer at least: then messages are heard; three times as long while no pull is due. Live
+    for one layer at least: then messages come in; three times as long while no pull is due. Live
     Runs of `gap_ns` together may come between two decodes (0: three quarters of what a Run full of
     prompt tokens takes here: decodes wait that long without live scaling, too). `kv_layers_ahead`
     layers' KV are asked for at once. A partner that does not answer for `answer_ns` is given up. Of
@@ -100,7 +99,7 @@ class LiveBatch:
 
     @property
     def is_over(self) -> bool:
-        """Nobody waits for any of it."""
+        """No instance waits for any of it."""
         return len(self.cancelled) == len(self.sequences)
 
     def hand(self) -> None:
@@ -111,12 +110,12 @@ class LiveBatch:
 
     def kv_places(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Per request that was handed over: its positions, and its block table here. A request that
-        has ended meanwhile has none: its KV comes, and nobody wants it."""
+        has ended meanwhile has none: its KV comes, and is not wanted."""
         return tuple((tokens, sequence.block_table) for sequence, tokens in self.handed)
 
-    def progress(self, is_running: bool) -> Progress:
-        """As a live order sees it."""
-        return Progress(self.layers_done, self.had_turn, is_running)
+    def progress(self) -> Progress:
+        """As a live order sees it: between two Runs."""
+        return Progress(self.layers_done, self.had_turn)
 
     def span(self, count: int, layers: int) -> LayerSpan:
         """The model's layers that `count` more decoder layers are, of `layers` in all: the
@@ -128,19 +127,5 @@ class LiveBatch:
     def choose(self, number: int, span: LayerSpan, *, samples: bool) -> Run:
         """All known tokens of its requests over these layers, next; `samples` with the head."""
         self.chosen_layers += span.stop - span.start
-        return Run(number, span, tuple(_segment(s, samples) for s in self.sequences))
-
-
-def _segment(sequence: SequenceState, samples: bool) -> Segment:
-    spec = sequence.spec
-    return Segment(
-        request=spec.request,
-        attempt=spec.attempt,
-        first_position=0,
-        token_ids=sequence.token_ids(0, sequence.known_tokens),
-        block_table=sequence.block_table,
-        samples=samples,
-        sampling=spec.sampling,
-        prompt_ids=spec.prompt_ids,
-        generated_ids=sequence.generated,
-    )
+        segments = tuple(s.segment(s.known_tokens, samples=samples) for s in self.sequences)
+        return Run(number, span, segments, batch=self.key)

@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch
-from livescale.batching.live_messages import BatchKey, Gone, Handover, KvLayer, LiveMessage, Settled
+from livescale.batching.live_messages import (
+    Gone,
+    Handover,
+    KvLayer,
+    LiveMessage,
+    Offer,
+    Settled,
+)
+from livescale.batching.run import BatchKey
 from livescale.batching.sequence import SequenceState
 from livescale.types import InstanceId, WorkerRef
 
@@ -20,9 +28,10 @@ class LiveBatches:
     settled; `taken` were taken over and have not ended, in the order of their coming."""
 
     def __init__(self, batcher: Batcher, instance: InstanceId) -> None:
+        self.batcher = batcher
+        self.instance = instance
         self._held = batcher.held
         self._stop = batcher.span.stop
-        self._instance = instance
         self.line: list[LiveBatch] = []
         self.given: dict[BatchKey, LiveBatch] = {}
         self.taken: dict[BatchKey, LiveBatch] = {}
@@ -36,20 +45,10 @@ class LiveBatches:
     def next_key(self) -> BatchKey:
         """Names the next batch that leaves or may leave this instance."""
         self._batches += 1
-        return BatchKey(self._instance, self._batches)
+        return BatchKey(self.instance, self._batches)
 
     def in_line(self, key: BatchKey) -> LiveBatch | None:
         return next((batch for batch in self.line if batch.key == key), None)
-
-    def holds(self, key: BatchKey) -> bool:
-        """Rows or KV of this batch may still be wanted here."""
-        return any(batch.key == key for batch in self.everything())
-
-    def kv_places(self, key: BatchKey) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Of a batch that changes hands, in the order of a `KvLayer`'s bytes: positions of each
-        request, and its block table here (none: it has ended, what comes of it is not kept)."""
-        batch = self.given.get(key) or self.taken[key]
-        return batch.kv_places()
 
     # -- what becomes of them -------------------------------------------------------------------
 
@@ -70,6 +69,26 @@ class LiveBatches:
         self.given.pop(batch.key, None)
         if self.taken.pop(batch.key, None) is not None:
             self.settle(batch)
+
+    def cancel(self, sequence: SequenceState) -> bool:
+        """The request is not wanted any more. False if that was known."""
+        batch = next(batch for batch in self.everything() if sequence in batch.sequences)
+        if sequence.spec.request in batch.cancelled:
+            return False
+        # All layers are done, and it waits for its KV only.
+        if batch.next_layer == self._stop and batch.key in self.taken:
+            self._held.drop(sequence)
+            batch.sequences.remove(sequence)
+            self.join_if_complete(batch)
+        else:
+            batch.cancelled[sequence.spec.request] = None
+            self.end_if_over(batch)
+        return True
+
+    def end_if_over(self, batch: LiveBatch) -> None:
+        """No instance waits for any of it, and no Run in flight computes it."""
+        if batch.is_over and not batch.chosen_layers:
+            self.end(batch)
 
     def settle(self, batch: LiveBatch) -> None:
         """All of the batch that is wanted is here: where it was it may be forgotten."""
@@ -111,3 +130,12 @@ class LiveBatches:
         assert len(batched) == len(self._held), "a request is in two batches"
         numbers = [batch.key.number for batch in self.line]
         assert numbers == sorted(set(numbers)), "the line is in order"
+
+
+def offer_of(
+    key: BatchKey, taker: InstanceId, sequences: list[SequenceState], ahead_tokens: int = 0
+) -> Offer:
+    """The requests as they are offered; each may generate `ahead_tokens` more meanwhile."""
+    most = tuple(sequence.tokens_max for sequence in sequences)
+    known = tuple(min(s.known_tokens + ahead_tokens, s.tokens_max) for s in sequences)
+    return Offer(taker, key, known, most)

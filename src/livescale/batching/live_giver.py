@@ -9,13 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from livescale.batching import live_messages as messages
-from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch
-from livescale.batching.live_batches import LiveBatches
-from livescale.batching.live_messages import BatchKey, LiveMessage
+from livescale.batching.live_batches import LiveBatches, offer_of
+from livescale.batching.live_drainer import LiveDrainer
+from livescale.batching.live_messages import LiveMessage
+from livescale.batching.live_mover import LiveMover
 from livescale.batching.live_order import LiveOrder
-from livescale.batching.run import SequenceSpec
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.batching.sequence import SequenceState
+from livescale.routes import Partner
 from livescale.types import InstanceId, WorkerRef
 
 
@@ -24,16 +26,18 @@ class LiveGiver:
 
     def __init__(
         self,
-        batcher: Batcher,
         batches: LiveBatches,
-        instance: InstanceId,
         order: LiveOrder | None,
+        mover: LiveMover,
+        drainer: LiveDrainer,
     ) -> None:
-        self._held = batcher.held
+        self._held = batches.batcher.held
         self._batches = batches
-        self._instance = instance
-        self._layers = batcher.span.stop - 2
+        self._instance = batches.instance
+        self._layers = batches.batcher.span.stop - 2
         self._order = order
+        self._mover = mover
+        self._drainer = drainer
         #: instances that may pull, and what each was offered
         self._sources: dict[WorkerRef, InstanceId] = {}
         self._offered: dict[WorkerRef, dict[BatchKey, messages.Offer]] = {}
@@ -45,10 +49,10 @@ class LiveGiver:
         """No source pulls from here (any more)."""
         return not self._sources
 
-    def pair(self, source: WorkerRef, source_instance: InstanceId) -> None:
+    def pair(self, source: Partner) -> None:
         """This one may pull, too."""
-        self._sources[source] = source_instance
-        self._offered[source] = {}
+        self._sources[source.worker] = source.instance
+        self._offered[source.worker] = {}
 
     def part(self) -> None:
         """No source may pull any more."""
@@ -61,7 +65,7 @@ class LiveGiver:
         can run here."""
         assert self._order is not None
         line = [batch for batch in self._batches.line if not batch.stays]
-        progress = [batch.progress(False) for batch in line]
+        progress = [batch.progress() for batch in line]
         found = []
         while (index := self._order.source_pull(progress, loaded, self._layers)) is not None:
             found.append(line.pop(index))
@@ -85,31 +89,19 @@ class LiveGiver:
             self._offer_to(source, [batch for batch in batches if source not in batch.declined])
         return []
 
-    def hand_over(
-        self, batch: LiveBatch, peer: WorkerRef, now_ns: int, following_done: int = 0
-    ) -> None:
-        """Give a batch of held requests away."""
-        self._batches.given[batch.key] = batch
-        batch.hand()
-        batch.peer, batch.given_ns = peer, now_ns
-        self.handovers += 1
-        specs = tuple(map(_spec, batch.sequences))
-        cut, decoding = batch.next_layer, batch.decoding
-        handover = messages.Handover(batch.key, specs, cut, decoding, following_done)
-        self._batches.tell(peer, handover)
-
     # -- the source's messages ------------------------------------------------------------------
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, loaded: int, now_ns: int) -> bool:
         """False if it is not for a target, or not for this one."""
+        if isinstance(message, messages.Balance):
+            self._mover.balance(peer, message)
+            return True
         if isinstance(message, messages.Pull):
-            if message.batch.target == self._instance and peer in self._sources:
-                self._answer(peer, message, loaded, now_ns)
-            else:
-                self._batches.tell(peer, messages.Gone(message.batch))
+            self._answer(peer, message, loaded, now_ns)
             return True
         if isinstance(message, messages.Parted) and message.target in (self._instance, None):
             # It takes nothing any more: not what is on the way to it, either.
+            self._mover.leave(peer)
             self.give_up(peer)
             return True
         if not isinstance(message, messages.AboutGiven):
@@ -119,6 +111,7 @@ class LiveGiver:
             self._answer_late(peer, message)
         elif isinstance(message, messages.Declined):
             if not batch.is_taken:
+                self._drainer.leave(peer)
                 self._take_back(batch)
         elif isinstance(message, messages.Taken):
             batch.is_taken = True
@@ -128,6 +121,9 @@ class LiveGiver:
             if 1 <= message.layer < min(batch.next_layer, self._layers + 1):
                 self._batches.tell(peer, messages.KvLayer(message.batch, message.layer))
         else:
+            if batch.decoding:
+                tokens = sum(tokens for _, tokens in batch.handed)
+                self._drainer.settled(tokens, now_ns - batch.given_ns)
             self._batches.end(batch)
         return True
 
@@ -135,6 +131,7 @@ class LiveGiver:
         """It pulls nothing any more. What it was given and has not taken is the target's again, and
         is finished here; of what it took, a lost one wants nothing."""
         self._leave(peer)
+        self._drainer.leave(peer)
         for batch in [batch for batch in self._batches.given.values() if batch.peer == peer]:
             if not batch.is_taken:
                 self._take_back(batch)
@@ -171,12 +168,33 @@ class LiveGiver:
 
     def _answer(self, peer: WorkerRef, pull: messages.Pull, loaded: int, now_ns: int) -> None:
         """Hand over what was asked for, unless it is not to be had any more."""
+        batch = None
+        if self._mover.offers(peer, pull.batch):
+            batch = self._mover.take_out(peer)
+        elif self._drainer.offers(peer, pull.batch):
+            batch = self._drainer.take_out(peer)
+        elif pull.batch.target == self._instance and peer in self._sources:
+            batch = self._take_out(peer, pull, loaded)
+        if batch is None:
+            self._batches.tell(peer, messages.Gone(pull.batch))
+            return
+        self._batches.given[batch.key] = batch
+        batch.hand()
+        batch.peer, batch.given_ns = peer, now_ns
+        self.handovers += 1
+        following = next(iter(self.pullable(loaded)), None) if not batch.decoding else None
+        following_done = following.layers_done if following is not None else 0
+        specs = tuple(map(_spec, batch.sequences))
+        cut, decoding = batch.next_layer, batch.decoding
+        handover = messages.Handover(batch.key, specs, cut, decoding, following_done)
+        self._batches.tell(peer, handover)
+
+    def _take_out(self, peer: WorkerRef, pull: messages.Pull, loaded: int) -> LiveBatch | None:
         batch = self._batches.in_line(pull.batch)
         # What it was offered before is answered: it may be offered anew.
         self._offered[peer].pop(pull.batch, None)
         if batch is None or batch.stays or not self.pullable(loaded):
-            self._batches.tell(peer, messages.Gone(pull.batch))
-            return
+            return None
         self._batches.line.remove(batch)
         if pull.without_rows:
             batch.next_layer = 0
@@ -185,9 +203,7 @@ class LiveGiver:
                 batch.sequences.remove(sequence)
                 del batch.cancelled[sequence.spec.request]
                 self._held.drop(sequence)
-        following = next(iter(self.pullable(loaded)), None)
-        following_done = following.layers_done if following is not None else 0
-        self.hand_over(batch, peer, now_ns, following_done)
+        return batch
 
     def _answer_late(self, peer: WorkerRef, message: messages.AboutGiven) -> None:
         """The batch is none that was given to this one: it never was, or is over, or was taken
@@ -195,6 +211,10 @@ class LiveGiver:
         batch = self._batches.in_line(message.batch)
         if isinstance(message, messages.KvWanted):
             self._batches.tell(peer, messages.Gone(message.batch))
+        elif isinstance(message, messages.Declined) and self._mover.offers(peer, message.batch):
+            self._mover.leave(peer)
+        elif isinstance(message, messages.Declined) and self._drainer.offers(peer, message.batch):
+            self._drainer.leave(peer)
         elif batch is None:
             return
         elif isinstance(message, messages.Declined) and peer in self._sources:
@@ -212,15 +232,6 @@ class LiveGiver:
         batch.stays = True
         self._batches.line.append(batch)
         self._batches.line.sort(key=lambda other: other.key)
-
-
-def offer_of(
-    key: BatchKey, taker: InstanceId, sequences: list[SequenceState], ahead_tokens: int = 0
-) -> messages.Offer:
-    """The requests as they are offered; each may generate `ahead_tokens` more meanwhile."""
-    most = tuple(sequence.tokens_max for sequence in sequences)
-    known = tuple(min(s.known_tokens + ahead_tokens, s.tokens_max) for s in sequences)
-    return messages.Offer(taker, key, known, most)
 
 
 def _spec(sequence: SequenceState) -> SequenceSpec:

@@ -26,24 +26,15 @@ target pulls them. They go over without rows, and with the KV of all layers.
 
 from __future__ import annotations
 
-from livescale.batching.run import SequenceSpec
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.types import InstanceId, Value
-
-
-class BatchKey(Value, frozen=True, order=True):
-    """A live batch: the target instance that formed it, and its number there."""
-
-    target: InstanceId
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.target}/{self.number}"
 
 
 class Offer(Value, frozen=True, tag=True):
     """A batch that the source can have: known tokens of each request, and the positions that it
     can ever need KV for (none: it cannot be had at present). Those of requests that decode may be
-    more than there are: so many it may have when it is handed over.
+    more than there are: so many it may have when it is handed over. Requests that are `decoding`
+    bring no prefill work: a source with prompts of its own takes them, too.
 
     `source` is the instance that is meant: a worker that serves another one parts.
     """
@@ -52,6 +43,7 @@ class Offer(Value, frozen=True, tag=True):
     batch: BatchKey
     tokens: tuple[int, ...]
     tokens_max: tuple[int, ...]
+    decoding: bool = False
 
     @property
     def needs(self) -> list[tuple[int, int]]:
@@ -142,6 +134,10 @@ class Balance(Value, frozen=True, tag=True):
     target: InstanceId
     requests: int
     kv_token_ps: int
+
+
+class UnexpectedMessage(ValueError):
+    """A peer's message cannot be: the text says why."""
 
 
 LiveMessage = (

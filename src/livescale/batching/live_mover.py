@@ -12,12 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from livescale.batching import live_messages as messages
-from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
-from livescale.batching.live_batches import LiveBatches
-from livescale.batching.live_giver import LiveGiver, offer_of
-from livescale.batching.live_messages import BatchKey, LiveMessage
+from livescale.batching.live_batches import LiveBatches, offer_of
 from livescale.batching.live_taker import LiveTaker
+from livescale.batching.run import BatchKey
 from livescale.batching.sequence import SequenceState
 from livescale.types import InstanceId, RequestId, WorkerRef
 
@@ -35,25 +33,14 @@ class _Emptier:
 
 
 class LiveMover:
-    """Both sides of it on one instance: `even` makes it tell its numbers, `Balance` makes it offer.
+    """Chooses what is offered to whom: `even` makes this instance tell its numbers, a Balance makes
+    it offer. The LiveGiver hands over what is pulled, the `taker` pulls what is offered."""
 
-    `giver` hands over what is pulled, `taker` pulls what is offered.
-    """
-
-    def __init__(
-        self,
-        batcher: Batcher,
-        batches: LiveBatches,
-        instance: InstanceId,
-        limits: LiveLimits,
-        giver: LiveGiver,
-        taker: LiveTaker,
-    ) -> None:
-        self._batcher = batcher
+    def __init__(self, batches: LiveBatches, limits: LiveLimits, taker: LiveTaker) -> None:
+        self._batcher = batches.batcher
         self._batches = batches
-        self._instance = instance
+        self._instance = batches.instance
         self._limits = limits
-        self._giver = giver
         self._taker = taker
         #: who may have more, whether they are to be told (again), and whether something comes
         self._fuller: dict[WorkerRef, InstanceId] = {}
@@ -65,7 +52,7 @@ class LiveMover:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody was told to have fewer."""
+        """No instance was asked to have fewer."""
         return not self._emptier
 
     def even(self, peer: WorkerRef, instance: InstanceId) -> None:
@@ -73,26 +60,32 @@ class LiveMover:
         self._fuller[peer] = instance
         self._is_due = True
 
-    # -- messages -------------------------------------------------------------------------------
+    def balance(self, peer: WorkerRef, balance: messages.Balance) -> None:
+        """The peer may have more, and has so many."""
+        if balance.source == self._instance:
+            self._emptier.setdefault(peer, _Emptier(balance)).balance = balance
 
-    def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> bool:
-        """False if it is not for this one, or not for it alone."""
-        if isinstance(message, messages.Balance):
-            if message.source == self._instance:
-                self._emptier.setdefault(peer, _Emptier(message)).balance = message
-            return True
-        if isinstance(message, messages.Parted) and message.target in (self._instance, None):
-            self._emptier.pop(peer, None)
-        elif isinstance(message, messages.Pull | messages.Declined):
-            other = self._emptier.get(peer)
-            if other is None or other.offer is None or other.offer.batch != message.batch:
-                return False
-            if isinstance(message, messages.Declined):
-                del self._emptier[peer]
-            else:
-                self._answer(peer, message.batch, other, now_ns)
-            return True
-        return False
+    def offers(self, peer: WorkerRef, key: BatchKey) -> bool:
+        """The peer was offered requests as this batch."""
+        other = self._emptier.get(peer)
+        return other is not None and other.offer is not None and other.offer.batch == key
+
+    def take_out(self, peer: WorkerRef) -> LiveBatch | None:
+        """Of what the peer was offered: those that still decode here, and have no more tokens than
+        were offered."""
+        other = self._emptier[peer]
+        offer, sequences, other.offer = other.offer, self._ready(other), None
+        if offer is None or not sequences:
+            return None
+        for sequence in sequences:
+            self._batcher.held.take_running(sequence)
+        # It tells its numbers again when it has them.
+        self.leave(peer)
+        return LiveBatch(offer.batch, sequences, self._batcher.span.stop, decoding=True)
+
+    def leave(self, peer: WorkerRef) -> None:
+        """The peer is to get nothing more."""
+        self._emptier.pop(peer, None)
 
     def give_up(self, peer: WorkerRef) -> None:
         """Nothing more comes from there, or goes there."""
@@ -120,19 +113,6 @@ class LiveMover:
                 self._offer(peer, self._emptier[peer])
 
     # -- helpers, in the order used -------------------------------------------------------------
-
-    def _answer(self, peer: WorkerRef, key: BatchKey, other: _Emptier, now_ns: int) -> None:
-        """Hand over those that still decode here, and have no more tokens than were offered."""
-        sequences, other.offer = self._ready(other), None
-        if not sequences:
-            self._batches.tell(peer, messages.Gone(key))
-            return
-        for sequence in sequences:
-            self._batcher.held.take_running(sequence)
-        # It tells its numbers again when it has them.
-        del self._emptier[peer]
-        batch = LiveBatch(key, sequences, self._batcher.span.stop, decoding=True)
-        self._giver.hand_over(batch, peer, now_ns)
 
     def _ready(self, other: _Emptier) -> list[SequenceState]:
         if other.offer is None:
@@ -177,7 +157,7 @@ class LiveMover:
         return {s.spec.request: None for other in others for s in other.sequences}
 
     def _candidates(self) -> list[SequenceState]:
-        """Who might move: not the one that came first; whoever has much to generate and little KV
+        """Who might move: not the one that came first; those with much to generate and little KV
         before others."""
         going = self._going()
         found = [

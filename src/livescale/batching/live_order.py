@@ -104,7 +104,7 @@ class BestEffort:
 
 class Overlap:
     """The target runs every layer as it arrives and finishes alone (PipeSwitch, OSDI'20; DeepPlan,
-    EuroSys'23): what is left of live execution where nobody can be helped."""
+    EuroSys'23): what is left of live execution where no instance can be helped."""
 
     name = "overlap"
     is_live = True
@@ -123,25 +123,16 @@ class StopTheWorld:
     is_live = False
 
     def target_turn(self, line: Sequence[Progress], loaded: int, layers: int) -> Turn | None:
-        return _whole_turn(line, layers) if loaded == layers else None
+        for index, batch in enumerate(line) if loaded == layers else ():
+            if batch.layers_done < layers:
+                return Turn(index, layers - batch.layers_done)
+        return None
 
     def source_pull(self, line: Sequence[Progress], loaded: int, layers: int) -> int | None:
-        return _first_untouched(line)
-
-
-def _whole_turn(line: Sequence[Progress], layers: int) -> Turn | None:
-    """All that is left of the earliest batch."""
-    for index, batch in enumerate(line):
-        if batch.layers_done < layers:
-            return Turn(index, layers - batch.layers_done)
-    return None
-
-
-def _first_untouched(line: Sequence[Progress]) -> int | None:
-    for index, batch in enumerate(line):
-        if not batch.had_turn and not batch.is_running:
-            return index
-    return None
+        for index, batch in enumerate(line):
+            if not batch.had_turn and not batch.is_running:
+                return index
+        return None
 
 
 ZIGZAG = ZigZag()

@@ -19,15 +19,21 @@ class LivePace:
         self._decoder_layers = batcher.span.stop - 2
         #: what one token takes in one layer, measured; 0: not yet
         self.token_layer_ps = 0
+        #: prompt tokens times layers that were computed in all, and the time of those Runs
+        self._prefill_token_layers = 0
+        self.prefill_ns = 0
         #: live work since decodes had their turn
         self.live_ns = 0
 
-    def ran(self, run: Run, elapsed_ns: int, *, was_live: bool) -> None:
-        """How long a committed Run took."""
-        self.live_ns = self.live_ns + elapsed_ns if was_live else 0
-        if run.steps > 1 or run.prefill_tokens < _MEASURED_TOKENS_MIN:
+    def ran(self, run: Run, elapsed_ns: int, prefill_tokens: int) -> None:
+        """How long a Run took, which computed so many tokens of prompts."""
+        self.live_ns = self.live_ns + elapsed_ns if run.batch is not None else 0
+        if prefill_tokens < _MEASURED_TOKENS_MIN:
             return
-        measured = elapsed_ns * 1000 // (run.token_count * self._layers(run))
+        layers = self._layers(run)
+        self._prefill_token_layers += prefill_tokens * layers
+        self.prefill_ns += elapsed_ns
+        measured = elapsed_ns * 1000 // (run.token_count * layers)
         known = self.token_layer_ps
         self.token_layer_ps = measured if not known else (3 * known + measured) // 4
 
@@ -36,6 +42,11 @@ class LivePace:
         if not self.token_layer_ps:
             return None
         return max(1, 10**12 // (self.token_layer_ps * self._decoder_layers))
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that `prefill_ns` computed; parts of the layers count in part."""
+        return self._prefill_token_layers // self._decoder_layers
 
     def batch_tokens_max(self) -> int:
         """Tokens of a live batch, so that one layer of it takes no longer than a Run may."""
@@ -60,4 +71,4 @@ class LivePace:
         return gap_ns - live_ns
 
     def _layers(self, run: Run) -> int:
-        return min(run.span.stop, self._decoder_layers + 1) - max(run.span.start, 1)
+        return run.span.decoder_layers(self._decoder_layers + 2)

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from livescale.batching.kv_room import KvRoom
-from livescale.batching.live_messages import BatchKey, Offer
+from livescale.batching.live_messages import Offer
+from livescale.batching.run import BatchKey
 from livescale.types import WorkerRef
 
 _OFFERS_MAX = 256
@@ -42,7 +43,8 @@ class PullWindow:
     @property
     def is_full(self) -> bool:
         """As many batches as may be are on their way with their rows."""
-        rows_coming = sum(not pull.without_rows for pull in self.under_way.values())
+        pulls = self.under_way.values()
+        rows_coming = sum(not (pull.without_rows or pull.offer.decoding) for pull in pulls)
         return rows_coming >= self._pulls_max
 
     def offered_by(self, peer: WorkerRef) -> int:
@@ -68,12 +70,23 @@ class PullWindow:
         """The target offers nothing any more."""
         self._offers.pop(peer, None)
 
-    def choose(self) -> tuple[WorkerRef, Offer] | None:
-        """What to pull next: of those from whom the fewest are under way the first in line that
-        there is room for. Without rows the last in line, if its turn is far away."""
+    def choose(self, is_calm: bool) -> tuple[WorkerRef, Offer] | None:
+        """What to pull next: requests that decode before others. Prompts if it `is_calm`: of those
+        from whom the fewest are under way the first in line that there is room for. Without rows
+        the last in line, if its turn is far away."""
+        for peer, offers in sorted(self._offers.items()):
+            for offer in offers.values():
+                if offer.decoding and self._room.fits(offer.needs):
+                    return peer, offer
+        return self._prompts() if is_calm else None
+
+    def _prompts(self) -> tuple[WorkerRef, Offer] | None:
         pulls = Counter(pull.peer for pull in self.under_way.values())
         for peer in sorted(self._offers, key=lambda peer: (pulls[peer], peer)):
-            offers = self._offers[peer]
+            kept = self._offers[peer].items()
+            offers = {key: offer for key, offer in kept if not offer.decoding}
+            if not offers:
+                continue
             if self.is_full and len(offers) < 2:
                 continue
             offer = offers[max(offers) if self.is_full else min(offers)]
@@ -99,4 +112,5 @@ class PullWindow:
         return sum(
             sum(pull.offer.tokens) * (layers if pull.without_rows else layers - done)
             for pull in self.under_way.values()
+            if not pull.offer.decoding
         )

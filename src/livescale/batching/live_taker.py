@@ -19,10 +19,10 @@ from livescale.batching.batcher import Batcher
 from livescale.batching.held import Tables
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_batches import LiveBatches
-from livescale.batching.live_messages import BatchKey, LiveMessage
+from livescale.batching.live_messages import LiveMessage, UnexpectedMessage
 from livescale.batching.live_pace import LivePace
 from livescale.batching.live_pulls import PullUnderWay, PullWindow
-from livescale.batching.run import SequenceSpec
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.routes import kv_moves
 from livescale.types import InstanceId, LayerSpan, WorkerRef
@@ -31,21 +31,15 @@ from livescale.types import InstanceId, LayerSpan, WorkerRef
 class LiveTaker:
     """Takes batches over. `pace` says how long they should take here."""
 
-    def __init__(
-        self,
-        batcher: Batcher,
-        batches: LiveBatches,
-        instance: InstanceId,
-        limits: LiveLimits,
-        pace: LivePace,
-    ) -> None:
-        self._batcher = batcher
+    def __init__(self, batches: LiveBatches, limits: LiveLimits, pace: LivePace) -> None:
+        self._batcher = batches.batcher
         self._batches = batches
-        self._instance = instance
+        self._instance = batches.instance
         self._limits = limits
         self._pace = pace
-        self.window = PullWindow(batcher.room, limits.pulls_max)
-        self._taken: list[tuple[messages.Handover, int]] = []
+        self.window = PullWindow(batches.batcher.room, limits.pulls_max)
+        #: batches taken over so far
+        self.handovers = 0
         #: what the last pulls took until their rows were here
         self._pull_ns = 0
         #: decoder layers that are done of the next batches, as far as is known
@@ -54,6 +48,8 @@ class LiveTaker:
         self._rank = 0
         #: what the KV of the last requests that were moved here took per token (0: none was)
         self.kv_token_ps = 0
+        #: requests that decode elsewhere are not to come here
+        self.is_draining = False
 
     @property
     def is_idle(self) -> bool:
@@ -67,12 +63,6 @@ class LiveTaker:
         batches = [batch for batch in self._batches.taken.values() if batch.chosen_layer < stop]
         return sorted(batches, key=lambda batch: batch.rank)
 
-    def pulled(self, peer: WorkerRef, key: BatchKey) -> tuple[int, ...] | None:
-        """Known tokens of the requests in a batch, if that was pulled from this one and has not
-        come yet."""
-        pull = self.window.under_way.get(key)
-        return pull.offer.tokens if pull is not None and pull.peer == peer else None
-
     # -- pulling --------------------------------------------------------------------------------
 
     def pull(self, now_ns: int) -> None:
@@ -81,12 +71,16 @@ class LiveTaker:
         for batch in self._batches.taken.values():
             if batch.peer is not None:
                 self._ask_kv(batch, batch.peer, now_ns)
-        while self._ahead_ns() <= self._pull_ns and (chosen := self.window.choose()) is not None:
+        while (chosen := self.window.choose(self._is_calm())) is not None:
             peer, offer = chosen
             reservation = self._batcher.held.reserve(offer.tokens)
-            without_rows = self.window.is_full
+            without_rows = self.window.is_full and not offer.decoding
             self.window.begin(PullUnderWay(peer, offer, reservation, now_ns, without_rows))
             self._batches.tell(peer, messages.Pull(offer.batch, without_rows))
+
+    def _is_calm(self) -> bool:
+        """There is nothing else to prefill when a batch comes that is pulled now."""
+        return self._ahead_ns() <= self._pull_ns
 
     def calm_ns(self) -> int:
         """For so long nothing is to be pulled."""
@@ -107,28 +101,43 @@ class LiveTaker:
 
     def take_message(
         self, peer: WorkerRef, message: LiveMessage, now_ns: int, *, is_full: bool
-    ) -> None:
-        """`is_full`: all layers are here, so that this instance can help."""
+    ) -> int | None:
+        """`is_full`: all layers are here, so that this instance can help. Returns how long the pull
+        of a batch took that is taken over now, in ns."""
+        if isinstance(message, messages.Handover):
+            return self._handed(peer, message, now_ns)
         if isinstance(message, messages.Offer):
-            if message.source == self._instance and is_full:
+            _check_offer(message)
+            is_wanted = is_full and not (message.decoding and self.is_draining)
+            if message.source == self._instance and is_wanted:
                 self._offered(peer, message)
             else:
                 self._batches.tell(peer, messages.Parted(message.batch.target))
-        elif isinstance(message, messages.Handover):
-            self._handed(peer, message, now_ns)
         elif isinstance(message, messages.Gone):
             self._gone(peer, message.batch)
         elif isinstance(message, messages.KvLayer):
-            if self.wants_kv(message.batch, message.layer):
+            if self.wants_kv(peer, message):
                 self._take_kv(self._batches.taken[message.batch], message.layer, now_ns)
         elif isinstance(message, messages.Parted):
             self.window.drop_all(peer)
+        return None
 
-    def wants_kv(self, key: BatchKey, layer: int) -> bool:
-        """This layer's KV of this batch is missing here: if it has come it is to be written, before
-        `take_message`."""
-        batch = self._batches.taken.get(key)
-        return batch is not None and layer in batch.kv_missing
+    def expected_tokens(self, peer: WorkerRef, message: LiveMessage) -> int | None:
+        """As told of a Serving. What is checked here does not depend on how a message came."""
+        if isinstance(message, messages.Handover):
+            pull = self.window.under_way.get(message.batch)
+            if pull is None or pull.peer != peer:
+                return None
+            _check_handover(self._batcher, message, pull.offer.tokens)
+            return message.rows
+        if isinstance(message, messages.KvLayer) and self.wants_kv(peer, message):
+            return sum(tokens for _, tokens in self._batches.taken[message.batch].handed)
+        return None
+
+    def wants_kv(self, peer: WorkerRef, message: messages.KvLayer) -> bool:
+        """This layer's KV is missing here: it is to be written before `take_message`."""
+        batch = self._batches.taken.get(message.batch)
+        return batch is not None and batch.peer == peer and message.layer in batch.kv_missing
 
     def give_up(self, peer: WorkerRef) -> None:
         """What it did not send is not waited for any longer: those requests are computed anew."""
@@ -149,15 +158,6 @@ class LiveTaker:
         for peer, key in self.window.targets():
             self.window.drop_all(peer)
             self._batches.tell(peer, messages.Parted(key.target))
-
-    def take_taken(self) -> list[tuple[messages.Handover, int]]:
-        """News: these batches are this instance's from now on; how long each pull took, in ns.
-
-        Requests that were decoding have tokens which may still be on their way to the gateway from
-        where they were: it is told all of them again, before any further ones.
-        """
-        taken, self._taken = self._taken, []
-        return taken
 
     # -- helpers, in the order used -------------------------------------------------------------
 
@@ -202,29 +202,32 @@ class LiveTaker:
                 self.kv_token_ps = max(1, (now_ns - batch.given_ns) * 1000 // tokens)
         self._batches.join_if_complete(batch)
 
-    def _handed(self, peer: WorkerRef, message: messages.Handover, now_ns: int) -> None:
+    def _handed(self, peer: WorkerRef, message: messages.Handover, now_ns: int) -> int | None:
         pulled = self.window.end(peer, message.batch)
         if pulled is None:
             self._batches.tell(peer, messages.Declined(message.batch))
-            return
+            return None
         tables = self._batcher.held.take_reserved(pulled.reservation)
         pull_ns = now_ns - pulled.asked_ns
         # A pull that comes late leaves this instance idle: the slow ones count more.
-        self._pull_ns = max(pull_ns, (3 * self._pull_ns + pull_ns) // 4)
+        if not message.decoding:
+            self._pull_ns = max(pull_ns, (3 * self._pull_ns + pull_ns) // 4)
         self._batches.tell(peer, messages.Taken(message.batch))
-        self._taken.append((message, pull_ns))
+        self.handovers += 1
         batch = LiveBatch(message.batch, self._hold(message, tables), message.next_layer)
         batch.decoding, batch.peer, batch.given_ns = message.decoding, peer, pulled.asked_ns
         batch.hand()
         for sequence, tokens in batch.handed if batch.decoding else ():
             sequence.computed = sequence.prefill_tokens = tokens
+            sequence.is_started = True  # where it was before
         for spec in message.requests:
             if max(self._batcher.attempts(spec.request)) > spec.attempt:
                 batch.cancelled[spec.request] = None
         self._rank += 1
         batch.rank = self._rank
         # Of those to come about as much will be done as of this one.
-        self._following_done = max(message.following_done, batch.layers_done - 1)
+        if not message.decoding:
+            self._following_done = max(message.following_done, batch.layers_done - 1)
         if pulled.without_rows:
             batch.rank += len(self.window.under_way) + self.window.offered_by(peer)
         self._batches.taken[batch.key] = batch
@@ -235,6 +238,7 @@ class LiveTaker:
             batch.kv_missing = self._kv_to_come(message)
         if not batch.kv_missing:
             self._batches.settle(batch)
+        return pull_ns
 
     def _kv_to_come(self, message: messages.Handover) -> dict[int, None]:
         """Layers whose KV the target wrote and decodes need here, where the whole batch goes on."""
@@ -276,3 +280,38 @@ class LiveTaker:
 def _decodes(spec: SequenceSpec) -> bool:
     """It wants more than the token that its prefill gives."""
     return spec.sampling.output_tokens_max > len(spec.generated_ids) + 1
+
+
+def _check_offer(message: messages.Offer) -> None:
+    """Raises UnexpectedMessage for sizes that no requests have."""
+    known, most = message.tokens, message.tokens_max
+    if len(known) != len(most) or not all(0 < k <= m for k, m in zip(known, most, strict=True)):
+        raise UnexpectedMessage(f"an offer of {known} tokens, at most {most}")
+
+
+def _check_handover(batcher: Batcher, message: messages.Handover, pulled: tuple[int, ...]) -> None:
+    """The batch is the one that was offered (some may have been cancelled), and can run here.
+    `pulled` are the known tokens of the requests that were offered. Raises UnexpectedMessage."""
+    layers, offered = batcher.span.stop - 2, sorted(pulled)
+    done = [batcher.span.stop] if message.decoding else [0, *range(2, layers + 1)]
+    if message.next_layer not in done:
+        raise UnexpectedMessage(f"a batch that is at layer {message.next_layer} of {layers}")
+    if not 0 <= message.following_done <= layers:
+        raise UnexpectedMessage(f"a next batch with {message.following_done} layers of {layers}")
+    if len({spec.request for spec in message.requests}) < len(message.requests):
+        raise UnexpectedMessage("a request is in the batch twice")
+    for spec in sorted(message.requests, key=lambda s: len(s.prompt_ids) + len(s.generated_ids)):
+        known = len(spec.prompt_ids) + len(spec.generated_ids)
+        fitting = [n for n in offered if n == known or (message.decoding and n > known)]
+        if not fitting:
+            raise UnexpectedMessage(f"{spec.request} has {known} tokens: not offered")
+        offered.remove(fitting[0])
+        if message.decoding and not spec.generated_ids:
+            raise UnexpectedMessage(f"{spec.request} does not decode")
+        if not spec.prompt_ids:
+            raise UnexpectedMessage(f"{spec.request} has no prompt")
+        most = len(spec.prompt_ids) + spec.sampling.output_tokens_max - 1
+        if not known <= most <= batcher.tokens_held_max():
+            raise UnexpectedMessage(f"{spec.request} needs KV for {most} tokens")
+        if spec.attempt in batcher.attempts(spec.request):
+            raise UnexpectedMessage(f"attempt {spec.attempt} at {spec.request} is here already")

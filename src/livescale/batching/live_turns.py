@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
-from livescale.batching.batcher import Batcher
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_giver import LiveGiver
 from livescale.batching.live_order import ZIGZAG, LiveOrder
 from livescale.batching.live_pace import LivePace
 from livescale.batching.live_taker import LiveTaker
-from livescale.batching.run import Run
+from livescale.batching.run import EmittedTokens, Run
 
 _CALM_SPANS = 3
 """Spans that a Run of a pulled batch may take while no pull is due: KV comes in after it."""
@@ -33,7 +33,6 @@ class LiveTurns:
 
     def __init__(
         self,
-        batcher: Batcher,
         limits: LiveLimits,
         pace: LivePace,
         batches: LiveBatches,
@@ -41,23 +40,23 @@ class LiveTurns:
         taker: LiveTaker,
         order: LiveOrder | None,
     ) -> None:
-        self._batcher = batcher
+        self._batcher = batches.batcher
         self._limits = limits
         self._pace = pace
         self._batches = batches
         self._giver = giver
         self._taker = taker
         self._order = order
-        self._decoder_layers = batcher.span.stop - 2
+        self._decoder_layers = batches.batcher.span.stop - 2
         self.in_flight: deque[tuple[Run, LiveBatch | None]] = deque()
         #: something is to be done when no Run is in flight
         self.is_awaited = False
 
-    def next_run(self, loaded: int, steps_max: int) -> Run | None:
+    def next(self, loaded: int, steps_max: int) -> Run | None:
         """The next Run with `loaded` decoder layers. While one is in flight: None, unless all that
         is here was taken over."""
         is_full = loaded == self._decoder_layers
-        if self.in_flight and not (is_full and self._may_run_ahead()):
+        if self.in_flight and not (self._may_run_ahead() and is_full):
             return None
         if not is_full:
             return self._line_run(loaded)
@@ -70,10 +69,37 @@ class LiveTurns:
         # What is left in line is for a source that may be busy for long: others run meanwhile.
         return self._line_run(loaded) or self._taken_run() or self._plain_run(admits=True)
 
+    def done(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
+        """The first Run in flight is over: per sampling segment a token per step."""
+        chosen, batch = self.in_flight.popleft()
+        assert chosen.id == run.id, f"{self._batcher!r}: run {run.id} is not the first in flight"
+        if batch is None:
+            return self._batcher.done(run, token_ids)
+        assert run.steps == 1
+        assert run.span.start == batch.next_layer, f"{run.span} of {batch.key}"
+        batch.next_layer = run.span.stop
+        batch.chosen_layers -= run.span.stop - run.span.start
+        if run.span.stop < self._batcher.span.stop:
+            assert not token_ids, f"{len(token_ids)} tokens without a head"
+            self._batches.end_if_over(batch)
+            return []
+        emitted = []
+        for sequence, tokens in zip([*batch.sequences], token_ids, strict=True):
+            if sequence.spec.request in batch.cancelled:
+                self._batcher.held.drop(sequence)
+                batch.sequences.remove(sequence)
+                continue
+            emitted.append(self._batcher.emit_held(sequence, tokens))
+            if emitted[-1].finish_reason is not None:
+                batch.sequences.remove(sequence)
+        batch.cancelled = {}
+        self._batches.join_if_complete(batch)
+        return emitted
+
     def _may_run_ahead(self) -> bool:
         """Layers of batches that are given away are run as late as can be; and where requests
         decode, what a Run in flight takes must be known."""
-        if len(self.in_flight) == _RUNS_MAX or self.is_awaited or not self._batches.taken:
+        if not self._batches.taken or self.is_awaited or len(self.in_flight) == _RUNS_MAX:
             return False
         is_giving = self._batches.line or self._batches.given or not self._giver.is_parted
         is_known = self._pace.token_layer_ps or not self._batcher.lines.running
@@ -98,7 +124,7 @@ class LiveTurns:
         """A Run of no live batch."""
         if any(batch is None for _, batch in self.in_flight):
             return None
-        run = self._batcher.next_run(steps_max, admits=admits)
+        run = self._batcher.next(steps_max, admits=admits)
         if run is not None:
             self.in_flight.append((run, None))
         return run
@@ -107,7 +133,7 @@ class LiveTurns:
         """The target's turn."""
         if self._order is None:
             return None
-        line = [batch.progress(False) for batch in self._batches.line]
+        line = [batch.progress() for batch in self._batches.line]
         # Without anybody who pulls it finishes what it has, whatever it has done of it.
         order = ZIGZAG if self._giver.is_parted else self._order
         turn = order.target_turn(line, loaded, self._decoder_layers)

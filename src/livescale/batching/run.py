@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import msgspec
 
 from livescale.latency.work import RunWork
-from livescale.types import FinishReason, LayerSpan, RequestId, SamplingParams
+from livescale.types import (
+    FinishReason,
+    InstanceId,
+    LayerSpan,
+    RequestId,
+    SamplingParams,
+    Value,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class SequenceSpec:
     moves: int = 0
 
 
-class Segment(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """Consecutive positions of one request inside a Run.
 
     Positions `[first_position, first_position + token_count)` are computed; `token_ids` are their
@@ -64,11 +71,21 @@ class Segment(msgspec.Struct, frozen=True):
         return self.first_position + len(self.token_ids)
 
 
-class Run(msgspec.Struct, frozen=True):
+class BatchKey(Value, frozen=True, order=True):
+    """A live batch: the target instance that formed it, and its number there."""
+
+    target: InstanceId
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.target}/{self.number}"
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
     """What an executor does next: a list of Segments over one LayerSpan.
 
     Hidden rows, where a span starts or ends inside the model, lie in segment order, one row per
-    position: shape (token_count, hidden size).
+    position: shape (token_count, hidden size). They are those of the live `batch`, if it has one.
 
     A Run of several `steps` stands for that many Runs, one after the other, of the same decodes:
     segments are the first one's, and each step goes on where the last one ended.
@@ -78,10 +95,11 @@ class Run(msgspec.Struct, frozen=True):
     span: LayerSpan
     segments: tuple[Segment, ...]
     steps: int = 1
+    batch: BatchKey | None = None
 
     @property
     def token_count(self) -> int:
-        return sum(segment.token_count for segment in self.segments)
+        return sum([len(segment.token_ids) for segment in self.segments])
 
     @property
     def work(self) -> RunWork:
@@ -101,25 +119,17 @@ class Run(msgspec.Struct, frozen=True):
     @property
     def prefill_tokens(self) -> int:
         """Tokens of segments that compute more than one position or do not sample."""
-        return sum(s.token_count for s in self.segments if s.token_count > 1 or not s.samples)
+        if self.steps > 1:
+            return 0
+        counts = [(len(segment.token_ids), segment.samples) for segment in self.segments]
+        return sum([count for count, samples in counts if count > 1 or not samples])
 
 
-class Emission(msgspec.Struct, frozen=True):
-    """One generated token: the `index`-th of its request (0 is the first generated token).
+class EmittedTokens(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of one request from one Run: one per step, the first is its `index`-th (from 0).
 
-    The first one says how many of the prompt's tokens were found in the prefix index.
+    The first ones say how many of the prompt's tokens were found in the prefix index.
     """
-
-    request: RequestId
-    attempt: int
-    index: int
-    token_id: int
-    finish_reason: FinishReason | None
-    cached_tokens: int = 0
-
-
-class EmittedTokens(msgspec.Struct, frozen=True):
-    """Tokens of one request from one Run: one per step, the first is its `index`-th."""
 
     request: RequestId
     attempt: int
@@ -127,16 +137,3 @@ class EmittedTokens(msgspec.Struct, frozen=True):
     token_ids: Sequence[int]
     finish_reason: FinishReason | None
     cached_tokens: int = 0
-
-    @property
-    def single(self) -> Emission:
-        """The only token, of a Run of one step."""
-        (token_id,) = self.token_ids
-        return Emission(
-            self.request,
-            self.attempt,
-            self.index,
-            token_id,
-            self.finish_reason,
-            self.cached_tokens,
-        )

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import msgspec
 
 from livescale.batching.blocks import BlockPool
-from livescale.batching.run import EmittedTokens, SequenceSpec
+from livescale.batching.run import EmittedTokens, Segment, SequenceSpec
 from livescale.types import FinishReason
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -22,17 +22,22 @@ _encode = msgspec.msgpack.Encoder().encode
 class SequenceState:
     """A request that is here, waiting or running.
 
-    `order` numbers arrivals. `computed` positions have their KV written in every layer;
-    `prefill_tokens` were known when the request came or was last preempted.
+    `order` numbers arrivals. `known_tokens` are those of the prompt and the `generated` ones;
+    `computed` positions have their KV written in every layer; `prefill_tokens` were known when the
+    request came or was last preempted.
     """
 
     spec: SequenceSpec
     order: int
     block_tokens: int
     generated: list[int]
+    #: counted, since every step asks for it
+    known_tokens: int
     prefill_tokens: int
     block_table: tuple[int, ...] = ()
     computed: int = 0
+    #: it had its blocks, and emitted a token here, at least once
+    is_admitted: bool = False
     is_started: bool = False
     #: of the prompt, found in the prefix index before its first token
     cached_tokens: int = 0
@@ -46,16 +51,12 @@ class SequenceState:
     def of(cls, spec: SequenceSpec, order: int, block_tokens: int) -> SequenceState:
         """The request as it arrives."""
         known = len(spec.prompt_ids) + len(spec.generated_ids)
-        return cls(spec, order, block_tokens, list(spec.generated_ids), known)
-
-    @property
-    def known_tokens(self) -> int:
-        return len(self.spec.prompt_ids) + len(self.generated)
+        return cls(spec, order, block_tokens, list(spec.generated_ids), known, known)
 
     @property
     def tokens_left(self) -> int:
         """Known tokens that are not computed: 1 while it decodes, more while it is a prompt."""
-        return len(self.spec.prompt_ids) + len(self.generated) - self.computed
+        return self.known_tokens - self.computed
 
     @property
     def tokens_max(self) -> int:
@@ -79,7 +80,7 @@ class SequenceState:
 
         It hashes the previous block's key and the block's token ids; the first block follows the
         request's salt. Equal keys mean equal tokens from the first position on (up to a collision
-        of BLAKE2b, which nobody can make). Tokens that are not real are named, not hashed.
+        of BLAKE2b, which cannot be made). Tokens that are not real are named, not hashed.
         """
         if self.spec.content:
             return f"{self.spec.cache_salt}/{self.spec.content}/{block}".encode()
@@ -101,24 +102,47 @@ class SequenceState:
         for block in range(first, (self.known_tokens - 1) // self.block_tokens):
             yield self.key(block)
 
+    def segment(self, count: int, *, samples: bool) -> Segment:
+        """The next `count` positions in a Run."""
+        spec, first = self.spec, self.computed
+        return Segment(
+            request=spec.request,
+            attempt=spec.attempt,
+            first_position=first,
+            token_ids=self.token_ids(first, first + count),
+            block_table=self.block_table,
+            samples=samples,
+            sampling=spec.sampling,
+            prompt_ids=spec.prompt_ids,
+            generated_ids=self.generated,
+        )
+
     def write(self, pool: BlockPool, count: int) -> None:
         """So many further positions have their KV in every layer: blocks that they filled are
         found by requests that begin alike."""
         first = self.computed // self.block_tokens
         self.computed += count
-        for number in range(first, self.computed // self.block_tokens):
-            pool.publish(self.block_table[number], self.key(number))
+        full = self.computed // self.block_tokens
+        if full > first:
+            for number in range(first, full):
+                pool.publish(self.block_table[number], self.key(number))
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """These follow the known tokens."""
+        self.generated.extend(token_ids)
+        self.known_tokens += len(token_ids)
 
     def emit(self, token_ids: Sequence[int]) -> EmittedTokens:
         """The last step's token is new; those before it are known already."""
-        spec = self.spec
-        token_id = token_ids[-1]
-        index = len(self.generated) + 1 - len(token_ids)
+        spec, token_id = self.spec, token_ids[-1]
         self.generated.append(token_id)
+        self.known_tokens += 1
+        generated = len(self.generated)
+        index = generated - len(token_ids)
         reason = None
         if token_id in spec.sampling.stop_token_ids:
             reason = FinishReason.STOP
-        elif len(self.generated) >= spec.sampling.output_tokens_max:
+        elif generated >= spec.sampling.output_tokens_max:
             reason = FinishReason.LENGTH
         cached_tokens = min(self.cached_tokens, len(spec.prompt_ids)) if index == 0 else 0
         return EmittedTokens(spec.request, spec.attempt, index, token_ids, reason, cached_tokens)

@@ -1,6 +1,6 @@
 """How many Runs of the same decodes follow one another, whatever they sample.
 
-Arithmetic only. Such a stretch is one event where nobody waits for its single steps: a Run of
+Arithmetic only. Such a stretch is one event where nothing waits for its single steps: a Run of
 several steps, with the tokens, blocks and times of as many Runs of one.
 """
 
@@ -39,7 +39,7 @@ def _decodes_on(sequence: SequenceState) -> bool:
 
 def steps_ahead(pool: BlockPool, running: Sequence[SequenceState], steps_max: int) -> int:
     """Steps until the first of the running decodes has its last token, or blocks run out."""
-    left = min(s.spec.sampling.output_tokens_max - len(s.generated) for s in running)
+    left = min([s.spec.sampling.output_tokens_max - len(s.generated) for s in running])
     steps = min(steps_max, left)
     while steps > 1 and _blocks_lacking(pool, running, steps) > pool.free:
         steps //= 2
@@ -58,7 +58,7 @@ def advance(
     for place, (sequence, tokens) in enumerate(zip(running, token_ids, strict=True)):
         steps = len(tokens) - 1
         changes += _block_changes(sequence, steps, pool.block_tokens, place)
-        sequence.generated.extend(tokens[:-1])
+        sequence.learn(tokens[:-1])
         sequence.computed += steps
     for _, is_taken, place, number in sorted(changes):
         sequence = running[place]
@@ -85,7 +85,7 @@ def _block_changes(
 
 
 def _blocks_lacking(pool: BlockPool, running: Sequence[SequenceState], steps: int) -> int:
-    """Blocks that they take until the last of so many steps begins."""
-    return sum(
-        max(0, pool.blocks_for(s.known_tokens + steps - 1) - len(s.block_table)) for s in running
-    )
+    """Blocks that they take until the last of so many steps begins. They have those for the first:
+    no count is below 0."""
+    size, ahead = pool.block_tokens, steps - 1
+    return sum([-(-(s.known_tokens + ahead) // size) - len(s.block_table) for s in running])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
 BODY_BYTES = 8 * 1024 * 1024
 """What the gateway takes of a body at most."""
@@ -18,6 +19,8 @@ TOKEN_IDS = 4_000_000
 HEADERS = 10_000
 TRAILER_BYTES = 35 * 1024 * 1024
 _LINE_BYTES = 1000
+_COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
+_HEAD = b"GET /health HTTP/1.1\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,61 +50,23 @@ def long_text(model: str) -> bytes:
     return head + b"word " * ((BODY_BYTES - len(head) - len(tail)) // 5) + tail
 
 
-def nested_lists(model: str) -> bytes:
-    """Millions of empty lists in a field that no endpoint knows."""
-    lists = b",".join([b"[]"] * NESTED_LISTS)
-    return b'{"model":"%s","prompt":"x","x":[%s]}' % (model.encode(), lists)
+def _text_to(path: str) -> Callable[[str], bytes]:
+    return lambda model: http_request(path, long_text(model))
 
 
-def list_prompts(model: str) -> bytes:
-    """The same where lists are allowed: prompts of token ids."""
-    lists = b",".join([b"[]"] * NESTED_LISTS)
-    return b'{"model":"%s","prompt":[%s]}' % (model.encode(), lists)
+def _many(path: str, members: bytes, item: bytes, count: int) -> Callable[[str], bytes]:
+    """A body with these members besides the model's name; their %s is the item, so often (a %d in
+    the item is its number)."""
+
+    def request(model: str) -> bytes:
+        items = (item % n for n in range(count)) if b"%d" in item else repeat(item, count)
+        body = b'{"model":"%s",%s}' % (model.encode(), members % b",".join(items))
+        return http_request(path, body)
+
+    return request
 
 
-def many_keys(model: str) -> bytes:
-    """Half a million members."""
-    keys = b",".join(b'"k%d":1' % number for number in range(KEYS))
-    return b'{"model":"%s","prompt":"x",%s}' % (model.encode(), keys)
-
-
-def many_biases(model: str) -> bytes:
-    """The same where members are allowed."""
-    keys = b",".join(b'"%d":1' % number for number in range(KEYS))
-    return b'{"model":"%s","prompt":"x","logit_bias":{%s}}' % (model.encode(), keys)
-
-
-def many_messages(model: str) -> bytes:
-    """A chat of a quarter of a million messages."""
-    messages = b",".join([b'{"role":"user","content":"x"}'] * MESSAGES)
-    return b'{"model":"%s","messages":[%s]}' % (model.encode(), messages)
-
-
-def many_ids(model: str) -> bytes:
-    """A prompt of millions of token ids."""
-    ids = b",".join([b"5"] * TOKEN_IDS)
-    return b'{"model":"%s","prompt":[%s]}' % (model.encode(), ids)
-
-
-def many_parts(model: str) -> bytes:
-    """A message of very many parts."""
-    parts = b",".join([b'{"type":"text","text":"x"}'] * MESSAGES)
-    message = b'{"role":"user","content":[%s]}' % parts
-    return b'{"model":"%s","messages":[%s]}' % (model.encode(), message)
-
-
-def many_headers(model: str) -> bytes:
-    """Headers that are small together, and very many."""
-    lines = b"".join(b"a%d: b\r\n" % number for number in range(HEADERS))
-    return http_request("/v1/completions", b"{}", lines)
-
-
-def long_header(model: str) -> bytes:
-    """One header that does not end soon."""
-    return b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * BODY_BYTES
-
-
-def trailers(model: str) -> bytes:
+def _trailers(_model: str) -> bytes:
     """A short body in chunks, and after it trailers without end."""
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -111,49 +76,50 @@ def trailers(model: str) -> bytes:
     return head + line * (TRAILER_BYTES // len(line)) + b"\r\n"
 
 
-def no_host(model: str) -> bytes:
-    return b"GET /health HTTP/1.1\r\n\r\n"
+def _many_headers(_model: str) -> bytes:
+    """Headers that are small together, and very many."""
+    lines = b"".join(b"a%d: b\r\n" % number for number in range(HEADERS))
+    return http_request(_COMPLETIONS, b"{}", lines)
 
 
-def two_hosts(model: str) -> bytes:
-    return b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: example.org\r\n\r\n"
-
-
-def unfinished_head(model: str) -> bytes:
-    return b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: "
-
-
-def unfinished_body(model: str) -> bytes:
-    """The first few KiB, and then nothing."""
-    whole = http_request("/v1/completions", list_prompts(model))
-    return whole[: BODY_BYTES // 1000]
-
-
-def _posted(path: str, body: Callable[[str], bytes]) -> Callable[[str], bytes]:
-    return lambda model: http_request(path, body(model))
-
+_LISTS = _many(_COMPLETIONS, b'"prompt":[%s]', b"[]", NESTED_LISTS)
+_KEYS = _many(_COMPLETIONS, b'"prompt":"x",%s', b'"k%d":1', KEYS)
+_BIASES = _many(_COMPLETIONS, b'"prompt":"x","logit_bias":{%s}', b'"%d":1', KEYS)
+_UNKNOWN_LISTS = _many(_COMPLETIONS, b'"prompt":"x","x":[%s]', b"[]", NESTED_LISTS)
+_MESSAGES = _many(_CHAT, b'"messages":[%s]', b'{"role":"user","content":"x"}', MESSAGES)
+_PARTS = _many(
+    _CHAT, b'"messages":[{"role":"user","content":[%s]}]', b'{"type":"text","text":"x"}', MESSAGES
+)
 
 ATTACKS = (
-    Attack("completion of 8 MiB of text", _posted("/v1/completions", long_text), (400,)),
-    Attack("8 MiB of text to tokenize", _posted("/tokenize", long_text), (400,)),
-    Attack("millions of lists", _posted("/v1/completions", nested_lists), (413,)),
-    Attack("millions of prompts", _posted("/v1/completions", list_prompts), (413,)),
-    Attack("500,000 members", _posted("/v1/completions", many_keys), (413,)),
-    Attack("500,000 biases", _posted("/v1/completions", many_biases), (413,)),
-    Attack("240,000 messages", _posted("/v1/chat/completions", many_messages), (413,)),
-    Attack("240,000 parts", _posted("/v1/chat/completions", many_parts), (413,)),
-    Attack("millions of token ids", _posted("/v1/completions", many_ids), (400, 413)),
-    Attack("10,000 headers", many_headers, (431,)),
-    Attack("a header of 8 MiB", long_header, (431,)),
-    Attack("trailers of 35 MiB", trailers, (431,)),
-    Attack("no Host", no_host, (400,)),
-    Attack("two Hosts", two_hosts, (400,)),
+    Attack("completion of 8 MiB of text", _text_to(_COMPLETIONS), (400,)),
+    Attack("8 MiB of text to tokenize", _text_to("/tokenize"), (400,)),
+    # In a field that no endpoint knows, and where lists are allowed: prompts of token ids.
+    Attack("millions of lists", _UNKNOWN_LISTS, (413,)),
+    Attack("millions of prompts", _LISTS, (413,)),
+    # Members that no endpoint knows, and where members are allowed.
+    Attack("500,000 members", _KEYS, (413,)),
+    Attack("500,000 biases", _BIASES, (413,)),
+    Attack("240,000 messages", _MESSAGES, (413,)),
+    Attack("240,000 parts", _PARTS, (413,)),
+    Attack(
+        "millions of token ids", _many(_COMPLETIONS, b'"prompt":[%s]', b"5", TOKEN_IDS), (400, 413)
+    ),
+    Attack("10,000 headers", _many_headers, (431,)),
+    # One header that does not end soon.
+    Attack(
+        "a header of 8 MiB", lambda _: _HEAD + b"host: localhost\r\nx: " + b"y" * BODY_BYTES, (431,)
+    ),
+    Attack("trailers of 35 MiB", _trailers, (431,)),
+    Attack("no Host", lambda _: _HEAD + b"\r\n", (400,)),
+    Attack("two Hosts", lambda _: _HEAD + b"host: localhost\r\nhost: example.org\r\n\r\n", (400,)),
 )
 """All of them, by what they send."""
 
 BENCH_ATTACKS = (
     *ATTACKS,
-    Attack("heads that do not end", unfinished_head, (408,)),
-    Attack("bodies that do not end", unfinished_body, (408,)),
+    Attack("heads that do not end", lambda _: _HEAD + b"host: localhost\r\nx: ", (408,)),
+    # The first few KiB, and then nothing.
+    Attack("bodies that do not end", lambda model: _LISTS(model)[: BODY_BYTES // 1000], (408,)),
 )
 """With those that are answered when the time for a request is over."""

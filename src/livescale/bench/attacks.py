@@ -16,20 +16,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import msgspec
 import psutil
 
 from livescale.bench.attack_bodies import BENCH_ATTACKS
 from livescale.bench.errors import BenchError
-from livescale.bench.line_process import LineProcess
-from livescale.bench.made_models import pool_config
-from livescale.config import PoolConfig
+from livescale.bench.line_process import LineProcess, bench_process
+from livescale.bench.machine import own_cpu_s
+from livescale.bench.made_models import pool_config, target_of
+from livescale.config.pool import PoolConfig
 from livescale.engine.make import PRESETS, make_model
-from livescale.interpreter import module_words
-from livescale.runtime.supervisor import Pool, PoolFailed
-from livescale.slo import percentile
+from livescale.load.slo import percentile
+from livescale.runtime.supervisor import Pool
 
 RATIO_MAX = 2.0
 """A light client's p99 TTFT beside an attack is at most so many times that of without."""
@@ -61,7 +59,7 @@ class AttackFigures:
 
     @property
     def p99_ratio(self) -> float:
-        return _p99(self.beside_ns) / max(_p99(self.alone_ns), 1)
+        return _ttft_ms(self.beside_ns) / max(_ttft_ms(self.alone_ns), 1e-6)
 
     @property
     def http_5xx(self) -> int:
@@ -83,11 +81,11 @@ class AttackFigures:
         attacked_s = max(self.attacked_s, 1e-9)
         return {
             "name": self.name,
-            "p99_alone_ms": _p99(self.alone_ns) / 1e6,
-            "p99_beside_ms": _p99(self.beside_ns) / 1e6,
+            "p99_alone_ms": _ttft_ms(self.alone_ns),
+            "p99_beside_ms": _ttft_ms(self.beside_ns),
             "p99_ratio": self.p99_ratio,
-            "p50_alone_ms": _p50(self.alone_ns) / 1e6,
-            "p50_beside_ms": _p50(self.beside_ns) / 1e6,
+            "p50_alone_ms": _ttft_ms(self.alone_ns, 50),
+            "p50_beside_ms": _ttft_ms(self.beside_ns, 50),
             "gateway_bytes": self.gateway_bytes,
             "gateway_cpu_share": self.gateway_cpu_s / attacked_s,
             "http_5xx": self.http_5xx,
@@ -122,28 +120,21 @@ class AttacksReport:
         ]
         for attack in self.attacks:
             figures = attack.as_json()
+            answers = (f"{count} x {status}" for status, count in sorted(attack.statuses.items()))
             lines.append(
-                f"{attack.name:<28} {_p99(attack.alone_ns) / 1e6:>6.1f} ms"
-                f" {_p99(attack.beside_ns) / 1e6:>6.1f} ms {attack.p99_ratio:>6.2f}"
+                f"{attack.name:<28} {_ttft_ms(attack.alone_ns):>6.1f} ms"
+                f" {_ttft_ms(attack.beside_ns):>6.1f} ms {attack.p99_ratio:>6.2f}"
                 f" {attack.gateway_bytes / 1e6:>+5.0f} MB {figures['gateway_cpu_share']:>5.0%}"
                 f" {attack.http_5xx:>4} {figures['offered_per_s']:>9.1f}"
-                f" {figures['answered_per_s']:>10.1f}  {_answers(attack)}"
+                f" {figures['answered_per_s']:>10.1f}  {', '.join(answers)}"
                 + ("" if attack.is_within else "  <- out of bounds")
             )
         lines += [f"{attack.name}: {error}" for attack in self.attacks for error in attack.errors]
         return "\n".join(lines)
 
 
-def _p99(ttft_ns: list[int]) -> int:
-    return percentile(ttft_ns, 99) if ttft_ns else 0
-
-
-def _p50(ttft_ns: list[int]) -> int:
-    return percentile(ttft_ns, 50) if ttft_ns else 0
-
-
-def _answers(attack: AttackFigures) -> str:
-    return ", ".join(f"{count} x {status}" for status, count in sorted(attack.statuses.items()))
+def _ttft_ms(ttft_ns: list[int], percent: int = 99) -> float:
+    return percentile(ttft_ns, percent) / 1e6 if ttft_ns else 0.0
 
 
 _MODEL = "timed"
@@ -179,10 +170,7 @@ def run_attacks(options: AttacksBenchOptions, say: Callable[[str], None]) -> Att
         make_model(Path(scratch) / _MODEL, preset)
         config = _config(Path(scratch))
         say(f"pool: {_WORKERS} timed workers; starting …")
-        try:
-            figures = asyncio.run(_play(config, options, numbers, say))
-        except PoolFailed as error:
-            raise BenchError(str(error)) from error
+        figures = asyncio.run(_play(config, options, numbers, say))
     shape = {key: value for key, value in dataclasses.asdict(options).items() if key != "attacks"}
     return AttacksReport(shape, tuple(figures))
 
@@ -216,37 +204,26 @@ async def _play(
     numbers: list[int],
     say: Callable[[str], None],
 ) -> list[AttackFigures]:
-    pool = Pool(config)
-    figures: list[AttackFigures] = []
-
-    async def play() -> None:
-        figures.extend(await asyncio.to_thread(_measure, pool, options, numbers, say))
-
-    async with pool:
+    async with Pool(config) as pool:
         await pool.ready()
-        await pool.or_failure(play())
-    return figures
+        return await pool.or_failure(asyncio.to_thread(_measure, pool, options, numbers, say))
 
 
 def _measure(
     pool: Pool, options: AttacksBenchOptions, numbers: list[int], say: Callable[[str], None]
 ) -> list[AttackFigures]:
-    address = urlsplit(pool.base_url)
-    target = {"host": address.hostname, "port": address.port, "model": _MODEL}
+    target = target_of(pool)
     light_job = {
         **target,
-        "vocabulary": msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"],
         "rate": options.light_rate,
         "prompt_tokens": options.prompt_tokens,
         "output_tokens": options.output_tokens,
         "seed": options.seed,
     }
     attack_job = {**target, "rate": options.attack_rate, "connections": options.connections}
-    light_words = module_words("livescale.bench.peers.light_client")
-    attack_words = module_words("livescale.bench.peers.attacker")
     with (
-        LineProcess("the light client", light_words, {}) as light,
-        LineProcess("the attacker", attack_words, {}) as attacker,
+        bench_process("the light client", "peers.light_client") as light,
+        bench_process("the attacker", "peers.attacker") as attacker,
     ):
         light.ask(light_job, _WAIT_S)
         attacker.ask(attack_job, _WAIT_S)
@@ -280,12 +257,12 @@ class _Windows:
         return figures
 
     def _beside(self, number: int, figures: AttackFigures) -> None:
-        begin_cpu_s = _cpu_s(self.gateway)
+        begin_cpu_s = own_cpu_s(self.gateway)
         window = {"attack": number, "seconds": self.options.seconds}
         self.attacker.send(window)
         figures.beside_ns += self._light_window(figures)
         attack = self.attacker.receive(self.options.seconds + _WAIT_S)
-        figures.gateway_cpu_s += _cpu_s(self.gateway) - begin_cpu_s
+        figures.gateway_cpu_s += own_cpu_s(self.gateway) - begin_cpu_s
         figures.offered += attack["offered"]
         figures.attacked_s += attack["elapsed_s"]
         for status, count in attack["statuses"].items():
@@ -328,8 +305,3 @@ def _rss_bytes(gateway: psutil.Process) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):  # a child that has just ended
             total_bytes += process.memory_info().rss
     return total_bytes
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -12,17 +12,16 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
 
-from livescale.bench.engines import PEERS, isolation, vllm_environment
-from livescale.bench.line_process import LineProcess
+from livescale.bench.engines import vllm_process
+from livescale.bench.line_process import LineProcess, bench_process
 from livescale.bench.made_models import BenchShape, make_bench_model
 from livescale.engine.model_files import model_spec, read_manifest
-from livescale.interpreter import module_words
 
 COLD_PHASES = ("process", "imports", "context", "kernels", "connections", "bytes", "first_token")
 
@@ -32,6 +31,7 @@ _SOURCE, _TARGET = 0, 1
 _BLOCK_TOKENS = 16
 _RUN_TOKENS_MAX = 128
 _CHUNK_BYTES = 1 << 20
+_KV_BYTES = 256 << 20
 
 Phases = dict[str, float]
 
@@ -46,8 +46,6 @@ class ColdStartOptions:
     prompt_tokens: int = 64
     repetitions: int = 3
     threads: int = 1
-    kv_bytes: int = 256 << 20
-    seed: int = 0
     vllm_python: Path | None = None
 
 
@@ -121,12 +119,12 @@ class _Starts:
         self._options = options
         self._directory = directory
         self.manifest = read_manifest(directory, _MODEL)
-        rng = random.Random(options.seed)
+        rng = random.Random(0)
         self._prompt = [rng.randrange(2, options.vocabulary) for _ in range(options.prompt_tokens)]
 
     def source(self) -> LineProcess:
         """A worker that has the model from storage."""
-        source, _ = self._worker("source", _SOURCE, [])
+        source = self._worker("source", _SOURCE, [])
         source.receive(_START_S)
         manifest = msgspec.to_builtins(self.manifest)
         source.ask(
@@ -137,35 +135,26 @@ class _Starts:
     def cold_and_warm(self, source: LineProcess) -> tuple[Phases, Phases]:
         """A new process up to its first token, and the same worker once more."""
         place = source.ask({"do": "where"}, _START_S)["address"]
-        target, spawned_ns = self._worker(
-            "target", _TARGET, [{"worker": _SOURCE, "address": place}]
-        )
-        with target:
+        spawned_ns = time.monotonic_ns()
+        with self._worker("target", _TARGET, [{"worker": _SOURCE, "address": place}]) as target:
             target.receive(_START_S)
             where = target.ask({"do": "where"}, _START_S)
-            loaded = self._multicast(target)
+            loaded = self._loaded(target)
             target.ask({"do": "release"}, _START_S)
-            again = self._multicast(target)
+            warm = self._loaded(target)
         marks_ns = [spawned_ns, *where["marks_ns"].values()]
         assert tuple(where["marks_ns"]) == COLD_PHASES[:5], where
-        cold = {
-            phase: (stop_ns - start_ns) / 1e6
-            for phase, start_ns, stop_ns in zip(
-                COLD_PHASES[:5], marks_ns[:-1], marks_ns[1:], strict=True
-            )
-        }
-        cold |= _load_phases(loaded)
+        times_ms = [(stop_ns - start_ns) / 1e6 for start_ns, stop_ns in pairwise(marks_ns)]
+        cold = {**dict(zip(COLD_PHASES[:5], times_ms, strict=True)), **loaded}
         # The lines between the phases are the benchmark's own: the total is the sum of the phases.
-        cold["total"] = sum(cold.values())
-        warm = _load_phases(again)
-        warm["total"] = sum(warm.values())
+        for phases in (cold, warm):
+            phases["total"] = sum(phases.values())
         return cold, warm
 
     def vllm(self) -> Phases:
         """vLLM's offline engine from process start to its first token."""
         options = self._options
-        words = [*isolation(), str(options.vllm_python), str(PEERS / "vllm_offline.py")]
-        environ = {"OMP_NUM_THREADS": str(options.threads), **vllm_environment()}
+        assert options.vllm_python is not None, "it is asked for"
         job = {
             "directory": str(self._directory),
             "dtype": options.dtype,
@@ -174,7 +163,7 @@ class _Starts:
             "in_flight_max": 8,
         }
         spawned_ns = time.monotonic_ns()
-        with LineProcess("vllm", words, environ) as process:
+        with vllm_process("vllm", options.vllm_python, options.threads) as process:
             process.ask(job, _START_S)
             ready_ns = time.monotonic_ns()
             process.ask({"in_flight": 1, "output_tokens": 1, "prompts": [self._prompt]}, _START_S)
@@ -187,16 +176,11 @@ class _Starts:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    def _worker(
-        self, name: str, number: int, peers: list[dict[str, object]]
-    ) -> tuple[LineProcess, int]:
-        """A starting worker and when it was spawned."""
+    def _worker(self, name: str, number: int, peers: list[dict[str, object]]) -> LineProcess:
+        """A starting worker."""
         options = self._options
-        threads = str(options.threads)
-        environ = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
-        words = module_words("livescale.bench.peers.start_probe")
-        spawned_ns = time.monotonic_ns()
-        worker = LineProcess(name, words, environ)
+        environ = {"HF_HUB_OFFLINE": "1"}
+        worker = bench_process(name, "peers.start_probe", threads=options.threads, environ=environ)
         worker.send(
             {
                 "worker": number,
@@ -209,15 +193,16 @@ class _Starts:
                 "chunk_bytes": _CHUNK_BYTES,
             }
         )
-        return worker, spawned_ns
+        return worker
 
     def _kv_bytes(self) -> int:
         tokens = -(-(self._options.prompt_tokens + 1) // _BLOCK_TOKENS) * _BLOCK_TOKENS
         needed = tokens * model_spec(self.manifest).kv_bytes_per_token
-        return max(self._options.kv_bytes, needed)
+        return max(_KV_BYTES, needed)
 
-    def _multicast(self, target: LineProcess) -> dict[str, Any]:
-        return target.ask(
+    def _loaded(self, target: LineProcess) -> Phases:
+        """`bytes`: from the order until the model is complete, its modules built meanwhile."""
+        times = target.ask(
             {
                 "do": "receive",
                 "manifest": msgspec.to_builtins(self.manifest),
@@ -226,14 +211,10 @@ class _Starts:
             },
             _START_S,
         )
-
-
-def _load_phases(times: dict[str, Any]) -> Phases:
-    """`bytes`: from the order until the model is complete, its modules built meanwhile."""
-    return {
-        "bytes": (times["completed_ns"] - times["order_ns"]) / 1e6,
-        "first_token": (times["first_token_ns"] - times["completed_ns"]) / 1e6,
-    }
+        return {
+            "bytes": (times["completed_ns"] - times["order_ns"]) / 1e6,
+            "first_token": (times["first_token_ns"] - times["completed_ns"]) / 1e6,
+        }
 
 
 def _medians(starts: Sequence[Phases]) -> Phases:

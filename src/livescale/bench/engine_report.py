@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 
-from livescale.slo import percentile
+from livescale.load.slo import percentile
 
 HEADLINE_HIDDEN, HEADLINE_LAYERS, HEADLINE_DTYPE = 512, 8, "bfloat16"
 HEADLINE_IN_FLIGHT = 8
 """The ratios at the top of the JSON object are those of this shape."""
 
-_OURS = "livescale"
+OURS = "livescale"
 _BUSY_OTHERS = 0.05
+# A token in bf16 may differ from fp32's; more than rounding explains is a wrong engine: twice the
+# 0.1 standard deviations within which 99 % of the logits must stay.
+_SHORTFALL_P99_STDS_MAX = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCheck:
-    """The judge's word on an engine's tokens: `wrong` in fp32, a shortfall in other dtypes."""
+    """The judge's verdict on an engine's tokens: `wrong` in fp32, a shortfall in other dtypes."""
 
     tokens: int
     wrong: int | None = None
     shortfall_p99_stds: float | None = None
+
+    @property
+    def is_right(self) -> bool:
+        if self.shortfall_p99_stds is not None:
+            return self.shortfall_p99_stds <= _SHORTFALL_P99_STDS_MAX
+        return self.wrong == 0
 
     def __str__(self) -> str:
         if self.shortfall_p99_stds is not None:
@@ -30,21 +39,22 @@ class TokenCheck:
         return f"{self.wrong} of {self.tokens} wrong"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineRow:
-    """One engine with one number of requests in flight: a rate per repetition."""
+    """One engine with one number of requests in flight: the lists have an entry per counted round,
+    `ttft_ns` one per request."""
 
     engine: str
     dtype: str
     hidden: int
     layers: int
     in_flight: int
-    tokens_per_s: tuple[float, ...]
-    ttft_ns: tuple[int, ...]
     settings: str
     token_check: TokenCheck
-    cores_used: float
-    others_cpu_max: float
+    tokens_per_s: list[float] = field(default_factory=list)
+    ttft_ns: list[int] = field(default_factory=list)
+    cores_used: list[float] = field(default_factory=list)
+    others_cpu: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -53,7 +63,7 @@ class EngineRow:
     @property
     def tokens_per_cpu_s(self) -> float:
         """What the engine makes of a CPU second: steadier than the rate on a busy machine."""
-        return self.rate / max(self.cores_used, 1e-9)
+        return self.rate / max(median(self.cores_used), 1e-9)
 
     def as_json(self) -> dict[str, object]:
         fields: dict[str, object] = {
@@ -69,9 +79,9 @@ class EngineRow:
             },
             "settings": self.settings,
             "token_check": {k: v for k, v in asdict(self.token_check).items() if v is not None},
-            "cores_used": self.cores_used,
+            "cores_used": median(self.cores_used),
             "tokens_per_cpu_s": self.tokens_per_cpu_s,
-            "others_cpu_max": self.others_cpu_max,
+            "others_cpu_max": max(self.others_cpu),
         }
         if self.ttft_ns:
             fields["ttft_ms"] = {
@@ -92,9 +102,9 @@ class EngineReport:
 
     def ratios(self) -> Iterator[tuple[EngineRow, EngineRow, float]]:
         """(our row, another engine's row of the same kind, our rate over its rate)."""
-        ours = {_kind(row): row for row in self.rows if row.engine == _OURS}
+        ours = {_kind(row): row for row in self.rows if row.engine == OURS}
         for row in self.rows:
-            if row.engine != _OURS and _kind(row) in ours:
+            if row.engine != OURS and _kind(row) in ours:
                 yield ours[_kind(row)], row, ours[_kind(row)].rate / row.rate
 
     def as_json(self) -> dict[str, object]:
@@ -134,7 +144,7 @@ class EngineReport:
             f"  {'TTFT ms p50/p99':<16} tokens",
         ]
         lines += [self._line(row, ratios.get(id(row))) for row in self.rows]
-        busiest = max((row.others_cpu_max for row in self.rows), default=0.0)
+        busiest = max((max(row.others_cpu) for row in self.rows), default=0.0)
         if busiest > _BUSY_OTHERS:
             lines.append(
                 f"Not alone: other programs took up to {busiest:.0%} of the machine's CPU time"
@@ -153,7 +163,8 @@ class EngineReport:
         return (
             f"{row.engine:<22}{f'{row.hidden}x{row.layers}':<9}{row.dtype:<9} {row.in_flight:>3}"
             f" {row.rate:>9.0f} {spread:<16}{shown:>8}"
-            f" {row.cores_used:>6.2f} {row.tokens_per_cpu_s:>8.0f}  {ttft:<16} {row.token_check}"
+            f" {median(row.cores_used):>6.2f} {row.tokens_per_cpu_s:>8.0f}  {ttft:<16}"
+            f" {row.token_check}"
         )
 
 

@@ -30,18 +30,17 @@ from livescale.bench.fidelity_runs import PlayedRun, Strain, play_real, play_sim
 from livescale.bench.made_models import pool_config
 from livescale.bench.profile import ProfileOptions, run_profile
 from livescale.bench.profile_points import ProfileLimits
-from livescale.config import PoolConfig
+from livescale.clusters.profiles import read_profile
+from livescale.config.pool import PoolConfig
 from livescale.engine.make import Preset, make_model
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency
-from livescale.profiles import read_profile
+from livescale.load.traces import TraceRow, upscale
 from livescale.report.html import write_html_report
 from livescale.report.reported_run import ReportedRun
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.capacity import CapacityError, ServingCapacity, measure_capacity
 from livescale.sim.pools.runs import fit_rows
-from livescale.telemetry.record import RunLine
-from livescale.traces import TraceRow, upscale
 
 _MODEL = "fidelity"
 # Many small layers: their bytes cost the machine little, and phases of a load can be told apart.
@@ -114,6 +113,8 @@ def _config(
         # Sources are devices alone: an agent per host would be a process more per worker.
         "host_memory_bytes": 0,
         "arena_bytes": 2 * size_bytes,
+        # Calibration needs loads: bytes that are there already tell nothing of links.
+        "warm_spares": "off",
         "chunk_bytes": 64 << 10,
         "uplink_bytes_per_s": rate,
         "downlink_bytes_per_s": rate,
@@ -175,7 +176,9 @@ class FidelityReport:
             "others_share": [strain.others_share for strain in self.strains],
             "pace_ns": [strain.pace_ns for strain in self.strains],
             "client_late_p99_s": [
-                strain.late.p99_ns / _NS_PER_S for strain in self.strains if strain.late
+                strain.late_p99_ns / _NS_PER_S
+                for strain in self.strains
+                if strain.late_p99_ns is not None
             ],
             "figures": [item.as_json() for item in self.found],
             "goal": list(GOAL),
@@ -185,7 +188,7 @@ class FidelityReport:
     def text(self) -> str:
         used = max(strain.cores_used for strain in self.strains)
         others = max(strain.others_share for strain in self.strains)
-        late_ns = max(strain.late.p99_ns for strain in self.strains if strain.late)
+        late_ns = max(strain.late_p99_ns or 0 for strain in self.strains)
         pace_ns = [ns for strain in self.strains for ns in strain.pace_ns]
         missed = [item.name for item in self.found if item.name in GOAL and not item.is_within]
         verdict = "the goal is met" if self.is_good else f"off: {', '.join(missed)}"
@@ -216,7 +219,7 @@ def run_fidelity(
     profile = fidelity_profile.measure_profile(calibrated, pool.latency, config, options.bursts)
     say(profile.text())
     world = fidelity_profile.simulated_pool(calibrated, config, profile)
-    rows, clipped = fit_rows(options.rows, _tokens_max(calibrated))
+    rows, clipped = fit_rows(options.rows, calibrated.controller.models[0].spec.model_tokens_max)
     if clipped:
         say(f"{clipped} requests were longer than the model's limit and are clipped to it")
     capacity = _capacity(rows, world, options.seed)
@@ -269,12 +272,6 @@ def _calibrate(pool: FidelityPool, folder: Path, options: FidelityOptions) -> Pl
     config = msgspec.structs.replace(pool.config, record=record)
     rows = fidelity_profile.calibration_rows(pool.latency, config, options.bursts)
     return play_real(config, rows, "calibration", options.seed)[0]
-
-
-def _tokens_max(run: PlayedRun) -> int:
-    """Tokens that a request of the model may have."""
-    first = next(line for line in run.lines if isinstance(line, RunLine))
-    return first.config.models[0].spec.model_tokens_max
 
 
 def _capacity(rows: Sequence[TraceRow], world: SimConfig, seed: int) -> ServingCapacity:

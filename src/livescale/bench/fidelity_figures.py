@@ -6,12 +6,12 @@ Both worlds write the same record, and both records are read here by the same co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
+from livescale.load.slo import percentile
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import table
-from livescale.slo import percentile
 from livescale.telemetry.history.holdings import Ending
 from livescale.telemetry.record import LoadPhases, ScaleLine
 
@@ -30,15 +30,10 @@ def run_figures(run: ReportedRun) -> dict[str, float]:
     token.
     """
     figures: dict[str, float] = {}
-    summary = run.report.summary
+    summary = run.summary
     for name, latency in (("ttft", summary.ttft), ("tbt", summary.tbt)):
         if latency is not None:
-            figures |= {
-                f"{name}_mean_s": latency.mean_s,
-                f"{name}_p50_s": latency.p50_s,
-                f"{name}_p90_s": latency.p90_s,
-                f"{name}_p99_s": latency.p99_s,
-            }
+            figures |= {f"{name}_{figure}": value for figure, value in asdict(latency).items()}
     loads = list(loads_of(run))
     for name, begin, end in _PHASES:
         spans = [(begin(event, load), end(event, load)) for event, load in loads]
@@ -48,11 +43,10 @@ def run_figures(run: ReportedRun) -> dict[str, float]:
             if name == "scale_up":
                 figures[f"{name}_p90_s"] = percentile(values, 90) / _NS_PER_S
                 figures[f"{name}_mean_s"] = fmean(values) / _NS_PER_S
-    report = run.report
-    figures["scale_ups"] = len(report.scale_ups)
-    figures["scale_downs"] = len(report.scale_events) - len(report.scale_ups)
+    figures["scale_ups"] = len(run.scale_ups)
+    figures["scale_downs"] = len(run.scale_events) - len(run.scale_ups)
     figures |= _counts(run)
-    figures["instances_max"] = max(count for _, count in report.instances)
+    figures["instances_max"] = max(count for _, count in run.instances)
     if run.instances_mean is not None:
         figures["instances_mean"] = run.instances_mean
     return figures
@@ -60,9 +54,9 @@ def run_figures(run: ReportedRun) -> dict[str, float]:
 
 def loads_of(run: ReportedRun) -> Iterable[tuple[ScaleLine, LoadPhases]]:
     """The loads that came to their end, of the scale-ups that the load of requests made."""
-    for event in run.report.scale_ups:
+    for event in run.scale_ups:
         for load in event.loads:
-            if event.decided_ns >= run.report.started_ns and load.loaded_ns is not None:
+            if event.decided_ns >= run.started_ns and load.loaded_ns is not None:
                 yield event, load
 
 
@@ -152,8 +146,8 @@ _PHASES: tuple[tuple[str, _Moment, _Moment], ...] = (
     ("loaded", lambda event, load: load.first_layer_ns, lambda event, load: load.loaded_ns),
     ("first_token", lambda event, load: load.loaded_ns, lambda event, load: load.first_token_ns),
 )
-"""From one moment to another. The simulator tells the first byte when it asks for it, so the first
-layer counts from the decision, too."""
+"""From one moment to another. The simulator reports the first byte when it asks for it, so the
+first layer counts from the decision, too."""
 
 
 def _counts(run: ReportedRun) -> dict[str, float]:
@@ -161,6 +155,6 @@ def _counts(run: ReportedRun) -> dict[str, float]:
     begun = [held.begun_ns for held in run.history.holdings if held.is_ordered]
     over = [held.ended_ns for held in run.history.holdings if held.ending is Ending.RELEASED]
     return {
-        "instances_started": sum(at_ns >= run.report.started_ns for at_ns in begun),
-        "instances_released": sum((at_ns or 0) >= run.report.started_ns for at_ns in over),
+        "instances_started": sum(at_ns >= run.started_ns for at_ns in begun),
+        "instances_released": sum((at_ns or 0) >= run.started_ns for at_ns in over),
     }

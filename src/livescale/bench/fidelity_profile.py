@@ -1,4 +1,4 @@
-"""What a simulation is told of a real pool: delays and rates, measured on it just before.
+"""What a simulation knows of a real pool: delays and rates, measured on it just before.
 
 A calibration is a short run of its own: requests that are alone in the pool, then bursts that make
 it grow. Everything is taken from its record and from the client's times; nothing is fitted to the
@@ -8,7 +8,6 @@ runs that are compared later.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -17,16 +16,15 @@ import msgspec
 from livescale.bench.errors import BenchError
 from livescale.bench.fidelity_figures import loads_of
 from livescale.bench.fidelity_runs import ClientDelays, PlayedRun
-from livescale.config import PoolConfig
-from livescale.control.config import ControllerConfig
+from livescale.config.pool import PoolConfig
 from livescale.latency.models import OverheadLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency, RunWork
+from livescale.load.traces import TraceRow
 from livescale.sim.config import SimConfig
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import RequestLine, RunLine, StepLine
-from livescale.traces import TraceRow
+from livescale.telemetry.record import RequestLine, StepLine
 from livescale.types import Value, WorkerRef
 
 Bare = LinearLatency | RooflineLatency | TableLatency
@@ -46,9 +44,9 @@ class PoolProfile(Value, frozen=True):
     `message_delay_ns` is half of the way from the gateway to the controller and back, with all
     that both do on it, for a request that finds none before it; the way to a worker is taken to
     be as long. A Run takes `run_overhead_ns`, and `token_overhead_ns` per token, longer than
-    `latency` says: decodes of one sequence and Runs that are full tell. `step_gap_ns` lies between
-    two steps of a busy controller. A receiver that has its order waits `load_setup_ns`, and then
-    bytes come at `load_bytes_per_s`.
+    `latency` says: decodes of one sequence and Runs that are full show it. `step_gap_ns` lies
+    between two steps of a busy controller. A receiver that has its order waits `load_setup_ns`, and
+    then bytes come at `load_bytes_per_s`.
     """
 
     latency: Bare
@@ -119,9 +117,9 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
     loads = list(_spans(run))
     if not loads:
         raise BenchError("the pool did not grow while it was calibrated")
-    rate = _median([span.bytes_per_s for span in loads])
+    rate = _median([bytes_per_s for _, bytes_per_s in loads])
     layer_ns = _layer_bytes(run)[0] * _NS_PER_S // rate
-    setup_ns = _median([span.first_layer_ns for span in loads]) - layer_ns
+    setup_ns = _median([first_layer_ns for first_layer_ns, _ in loads]) - layer_ns
     capacity = read_history(run.lines).measured[0]
     return PoolProfile(
         latency=latency,
@@ -145,7 +143,7 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
 def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> SimConfig:
     """The world of that very pool: the controller's configuration is the one in its record, with
     the capacity that was measured; devices and delays are the profile's."""
-    controller = _controller(run)
+    controller = run.controller
     policies = tuple(
         msgspec.structs.replace(
             policy,
@@ -183,28 +181,19 @@ def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> 
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadSpan:
-    """From the decision to the first layer, and how fast the rest came.
-
-    An idle link has collected credit, which the first chunks take: they tell no rate.
-    """
-
-    first_layer_ns: int
-    bytes_per_s: int
-
-
-def _spans(run: PlayedRun) -> Iterator[_LoadSpan]:
+def _spans(run: PlayedRun) -> Iterator[tuple[int, int]]:
+    """Of each load the ns from the decision to the first layer, and the rate of the rest in bytes
+    per second. (An idle link has collected credit, which the first chunks take.)"""
     rest_bytes = sum(_layer_bytes(run)[1:])
     for event, load in loads_of(run.reported("calibration", "5x-mean")):
         if load.first_layer_ns is not None and load.loaded_ns is not None:
             loading_ns = max(1, load.loaded_ns - load.first_layer_ns)
             setup_ns = load.first_layer_ns - event.decided_ns
-            yield _LoadSpan(setup_ns, rest_bytes * _NS_PER_S // loading_ns)
+            yield setup_ns, rest_bytes * _NS_PER_S // loading_ns
 
 
 def _layer_bytes(run: PlayedRun) -> tuple[int, ...]:
-    return _controller(run).models[0].spec.layer_bytes
+    return run.controller.models[0].spec.layer_bytes
 
 
 def _run_overheads_ns(
@@ -243,7 +232,3 @@ def _step_gap_ns(run: PlayedRun, configured_ns: int) -> int:
     times = [line.now_ns for line in run.lines if isinstance(line, StepLine)]
     gaps = [b - a for a, b in pairwise(times) if configured_ns <= b - a < 2 * configured_ns]
     return _median(gaps) if gaps else configured_ns
-
-
-def _controller(run: PlayedRun) -> ControllerConfig:
-    return next(line.config for line in run.lines if isinstance(line, RunLine))

@@ -1,7 +1,7 @@
 """One load played against a pool, real or simulated, and the record that came of it.
 
 The real pool is a whole one, with all its processes and sockets; the client is ours. What is
-measured of a run lives in `fidelity_figures.py`, what a simulation is told in
+measured of a run lives in `fidelity_figures.py`, what a simulation knows in
 `fidelity_profile.py`.
 """
 
@@ -15,27 +15,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import msgspec
 import numpy as np
 
 from livescale.bench.errors import BenchError
 from livescale.bench.machine import CpuShares
+from livescale.bench.made_models import gauge_comes_to, vocabulary_of
 from livescale.client import replayer
-from livescale.config import PoolConfig
+from livescale.clusters.topology import Device
+from livescale.config.pool import PoolConfig
+from livescale.control.config import ControllerConfig
+from livescale.load.slo import RequestTiming, parse_slo, percentile
+from livescale.load.traces import TraceRow
 from livescale.report.reported_run import ReportedRun
-from livescale.report.run_report import RunReport
 from livescale.report.summary import summarize
-from livescale.runtime.supervisor import Pool, PoolFailed
+from livescale.runtime.supervisor import Pool
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.runs import lead_ns, run_pool
-from livescale.slo import RequestTiming, parse_slo, percentile
-from livescale.telemetry.record import AnyLine, RequestLine, read_record, write_record
+from livescale.telemetry.record import (
+    AnyLine,
+    RequestLine,
+    RunLine,
+    read_record,
+    with_client_times,
+    write_record,
+)
 from livescale.telemetry.record_file import create_record
-from livescale.telemetry.record_parts import RecordError
-from livescale.telemetry.timeline import with_client_times
-from livescale.topology import Device
-from livescale.traces import TraceRow
 from livescale.types import Outcome
 
 _NS_PER_S = 1_000_000_000
@@ -44,7 +49,6 @@ _SETTLED_NS = 2 * _NS_PER_S
 _DRAIN_NS = 60 * _NS_PER_S
 # The pool is given that long to come back to its least size behind a load.
 _SHRINK_S = 20.0
-_POLL_S = 0.1
 _PACE_SIZE, _PACE_PRODUCTS = 256, 101
 
 
@@ -61,11 +65,15 @@ class PlayedRun:
     started_ns: int
     devices: tuple[Device, ...]
 
+    @property
+    def controller(self) -> ControllerConfig:
+        """The configuration that the controller started with."""
+        return next(line.config for line in self.lines if isinstance(line, RunLine))
+
     def reported(self, trace: str, slo: str) -> ReportedRun:
         """As reports want it: judged by its own mean where the SLO is a multiple of that."""
         figures = summarize(self.timings, parse_slo(slo))
-        report = RunReport(trace, self.lines, figures, self.started_ns, slo)
-        return ReportedRun(self.name, report, figures.slo)
+        return ReportedRun(self.name, trace, self.lines, figures, self.started_ns, slo, figures.slo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +92,15 @@ class Strain:
     """Whether the machine itself was a bottleneck while a load was played.
 
     `cores_used` are the pool's and the client's, `others_share` is the part of the machine's CPU
-    time that went elsewhere, `late` how far the client fell behind its own schedule. `pace_ns` is
-    what a fixed computation took before the run and after it: virtual machines share their cores
-    with others that cannot be seen.
+    time that went elsewhere, `late_p99_ns` how far the client fell behind its own schedule.
+    `pace_ns` is what a fixed computation took before the run and after it: virtual machines share
+    their cores with others that cannot be seen.
     """
 
     cores: int
     cores_used: float
     others_share: float
-    late: replayer.Lateness | None
+    late_p99_ns: int | None
     pace_ns: tuple[int, int]
 
 
@@ -101,19 +109,16 @@ def play_real(
 ) -> tuple[PlayedRun, Strain]:
     """Start a pool, play the load, wait until it is small again and stop it.
 
-    The configuration names a record. Raises BenchError when the pool fails, or a request does.
+    The configuration names a record. Raises BenchError when a request fails.
     """
     assert config.record is not None, "the record is what this is about"
-    try:
-        # A run of its own, also in the folder of an earlier one.
-        write_record(Path(config.record), [])
-        pool = Pool(config)
-        before_ns = _pace_ns()
-        results, shares = asyncio.run(_play(pool, rows, seed))
-    except (PoolFailed, RecordError) as error:
-        raise BenchError(str(error)) from error
+    # A run of its own, also in the folder of an earlier one.
+    write_record(Path(config.record), [])
+    pool = Pool(config)
+    before_ns = _pace_ns()
+    results, shares = asyncio.run(_play(pool, rows, seed))
     cores = len(os.sched_getaffinity(0))
-    strain = Strain(cores, *shares, replayer.lateness(results), (before_ns, _pace_ns()))
+    strain = Strain(cores, *shares, replayer.lateness_ns(results, 99), (before_ns, _pace_ns()))
     failed = [result.error for result in results if result.error is not None]
     if failed:
         raise BenchError(f"{name}: {len(failed)} requests failed, the first one: {failed[0]}")
@@ -168,27 +173,26 @@ async def _play(
     pool: Pool, rows: Sequence[TraceRow], seed: int
 ) -> tuple[list[replayer.ReplayResult], tuple[float, float]]:
     """The results; cores that were used, and the share of CPU time that others had."""
-    vocabulary = msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"]
-    results: list[replayer.ReplayResult] = []
+    model = pool.models[0]
     async with pool:
         await pool.ready()
         shares = CpuShares([os.getpid()])
-
-        async def play() -> None:
-            results.extend(
-                await replayer.replay(
-                    pool.base_url,
-                    pool.models[0].spec.name,
-                    rows,
-                    prompt_ids_for=replayer.prompts_from_seed(vocabulary, seed),
-                    limits=replayer.ReplayLimits(drain_ns_max=_DRAIN_NS),
-                )
+        results = await pool.or_failure(
+            replayer.replay(
+                pool.base_url,
+                model.spec.name,
+                rows,
+                prompt_ids_for=replayer.prompts_from_seed(vocabulary_of(model.manifest), seed),
+                drain_ns_max=_DRAIN_NS,
             )
-
-        await pool.or_failure(play())
+        )
         # This process and its children are the client and the whole pool.
         used = shares.cores_used(), shares.others()
-        await pool.or_failure(_until_small(pool))
+        # Scale-downs belong to the run: let them end.
+        least = pool.config.models[0].min_replicas
+        await pool.or_failure(
+            gauge_comes_to(pool, "livescale_instances", lambda count: count <= least, _SHRINK_S)
+        )
     return results, used
 
 
@@ -201,19 +205,6 @@ def _pace_ns() -> int:
         matrix @ matrix
         times_ns.append(time.perf_counter_ns() - began_ns)
     return percentile(times_ns, 50)
-
-
-async def _until_small(pool: Pool) -> None:
-    """Scale-downs belong to the run: let them end."""
-    least = pool.config.models[0].min_replicas
-    deadline = time.monotonic() + _SHRINK_S
-    async with httpx.AsyncClient(trust_env=False, base_url=pool.base_url) as client:
-        while time.monotonic() < deadline:
-            text = (await client.get("/metrics")).text
-            rows = [row for row in text.splitlines() if row.startswith("livescale_instances{")]
-            if sum(int(float(row.rsplit(" ", 1)[1])) for row in rows) <= least:
-                return
-            await asyncio.sleep(_POLL_S)
 
 
 def _as_client(line: RequestLine, scheduled_ns: int, delivery_ns: int) -> RequestTiming:

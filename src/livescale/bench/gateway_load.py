@@ -10,26 +10,20 @@ import asyncio
 import resource
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-import httpx
-import msgspec
 
 from livescale.bench.errors import BenchError
-from livescale.bench.line_process import LineProcess
-from livescale.bench.made_models import pool_config
-from livescale.config import PoolConfig
+from livescale.bench.line_process import bench_process
+from livescale.bench.made_models import gauge_comes_to, pool_config, target_of
+from livescale.config.pool import PoolConfig
 from livescale.engine.make import PRESETS, make_model
-from livescale.interpreter import module_words
-from livescale.runtime.supervisor import Pool, PoolFailed
+from livescale.runtime.supervisor import Pool
 
 _MODEL = "timed"
 _PRESET = "tiny"
 _WAIT_S = 60.0
-_POLL_S = 0.05
 _BLOCK_TOKENS = 16
 # Descriptors besides one per stream: wires, pipes, files.
 _OTHER_DESCRIPTORS = 256
@@ -119,10 +113,7 @@ def run_gateway(options: GatewayBenchOptions, say: Callable[[str], None]) -> Gat
         make_model(Path(scratch) / _MODEL, _PRESET)
         config = _config(Path(scratch), options)
         say(f"pool: {options.workers} timed workers, a Run takes {options.step_ms} ms; starting …")
-        try:
-            seen = asyncio.run(_play(config, options, say))
-        except PoolFailed as error:
-            raise BenchError(str(error)) from error
+        seen = asyncio.run(_play(config, options, say))
     if not seen["events"]:
         raise BenchError(f"no token came: {'; '.join(seen['errors']) or 'and no error'}")
     return GatewayReport(options, seen)
@@ -179,51 +170,27 @@ def _config(scratch: Path, options: GatewayBenchOptions) -> PoolConfig:
 async def _play(
     config: PoolConfig, options: GatewayBenchOptions, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    pool = Pool(config)
-    seen: dict[str, Any] = {}
-
-    async def play() -> None:
-        seen.update(await asyncio.to_thread(_load, pool, options))
-
-    async with pool:
+    serving = f'livescale_instances{{model="{_MODEL}",state="serving"}}'
+    async with Pool(config) as pool:
         await pool.ready()
-        await pool.or_failure(_all_serve(pool, options.workers))
+        if not await pool.or_failure(
+            gauge_comes_to(pool, serving, lambda count: count == options.workers, _WAIT_S)
+        ):
+            raise BenchError(
+                f"the pool did not grow to {options.workers} instances within {_WAIT_S:.0f} s"
+            )
         say(f"ready: {options.streams} streams for {options.seconds:g} s …")
-        await pool.or_failure(play())
-    return seen
-
-
-async def _all_serve(pool: Pool, instances: int) -> None:
-    """Wait until every worker has got the model. Raises BenchError."""
-    row = f'livescale_instances{{model="{_MODEL}",state="serving"}} {instances}'
-    async with httpx.AsyncClient(trust_env=False, base_url=pool.base_url) as client:
-        for _ in range(int(_WAIT_S / _POLL_S)):
-            if row in (await client.get("/metrics")).text:
-                return
-            await asyncio.sleep(_POLL_S)
-    raise BenchError(f"the pool did not grow to {instances} instances within {_WAIT_S:.0f} s")
+        return await pool.or_failure(asyncio.to_thread(_load, pool, options))
 
 
 def _load(pool: Pool, options: GatewayBenchOptions) -> dict[str, Any]:
-    address = urlsplit(pool.base_url)
-    shape = PRESETS[_PRESET]
     job = {
-        "host": address.hostname,
-        "port": address.port,
-        "model": _MODEL,
+        **asdict(options),
+        **target_of(pool),
         "gateway_pid": pool.pids()["gateway"],
-        "streams": options.streams,
-        "stalled": options.stalled,
-        "prompt_tokens": options.prompt_tokens,
-        "output_tokens": options.output_tokens,
         # As long as the model allows: it is still generating when everything is over.
-        "stalled_tokens": shape.model_tokens_max - options.prompt_tokens,
-        "vocabulary": msgspec.json.decode(pool.models[0].manifest.config_json)["vocab_size"],
-        "seconds": options.seconds,
-        "ramp_s": options.ramp_s,
-        "seed": options.seed,
+        "stalled_tokens": PRESETS[_PRESET].model_tokens_max - options.prompt_tokens,
     }
-    words = module_words("livescale.bench.peers.stream_load")
-    with LineProcess("the load generator", words, {}) as process:
+    with bench_process("the load generator", "peers.stream_load") as process:
         process.ask({}, _WAIT_S)
         return process.ask(job, options.seconds + options.ramp_s + 3 * _WAIT_S)

@@ -10,10 +10,11 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from livescale.bench.errors import BenchError
+from livescale.common.interpreter import module_words
 
 _END_S = 20.0
 _LOG_TAIL_CHARS = 1500
@@ -52,7 +53,7 @@ class LineProcess:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise BenchError(f"{self.name} ended early: {self._log_tail()}") from None
+            raise self._early_end() from None
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         """The next line. Raises BenchError, with the end of the log, when none comes in time."""
@@ -68,7 +69,7 @@ class LineProcess:
                 )
             content = os.read(descriptor, 1 << 20)
             if not content:
-                raise BenchError(f"{self.name} ended early: {self._log_tail()}")
+                raise self._early_end()
             self._unread += content
         line, self._unread = self._unread.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
@@ -78,6 +79,11 @@ class LineProcess:
         """Send one line and wait for the answer."""
         self.send(message)
         return self.receive(timeout_s)
+
+    def check_alive(self) -> None:
+        """Raises BenchError, with the end of the log, when the process has ended."""
+        if self._process.poll() is not None:
+            raise self._early_end()
 
     def __enter__(self) -> LineProcess:
         return self
@@ -102,9 +108,32 @@ class LineProcess:
         with contextlib.suppress(ProcessLookupError):  # everything in the group ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def _early_end(self) -> BenchError:
+        return BenchError(f"{self.name} ended early: {self._log_tail()}")
+
     def _log_tail(self) -> str:
         self._process.wait(_END_S)
         self._log.seek(0)
         text = self._log.read().decode(errors="replace").strip()
         status = f"exit status {self._process.returncode}"
         return f"{status}; its log ends:\n{text[-_LOG_TAIL_CHARS:]}" if text else status
+
+
+def bench_process(
+    name: str,
+    module: str,
+    *arguments: str,
+    threads: int | None = None,
+    before: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> LineProcess:
+    """A module of this package, with its arguments, in a process of its own, which computes with so
+    many threads. The words `before` its command start it somewhere else."""
+    own = {} if threads is None else thread_environment(threads)
+    words = [*before, *module_words(f"livescale.bench.{module}", *arguments)]
+    return LineProcess(name, words, {**own, **(environ or {})})
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """With this environment libraries compute with so many threads."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -31,7 +31,7 @@ from livescale.bench.live_runs import ALONE, STOP, Burst, PairPlay, play_burst, 
 from livescale.bench.live_twin import TwinPlay, simulate
 from livescale.bench.machine import CpuShares
 from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
-from livescale.slo import percentile
+from livescale.load.slo import percentile
 from livescale.types import Manifest
 
 KINDS = ("timed", "cpu")

@@ -14,10 +14,10 @@ from livescale.bench.live_models import PairSetting
 from livescale.bench.live_runs import PairPlay
 from livescale.bench.live_twin import TwinPlay, layer_ns
 from livescale.bench.live_worker import WorkItem
+from livescale.load.slo import percentile
 from livescale.messages.events import BatchTaken
 from livescale.sim.pair.optimum import SolverMissingError, solve_split
 from livescale.sim.pair.player import LivePlay, loaded_every, play
-from livescale.slo import percentile
 
 _NS_PER_S = 1_000_000_000
 _UNIT_NS = 1000
@@ -33,6 +33,10 @@ class BothWorlds(msgspec.Struct, frozen=True):
     def agreement(self) -> float:
         """Measured over simulated."""
         return self.measured / self.simulated
+
+    def over(self, other: BothWorlds) -> BothWorlds:
+        """The ratio to another figure, in both worlds."""
+        return BothWorlds(self.measured / other.measured, self.simulated / other.simulated)
 
     def as_json(self) -> dict[str, float]:
         return {**msgspec.structs.asdict(self), "agreement": self.agreement}
@@ -93,12 +97,8 @@ def order_row(
     )
 
 
-def _mean(values: Sequence[int]) -> int:
-    return sum(values) // len(values)
-
-
 _TTFT: dict[str, Callable[[Sequence[int]], int]] = {
-    "ttft_mean_s": _mean,
+    "ttft_mean_s": lambda values: sum(values) // len(values),
     "ttft_p50_s": lambda values: percentile(values, 50),
     "ttft_p90_s": lambda values: percentile(values, 90),
     "ttft_last_s": max,
@@ -110,10 +110,10 @@ def source_idle_share(played: PairPlay) -> float:
     batch that the source could have: one that was handed over in the end, one of several, or the
     only one while layers were missing."""
     handed = {
-        request: heard.at_ns
-        for heard in played.taken
-        if isinstance(heard.event, BatchTaken) and heard.worker == SOURCE
-        for request, _ in heard.event.requests
+        request: report.at_ns
+        for report in played.taken
+        if isinstance(report.event, BatchTaken) and report.worker == SOURCE
+        for request, *_ in report.event.requests
     }
     left = sorted(handed.get(asked.request, asked.token_ns[0]) for asked in played.requests)
     assert played.loaded_ns is not None, "a target was loaded"
@@ -133,20 +133,28 @@ def throughput_curve(
     (fraction of the decoder layers that can run, measured, simulated) for the time between one
     arrival and the next. Work is layers of batches, on whichever worker they were run.
     """
-    rate, slower = _alone_rate(alone, layers), _slowdown(played, alone)
     curve = []
     for loaded in range(1, layers):
-        span = _loaded_span(played, loaded, loaded)
-        simulated = _twin_rate(twin, played, span) / slower
-        curve.append((loaded / layers, _work_rate(played, *span) / rate, simulated))
+        both = _work_ratio(played, twin, alone, layers, _loaded_span(played, loaded, loaded))
+        curve.append((loaded / layers, both.measured, both.simulated))
     return curve
 
 
 def half_load_ratio(played: PairPlay, twin: TwinPlay, alone: PairPlay, layers: int) -> BothWorlds:
     """As `throughput_curve`, over the time from three to five eighths of the layers."""
     span = _loaded_span(played, 3 * layers // 8, 5 * layers // 8)
-    rate, slower = _alone_rate(alone, layers), _slowdown(played, alone)
-    return BothWorlds(_work_rate(played, *span) / rate, _twin_rate(twin, played, span) / slower)
+    return _work_ratio(played, twin, alone, layers, span)
+
+
+def _work_ratio(
+    played: PairPlay, twin: TwinPlay, alone: PairPlay, layers: int, span: tuple[int, int]
+) -> BothWorlds:
+    """Layers per time over those of the source alone. Workers that compute at once share memory:
+    what a layer took more in this run is left out of the simulation, which was fed with it."""
+    assert twin.run is not None, "a pair was played"
+    slower = layer_ns(played, 1000) / layer_ns(alone, 1000)
+    simulated = twin.run.rate(span[0] - played.zero_ns, span[1] - played.zero_ns) / slower
+    return BothWorlds(_work_rate(played, *span) / _alone_rate(alone, layers), simulated)
 
 
 def finished_at_half_load(played: PairPlay, alone: PairPlay, layers: int) -> float:
@@ -170,12 +178,6 @@ def _loaded_span(played: PairPlay, first: int, last: int) -> tuple[int, int]:
     return arrived[first], arrived[last + 1 if last + 1 < layers else layers + 1]
 
 
-def _slowdown(played: PairPlay, alone: PairPlay) -> float:
-    """What a layer took in this run over what it takes the source that computes alone: workers that
-    compute at once share memory. The simulation is fed with the former."""
-    return layer_ns(played, 1000) / layer_ns(alone, 1000)
-
-
 def _alone_rate(alone: PairPlay, layers: int) -> float:
     """Layers per ns of the source that has the queue to itself."""
     return len(alone.requests) * layers / max(alone.ttft_ns)
@@ -194,11 +196,6 @@ def _work_rate(played: PairPlay, start_ns: int, stop_ns: int) -> float:
 
 def _overlap_ns(item: WorkItem, start_ns: int, stop_ns: int) -> int:
     return max(0, min(item.stop_ns, stop_ns) - max(item.start_ns, start_ns))
-
-
-def _twin_rate(twin: TwinPlay, played: PairPlay, span: tuple[int, int]) -> float:
-    assert twin.run is not None, "a pair was played"
-    return twin.run.rate(span[0] - played.zero_ns, span[1] - played.zero_ns)
 
 
 # -- what would be best ---------------------------------------------------------------------------

@@ -29,6 +29,7 @@ _LINKED_LAYER_NS = 10_000_000
 # Thin rows and little KV beside the layers' bytes, as with large models: 4 % here.
 _TIMED_SHAPE = Preset(16, 64, 1856, 2, 1, 512)
 _CPU_SHAPE = Preset(16, 384, 1024, 6, 1, 512)
+_DECODES_MAX = 16
 #: positions that a request takes besides its prompt
 _SPARE_TOKENS = 2048
 
@@ -37,9 +38,8 @@ _SPARE_TOKENS = 2048
 class PairSetting:
     """Source and target: what they are, what they run, and the rate of each one's link.
 
-    A batch is one prompt of `batch_tokens`. `line_max` of them are in the target's line at most.
-    Either has `sequences_max` places, KV room for `batches_max` batches, and for `decodes_max`
-    requests that decode beside them.
+    A batch is one prompt of `batch_tokens`. Either has `sequences_max` places, KV room for
+    `batches_max` batches, and for `_DECODES_MAX` requests that decode beside them.
     """
 
     kind: str
@@ -48,9 +48,7 @@ class PairSetting:
     link_bytes_per_s: int
     batch_tokens: int
     sequences_max: int = 32
-    line_max: int = 16
     batches_max: int = 16
-    decodes_max: int = 16
     latency: LinearLatency = _NO_LATENCY
 
     @property
@@ -60,7 +58,7 @@ class PairSetting:
     @property
     def run_tokens_max(self) -> int:
         """One prompt in a Run, beside the decodes."""
-        return self.batch_tokens + self.decodes_max
+        return self.batch_tokens + _DECODES_MAX
 
     @property
     def layer_load_ns(self) -> int:
@@ -82,7 +80,7 @@ class PairSetting:
     def kv_bytes(self) -> int:
         """Of a pool that holds everything that may be there."""
         tokens = self.batches_max * (self.batch_tokens + 128)
-        tokens += self.decodes_max * _SPARE_TOKENS
+        tokens += _DECODES_MAX * _SPARE_TOKENS
         return tokens * model_spec(self.manifest).kv_bytes_per_token
 
 

@@ -50,9 +50,7 @@ class KindFigures:
     def tbt_ratio(self) -> BothWorlds | None:
         """p99 TBT at the source with help over that without."""
         helped, alone = self.tbt_p99_s.get(ZIGZAG.name), self.tbt_p99_s.get(ALONE)
-        if helped is None or alone is None:
-            return None
-        return BothWorlds(helped.measured / alone.measured, helped.simulated / alone.simulated)
+        return None if helped is None or alone is None else helped.over(alone)
 
     def as_json(self) -> dict[str, object]:
         figures: dict[str, object] = {
@@ -94,8 +92,7 @@ class LiveReport:
         key = (row.kind, row.ratio, row.queued)
         for other in self.rows:
             if other.order == STOP and (other.kind, other.ratio, other.queued) == key:
-                own, stop = row.figures["ttft_last_s"], other.figures["ttft_last_s"]
-                return BothWorlds(own.measured / stop.measured, own.simulated / stop.simulated)
+                return row.figures["ttft_last_s"].over(other.figures["ttft_last_s"])
         return None
 
     def worst_agreement(self, kind: str) -> tuple[float, str] | None:

@@ -4,7 +4,7 @@ t = 0 is when the target has the embedding and the first decoder layer, as in Bl
 (layer k is there at `Time_l (k - 1)`); or, with `from_start`, when the load is ordered. All batches
 are queued then. A live target with a source gets them all, and the source takes its share from
 there. Without live scaling an instance is given the next batch when it is free. With overlap alone
-nobody shares: the source keeps what a router has given it, the target gets the others.
+nothing is shared: the source keeps what a router has given it, the target gets the others.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from livescale.bench.live_fleet import (
     SOURCE_INSTANCE,
     TARGET,
     AskedRequest,
-    Heard,
     PairFleet,
+    Reported,
 )
 from livescale.bench.live_worker import WorkItem
 from livescale.messages.events import BatchTaken, HoldingCompleted, LayerArrived, LiveStarted
-from livescale.plans import Pairing
+from livescale.routes import Partner
 from livescale.types import WorkerRef
 
 ALONE = "alone"
-"""The source has all batches to itself, and nobody loads."""
+"""The source has all batches to itself, and no target loads."""
 
 AT_FIRST_LAYER, AT_START = "from the first layer", "from the start"
 STOP, OVERLAP = "stop-the-world", "overlap"
@@ -59,7 +59,7 @@ class Burst:
 class PairPlay:
     """What came of a burst. Times are monotonic; `zero_ns` is t = 0.
 
-    `arrived_ns` are when the driver heard of each layer of the model (empty if nobody loaded),
+    `arrived_ns` are when each layer of the model was reported to the driver (empty without a load),
     `decodes` the requests that decoded on the source all the while.
     """
 
@@ -72,7 +72,7 @@ class PairPlay:
     decodes: tuple[AskedRequest, ...]
     source_work: tuple[WorkItem, ...]
     target_work: tuple[WorkItem, ...]
-    taken: tuple[Heard, ...]
+    taken: tuple[Reported, ...]
 
     @property
     def ttft_ns(self) -> list[int]:
@@ -109,7 +109,8 @@ async def play_burst(fleet: PairFleet, burst: Burst) -> PairPlay:
     prompts = [fleet.new_prompt(setting.batch_tokens) for _ in range(burst.batches)]
     began_ns = zero_ns = time.monotonic_ns()
     if burst.order != ALONE:
-        fleet.load_target(_pairing(burst.order))
+        gives_to = () if burst.order in (STOP, OVERLAP) else (Partner(SOURCE_INSTANCE, SOURCE),)
+        fleet.load_target(None if burst.order == STOP else burst.order, gives_to)
         if burst.from_start and burst.order != STOP:
             # Requests and orders come on different wires.
             await fleet.until(lambda: bool(fleet.of_target(LiveStarted)))
@@ -135,7 +136,7 @@ async def play_burst(fleet: PairFleet, burst: Burst) -> PairPlay:
         decodes=tuple(decodes),
         source_work=tuple(fleet.work(SOURCE, began_ns)),
         target_work=tuple(fleet.work(TARGET, began_ns)),
-        taken=tuple(h for h in fleet.heard if isinstance(h.event, BatchTaken)),
+        taken=tuple(h for h in fleet.reports if isinstance(h.event, BatchTaken)),
     )
 
 
@@ -150,14 +151,6 @@ async def time_prompt(fleet: PairFleet, tokens: int) -> int:
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _pairing(order: str) -> Pairing | None:
-    if order == STOP:
-        return None
-    if order == OVERLAP:
-        return Pairing(OVERLAP)
-    return Pairing(order, SOURCE, SOURCE_INSTANCE)
 
 
 async def _start_decodes(fleet: PairFleet, count: int) -> list[AskedRequest]:
@@ -177,9 +170,9 @@ def _watermark(fleet: PairFleet) -> int:
 def _arrivals(fleet: PairFleet) -> tuple[int, ...]:
     """When each layer was there, and all before it."""
     arrived: list[int] = []
-    for heard in fleet.of_target(LayerArrived):
-        assert isinstance(heard.event, LayerArrived)
-        arrived += [heard.at_ns] * (heard.event.watermark - len(arrived))
+    for report in fleet.of_target(LayerArrived):
+        assert isinstance(report.event, LayerArrived)
+        arrived += [report.at_ns] * (report.event.watermark - len(arrived))
     return tuple(arrived)
 
 

@@ -7,24 +7,23 @@ cache. Cold: their pages were dropped, and no others.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from livescale.bench.engines import PEERS
+from livescale.bench.engine_report import OURS
+from livescale.bench.engines import PEERS, has_package
 from livescale.bench.errors import BenchError
 from livescale.bench.line_process import LineProcess
 from livescale.bench.made_models import BenchShape, make_bench_model
+from livescale.common.interpreter import module_words
 from livescale.engine.layout import plan_checkpoint
 from livescale.engine.model_config import parse_config
-from livescale.interpreter import SAFE_PATH, module_words
 
-OURS = "livescale"
 LIBRARIES = {
     "safetensors": "safetensors",
     "runai": "runai-model-streamer",
@@ -56,12 +55,9 @@ class LoadRow:
     loader: str
     cache: str
     settings: str
-    size_bytes: int
+    bytes: int
     seconds: tuple[float, ...]
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.size_bytes / median(self.seconds)
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +80,7 @@ class LoadReport:
             if row.loader != OURS
         }
         figures["absent"] = list(self.absent)
-        figures["rows"] = [
-            {
-                "loader": row.loader,
-                "cache": row.cache,
-                "settings": row.settings,
-                "bytes": row.size_bytes,
-                "seconds": list(row.seconds),
-                "bytes_per_s": row.bytes_per_s,
-            }
-            for row in self.rows
-        ]
+        figures["rows"] = [asdict(row) for row in self.rows]
         return figures
 
     def text(self) -> str:
@@ -102,7 +88,7 @@ class LoadReport:
             f"{'loader':<18}{'files':<6}{'GB/s':>7} {'(least-most)':<14}{'ours/it':>8}  settings"
         ]
         for row in self.rows:
-            rates = [row.size_bytes / seconds / 1e9 for seconds in row.seconds]
+            rates = [row.bytes / seconds / 1e9 for seconds in row.seconds]
             ratio = self.ratio(row.loader, row.cache)
             shown = f"{ratio:.2f}" if row.loader != OURS and ratio is not None else ""
             spread = f"({min(rates):.1f}-{max(rates):.1f})"
@@ -120,7 +106,8 @@ def run_load(options: LoadBenchOptions, say: Callable[[str], None]) -> LoadRepor
     absent = tuple(name for name in LIBRARIES if name not in pythons)
     with _directory(options) as directory, ExitStack() as stack:
         files = _files(directory)
-        loaders = [_Loader(OURS, _our_words(), directory)]
+        words = module_words("livescale.bench.peers.livescale_loader")
+        loaders = [_Loader(OURS, words, directory)]
         for name, python in pythons.items():
             words = [str(python), str(PEERS / "library_loaders.py")]
             loaders.append(_Loader(name, words, directory))
@@ -172,8 +159,9 @@ def _rows(
                 seconds[loader.name].append(took_s)
     say(f"  {cache} files are done")
     for loader in loaders:
-        name = loader.name
-        yield LoadRow(name, cache, loader.settings, sizes[name], tuple(seconds[name]))
+        size_bytes, took = sizes[loader.name], tuple(seconds[loader.name])
+        rate = size_bytes / median(took)
+        yield LoadRow(loader.name, cache, loader.settings, size_bytes, took, rate)
 
 
 def _pythons(peer_python: Path | None) -> dict[str, Path]:
@@ -181,24 +169,11 @@ def _pythons(peer_python: Path | None) -> dict[str, Path]:
     found = {}
     for name, package in LIBRARIES.items():
         for python in (Path(sys.executable), peer_python):
-            if python is not None and name not in found and _has(python, package):
+            if python is None or name in found:
+                continue
+            if has_package("--peer-python", python, package):
                 found[name] = python
     return found
-
-
-def _has(python: Path, package: str) -> bool:
-    words = [str(python), "-c", f"import importlib.metadata as m; m.version({package!r})"]
-    try:
-        done = subprocess.run(
-            words, capture_output=True, timeout=60, check=False, env={**os.environ, **SAFE_PATH}
-        )
-    except OSError as error:
-        raise BenchError(f"--peer-python {python}: cannot be run: {error.strerror}") from error
-    return done.returncode == 0
-
-
-def _our_words() -> list[str]:
-    return module_words("livescale.bench.peers.livescale_loader")
 
 
 @contextmanager

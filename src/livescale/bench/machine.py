@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
@@ -71,12 +72,15 @@ def used_cpu_s(pid: int) -> float:
         return 0.0
     used_s = 0.0
     for process in family:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        used_s += times.user + times.system
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used_s += own_cpu_s(process)
     return used_s
+
+
+def own_cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of one process alone. Raises psutil.NoSuchProcess when it is gone."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

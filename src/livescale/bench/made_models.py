@@ -1,24 +1,31 @@
-"""Random models in the shapes that a benchmark asks for, in fp32 or bf16, and settings of pools
-that serve made models. No torch.
+"""Random models in the shapes that a benchmark asks for, in fp32 or bf16, and what benchmarks want
+of pools that serve made models: settings, where they are, gauges. No torch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 
 from livescale.bench.errors import BenchError
-from livescale.config import PoolConfig
-from livescale.config_reading import load_config
+from livescale.config.pool import PoolConfig
+from livescale.config.reading import load_config
 from livescale.engine.make import Preset, make_model
+from livescale.runtime.supervisor import Pool
+from livescale.types import Manifest
 
 DTYPES = ("float32", "bfloat16")
 
+_POLL_S = 0.1
 _HEAD_DIM = 64
 _LENGTH_BYTES = 8
 _QUERY_HEADS_PER_KV_HEAD = 4
@@ -85,6 +92,42 @@ def pool_config(
     file = scratch / "pool.yaml"
     file.write_text(json.dumps({"models": models}))  # JSON is YAML
     return load_config(file, [], {}, settings)
+
+
+def vocabulary_of(manifest: Manifest) -> int:
+    """Token ids of a made model."""
+    size: int = json.loads(manifest.config_json)["vocab_size"]
+    return size
+
+
+def target_of(pool: Pool) -> dict[str, object]:
+    """The job of a load generator: the gateway of the pool, and its first model."""
+    address, model = urlsplit(pool.base_url), pool.models[0]
+    return {
+        "host": address.hostname,
+        "port": address.port,
+        "model": model.spec.name,
+        "vocabulary": vocabulary_of(model.manifest),
+    }
+
+
+def gauge_sum(metrics: str, name: str) -> float:
+    """The sum of a gauge's samples on a page of metrics."""
+    rows = [row for row in metrics.splitlines() if row.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+
+
+async def gauge_comes_to(
+    pool: Pool, name: str, is_right: Callable[[float], bool], patience_s: float
+) -> bool:
+    """Look at a gauge of the pool until its sum is right; whether that came in time."""
+    deadline_s = time.monotonic() + patience_s
+    async with httpx.AsyncClient(trust_env=False, base_url=pool.base_url) as client:
+        while time.monotonic() < deadline_s:
+            if is_right(gauge_sum((await client.get("/metrics")).text, name)):
+                return True
+            await asyncio.sleep(_POLL_S)
+    return False
 
 
 def _round_to_bfloat16(file: Path) -> None:

@@ -15,8 +15,7 @@ from statistics import median
 from typing import Any
 
 from livescale.bench.errors import BenchError
-from livescale.bench.line_process import LineProcess
-from livescale.interpreter import module_words
+from livescale.bench.line_process import LineProcess, bench_process
 
 _ARENA_BYTES = 1 << 20
 _START_S = 300.0
@@ -77,10 +76,9 @@ def eager_connections(number: int, workers: int, eager_peers_max: int) -> int:
 
 
 def _row(count: int, eager_peers_max: int) -> MeshRow:
-    words = module_words("livescale.bench.multicast_worker")
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(LineProcess(f"worker {number}", words, {}))
+            stack.enter_context(bench_process(f"worker {number}", "multicast_worker"))
             for number in range(count)
         ]
         for number, worker in enumerate(workers):
@@ -97,7 +95,8 @@ def _row(count: int, eager_peers_max: int) -> MeshRow:
         settings = [json.loads(worker.receive(_START_S)["settings"]) for worker in workers]
         before = _usage(workers)
         peers = [[k, found["address"], found["port"], None] for k, found in enumerate(settings)]
-        setup_ns, connections = _introduced(workers, peers, eager_peers_max)
+        wanted = [eager_connections(k, count, eager_peers_max) for k in range(count)]
+        setup_ns, connections = introduce(workers, peers, wanted)
         after = _usage(workers)
     grown = [now["rss_bytes"] - was["rss_bytes"] for was, now in zip(before, after, strict=True)]
     return MeshRow(
@@ -111,24 +110,21 @@ def _row(count: int, eager_peers_max: int) -> MeshRow:
     )
 
 
-def _introduced(
-    workers: list[LineProcess], peers: list[list[object]], eager_peers_max: int
+def introduce(
+    workers: Sequence[LineProcess], peers: Sequence[Sequence[object]], wanted: Sequence[int]
 ) -> tuple[int, int]:
-    """(ns, connections) of introducing all to all. Raises BenchError when one is missing."""
+    """(ns, connections) of introducing all to all: each worker, what others know of it, and the
+    connections it is to have. Raises BenchError when one is missing."""
     began_ns = time.monotonic_ns()
-    expected = []
-    for number, worker in enumerate(workers):
-        others = [peer for peer in peers if peer[0] != number]
-        expected.append(eager_connections(number, len(workers), eager_peers_max))
-        worker.send({"do": "introduce", "peers": others})
-        worker.send({"do": "connected", "peers": expected[-1], "wait_s": _START_S / 2})
+    for worker, own, count in zip(workers, peers, wanted, strict=True):
+        worker.send({"do": "introduce", "peers": [peer for peer in peers if peer is not own]})
+        worker.send({"do": "connected", "peers": count, "wait_s": _START_S / 2})
     answers = []
-    for worker in workers:
+    for worker, count in zip(workers, wanted, strict=True):
         worker.receive(_START_S)
         answers.append(worker.receive(_START_S))
-    for number, (answer, wanted) in enumerate(zip(answers, expected, strict=True)):
-        if answer["peers"] < wanted:
-            raise BenchError(f"worker {number} has {answer['peers']} of {wanted} connections")
+        if answers[-1]["peers"] < count:
+            raise BenchError(f"{worker.name} has {answers[-1]['peers']} of {count} connections")
     ended_ns: int = max(answer["at_ns"] for answer in answers)
     # Both ends count a connection.
     return ended_ns - began_ns, sum(answer["peers"] for answer in answers) // 2

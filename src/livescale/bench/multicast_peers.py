@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from livescale.bench.errors import BenchError
-from livescale.bench.line_process import LineProcess
-from livescale.interpreter import module_words
+from livescale.bench.line_process import LineProcess, bench_process
 from livescale.testbed.bed import BedLink, Testbed
 
 _START_S = 120.0
@@ -21,11 +20,14 @@ _ROUND_S = 600.0
 def stream_seconds(testbed: Testbed, size_bytes: int, repetitions: int) -> float:
     """Median time of one TCP stream from the first to the second host, connecting included."""
     source, sink = testbed.hosts[0], testbed.hosts[1]
-    words = module_words("livescale.bench.peers.plain_stream")
     with ExitStack() as stack:
         sender, receiver = (
             stack.enter_context(
-                LineProcess(f"stream at {host.name}", [*testbed.inside(host.name), *words], {})
+                bench_process(
+                    f"stream at {host.name}",
+                    "peers.plain_stream",
+                    before=testbed.inside(host.name),
+                )
             )
             for host in (source, sink)
         )
@@ -42,10 +44,8 @@ def stream_seconds(testbed: Testbed, size_bytes: int, repetitions: int) -> float
     return float(median(seconds))
 
 
-def gloo_seconds(
-    testbed: Testbed, size_bytes: int, receivers: Iterable[int], repetitions: int
-) -> dict[int, float]:
-    """Median time of a broadcast from the first device to so many of the others.
+def gloo_seconds(testbed: Testbed, size_bytes: int, receivers: Iterable[int]) -> dict[int, float]:
+    """Time of a broadcast from the first device to so many of the others.
 
     The world of all ranks is joined and its groups are made before; only the broadcast counts.
     Raises BenchError, also when the bytes are not those of the source.
@@ -65,22 +65,22 @@ def gloo_seconds(
             answer = process.ask({**job, "rank": rank}, _START_S)
             job["port"] = int(answer["settings"])
         _all(ranks, {"do": "join"})
-        seconds = {}
-        for count in receivers:
-            order = {"do": "broadcast", "receivers": count}
-            times = [_broadcast(ranks[: count + 1], order) for _ in range(repetitions)]
-            seconds[count] = median(times)
-    return seconds
+        return {count: _broadcast(ranks[: count + 1]) for count in receivers}
 
 
 def _gloo_rank(testbed: Testbed, host: str, link: BedLink, rank: int) -> LineProcess:
-    words = module_words("livescale.bench.peers.gloo_broadcast")
-    environ = {"GLOO_SOCKET_IFNAME": link.name, "OMP_NUM_THREADS": "1"}
-    return LineProcess(f"gloo rank {rank}", [*testbed.inside(host), *words], environ)
+    return bench_process(
+        f"gloo rank {rank}",
+        "peers.gloo_broadcast",
+        threads=1,
+        before=testbed.inside(host),
+        environ={"GLOO_SOCKET_IFNAME": link.name},
+    )
 
 
-def _broadcast(ranks: list[LineProcess], order: dict[str, object]) -> float:
-    answers = _all(ranks, order)
+def _broadcast(ranks: list[LineProcess]) -> float:
+    """Seconds until the last of these ranks has the first one's bytes."""
+    answers = _all(ranks, {"do": "broadcast", "receivers": len(ranks) - 1})
     if not all(answer["is_right"] for answer in answers):
         raise BenchError("gloo's broadcast left other bytes than the source's")
     began_ns = min(answer["began_ns"] for answer in answers)
@@ -88,7 +88,7 @@ def _broadcast(ranks: list[LineProcess], order: dict[str, object]) -> float:
 
 
 def _all(processes: list[LineProcess], order: dict[str, object]) -> list[dict[str, int]]:
-    """Ask all at once, then wait for everyone."""
+    """Ask all at once, then wait for all answers."""
     for process in processes:
         process.send(order)
     return [process.receive(_ROUND_S) for process in processes]

@@ -9,15 +9,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
+from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.control.multicast.bound import lower_bound
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.plans import ScalePlan
-from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import WorkerRef, agent_ref
 
 SIZES = (64, 256, 1024, 4096)
@@ -41,37 +40,12 @@ class PlanRow:
     targets: int
     strategy: str
     chosen: str
-    plan_ms: tuple[float, ...]
+    runs: int
+    plan_ms_p50: float
+    plan_ms_p99: float
     predicted_ns: int
-    bound_ns: int
-
-    @property
-    def p50_ms(self) -> float:
-        return median(self.plan_ms)
-
-    @property
-    def p99_ms(self) -> float:
-        """The largest, unless there are more than a hundred."""
-        return sorted(self.plan_ms)[-1 - len(self.plan_ms) // 100]
-
-    @property
-    def quality(self) -> float:
-        return self.predicted_ns / self.bound_ns
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "fabric": self.fabric,
-            "devices": self.devices,
-            "targets": self.targets,
-            "strategy": self.strategy,
-            "chosen": self.chosen,
-            "runs": len(self.plan_ms),
-            "plan_ms_p50": self.p50_ms,
-            "plan_ms_p99": self.p99_ms,
-            "predicted_ns": self.predicted_ns,
-            "lower_bound_ns": self.bound_ns,
-            "quality": self.quality,
-        }
+    lower_bound_ns: int
+    quality: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +55,11 @@ class PlanReport:
     rows: tuple[PlanRow, ...]
 
     def as_json(self) -> dict[str, object]:
-        figures: dict[str, object] = {"rows": [row.as_json() for row in self.rows]}
+        figures: dict[str, object] = {"rows": [asdict(row) for row in self.rows]}
         for row in self.rows:
             if row.strategy == "chain" and row.fabric == FABRICS[0]:
-                figures[f"plan_ms_{row.devices}"] = row.p50_ms
-                figures[f"plan_ms_{row.devices}_p99"] = row.p99_ms
+                figures[f"plan_ms_{row.devices}"] = row.plan_ms_p50
+                figures[f"plan_ms_{row.devices}_p99"] = row.plan_ms_p99
         figures["quality"] = {
             f"{row.fabric} {row.devices} {row.strategy}": row.quality for row in self.rows
         }
@@ -96,7 +70,9 @@ class PlanReport:
         lines = [f"{head} {'ms p99':>8} {'predicted':>10} {'of bound':>8}"]
         for row in self.rows:
             place = f"{row.fabric:<11} {row.devices:>7} {row.targets:>7} {row.strategy:<9}"
-            times = f"{row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.predicted_ns / 1e9:>8.2f} s"
+            times = (
+                f"{row.plan_ms_p50:>8.2f} {row.plan_ms_p99:>8.2f} {row.predicted_ns / 1e9:>8.2f} s"
+            )
             lines.append(f"{place} {times} {row.quality:>7.2f}x")
         return "\n".join(lines)
 
@@ -159,21 +135,21 @@ def _row(fabric: str, topology: Topology, strategy: str, repetitions: int) -> Pl
         plan = make_plan(asked, topology, strategy)
         times.append((time.perf_counter_ns() - began_ns) / 1e6)
     assert plan.predicted_ns is not None, "all rates are known"
-    return PlanRow(
-        fabric,
-        len(workers),
-        plan.receivers,
-        strategy,
-        plan.strategy,
-        tuple(times),
-        plan.predicted_ns,
-        _bound_ns(asked, plan, topology),
-    )
-
-
-def _bound_ns(asked: PlanRequest, plan: ScalePlan, topology: Topology) -> int:
     sources = [source.workers for source in asked.sources]
-    fabric = Fabric.of(asked, topology)
-    found = lower_bound(sources, plan.instances, sum(asked.layer_bytes), fabric)
-    assert found is not None, "all rates are known"
-    return found.ns
+    links = Fabric.of(asked, topology)
+    bound = lower_bound(sources, plan.instances, sum(asked.layer_bytes), links)
+    assert bound is not None, "all rates are known"
+    return PlanRow(
+        fabric=fabric,
+        devices=len(workers),
+        targets=plan.receivers,
+        strategy=strategy,
+        chosen=plan.strategy,
+        runs=repetitions,
+        plan_ms_p50=median(times),
+        # The largest, unless there are more than a hundred.
+        plan_ms_p99=sorted(times)[-1 - repetitions // 100],
+        predicted_ns=plan.predicted_ns,
+        lower_bound_ns=bound.ns,
+        quality=plan.predicted_ns / bound.ns,
+    )

@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import msgspec
+
 from livescale.bench.errors import BenchError
-from livescale.bench.line_process import LineProcess
+from livescale.bench.line_process import LineProcess, bench_process
 from livescale.bench.made_models import BenchShape, make_bench_model
 from livescale.bench.profile_points import ProfiledModel, ProfileLimits, TimedRun, operations
+from livescale.clusters.profiles import read_profile, write_profile
 from livescale.engine.model_config import parse_config
 from livescale.engine.model_files import read_manifest
-from livescale.interpreter import module_words
 from livescale.latency.table import TableLatency
-from livescale.profiles import read_profile, write_profile
 
 _START_S = 600.0
 _RUN_S = 600.0
@@ -140,7 +141,9 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
             )
         grid = tuple(dict.fromkeys(options.limits.grid()))
         held = tuple(run for run in dict.fromkeys(options.limits.held_out()) if run not in grid)
-        process = stack.enter_context(_engine(options.threads))
+        process = stack.enter_context(
+            bench_process("livescale", "peers.iteration_times", threads=options.threads)
+        )
         process.send(_job(options, directory, (*grid, *held)))
         gpu = process.receive(_START_S)["settings"]
         say(f"{directory.name} on {gpu}: {len(grid)} Runs, {len(held)} held out; measuring …")
@@ -171,12 +174,6 @@ def run_profile(options: ProfileOptions, say: Callable[[str], None]) -> ProfileR
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _engine(threads: int) -> LineProcess:
-    words = module_words("livescale.bench.peers.iteration_times")
-    environ = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return LineProcess("livescale", words, environ)
 
 
 def _job(options: ProfileOptions, directory: Path, runs: Iterable[TimedRun]) -> dict[str, object]:
@@ -224,13 +221,7 @@ def _round(
     for run in runs:
         if time.monotonic() >= deadline_s:
             break
-        asked = {
-            "prefills": run.prefills,
-            "decodes": run.decodes,
-            "context": run.context,
-            "samples": run.samples,
-        }
-        times_ns[run] = process.ask(asked, _RUN_S)["elapsed_ns"]
+        times_ns[run] = process.ask(msgspec.to_builtins(run), _RUN_S)["elapsed_ns"]
     return times_ns
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from livescale.clusters.profiles import HEAD, AttentionPoint, LinearPoint, OpProfile
 from livescale.latency.curves import TimeCurve
 from livescale.latency.work import RunWork
-from livescale.profiles import HEAD, AttentionPoint, LinearPoint, OpProfile
 from livescale.types import Value
 
 ALL_BUT_ATTENTION = "all_but_attention"
@@ -139,7 +139,7 @@ def operations(
         model.linear(tokens, ALL_BUT_ATTENTION, layers_ns / model.layers)
         for tokens, layers_ns in sorted({**chunks_ns, **linear_ns}.items())
     ]
-    return OpProfile((*linear, *heads), (*decoding, *extending), (), model.layers)
+    return OpProfile((*linear, *heads), (*decoding, *extending), model.layers)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

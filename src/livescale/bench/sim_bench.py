@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import msgspec
 
 from livescale.bench.errors import BenchError
+from livescale.clusters.files import NamedTopology, find_cluster, read_topology
+from livescale.load.traces import TraceRow, upscale, window
 from livescale.report.terminal import table
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.capacity import measure_capacity
 from livescale.sim.pools.configs import PooledModel, build_config, first_hosts, tokens_max
-from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
+from livescale.sim.pools.runs import fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
-from livescale.topology_files import NamedTopology, find_cluster, read_topology
-from livescale.traces import TraceRow, upscale, window
 
 _NS_PER_S = 1_000_000_000
 _MODEL = "model"
@@ -81,7 +81,8 @@ def run_sim_bench(options: SimBenchOptions, say: Callable[[str], None]) -> dict[
     )
     load = upscale(rows, half, options.seed)
     coalesced = _timed("32, coalesced", config, load, options)
-    single = _timed("32, step by step", _uncoalesced(config), load, options)
+    uncoalesced = msgspec.structs.replace(config, coalesces=False)
+    single = _timed("32, step by step", uncoalesced, load, options)
     sweep = [_of_size(hosts, half, rows, options) for hosts in options.hosts]
     say(_table([coalesced, single, *sweep]))
     growth = sweep[-1].us_per_event / sweep[0].us_per_event
@@ -108,10 +109,6 @@ def _config(cluster: NamedTopology, options: SimBenchOptions) -> SimConfig:
     return build_config(cluster, [model], find_system("livescale"))
 
 
-def _uncoalesced(config: SimConfig) -> SimConfig:
-    return msgspec.structs.replace(config, coalesces=False)
-
-
 def _of_size(
     hosts: int, half: float, rows: Sequence[TraceRow], options: SimBenchOptions
 ) -> SimSpeed:
@@ -129,20 +126,16 @@ def _timed(
     run = run_pool(config, {_MODEL: load}, lead_ns(config), options.seed)
     elapsed_s = time.perf_counter() - started_s
     return SimSpeed(
-        name,
-        len(config.devices),
-        len(load),
-        run.failed,
-        _tokens(run),
-        run.result.actions,
-        run.result.steps,
-        (run.ended_ns - run.started_ns) / _NS_PER_S,
-        elapsed_s,
+        name=name,
+        devices=len(config.devices),
+        requests=len(load),
+        failed=run.failed,
+        tokens=sum(len(line.token_ns) for line in run.result.requests),
+        events=run.result.actions,
+        steps=run.result.steps,
+        virtual_s=(run.ended_ns - run.started_ns) / _NS_PER_S,
+        elapsed_s=elapsed_s,
     )
-
-
-def _tokens(run: PoolRun) -> int:
-    return sum(len(line.token_ns) for line in run.result.requests)
 
 
 def _table(speeds: Sequence[SimSpeed]) -> str:

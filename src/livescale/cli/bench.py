@@ -9,7 +9,6 @@ from pathlib import Path
 
 from livescale.bench.coldstart import ColdStartOptions, run_coldstart
 from livescale.bench.engines import EngineBenchOptions, check_vllm_python, run_engines
-from livescale.bench.errors import BenchError
 from livescale.bench.load_bench import LoadBenchOptions, run_load
 from livescale.bench.made_models import DTYPES, parse_shape
 from livescale.bench.mesh import run_mesh
@@ -27,24 +26,15 @@ from livescale.cli.bench_flags import (
     say,
     whole_numbers,
 )
-from livescale.cli.errors import UserError
+from livescale.cli.loads import whole_bytes
 from livescale.cli.testbed import add_network_arguments, network_spec
+from livescale.common.errors import UserError
 from livescale.control.multicast.planner import STRATEGIES
-from livescale.engine.errors import ModelError
-from livescale.settings import ConfigError, amount_of_bytes
-from livescale.testbed.spec import TestbedError
 
 # Storage, the planner's other strategy, crosses no emulated link.
 _MULTICAST = ("chain", *(name for name in STRATEGIES if name not in ("chain", "storage")))
 _WORKERS_MAX = 256
 _TRANSFER_PACKAGES = ("livescale", "torch", "safetensors", "xxhash", "numpy")
-
-
-def _bytes(text: str, flag: str) -> int:
-    size = amount_of_bytes(text, flag)
-    if size < 1:
-        raise UserError(f"{flag} must be at least 1 byte")
-    return size
 
 
 # -- load -----------------------------------------------------------------------------------------
@@ -60,16 +50,16 @@ def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> int:
+    """From safetensors files to host memory, by our reader and by libraries."""
     at_least(arguments, 1, "repetitions")
     options = options_of(
         LoadBenchOptions,
         arguments,
         directory=arguments.model,
-        size_bytes=_bytes(arguments.size, "--size"),
+        size_bytes=whole_bytes(arguments.size, "--size"),
         is_cold=not arguments.warm_only,
     )
-    finish(run_load(options, say), arguments, _TRANSFER_PACKAGES)
-    return 0
+    return finish(run_load(options, say), arguments, _TRANSFER_PACKAGES)
 
 
 # -- multicast ------------------------------------------------------------------------------------
@@ -88,6 +78,7 @@ def _add_multicast_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _multicast(arguments: argparse.Namespace) -> int:
+    """Every multicast strategy on emulated links, beside gloo and a TCP stream (root)."""
     network = network_spec(arguments)
     if network.hosts < 2:
         raise UserError("--hosts must be at least 2: one sends, others receive")
@@ -98,13 +89,12 @@ def _multicast(arguments: argparse.Namespace) -> int:
         network=network,
         strategies=chosen(arguments.strategies.split(","), "--strategies", _MULTICAST),
         receiver_hosts=_receiver_hosts(arguments.receivers, network.hosts - 1),
-        size_bytes=_bytes(arguments.size, "--size"),
-        chunk_bytes=_bytes(arguments.chunk, "--chunk"),
+        size_bytes=whole_bytes(arguments.size, "--size"),
+        chunk_bytes=whole_bytes(arguments.chunk, "--chunk"),
         has_gloo=not arguments.no_gloo,
         is_both_ways=network.devices_per_host == 1,
     )
-    finish(run_multicast(options, say), arguments, _TRANSFER_PACKAGES)
-    return 0
+    return finish(run_multicast(options, say), arguments, _TRANSFER_PACKAGES)
 
 
 def _receiver_hosts(text: str | None, most: int) -> tuple[int, ...]:
@@ -124,30 +114,11 @@ def _add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mesh(arguments: argparse.Namespace) -> int:
+    """Connections, memory and set-up time of the mesh of data planes."""
     at_least(arguments, 0, "eager_peers_max")
     wanted = f"numbers from 2 to {_WORKERS_MAX}"
     workers = whole_numbers(arguments.workers, "--workers", wanted, 2, _WORKERS_MAX)
-    finish(run_mesh(workers, arguments.eager_peers_max, say), arguments, _TRANSFER_PACKAGES)
-    return 0
-
-
-_TRANSFER_BENCHES = {
-    "load": Bench(
-        "from safetensors files to host memory, by our reader and by libraries",
-        _add_load_arguments,
-        _load,
-    ),
-    "multicast": Bench(
-        "every multicast strategy on emulated links, beside gloo and a TCP stream (root)",
-        _add_multicast_arguments,
-        _multicast,
-    ),
-    "mesh": Bench(
-        "connections, memory and set-up time of the mesh of data planes",
-        _add_mesh_arguments,
-        _mesh,
-    ),
-}
+    return finish(run_mesh(workers, arguments.eager_peers_max, say), arguments, _TRANSFER_PACKAGES)
 
 
 _ENGINES = ("livescale", "transformers_generate", "transformers_cb", "vllm_cpu")
@@ -163,10 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when the figures could be taken."""
-    try:
-        return _BENCHES[arguments.bench].run(arguments)
-    except (BenchError, ConfigError, ModelError, TestbedError) as error:
-        raise UserError(str(error)) from error
+    return _BENCHES[arguments.bench].run(arguments)
 
 
 # -- engine ---------------------------------------------------------------------------------------
@@ -196,11 +164,11 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
+    """Tokens per second of our engine and of others, over the same prompts."""
     options = _engine_options(arguments)
     if options.vllm_python is not None:
         check_vllm_python(options.vllm_python)
-    finish(run_engines(options, say), arguments)
-    return 0
+    return finish(run_engines(options, say), arguments)
 
 
 def _engine_options(arguments: argparse.Namespace) -> EngineBenchOptions:
@@ -251,13 +219,15 @@ def _add_coldstart_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _coldstart(arguments: argparse.Namespace) -> int:
+    """From nothing, and from a warm worker, to the first token."""
     at_least(arguments, 1, "prompt_tokens", "repetitions", "threads")
     shape = parse_shape(arguments.shape, None, None, None)
     shape.preset(arguments.vocabulary)
     if arguments.vllm_python is not None:
         check_vllm_python(arguments.vllm_python)
-    finish(run_coldstart(options_of(ColdStartOptions, arguments, shape=shape), say), arguments)
-    return 0
+    return finish(
+        run_coldstart(options_of(ColdStartOptions, arguments, shape=shape), say), arguments
+    )
 
 
 # -- plan -----------------------------------------------------------------------------------------
@@ -271,12 +241,12 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    """How long multicast planning takes, and how good its plans are."""
     at_least(arguments, 1, "repetitions")
     sizes = tuple(arguments.devices or SIZES)
     if not all(2 <= size <= 1 << 16 for size in sizes):
         raise UserError("--devices must be 2 to 65536")
-    finish(run_plan(sizes, arguments.repetitions, say), arguments)
-    return 0
+    return finish(run_plan(sizes, arguments.repetitions, say), arguments)
 
 
 # -- profile --------------------------------------------------------------------------------------
@@ -299,6 +269,7 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(arguments: argparse.Namespace) -> int:
+    """How long single Runs take on this machine, as a profile for simulations."""
     limits = ProfileLimits(arguments.chunk_max, arguments.batch_max, arguments.context_max)
     if limits.chunk_tokens_max < 1 or limits.decodes_max < 1 or arguments.threads < 1:
         raise UserError("--chunk-max, --batch-max and --threads must be at least 1")
@@ -312,29 +283,16 @@ def _profile(arguments: argparse.Namespace) -> int:
     shape = parse_shape(arguments.shape, None, None, None)
     shape.preset(arguments.vocabulary)
     options = options_of(ProfileOptions, arguments, shape=shape, limits=limits)
-    finish(run_profile(options, say), arguments)
-    return 0
+    return finish(run_profile(options, say), arguments)
 
 
 _BENCHES = {
-    "engine": Bench(
-        "tokens per second of our engine and of others, over the same prompts",
-        _add_engine_arguments,
-        _engine,
-    ),
-    "coldstart": Bench(
-        "from nothing, and from a warm worker, to the first token",
-        _add_coldstart_arguments,
-        _coldstart,
-    ),
-    "plan": Bench(
-        "how long multicast planning takes, and how good its plans are", _add_plan_arguments, _plan
-    ),
-    "profile": Bench(
-        "how long single Runs take on this machine, as a profile for simulations",
-        _add_profile_arguments,
-        _profile,
-    ),
-    **_TRANSFER_BENCHES,
+    "engine": Bench(_add_engine_arguments, _engine),
+    "coldstart": Bench(_add_coldstart_arguments, _coldstart),
+    "plan": Bench(_add_plan_arguments, _plan),
+    "profile": Bench(_add_profile_arguments, _profile),
+    "load": Bench(_add_load_arguments, _load),
+    "multicast": Bench(_add_multicast_arguments, _multicast),
+    "mesh": Bench(_add_mesh_arguments, _mesh),
     **pool_benches.BENCHES,
 }

@@ -8,19 +8,23 @@ from dataclasses import fields
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from livescale.bench.machine import describe_run
-from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
+from livescale.common.errors import UserError
 
 _PACKAGES = ("livescale", "torch", "transformers", "numpy", "uvloop")
 _Options = TypeVar("_Options")
 
 
 class Bench(NamedTuple):
-    """One benchmark: its help, its flags, and what runs it (the exit status)."""
+    """One benchmark: its flags, and what runs it, whose docstring begins with the help."""
 
-    help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+
+    @property
+    def help(self) -> str:
+        words, _, _ = (self.run.__doc__ or "").partition(".\n")
+        return words[:1].lower() + words[1:].removesuffix(".")
 
 
 class BenchReport(Protocol):
@@ -37,11 +41,16 @@ def say(line: str) -> None:
 
 
 def finish(
-    report: BenchReport, arguments: argparse.Namespace, packages: Sequence[str] = _PACKAGES
-) -> None:
-    """Print the table, and write the figures where `--json` asks for them."""
+    report: BenchReport,
+    arguments: argparse.Namespace,
+    packages: Sequence[str] = _PACKAGES,
+    *,
+    is_good: bool = True,
+) -> int:
+    """Print the table, and write the figures where `--json` asks for them; the exit status."""
     print(f"\n{report.text()}", flush=True)
     write_figures(report.as_json(), arguments, packages)
+    return 0 if is_good else 1
 
 
 def write_figures(

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from livescale.cli.errors import UserError
 from livescale.cli.loads import add_load_arguments, write_json
-from livescale.cli.pool_choices import PoolChoice, add_pool_arguments, choose, choose_systems
+from livescale.cli.pool_choices import (
+    PoolChoice,
+    add_pool_arguments,
+    choose,
+    choose_system,
+    choose_systems,
+)
+from livescale.common.errors import UserError
 from livescale.report.terminal import seconds, table
+from livescale.report.where_time_went import device_figures, device_text, slow_figures, slow_text
 from livescale.sim.pools.capacity import (
     CapacityError,
     PercentileBound,
@@ -21,8 +28,11 @@ from livescale.sim.pools.capacity import (
     smallest_pool,
 )
 from livescale.sim.pools.configs import first_devices, first_hosts, microdollars_per_hour
-from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
+from livescale.sim.pools.runs import PoolRun, lead_ns, run_with_history
 from livescale.sim.pools.systems import System
+from livescale.telemetry.history.device_time import DeviceTime, device_time
+from livescale.telemetry.history.reading import History
+from livescale.telemetry.history.waiting import SLOWEST_PERCENT, SlowRequests, slow_requests
 
 _NS_PER_S = 1_000_000_000
 _MICRODOLLARS = 1_000_000
@@ -49,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     choice = choose(arguments)
     unit = arguments.by or ("hosts" if _hosts(choice) > 1 else "devices")
     print(choice.describe())
-    answers = [_search(choice, system, unit, bounds, arguments.seed) for system in systems]
+    answers = [_search(choice, system, unit, bounds, arguments) for system in systems]
     print()
     print(_table(answers, bounds, unit))
     print()
@@ -64,23 +74,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """One simulated pool."""
+    """One simulated pool: its devices and price, and what came of the load."""
 
-    pool: PoolChoice
-    run: PoolRun
+    devices: int
+    dollars_per_hour: float | None
+    device_s: float
+    failed: int
     measured: dict[str, int | None]
+    spent: DeviceTime
+    slow: SlowRequests
 
     @property
-    def microdollars_per_hour(self) -> int | None:
-        return microdollars_per_hour(self.pool.cluster)
-
-    @property
-    def devices(self) -> int:
-        return len(self.pool.cluster.topology.devices)
-
-    @property
-    def device_s(self) -> float:
-        return self.run.device_ns() / _NS_PER_S
+    def spare_s(self) -> float:
+        """How long released devices kept parameters."""
+        return self.spent.spare_ns / _NS_PER_S
 
 
 @dataclass(slots=True)
@@ -103,7 +110,11 @@ def _hosts(choice: PoolChoice) -> int:
 
 
 def _search(
-    choice: PoolChoice, system: System, unit: str, bounds: Sequence[PercentileBound], seed: int
+    choice: PoolChoice,
+    system: System,
+    unit: str,
+    bounds: Sequence[PercentileBound],
+    arguments: argparse.Namespace,
 ) -> _Answer:
     answer = _Answer(system)
     by_hosts = unit == "hosts"
@@ -113,16 +124,23 @@ def _search(
         part = (first_hosts if by_hosts else first_devices)(choice.cluster, size)
         pool = replace(choice, cluster=part)
         try:
-            config = pool.config(system)
+            run_, history = _play(pool, system, arguments)
         except UserError as error:
             if size == largest:
                 raise
             answer.refused[size] = str(error)
             print(f"{system.name}: {_count(size, unit)}: {error}")
             return False
-        run_ = run_pool(config, pool.loads, lead_ns(config), seed)
-        trial = _Trial(pool, run_, percentiles(run_, bounds))
-        answer.trials[size] = trial
+        price = microdollars_per_hour(part)
+        trial = answer.trials[size] = _Trial(
+            devices=len(part.topology.devices),
+            dollars_per_hour=None if price is None else price / _MICRODOLLARS,
+            device_s=run_.device_ns() / _NS_PER_S,
+            failed=run_.failed,
+            measured=percentiles(run_, bounds),
+            spent=device_time(history, run_.started_ns, run_.ended_ns),
+            slow=slow_requests(history),
+        )
         does = is_within(run_, bounds)
         told = ", ".join(f"{name} {_time(ns)}" for name, ns in trial.measured.items())
         verdict = "keeps the SLO" if does else "does not"
@@ -131,6 +149,26 @@ def _search(
 
     answer.search = smallest_pool(largest, will_do)
     return answer
+
+
+def _play(
+    pool: PoolChoice, system: System, arguments: argparse.Namespace
+) -> tuple[PoolRun, History]:
+    """The system's run; where it is to be like another one, that runs before."""
+    histories: list[History] = []
+
+    def play(system: System) -> PoolRun:
+        config = pool.config(system)
+        run_, history = run_with_history(config, pool.loads, lead_ns(config), arguments.seed)
+        histories.append(history)
+        return run_
+
+    if system.fixed_like is None:
+        run_ = play(system)
+    else:
+        like = play(choose_system(system.fixed_like, arguments))
+        _, run_ = pool.play_equal(system, like, play)
+    return run_, histories[-1]
 
 
 def _count(size: int, unit: str) -> str:
@@ -146,24 +184,25 @@ def _table(answers: Sequence[_Answer], bounds: Sequence[PercentileBound], unit: 
     for answer in answers:
         trial = answer.trial
         if trial is None:
-            rows.append([answer.system.name, "none", *["-"] * (len(bounds) + 3)])
+            rows.append([answer.system.name, "none", *["-"] * (len(bounds) + 4)])
             continue
         rows.append(
             [
                 answer.system.name,
                 _count(answer.search.answer or 0, unit),
                 trial.devices,
-                _price(trial.microdollars_per_hour),
+                _price(trial.dollars_per_hour),
                 *(_time(trial.measured[str(bound)]) for bound in bounds),
                 f"{trial.device_s:,.0f} s",
+                f"{trial.spare_s:,.0f} s",
             ]
         )
     header = ["strategy", "smallest pool", "devices", "price"]
-    return table([*header, *map(str, bounds), "GPU time"], rows)
+    return table([*header, *map(str, bounds), "GPU time", "spares"], rows)
 
 
-def _price(microdollars: int | None) -> str:
-    return "-" if microdollars is None else f"${microdollars / _MICRODOLLARS:,.2f}/h"
+def _price(dollars_per_hour: float | None) -> str:
+    return "-" if dollars_per_hour is None else f"${dollars_per_hour:,.2f}/h"
 
 
 def _verdict(answers: Sequence[_Answer], slo: str, unit: str) -> str:
@@ -176,13 +215,16 @@ def _verdict(answers: Sequence[_Answer], slo: str, unit: str) -> str:
     best = min(found, key=lambda a: (a.search.answer, a.trial.device_s if a.trial else 0))
     assert best.trial is not None
     facts = [f"{best.trial.devices} devices"] if unit == "hosts" else []
-    if best.trial.microdollars_per_hour is not None:
-        facts.append(_price(best.trial.microdollars_per_hour))
+    if best.trial.dollars_per_hour is not None:
+        facts.append(_price(best.trial.dollars_per_hour))
     pool = _count(best.search.answer or 0, unit) + (f" ({', '.join(facts)})" if facts else "")
     lines = [
         f"answer: {pool} with {best.system.name} keep {slo};"
         f" {best.trial.device_s:,.0f} s of GPU time were used"
     ]
+    lines.append(f"its devices: {device_text(best.trial.spent)}")
+    if best.trial.slow.requests:
+        lines.append(f"its slowest {SLOWEST_PERCENT} %: {slow_text(best.trial.slow)}")
     lines += [
         f"note: {answer.system.name}: a larger pool was worse than a smaller one near the answer"
         for answer in found
@@ -195,10 +237,7 @@ def _figures(
     choice: PoolChoice, answers: Sequence[_Answer], unit: str, arguments: argparse.Namespace
 ) -> dict[str, object]:
     return {
-        "trace": choice.load_name,
-        "cluster": choice.cluster_name,
-        "seed": arguments.seed,
-        "clipped": choice.clipped,
+        **choice.figures(arguments.seed),
         "slo": arguments.slo,
         "unit": unit,
         "strategies": [_of_system(answer) for answer in answers],
@@ -215,11 +254,11 @@ def _of_system(answer: _Answer) -> dict[str, object]:
         "tried": [_of_size(answer, size, does) for size, does in answer.search.tried.items()],
     }
     if trial is not None:
-        price = trial.microdollars_per_hour
         figures |= {
             "devices": trial.devices,
-            "dollars_per_hour": None if price is None else price / _MICRODOLLARS,
+            "dollars_per_hour": trial.dollars_per_hour,
             "device_seconds": trial.device_s,
+            "spare_s": trial.spare_s,
         }
     return {name: value for name, value in figures.items() if value is not None}
 
@@ -230,5 +269,11 @@ def _of_size(answer: _Answer, size: int, does: bool) -> dict[str, object]:
     if trial is None:
         return {**figures, "refused": answer.refused[size]}
     measured = trial.measured.items()
+    figures |= device_figures(trial.spent) | slow_figures(trial.slow)
     figures |= {f"{name}_s": ns / _NS_PER_S for name, ns in measured if ns is not None}
-    return {**figures, "failed": trial.run.failed, "device_seconds": trial.device_s}
+    return {
+        **figures,
+        "failed": trial.failed,
+        "device_seconds": trial.device_s,
+        "spare_s": trial.spare_s,
+    }

@@ -8,25 +8,24 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from livescale.cli.demo_run import DemoRun, Played, TokenChecks, check_tokens, slo_rule
-from livescale.cli.errors import UserError
+from livescale.cli.demo_run import DemoRun, Played, TokenChecks
 from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
-from livescale.config import PoolConfig
-from livescale.config_reading import add_flags, given_flags, load_config
-from livescale.engine.errors import ModelError
+from livescale.common.errors import UserError
+from livescale.config.pool import PoolConfig
+from livescale.config.reading import add_flags, given_flags, load_config
 from livescale.engine.make import make_model
-from livescale.report.comparison import as_json, comparison_table
+from livescale.load.slo import parse_slo
+from livescale.load.traces import TraceRow, clip
+from livescale.report.comparison import comparison_table
 from livescale.report.html import write_html_report
+from livescale.report.live_loads import live_text
 from livescale.report.reported_run import ReportedRun
-from livescale.report.run_report import RunReport
-from livescale.runtime.supervisor import PoolFailed
-from livescale.settings import ConfigError
+from livescale.report.run_report import run_text
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import read_record
-from livescale.traces import TraceError, TraceRow, clip
 
 _PRESET = "medium"
 # How long the pool may take to shrink again after the last request.
@@ -54,49 +53,31 @@ def run(arguments: argparse.Namespace) -> int:
     """0 when nothing failed, every token is right and the pool came back to one instance."""
     folder = arguments.folder or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     figures: dict[str, object] = {}
-    is_good = True
-    try:
-        if min(arguments.load_seconds, arguments.live_load_seconds) <= 0:
-            raise UserError("--load-seconds and --live-load-seconds must be positive")
-        _make_model_once(arguments.model)
-        if arguments.only != "live":
-            scaled = _play_scaling(arguments, folder)
-            print(f"\n{scaled.text()}")
-            figures |= scaled.as_json()
-            is_good = scaled.is_good
-        if arguments.only != "scaling":
-            live = play_live(arguments, folder)
-            print(f"\n{live.text()}")
-            figures["live"] = live.as_json()
-            is_good = is_good and live.is_good
-    except (ConfigError, ModelError, PoolFailed, TraceError) as error:
-        raise UserError(str(error)) from error
+    goods = []
+    if min(arguments.load_seconds, arguments.live_load_seconds) <= 0:
+        raise UserError("--load-seconds and --live-load-seconds must be positive")
+    _make_model_once(arguments.model)
+    if arguments.only != "live":
+        scaled = _play_scaling(arguments, folder)
+        print(f"\n{scaled.text}")
+        figures |= scaled.figures
+        goods.append(scaled.is_good)
+    if arguments.only != "scaling":
+        live = _play_live(arguments, folder)
+        print(f"\n{live.text}")
+        figures["live"] = live.figures
+        goods.append(live.is_good)
     if arguments.json is not None:
         write_json(arguments.json, figures)
-    return 0 if is_good else 1
+    return 0 if all(goods) else 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """A run of the demo, judged."""
+class _Outcome(NamedTuple):
+    """What came of a part: as text, as figures for other programs, and whether all was well."""
 
-    report: RunReport
-    checks: TokenChecks
-    record: Path
-
-    @property
-    def is_good(self) -> bool:
-        is_small_again = self.report.instances[-1][1] == 1
-        return self.report.summary.failed == 0 and self.checks.wrong == 0 and is_small_again
-
-    def as_json(self) -> dict[str, object]:
-        return {**self.report.as_json(), **self.checks.as_json(), "record": str(self.record)}
-
-    def text(self) -> str:
-        return (
-            f"{self.report.text()}\n{self.checks.text()}\n"
-            f"record    {self.record} (check it with: livescale replay {self.record})"
-        )
+    text: str
+    figures: dict[str, object]
+    is_good: bool
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -110,7 +91,12 @@ def _make_model_once(directory: Path) -> None:
 
 def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     load = choose_load(arguments)
-    config = _choose_config(arguments, load, folder / "scaling.jsonl")
+    chosen = {
+        "hosts": 3,
+        "queue_requests_max": len(load.rows) + 1,
+        "record": str(folder / "scaling.jsonl"),
+    }
+    config = _config(arguments, arguments.load_seconds, chosen)
     run = DemoRun(config)
     print(run.describe(), flush=True)
     load = _clipped(load, run.request_tokens_max)
@@ -120,30 +106,27 @@ def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
             print(f"ready: {run.base_url}/v1; replaying {arguments.seconds} s", flush=True)
             played = await run.play(load.rows, seed=arguments.seed)
             await run.until_small(_SHRINK_S)
-        print("checking every token against transformers …", flush=True)
+        found = played.reported("scaling", load.name, parse_slo(config.slo), config.slo)
+        checks, record = run.check(played.results), played.record
+        told = f"record    {record} (check it with: livescale replay {record})"
         return _Outcome(
-            report=played.report(load.name, slo_rule(config), config.slo),
-            checks=check_tokens(arguments.model, played.results),
-            record=played.record,
+            f"{run_text(found)}\n{checks.text()}\n{told}",
+            {**found.as_json(), **checks.as_json(), "record": str(record)},
+            found.summary.failed == checks.wrong == 0 and found.instances[-1][1] == 1,
         )
 
     return asyncio.run(play())
 
 
-def _choose_config(arguments: argparse.Namespace, load: Load, record: Path) -> PoolConfig:
-    """The settings of the first part, where the user did not choose others."""
+def _config(
+    arguments: argparse.Namespace, load_s: float, chosen: dict[str, object], **fixed: object
+) -> PoolConfig:
+    """What is `chosen` where the user did not choose, and links on which a load takes so long."""
     size_bytes = sum(file.stat().st_size for file in arguments.model.glob("*.safetensors"))
-    rate = max(1 << 20, int(size_bytes / arguments.load_seconds))
-    chosen: dict[str, object] = {
-        "port": 0,
-        "hosts": 3,
-        "uplink_bytes_per_s": rate,
-        "downlink_bytes_per_s": rate,
-        "queue_requests_max": len(load.rows) + 1,
-        "record": str(record),
-    }
-    given = given_flags(arguments)
-    return load_config(None, [str(arguments.model)], os.environ, {**chosen, **given})
+    rate = max(1 << 20, int(size_bytes / load_s))
+    linked = {"port": 0, "uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate, **chosen}
+    values = {**linked, **given_flags(arguments), **fixed}
+    return load_config(None, [str(arguments.model)], os.environ, values)
 
 
 def _clipped(load: Load, request_tokens_max: int) -> Load:
@@ -165,42 +148,19 @@ _WORK_PERCENT = 120
 """The burst is as much work as keeps one instance busy for this part of a load's time."""
 _REQUESTS_MIN, _REQUESTS_MAX = 8, 240
 _LOOKS, _LOOK_S = 50, 0.2
+_LIVE_SETTINGS: dict[str, object] = {
+    "workers": 2,
+    "hosts": 2,
+    "placement": "none",
+    "queue_requests_max": _REQUESTS_MAX + 1,
+    # Short loads make small bursts: these, too, are to call for another instance.
+    "prefill_queue_upper_ms": 300,
+    "prefill_queue_lower_ms": 100,
+}
+"""Two hosts without copies in their memory: the new instance loads over the capped link."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveOutcome:
-    """Both runs, what was written about them, and whether every token was right."""
-
-    runs: list[ReportedRun]
-    checks: TokenChecks
-    folder: Path
-
-    @property
-    def is_good(self) -> bool:
-        return self.checks.wrong == 0 and not any(run.report.summary.failed for run in self.runs)
-
-    def as_json(self) -> dict[str, object]:
-        figures: dict[str, object] = {"runs": as_json(self.runs), **self.checks.as_json()}
-        first, second = (run.report.summary.ttft for run in self.runs)
-        if first is not None and second is not None:
-            figures["ttft_p50_ratio"] = second.p50_s / first.p50_s
-            figures["ttft_p99_ratio"] = second.p99_s / first.p99_s
-        return figures
-
-    def text(self) -> str:
-        live = self.runs[1].report
-        return "\n\n".join(
-            [
-                comparison_table(self.runs),
-                live.live_text or "no instance was live: the load was not worth it",
-                f"{self.checks.text()}\n"
-                f"seen      {self.folder}/live.svg and {self.folder}/report.html, with the record"
-                " of each run beside them",
-            ]
-        )
-
-
-def play_live(arguments: argparse.Namespace, folder: Path) -> LiveOutcome:
+def _play_live(arguments: argparse.Namespace, folder: Path) -> _Outcome:
     """Play the burst twice. Raises ConfigError, PoolFailed, UserError."""
     order = str(given_flags(arguments).get("live_order", "zigzag"))
     if order == _BASELINE:
@@ -208,39 +168,19 @@ def play_live(arguments: argparse.Namespace, folder: Path) -> LiveOutcome:
     rows: Sequence[TraceRow] = ()
     played: list[Played] = []
     for name in (_BASELINE, order):
-        config = _live_config(arguments, folder / f"{name}.jsonl", name)
+        record = str(folder / f"{name}.jsonl")
+        load_s = arguments.live_load_seconds
+        config = _config(arguments, load_s, _LIVE_SETTINGS, live_order=name, record=record)
         run = DemoRun(config)
         print(f"\n{name}", flush=True)
         print(run.describe(), flush=True)
         rows, one = asyncio.run(_play_burst(run, rows, arguments))
         played.append(one)
-    print("checking every token against transformers …", flush=True)
-    checks = check_tokens(arguments.model, [r for one in played for r in one.results])
+    checks = run.check([result for one in played for result in one.results])
     return _judge(config, (_BASELINE, order), played, checks, folder)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _live_config(arguments: argparse.Namespace, record: Path, order: str) -> PoolConfig:
-    """Two hosts without copies in their memory: the new instance loads over the capped link."""
-    size_bytes = sum(file.stat().st_size for file in arguments.model.glob("*.safetensors"))
-    rate = max(1 << 20, int(size_bytes / arguments.live_load_seconds))
-    chosen: dict[str, object] = {
-        "port": 0,
-        "workers": 2,
-        "hosts": 2,
-        "placement": "none",
-        "uplink_bytes_per_s": rate,
-        "downlink_bytes_per_s": rate,
-        "queue_requests_max": _REQUESTS_MAX + 1,
-        # Short loads make small bursts: these, too, are to call for another instance.
-        "prefill_queue_upper_ms": 300,
-        "prefill_queue_lower_ms": 100,
-    }
-    fixed = {"live_order": order, "record": str(record)}
-    values = {**chosen, **given_flags(arguments), **fixed}
-    return load_config(None, [str(arguments.model)], os.environ, values)
 
 
 async def _play_burst(
@@ -281,21 +221,36 @@ def _judge(
     played: Sequence[Played],
     checks: TokenChecks,
     folder: Path,
-) -> LiveOutcome:
+) -> _Outcome:
     """Both runs against one SLO: where it is a multiple of the mean, that of the first run."""
     # Only here: drawing takes a second to import.
     from livescale.report.live_picture import NothingToShow, live_picture
 
-    rule = slo_rule(config)
+    rule = parse_slo(config.slo)
     runs: list[ReportedRun] = []
     for name, one in zip(names, played, strict=True):
-        slo = runs[0].report.summary.slo if runs else None
-        report = one.report("a burst of long prompts", slo or rule, config.slo)
-        runs.append(ReportedRun(name, report, report.summary.slo))
+        slo = runs[0].slo if runs else None
+        runs.append(one.reported(name, "a burst of long prompts", slo or rule, config.slo))
     write_html_report(folder / "report.html", runs, "One burst, with and without live scaling")
     try:
         title = "One burst, and a new instance that is waited for or helps at once"
         live_picture(folder / "live.svg", runs, title)
     except NothingToShow as error:
         print(f"no picture: {error}")
-    return LiveOutcome(runs, checks, folder)
+    figures: dict[str, object] = {"runs": [run.figures for run in runs], **checks.as_json()}
+    first, second = (run.summary.ttft for run in runs)
+    if first is not None and second is not None:
+        figures["ttft_p50_ratio"] = second.p50_s / first.p50_s
+        figures["ttft_p99_ratio"] = second.p99_s / first.p99_s
+    text = "\n\n".join(
+        [
+            comparison_table(runs),
+            live_text(runs[1].live_stories, runs[1].started_ns)
+            or "no instance was live: the load was not worth it",
+            f"{checks.text()}\n"
+            f"seen      {folder}/live.svg and {folder}/report.html, with the record"
+            " of each run beside them",
+        ]
+    )
+    is_good = checks.wrong == 0 and not any(run.summary.failed for run in runs)
+    return _Outcome(text, figures, is_good)

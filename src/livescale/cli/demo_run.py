@@ -12,17 +12,17 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from livescale.cli.errors import UserError
+from livescale.bench.token_checks import wrong_timed_tokens
 from livescale.client import replayer
-from livescale.config import PoolConfig
-from livescale.report.run_report import RunReport
+from livescale.common.errors import UserError
+from livescale.config.pool import PoolConfig
+from livescale.load.slo import SloRule
+from livescale.load.traces import TraceRow
+from livescale.report.reported_run import ReportedRun
 from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, describe
-from livescale.slo import SloRule, parse_slo
-from livescale.telemetry.record import read_record, write_record
+from livescale.telemetry.record import read_record, with_client_times, write_record
 from livescale.telemetry.record_parts import RecordError
-from livescale.telemetry.timeline import with_client_times
-from livescale.traces import TraceRow
 
 _NS_PER_S = 1_000_000_000
 _DRAIN_S = 120
@@ -37,26 +37,27 @@ class Played:
     started_ns: int
     record: Path
 
-    def report(self, name: str, rule: SloRule, words: str) -> RunReport:
+    def reported(self, name: str, trace: str, rule: SloRule, words: str) -> ReportedRun:
         """The record joined with the client's times (they are written to it, too)."""
         timings = [result.timing() for result in self.results]
         figures = summarize(timings, rule)
         lines = with_client_times(read_record(self.record), timings, figures.slo)
         write_record(self.record, lines)
-        return RunReport(name, lines, figures, self.started_ns, words)
+        return ReportedRun(name, trace, lines, figures, self.started_ns, words, figures.slo)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChecks:
-    """Tokens held against transformers: how many, and which were not its choice."""
+    """Tokens held `against` what must come: how many, and which were not that choice."""
 
+    against: str
     tokens: int
     wrong: int
-    near_ties: int
+    near_ties: int = 0
 
     def text(self) -> str:
         return (
-            f"tokens    {self.tokens} checked against transformers, wrong: {self.wrong}"
+            f"tokens    {self.tokens} checked against {self.against}, wrong: {self.wrong}"
             f" (near ties: {self.near_ties})"
         )
 
@@ -66,20 +67,6 @@ class TokenChecks:
             "token_mismatches": self.wrong,
             "near_ties": self.near_ties,
         }
-
-
-def check_tokens(model: Path, results: Sequence[replayer.ReplayResult]) -> TokenChecks:
-    """Hold every token against one forward of the model, as transformers computes it."""
-    # Imported here: torch takes a second, and the processes of the pool are gone by now.
-    from livescale.engine.oracle import GreedyOracle
-
-    answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
-    checks = GreedyOracle(model).check_many(answered)
-    return TokenChecks(
-        sum(check.tokens for check in checks),
-        sum(len(check.wrong) for check in checks),
-        sum(check.near_ties for check in checks),
-    )
 
 
 class DemoRun:
@@ -94,9 +81,8 @@ class DemoRun:
             raise UserError(f"record {error}") from error
         self.config = config
         self._pool = Pool(config)
-        manifest = self._pool.models[0].manifest
-        self._vocabulary = msgspec.json.decode(manifest.config_json)["vocab_size"]
-        self._size_bytes = manifest.size_bytes
+        self._manifest = self._pool.models[0].manifest
+        self._vocabulary = msgspec.json.decode(self._manifest.config_json)["vocab_size"]
         self._started_ns = 0
         self._sent_ns: list[int] = []
         self._done = 0
@@ -117,7 +103,7 @@ class DemoRun:
         if rate is not None:
             lines.append(
                 f"links: capped at {rate / 1e6:.1f} MB/s per worker and direction, so that a load"
-                f" takes {self._size_bytes / rate:.2f} s"
+                f" takes {self._manifest.size_bytes / rate:.2f} s"
             )
         return "\n".join([*lines, f"pool: {self._pool.layout}, starting …"])
 
@@ -134,28 +120,43 @@ class DemoRun:
         self._sent_ns = [row.arrival_ns for row in rows]
         self._done = self._failed = 0
         progress = asyncio.create_task(self._show_progress())
-        results: list[replayer.ReplayResult] = []
-
-        async def play() -> None:
-            results.extend(
-                await replayer.replay(
-                    self._pool.base_url,
-                    self._pool.models[0].spec.name,
-                    rows,
-                    prompt_ids_for=replayer.prompts_from_seed(self._vocabulary, seed),
-                    on_progress=self._count,
-                    limits=replayer.ReplayLimits(drain_ns_max=_DRAIN_S * _NS_PER_S),
-                )
-            )
-
+        load = replayer.replay(
+            self._pool.base_url,
+            self._pool.models[0].spec.name,
+            rows,
+            prompt_ids_for=replayer.prompts_from_seed(self._vocabulary, seed),
+            on_progress=self._count,
+            drain_ns_max=_DRAIN_S * _NS_PER_S,
+        )
         try:
-            await self._pool.or_failure(play())
+            results = await self._pool.or_failure(load)
         finally:
             progress.cancel()
-        late = replayer.lateness(results)
-        if late is not None:
-            print(f"requests left at most {late.max_ns / 1e6:.0f} ms after they were due")
+        late_ns = replayer.lateness_ns(results, 100)
+        if late_ns is not None:
+            print(f"requests left at most {late_ns / 1e6:.0f} ms after they were due")
         return Played(results, self._started_ns, Path(str(self.config.record)))
+
+    def check(self, results: Sequence[replayer.ReplayResult]) -> TokenChecks:
+        """Hold every token against one forward of the model, as transformers computes it; those
+        that timed devices make up against an executor that nothing disturbs."""
+        answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
+        is_timed = self.config.device == "timed"
+        against = "a timed executor" if is_timed else "transformers"
+        print(f"checking every token against {against} …", flush=True)
+        if is_timed:
+            wrong = sum(wrong_timed_tokens(self._manifest, answered))
+            return TokenChecks(against, sum(len(ids) for _, ids in answered), wrong)
+        # Imported here: torch takes a second, and the processes of the pool are gone by now.
+        from livescale.engine.oracle import GreedyOracle
+
+        checks = GreedyOracle(Path(self.config.models[0].path)).check_many(answered)
+        return TokenChecks(
+            against,
+            sum(check.tokens for check in checks),
+            sum(len(check.wrong) for check in checks),
+            sum(check.near_ties for check in checks),
+        )
 
     async def until_small(self, limit_s: float) -> None:
         """Give the pool time to shrink to its least size."""
@@ -206,8 +207,3 @@ class DemoRun:
                 state = row.split('state="')[1].split('"')[0]
                 states[state] = states.get(state, 0) + int(float(row.rsplit(" ", 1)[1]))
         return states
-
-
-def slo_rule(config: PoolConfig) -> SloRule:
-    """What counts as good."""
-    return parse_slo(config.slo)

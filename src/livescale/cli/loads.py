@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from livescale.arrivals import named_trace
-from livescale.cli.errors import UserError
-from livescale.trace_formats import ParsedTrace
-from livescale.traces import TraceRow, burst_trace, divide_lengths, summary, upscale, window
+from livescale.common.errors import UserError
+from livescale.common.settings import amount_of_bytes
+from livescale.load.arrivals import named_trace
+from livescale.load.formats import ParsedTrace
+from livescale.load.traces import TraceRow, burst_trace, divide_lengths, summary, upscale, window
 
 DEFAULT_TRACE = "azurecode_0855_5min"
 _NS_PER_S = 1_000_000_000
@@ -47,7 +50,7 @@ def add_load_arguments(
 
 
 def choose_load(arguments: argparse.Namespace) -> Load:
-    """The trace's requests as asked for; says on standard output what they are.
+    """The trace's requests as asked for; prints what they are.
 
     Without a trace and without LIVESCALE_DATA a trace of the same shape is generated. Raises
     UserError or TraceError.
@@ -81,10 +84,25 @@ def choose_load(arguments: argparse.Namespace) -> Load:
     return Load(name, rows)
 
 
-def write_json(path: Path, figures: dict[str, object]) -> None:
-    """Write one JSON object for machines. Raises UserError."""
+def whole_bytes(text: str, flag: str) -> int:
+    """The bytes of "64MiB", at least one. Raises UserError."""
+    size = amount_of_bytes(text, flag)
+    if size < 1:
+        raise UserError(f"{flag} must be at least 1 byte")
+    return size
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """The file or folder is written meanwhile: an OSError becomes a UserError that names it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+        yield
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, figures: dict[str, object]) -> None:
+    """Write one JSON object for machines. Raises UserError."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")

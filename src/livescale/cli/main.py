@@ -13,39 +13,29 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from livescale import __version__
-from livescale.cli.errors import UserError
+from livescale.common.errors import UserError
 
 _INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    name: str
-    help: str
-
-    @property
-    def module(self) -> str:
-        return f"livescale.cli.{self.name}"
-
-
-COMMANDS = (
-    _Command("serve", "serve models behind an OpenAI-compatible API"),
-    _Command("demo", "watch a pool scale 1 -> 3 -> 1, and new instances help while they load"),
-    _Command("models", "make models for tests and demos"),
-    _Command("bench", "compare with other engines, and with limits"),
-    _Command("plan", "plan a multicast and say what it costs"),
-    _Command("simulate", "run a trace in virtual time"),
-    _Command("capacity", "find the smallest simulated pool that keeps an SLO"),
-    _Command("swarm", "run faulty worlds drawn from seeds, and check every rule in each"),
-    _Command("reproduce", "what the papers claim, and what comes out here"),
-    _Command("report", "what run records say: text, a page, a picture"),
-    _Command("replay", "feed records to a fresh controller, or member, and compare"),
-    _Command("testbed", "emulate hosts and their links on this machine (root, Linux)"),
-)
+COMMANDS = {
+    "serve": "serve models behind an OpenAI-compatible API",
+    "demo": "watch a pool scale 1 -> 3 -> 1, and new instances help while they load",
+    "models": "make models for tests and demos",
+    "bench": "compare with other engines, and with limits",
+    "plan": "plan a multicast and say what it costs",
+    "simulate": "run a trace in virtual time",
+    "capacity": "find the smallest simulated pool that keeps an SLO",
+    "swarm": "run faulty worlds drawn from seeds, and check every rule in each",
+    "reproduce": "what the papers claim, and what comes out here",
+    "report": "what run records say: text, a page, a picture",
+    "replay": "feed records to a fresh controller, or member, and compare",
+    "testbed": "emulate hosts and their links on this machine (root, Linux)",
+}
+"""Each command by the name of its module, with its help."""
 
 
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -56,18 +46,17 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"livescale {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for known in COMMANDS:
-        sub = commands.add_parser(known.name, help=known.help, description=known.help)
-        if known.name == command:
-            importlib.import_module(known.module).add_arguments(sub)
+    for name, words in COMMANDS.items():
+        sub = commands.add_parser(name, help=words, description=words)
+        if name == command:
+            importlib.import_module(f"livescale.cli.{name}").add_arguments(sub)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; 0 when all went well, 1 for an error that was explained, 2 for usage."""
     arguments = sys.argv[1:] if argv is None else argv
-    names = [command.name for command in COMMANDS]
-    chosen = next((word for word in arguments if word in names), None)
+    chosen = next((word for word in arguments if word in COMMANDS), None)
     with _interrupted_at_once(chosen):
         parsed = build_parser(chosen).parse_args(arguments)
         module = importlib.import_module(f"livescale.cli.{parsed.command}")

@@ -14,13 +14,14 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from livescale.cli.errors import UserError
-from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS, PoolConfig
-from livescale.engine.errors import ModelError
+from livescale.common.errors import UserError
+from livescale.common.settings import Setting, read_values, shown_default
+from livescale.config.pool import CHANGEABLE_SETTINGS, MODEL_SETTINGS, PoolConfig
 from livescale.engine.make import FAMILY_NAMES, PRESETS, make_model
-from livescale.gateway.admin import AdministeredModel
+from livescale.gateway.admin import AdministeredModels, RemovedModel
+from livescale.gateway.backend import ModelStatus
+from livescale.gateway.errors import ErrorBody
 from livescale.report.terminal import table
-from livescale.settings import ConfigError, Setting, read_values, shown_default
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _make(arguments: argparse.Namespace) -> int:
     try:
         make_model(arguments.directory, arguments.preset, arguments.seed, family=arguments.family)
-    except (ModelError, OSError) as error:
+    except OSError as error:
         raise UserError(str(error)) from error
     size = sum(file.stat().st_size for file in arguments.directory.glob("*.safetensors"))
     print(
@@ -63,22 +64,6 @@ _CONNECT_TIMEOUT_S = 10.0
 _Answer = TypeVar("_Answer")
 #: of `models:` in the configuration; `add` takes each as a flag
 _SETTINGS = tuple(setting for setting in MODEL_SETTINGS if setting.name != "path")
-
-
-class _Listed(msgspec.Struct):
-    data: list[AdministeredModel]
-
-
-class _Removed(msgspec.Struct):
-    name: str
-
-
-class _Detail(msgspec.Struct):
-    message: str
-
-
-class _Refused(msgspec.Struct):
-    error: _Detail
 
 
 def _add_calls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,12 +102,12 @@ def _add_flag(parser: argparse.ArgumentParser, setting: Setting, more: str) -> N
 def _add(arguments: argparse.Namespace) -> str:
     settings = _given(arguments, _SETTINGS)
     body = {"path": str(arguments.directory.resolve()), **settings}
-    model = _call(arguments, AdministeredModel, "POST", "/admin/models", body)
+    model = _call(arguments, ModelStatus, "POST", "/admin/models", body)
     what = f"{model.name}: {_words(model.state)}, copies in host memory: {model.host_copies}"
     return "\n".join([what, _outlook(model), *(f"warning: {w}" for w in model.warnings)])
 
 
-def _outlook(model: AdministeredModel) -> str:
+def _outlook(model: ModelStatus) -> str:
     """What becomes of it, as it is now, when the pool starts again."""
     if model.survives_restart:
         return f"{model.name}: survives a restart of the pool"
@@ -135,7 +120,7 @@ def _set(arguments: argparse.Namespace) -> str:
         flags = ", ".join(setting.flag for setting in CHANGEABLE_SETTINGS)
         raise UserError(f"nothing is to be changed: give some of {flags}")
     path = f"/admin/models/{quote(arguments.name, safe='')}"
-    model = _call(arguments, AdministeredModel, "PATCH", path, changes)
+    model = _call(arguments, ModelStatus, "PATCH", path, changes)
     limits = f"{model.min_replicas} to {model.max_replicas} instances, priority {model.priority}"
     return f"{model.name}: {limits}\n{_outlook(model)}"
 
@@ -143,26 +128,23 @@ def _set(arguments: argparse.Namespace) -> str:
 def _given(arguments: argparse.Namespace, settings: tuple[Setting, ...]) -> dict[str, object]:
     """Checked values of the flags that were given. Raises UserError."""
     given = {s.name: vars(arguments)[s.name] for s in settings if s.name in vars(arguments)}
-    try:
-        return read_values(given, settings, "flags: ", is_text=True)
-    except ConfigError as error:
-        raise UserError(str(error)) from error
+    return read_values(given, settings, "flags: ", is_text=True)
 
 
 def _remove(arguments: argparse.Namespace) -> str:
     path = f"/admin/models/{quote(arguments.name, safe='')}"
-    removed = _call(arguments, _Removed, "DELETE", path)
+    removed = _call(arguments, RemovedModel, "DELETE", path)
     return f"{removed.name}: takes no more requests, leaves when the running ones have ended"
 
 
 def _list(arguments: argparse.Namespace) -> str:
-    models = _call(arguments, _Listed, "GET", "/admin/models").data
+    models = _call(arguments, AdministeredModels, "GET", "/admin/models").data
     header = ["model", "state", "instances", "host copies", "requests", "tokens", "device s"]
     problems = [f"{m.name} has a problem: {m.problem}" for m in models if m.problem]
     return "\n".join([table([*header, "path"], [_row(model) for model in models]), *problems])
 
 
-def _row(model: AdministeredModel) -> list[object]:
+def _row(model: ModelStatus) -> list[object]:
     states = [f"{count} {state}" for state, count in sorted(model.instances.items())]
     usage = model.usage
     return [
@@ -200,7 +182,7 @@ def _call(
         raise UserError(f"{url}: {error}") from error
     try:
         if response.is_error:
-            refused = msgspec.json.decode(response.content, type=_Refused)
+            refused = msgspec.json.decode(response.content, type=ErrorBody)
             raise UserError(f"{refused.error.message} ({url}, status {response.status_code})")
         return msgspec.json.decode(response.content, type=answer_type)
     except msgspec.MsgspecError:

@@ -9,20 +9,19 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.cli.errors import UserError
-from livescale.cli.loads import write_json
+from livescale.cli.loads import whole_bytes, write_json
+from livescale.clusters.files import NamedTopology, read_topology
+from livescale.clusters.topology import Direction, LinkKind, LinkUse
+from livescale.common.errors import UserError
+from livescale.common.settings import ConfigError, amount_of_bytes
 from livescale.control.multicast.bound import Bound, lower_bound
 from livescale.control.multicast.fabric import Fabric
-from livescale.control.multicast.planner import STRATEGIES, PlanError, free_uplinks, make_plan
+from livescale.control.multicast.planner import STRATEGIES, free_uplinks, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.engine.errors import ModelError
 from livescale.engine.model_files import model_spec, read_manifest
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.plans import ScalePlan
 from livescale.report.plan_text import describe_plan
-from livescale.settings import ConfigError, amount_of_bytes
-from livescale.topology import Direction, LinkKind, LinkUse
-from livescale.topology_files import NamedTopology, read_topology
 from livescale.types import ModelSpec, WorkerRef
 
 _PRESETS = {LLAMA_3_8B.name: LLAMA_3_8B}
@@ -50,13 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        named = read_topology(arguments.topology)
-        model = _model(arguments)
-        asked = _request(arguments, named, model)
-        plan = make_plan(asked, named.topology, arguments.strategy)
-    except (ConfigError, PlanError, ModelError) as error:
-        raise UserError(str(error)) from error
+    named = read_topology(arguments.topology)
+    asked = _request(arguments, named, _model(arguments))
+    plan = make_plan(asked, named.topology, arguments.strategy)
     bound = _bound(asked, plan, named)
     print(describe_plan(plan, bound.ns if bound else None, bound.why if bound else ""))
     if arguments.json is not None:
@@ -115,14 +110,11 @@ def _request(arguments: argparse.Namespace, named: NamedTopology, model: ModelSp
         targets = _groups(wanted, tp, "--targets")
         targets += tuple((ref,) * tp for ref in wanted if ref.is_agent)
         instances = len(targets)
-    chunk_bytes = amount_of_bytes(arguments.chunk, "--chunk")
-    if chunk_bytes < 1:
-        raise UserError("--chunk must be at least 1 byte")
     return PlanRequest(
         plan=1,
         model=model.name,
         layer_bytes=model.layer_bytes,
-        chunk_bytes=chunk_bytes,
+        chunk_bytes=whole_bytes(arguments.chunk, "--chunk"),
         instances=instances,
         sources=copies + agents,
         spare=spare,

@@ -1,12 +1,15 @@
-"""`livescale bench gateway|sim|fidelity|live|soak|attacks`: their flags."""
+"""`livescale bench gateway|sim|scaling|fidelity|live|soak|attacks`: their flags."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
 from pathlib import Path
+
+import msgspec
 
 from livescale.bench.attacks import AttacksBenchOptions, run_attacks
 from livescale.bench.fidelity import (
@@ -20,17 +23,19 @@ from livescale.bench.fidelity import (
 from livescale.bench.fidelity_profile import BURSTS
 from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
 from livescale.bench.live import KINDS, LinkedOptions, LiveBenchOptions, run_live
+from livescale.bench.scaling import NamedLoad, ScalingOptions, run_scaling
 from livescale.bench.sim_bench import SimBenchOptions, run_sim_bench
 from livescale.bench.soak.faults import FAULT_KINDS
 from livescale.bench.soak.run import SoakOptions, run_soak
 from livescale.cli import bench_flags
 from livescale.cli.bench_flags import Bench, at_least, finish, options_of, say
-from livescale.cli.errors import UserError
 from livescale.cli.loads import add_load_arguments, choose_load
-from livescale.settings import amount_of_bytes
-from livescale.sim.pools.capacity import CapacityError
-from livescale.sim.pools.configs import PoolError
-from livescale.traces import TraceError
+from livescale.cli.pool_choices import parse_model
+from livescale.clusters.files import find_cluster, read_topology
+from livescale.common.errors import UserError
+from livescale.common.settings import amount_of_bytes
+from livescale.load.arrivals import named_trace
+from livescale.load.traces import window
 
 # -- gateway --------------------------------------------------------------------------------------
 
@@ -49,15 +54,17 @@ def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _gateway(arguments: argparse.Namespace) -> int:
-    """0 when every stream got tokens until the end."""
+    """What the gateway adds to every token under many concurrent streams.
+
+    0 when every stream got tokens until the end.
+    """
     at_least(arguments, 1, "streams", "workers", "step_ms", "prompt_tokens", "output_tokens")
     at_least(arguments, 0, "stalled")
     if arguments.seconds <= 0 or arguments.ramp_seconds < 0:
         raise UserError("--seconds must be positive and --ramp-seconds not negative")
     options = options_of(GatewayBenchOptions, arguments, ramp_s=arguments.ramp_seconds)
     report = run_gateway(options, say)
-    finish(report, arguments)
-    return 0 if report.seen["streams_held"] == options.streams else 1
+    return finish(report, arguments, is_good=report.seen["streams_held"] == options.streams)
 
 
 # -- sim ------------------------------------------------------------------------------------------
@@ -77,6 +84,7 @@ def _add_sim_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _sim(arguments: argparse.Namespace) -> int:
+    """How fast the simulator is, by size of the pool, with and without coalescing."""
     try:
         hosts = tuple(int(count) for count in arguments.hosts.split(","))
     except ValueError as error:
@@ -85,19 +93,92 @@ def _sim(arguments: argparse.Namespace) -> int:
         raise UserError("--hosts must ascend from 1 on, and --sweep-seconds be positive")
     if arguments.trace is None:
         arguments.trace = _SIM_TRACE if "LIVESCALE_DATA" in os.environ else _SIM_GENERATED
-    try:
-        options = SimBenchOptions(
-            rows=choose_load(arguments).rows,
-            preset=arguments.model,
-            tp_size=arguments.tp,
-            seconds=arguments.sweep_seconds,
-            hosts=hosts,
-            seed=arguments.seed,
-        )
-        bench_flags.write_figures(run_sim_bench(options, say), arguments)
-    except (TraceError, PoolError, CapacityError) as error:
-        raise UserError(str(error)) from error
+    options = SimBenchOptions(
+        rows=choose_load(arguments).rows,
+        preset=arguments.model,
+        tp_size=arguments.tp,
+        seconds=arguments.sweep_seconds,
+        hosts=hosts,
+        seed=arguments.seed,
+    )
+    bench_flags.write_figures(run_sim_bench(options, say), arguments)
     return 0
+
+
+# -- scaling --------------------------------------------------------------------------------------
+
+_NS_PER_S = 1_000_000_000
+_SCALING_TRACE = "azurecode_1320_5min"
+_SCALING_GENERATED = "burst"
+_SCALING_SECONDS = 60
+
+
+def _add_scaling_arguments(parser: argparse.ArgumentParser) -> None:
+    def add(flag: str, words: str, metavar: str) -> None:
+        parser.add_argument(flag, nargs="+", action="extend", metavar=metavar, help=words)
+
+    words = f"files or names of traces (default: a minute of {_SCALING_TRACE}, else burst)"
+    add("--trace", words, "TRACE")
+    words = "presets and their ranks (default: llama-3-8b, and the fewest ranks that fit)"
+    add("--model", words, "PRESET[,tp=N]")
+    add("--cluster", "names or files of clusters (default: blitzscale-b)", "CLUSTER")
+    words = "loads, as parts of what the whole pool serves at most (default: 0.25)"
+    add("--part", words, "PART")
+    words = f"how much of each trace (default: all; of the default trace {_SCALING_SECONDS})"
+    parser.add_argument("--seconds", type=int, metavar="N", help=words)
+    words = "requests per second that the whole pool serves at most (default: measured)"
+    parser.add_argument("--capacity", type=float, metavar="RATE", help=words)
+    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+
+
+def _scaling(arguments: argparse.Namespace) -> int:
+    """Whether scaling pays: systems and fixed pools under parts of what a pool can serve.
+
+    Requests that failed are in the figures, and not in the exit status.
+    """
+    if arguments.seconds is not None and arguments.seconds < 1:
+        raise UserError("--seconds must be at least 1")
+    if arguments.capacity is not None and not 0 < arguments.capacity < math.inf:
+        raise UserError("--capacity must be positive")
+    models = arguments.model or ["llama-3-8b"]
+    clusters = arguments.cluster or ["blitzscale-b"]
+    options = ScalingOptions(
+        traces=_scaling_traces(arguments),
+        models=[
+            msgspec.structs.replace(parse_model(text), name=text) for text in dict.fromkeys(models)
+        ],
+        clusters=[(name, read_topology(find_cluster(name))) for name in dict.fromkeys(clusters)],
+        parts=_parts(arguments.part or ["0.25"]),
+        requests_per_s=arguments.capacity,
+        fewest_ranks=[text for text in models if ",tp=" not in text],
+        seed=arguments.seed,
+    )
+    return finish(run_scaling(options, say), arguments)
+
+
+def _scaling_traces(arguments: argparse.Namespace) -> list[NamedLoad]:
+    """Raises TraceError."""
+    data, names, seconds_ = os.environ.get("LIVESCALE_DATA"), arguments.trace, arguments.seconds
+    if names is None:
+        names = [_SCALING_TRACE if data else _SCALING_GENERATED]
+        seconds_ = seconds_ or _SCALING_SECONDS
+    found = []
+    for name in dict.fromkeys(names):
+        rows = named_trace(name, Path(data) if data else None, arguments.seed).rows
+        kept = rows if seconds_ is None else window(rows, 0, seconds_ * _NS_PER_S)
+        if rows and not kept:
+            raise UserError(f"trace {name} has no request in its first {seconds_} s")
+        found.append(NamedLoad(name, kept))
+    return found
+
+
+def _parts(texts: list[str]) -> list[float]:
+    """The numbers of ["0.08,0.25", "0.5"], each once. Raises UserError."""
+    words = [word for text in texts for word in text.split(",")]
+    try:
+        return list(dict.fromkeys(float(word) for word in words))
+    except ValueError as error:
+        raise UserError(f"--part {' '.join(texts)}: write numbers such as 0.08,0.25") from error
 
 
 # -- fidelity -------------------------------------------------------------------------------------
@@ -121,7 +202,9 @@ def _add_fidelity_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _fidelity(arguments: argparse.Namespace) -> int:
-    """0 when timed workers behaved as simulated, in the figures that have to be right.
+    """One load on a real pool and in the simulator, figure by figure.
+
+    0 when timed workers behaved as simulated, in the figures that have to be right.
 
     The first kind's figures stand at the top, those of another under its name.
     """
@@ -132,10 +215,7 @@ def _fidelity(arguments: argparse.Namespace) -> int:
         raise UserError("--load-percent must be 1 to 100")
     if arguments.load_seconds <= 0 or arguments.profile_seconds <= 0:
         raise UserError("--load-seconds and --profile-seconds must be positive")
-    try:
-        load = choose_load(arguments)
-    except TraceError as error:
-        raise UserError(str(error)) from error
+    load = choose_load(arguments)
     options = options_of(FidelityOptions, arguments, trace=load.name, rows=load.rows)
     reports = [_compare(kind, arguments, options) for kind in kinds]
     figures = reports[0].as_json()
@@ -181,10 +261,12 @@ def _add_live_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _live(arguments: argparse.Namespace) -> int:
-    """0 when every token was right."""
+    """What an instance is worth while it loads, by live order, beside the simulator.
+
+    0 when every token was right.
+    """
     report = run_live(_live_options(arguments), say)
-    finish(report, arguments)
-    return 0 if report.token_mismatches == 0 else 1
+    return finish(report, arguments, is_good=report.token_mismatches == 0)
 
 
 def _live_options(arguments: argparse.Namespace) -> LiveBenchOptions:
@@ -240,15 +322,17 @@ def _add_soak_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _soak(arguments: argparse.Namespace) -> int:
-    """0 when nothing was lost, hung or wrong and every fault healed in time."""
+    """A real pool under load and faults: nothing lost, nothing hangs, no wrong token.
+
+    0 when nothing was lost, hung or wrong and every fault healed in time.
+    """
     names = () if arguments.faults == "none" else arguments.faults.split(",")
     faults = bench_flags.chosen(names, "--faults", tuple(FAULT_KINDS))
     at_least(arguments, 1, "requests")
     if arguments.rate <= 0 or arguments.fault_every_s <= 0:
         raise UserError("--rate and --fault-every-s must be positive")
     report = run_soak(options_of(SoakOptions, arguments, faults=faults), say)
-    finish(report, arguments)
-    return 0 if report.is_good else 1
+    return finish(report, arguments, is_good=report.is_good)
 
 
 # -- attacks --------------------------------------------------------------------------------------
@@ -273,45 +357,24 @@ def _add_attacks_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _attacks(arguments: argparse.Namespace) -> int:
-    """0 when every attack stayed within its bounds."""
+    """A light client alone and beside each attack: what the attack costs others.
+
+    0 when every attack stayed within its bounds.
+    """
     for name in ("rounds", "seconds", "attack_rate", "connections", "light_rate", "prompt_tokens"):
         if getattr(arguments, name) <= 0:
             raise UserError(f"--{name.replace('_', '-')} must be positive")
     options = options_of(AttacksBenchOptions, arguments, attacks=tuple(arguments.attack))
     report = run_attacks(options, say)
-    finish(report, arguments)
-    return 0 if report.is_good else 1
+    return finish(report, arguments, is_good=report.is_good)
 
 
 BENCHES = {
-    "gateway": Bench(
-        "what the gateway adds to every token under many concurrent streams",
-        _add_gateway_arguments,
-        _gateway,
-    ),
-    "sim": Bench(
-        "how fast the simulator is, by size of the pool, with and without coalescing",
-        _add_sim_arguments,
-        _sim,
-    ),
-    "fidelity": Bench(
-        "one load on a real pool and in the simulator, figure by figure",
-        _add_fidelity_arguments,
-        _fidelity,
-    ),
-    "live": Bench(
-        "what an instance is worth while it loads, by live order, beside the simulator",
-        _add_live_arguments,
-        _live,
-    ),
-    "soak": Bench(
-        "a real pool under load and faults: nothing lost, nothing hangs, no wrong token",
-        _add_soak_arguments,
-        _soak,
-    ),
-    "attacks": Bench(
-        "a light client alone and beside each attack: what the attack costs others",
-        _add_attacks_arguments,
-        _attacks,
-    ),
+    "gateway": Bench(_add_gateway_arguments, _gateway),
+    "sim": Bench(_add_sim_arguments, _sim),
+    "scaling": Bench(_add_scaling_arguments, _scaling),
+    "fidelity": Bench(_add_fidelity_arguments, _fidelity),
+    "live": Bench(_add_live_arguments, _live),
+    "soak": Bench(_add_soak_arguments, _soak),
+    "attacks": Bench(_add_attacks_arguments, _attacks),
 }

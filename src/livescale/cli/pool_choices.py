@@ -5,27 +5,27 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from livescale.cli.errors import UserError
 from livescale.cli.loads import choose_load
+from livescale.clusters.files import NamedTopology, find_cluster, read_topology
+from livescale.clusters.topology import Device, Host, Topology
+from livescale.common.errors import UserError
 from livescale.control.multicast.planner import STRATEGIES
+from livescale.load.traces import TraceRow, divide_lengths
+from livescale.load.workloads import read_workload
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.settings import ConfigError
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.capacity import CapacityError, measure_capacity, scale_loads
 from livescale.sim.pools.configs import PooledModel, PoolError, build_config, tokens_max
-from livescale.sim.pools.runs import fit_rows
-from livescale.sim.pools.systems import SYSTEMS, System, UnknownSystem, find_system
-from livescale.topology import Device, Host, Topology
-from livescale.topology_files import NamedTopology, find_cluster, read_topology
-from livescale.traces import TraceError, TraceRow, divide_lengths
+from livescale.sim.pools.equal_time import play_equal
+from livescale.sim.pools.runs import PoolRun, fit_rows
+from livescale.sim.pools.systems import SYSTEMS, System, find_system
 from livescale.types import WorkerRef, agent_ref
-from livescale.workloads import read_workload
 
 _GBIT_BYTES = 125_000_000
 _NS_PER_S = 1_000_000_000
@@ -64,6 +64,19 @@ class PoolChoice:
             return build_config(self.cluster, self.models, system, weights)
         except PoolError as error:
             raise UserError(f"{self.cluster_name}: {error}") from error
+
+    def play_equal(
+        self, system: System, compared: PoolRun, play: Callable[[System], PoolRun]
+    ) -> tuple[System, PoolRun]:
+        """The fixed pool of no less device time than the `compared` run (`equal_time`)."""
+        devices = len(self.cluster.topology.devices)
+        step = min(model.tp_size for model in self.models)
+        return play_equal(system, compared, devices, step, play)
+
+    def figures(self, seed: int) -> dict[str, object]:
+        """What was asked for, for other programs."""
+        names = {"trace": self.load_name, "cluster": self.cluster_name}
+        return {**names, "seed": seed, "clipped": self.clipped}
 
     def describe(self) -> str:
         """The pool in a line."""
@@ -108,20 +121,17 @@ def add_pool_arguments(parser: argparse.ArgumentParser, strategy: str) -> None:
 
 
 def choose(arguments: argparse.Namespace) -> PoolChoice:
-    """Cluster, models and load as asked for; says on standard output what they are.
+    """Cluster, models and load as asked for; prints what they are.
 
-    Lengths that no instance could serve are clipped, and how many is said. Raises UserError.
+    Lengths that no instance could serve are clipped; their number is printed. Raises UserError.
     """
-    try:
-        name, cluster = _cluster(arguments)
-        if arguments.workload is None:
-            model = parse_model(arguments.model or "llama-3-8b")
-            load = choose_load(arguments)
-            choice = PoolChoice(name, cluster, (model,), load.name, {model.name: load.rows})
-        else:
-            choice = _many(arguments, name, cluster)
-    except (TraceError, ConfigError) as error:
-        raise UserError(str(error)) from error
+    name, cluster = _cluster(arguments)
+    if arguments.workload is None:
+        model = parse_model(arguments.model or "llama-3-8b")
+        load = choose_load(arguments)
+        choice = PoolChoice(name, cluster, (model,), load.name, {model.name: load.rows})
+    else:
+        choice = _many(arguments, name, cluster)
     choice = _clipped(choice)
     return _at_rate(choice, arguments.rate, arguments.seed)
 
@@ -132,16 +142,17 @@ def choose_systems(arguments: argparse.Namespace) -> tuple[System, ...]:
     names = [name.strip() for name in asked.split(",") if name.strip()]
     if not names:
         raise UserError("--strategy names no strategy")
+    return tuple(choose_system(name, arguments) for name in dict.fromkeys(names))
+
+
+def choose_system(name: str, arguments: argparse.Namespace) -> System:
+    """The system of that name with what the flags override. Raises UserError."""
     overrides: dict[str, object] = {}
     if arguments.multicast is not None:
         overrides["multicast"] = arguments.multicast
     if arguments.placement is not None:
         overrides["placement"] = _PLACEMENTS[arguments.placement]
-    try:
-        systems = [find_system(name) for name in dict.fromkeys(names)]
-    except UnknownSystem as error:
-        raise UserError(str(error)) from error
-    return tuple(msgspec.structs.replace(system, **overrides) for system in systems)
+    return msgspec.structs.replace(find_system(name), **overrides)
 
 
 def parse_model(text: str) -> PooledModel:
@@ -192,16 +203,7 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
     data = os.environ.get("LIVESCALE_DATA")
     workload = read_workload(arguments.workload, Path(data) if data else None, arguments.seed)
     models = tuple(
-        PooledModel(
-            name=model.name,
-            preset=model.preset,
-            tp_size=model.tp_size,
-            instances_min=model.instances_min,
-            instances_max=model.instances_max,
-            idle_ns=model.idle_ns,
-            priority=model.priority,
-        )
-        for model in workload.models
+        msgspec.convert(model, PooledModel, from_attributes=True) for model in workload.models
     )
     loads = {model.name: list(model.rows) for model in workload.models}
     if arguments.factor != 1:

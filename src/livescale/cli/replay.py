@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from livescale.cli.errors import UserError
+from livescale.common.errors import UserError
 from livescale.telemetry.member_record import is_member_record, read_member_record
 from livescale.telemetry.record import read_record
-from livescale.telemetry.record_parts import RecordError
 from livescale.telemetry.replay import ReplayError, replay, replay_member
 
 
@@ -28,8 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
             found = _replay_member(path) if is_member_record(path) else _replay_run(path)
         except ReplayError as error:
             raise UserError(f"{path}: {error}") from error
-        except RecordError as error:
-            raise UserError(str(error)) from error
         print(f"{path}: {found}")
     return 0
 

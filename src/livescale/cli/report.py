@@ -6,16 +6,17 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from livescale.cli.errors import UserError
-from livescale.cli.loads import write_json
-from livescale.report.comparison import as_json, comparison_table
+from livescale.cli.loads import write_json, writing
+from livescale.common.errors import UserError
+from livescale.load.slo import SloRule, parse_slo
+from livescale.report.comparison import comparison_table
 from livescale.report.html import write_html_report
+from livescale.report.live_loads import live_text
 from livescale.report.reported_run import ReportedRun
-from livescale.report.run_report import RunReport
-from livescale.report.summary import due_ns, summarize, timing_of
-from livescale.slo import SloError, SloRule, parse_slo
+from livescale.report.run_report import failover_text, run_text
+from livescale.report.summary import summarize
 from livescale.telemetry.record import AnyLine, RequestLine, read_record, starts_of
-from livescale.telemetry.record_parts import RecordError, record_name
+from livescale.telemetry.record_parts import record_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,31 +34,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when everything could be read and written."""
-    try:
-        rule = parse_slo(arguments.slo)
-    except SloError as error:
-        raise UserError(str(error)) from error
+    rule = parse_slo(arguments.slo)
     runs: list[ReportedRun] = []
     for path in arguments.records:
         for name, lines in _starts(path, arguments.start):
             slo = runs[0].slo if runs else None
             runs.append(_reported(name, lines, slo or rule, arguments.slo))
-    print(runs[0].report.text() if len(runs) == 1 else comparison_table(runs))
+    print(run_text(runs[0]) if len(runs) == 1 else comparison_table(runs))
     if len(runs) > 1:
         for one in runs:
-            told = [text for text in (one.report.live_text, one.report.failover_text) if text]
-            if told:
-                print("\n\n".join(["", one.name, *told]).removeprefix("\n"))
+            told = [live_text(one.live_stories, one.started_ns), failover_text(one)]
+            if any(told):
+                print("\n\n".join(["", one.name, *filter(None, told)]).removeprefix("\n"))
     if arguments.page is not None:
-        try:
+        with writing(arguments.page):
             title = arguments.title or ", ".join(one.name for one in runs)
             write_html_report(arguments.page, runs, title)
-        except OSError as error:
-            raise UserError(f"{arguments.page}: cannot be written: {error.strerror}") from error
     if arguments.picture is not None:
         _draw(arguments.picture, runs, arguments.title)
     if arguments.json is not None:
-        write_json(arguments.json, {"runs": as_json(runs)})
+        write_json(arguments.json, {"runs": [run.figures for run in runs]})
     return 0
 
 
@@ -67,10 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _starts(path: Path, chosen: int | None) -> list[tuple[str, list[AnyLine]]]:
     """The starts of a pool that the record holds, each a run with a name, or the chosen one. Those
     without requests are left out."""
-    try:
-        starts = starts_of(read_record(path))
-    except RecordError as error:
-        raise UserError(str(error)) from error
+    starts = starts_of(read_record(path))
     name = record_name(path)
     named = [
         (f"{name}, start {number}" if len(starts) > 1 else name, lines)
@@ -94,19 +87,14 @@ def _reported(name: str, lines: list[AnyLine], rule: SloRule, words: str) -> Rep
     """The run, from its first request on: of those that a client meant to send, if any tells."""
     requests = _requests(lines)
     requests = [line for line in requests if line.scheduled_ns is not None] or requests
-    started_ns = min(map(due_ns, requests))
-    summary = summarize([timing_of(line) for line in requests], rule)
-    report = RunReport(name, lines, summary, started_ns, words)
-    return ReportedRun(name, report, summary.slo)
+    started_ns = min(line.due_ns for line in requests)
+    summary = summarize([line.timing() for line in requests], rule)
+    return ReportedRun(name, name, lines, summary, started_ns, words, summary.slo)
 
 
 def _draw(path: Path, runs: list[ReportedRun], title: str | None) -> None:
     # Only here: drawing takes a second to import.
-    from livescale.report.live_picture import NothingToShow, live_picture
+    from livescale.report.live_picture import live_picture
 
-    try:
+    with writing(path):
         live_picture(path, runs, title)
-    except (NothingToShow, ValueError) as error:
-        raise UserError(str(error)) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from error

@@ -7,8 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from livescale.cli.errors import UserError
-from livescale.cli.loads import write_json
+from livescale.cli.loads import write_json, writing
 from livescale.reproduce.claim import Claim, Conditions, Reproduction
 from livescale.reproduce.figures import as_markdown, draw_all
 from livescale.reproduce.run import UnknownClaimError, choose, reproduce
@@ -60,9 +59,7 @@ def _say(claim: Claim) -> None:
 
 
 def _write(found: Reproduction, folder: Path) -> None:
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         pictures = draw_all(found, folder)
         (folder / _DOCUMENT).write_text(f"# Reproduction\n\n{as_markdown(found, pictures)}")
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error

@@ -21,14 +21,12 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from livescale.cli.errors import UserError
-from livescale.config import PoolConfig
-from livescale.config_reading import add_flags, given_flags, load_config
-from livescale.engine.errors import ModelError
+from livescale.common.settings import size_text
+from livescale.config.pool import PoolConfig
+from livescale.config.reading import add_flags, given_flags, load_config
 from livescale.runtime.news import LoadProgress, News, PoolProgress
 from livescale.runtime.pool_layout import PoolLayout
-from livescale.runtime.supervisor import Pool, PoolFailed, describe
-from livescale.settings import ConfigError, size_text
+from livescale.runtime.supervisor import Pool, describe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; the first drains, the second ends everything at once."""
-    try:
-        config = load_config(arguments.config, arguments.models, os.environ, given_flags(arguments))
-        with ServeDisplay(config.log_level) as display:
-            return asyncio.run(serve(config, display))
-    except (ConfigError, ModelError, PoolFailed) as error:
-        raise UserError(str(error)) from error
+    config = load_config(arguments.config, arguments.models, os.environ, given_flags(arguments))
+    with ServeDisplay(config.log_level) as display:
+        return asyncio.run(serve(config, display))
 
 
 async def serve(config: PoolConfig, display: ServeDisplay, layout: PoolLayout | None = None) -> int:
-    """Run a pool, at this layout if there is one, until it is told to stop."""
+    """Run a pool, at this layout if there is one, until SIGINT or SIGTERM."""
     started = time.monotonic()
     names = ", ".join(model.name for model in config.models)
     display.tell(News(f"reading {names or 'no model'}"))

@@ -14,31 +14,36 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from livescale.cli.errors import UserError
-from livescale.cli.loads import add_load_arguments, write_json
-from livescale.cli.pool_choices import PoolChoice, add_pool_arguments, choose, choose_systems
-from livescale.report.comparison import as_json, comparison_table
+from livescale.cli.loads import add_load_arguments, write_json, writing
+from livescale.cli.pool_choices import (
+    PoolChoice,
+    add_pool_arguments,
+    choose,
+    choose_system,
+    choose_systems,
+)
+from livescale.clusters.files import NamedTopology
+from livescale.common.errors import UserError
+from livescale.load.slo import SloAbsolute, SloError, SloRule, parse_slo
+from livescale.report.comparison import comparison_table
 from livescale.report.html import write_html_report
 from livescale.report.reported_run import ReportedRun
-from livescale.report.run_report import RunReport
-from livescale.report.summary import RunSummary, summarize
+from livescale.report.run_report import run_text
+from livescale.report.summary import summarize
 from livescale.report.terminal import seconds, table
-from livescale.sim.config import SimConfig
 from livescale.sim.pools.configs import microdollars_per_hour
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS, System
-from livescale.slo import SloError, SloRule, parse_slo
 from livescale.telemetry.record import read_record
 from livescale.telemetry.record_file import create_record
-from livescale.telemetry.record_parts import RecordError
-from livescale.topology_files import NamedTopology
 
 _MICRODOLLARS = 1_000_000
 _MODELS_TOLD = 8
-"""With more models a run is told in sums: its story would have lines for each of them."""
+"""With more models a run is printed in sums: its text would have lines for each of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when every request ended well."""
-    try:
-        slo = parse_slo(arguments.slo)
-    except SloError as error:
-        raise UserError(str(error)) from error
+    slo = parse_slo(arguments.slo)
     systems = choose_systems(arguments)
     rates = parse_sweep(arguments.sweep) if arguments.sweep is not None else ()
     if rates and (arguments.strategy or arguments.report or arguments.record):
@@ -95,45 +97,58 @@ def _compare(
     folder: Path,
     arguments: argparse.Namespace,
 ) -> int:
-    configs = [choice.config(system) for system in systems]
-    # As in a real pool, the first instances are there before the load begins: for every system
-    # at the same time, so that times of their records can be compared.
-    start_ns = max(map(lead_ns, configs))
-    recorded = []
-    for system, config in zip(systems, configs, strict=True):
-        path = arguments.record or folder / f"{system.file_name}.jsonl"
-        recorded.append(_record(choice, system, config, start_ns, path, arguments.seed))
-        print(f"{system.name}: {system.sentence}: {_speed(recorded[-1])}")
+    recorded = _record_all(choice, systems, folder, arguments)
     reported = _reported(choice, recorded, slo, arguments.slo)
     print()
     is_single = len(reported) == 1 and len(choice.models) <= _MODELS_TOLD
-    print(reported[0].report.text() if is_single else comparison_table(reported))
+    print(run_text(reported[0]) if is_single else comparison_table(reported))
     if arguments.record is not None:
         print(f"record    {arguments.record}")
     if arguments.report is not None:
         page = folder / "report.html"
-        try:
+        with writing(page):
             write_html_report(page, reported, f"{choice.load_name} on {choice.cluster_name}")
-        except OSError as error:
-            raise UserError(f"{page}: cannot be written: {error.strerror}") from error
         print(f"report    {page}, with a record of each run beside it")
     if arguments.json is not None:
         write_json(arguments.json, _figures(choice, recorded, reported, arguments.seed))
     return 1 if any(item.run.failed for item in recorded) else 0
 
 
-def _record(
-    choice: PoolChoice, system: System, config: SimConfig, start_ns: int, path: Path, seed: int
-) -> _Recorded:
-    started_s = time.monotonic()
-    try:
-        with create_record(path) as file:
-            run = run_pool(config, choice.loads, start_ns, seed, file)
-    except RecordError as error:
-        raise UserError(str(error)) from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
-    return _Recorded(system, run, path, time.monotonic() - started_s)
+def _record_all(
+    choice: PoolChoice, systems: Sequence[System], folder: Path, arguments: argparse.Namespace
+) -> list[_Recorded]:
+    """In their order. Fixed pools that are like another system are run last."""
+    # As in a real pool, the first instances are there before the load begins: for every system
+    # at the same time, so that times of their records can be compared.
+    full = SYSTEMS["fixed-full"]
+    configs = {s.name: choice.config(full if s.fixed_like else s) for s in systems}
+    start_ns = max(map(lead_ns, configs.values()))
+    recorded: dict[str, _Recorded] = {}
+
+    def like(system: System) -> PoolRun:
+        """What the system is to be like, which was not asked for by itself."""
+        other = choose_system(system.fixed_like or "", arguments)
+        return run_pool(choice.config(other), choice.loads, start_ns, arguments.seed)
+
+    def play(system: System) -> PoolRun:
+        """Its record is that of the last size that was tried."""
+        path = arguments.record or folder / f"{system.file_name}.jsonl"
+        config = configs[system.name] if system.fixed_devices is None else choice.config(system)
+        started_s = time.monotonic()
+        with writing(path), create_record(path) as file:
+            run = run_pool(config, choice.loads, start_ns, arguments.seed, file)
+        recorded[system.name] = _Recorded(system, run, path, time.monotonic() - started_s)
+        return run
+
+    for system in sorted(systems, key=lambda system: system.fixed_like is not None):
+        if system.fixed_like is None:
+            play(system)
+        else:
+            other = recorded.get(system.fixed_like)
+            choice.play_equal(system, other.run if other else like(system), play)
+        found = recorded[system.name]
+        print(f"{system.name}: {found.system.sentence}: {_speed(found)}")
+    return [recorded[system.name] for system in systems]
 
 
 def _speed(recorded: _Recorded) -> str:
@@ -162,13 +177,11 @@ def _reported(
     return [
         ReportedRun(
             name=item.system.name,
-            report=RunReport(
-                choice.load_name,
-                list(read_record(item.path)),
-                summarize(of_run, slo or rule),
-                item.run.started_ns,
-                words,
-            ),
+            trace=choice.load_name,
+            lines=list(read_record(item.path)),
+            summary=summarize(of_run, slo or rule),
+            started_ns=item.run.started_ns,
+            slo_rule=words,
             slo=slo,
             cluster=choice.cluster_name,
             device_dollars_per_hour=_device_dollars(choice.cluster),
@@ -187,14 +200,13 @@ def _figures(
     choice: PoolChoice, recorded: Sequence[_Recorded], reported: Sequence[ReportedRun], seed: int
 ) -> dict[str, object]:
     """One strategy's figures by name, or a list of all strategies' under `runs`."""
-    common = {"seed": seed, "clipped": choice.clipped}
     figures = [
-        {**of_run, "loads_from": item.run.loads_from()}
-        for of_run, item in zip(as_json(reported), recorded, strict=True)
+        {**run.figures, "loads_from": item.run.loads_from()}
+        for run, item in zip(reported, recorded, strict=True)
     ]
     if len(figures) == 1:
-        return {**figures[0], **common}
-    return {"trace": choice.load_name, "cluster": choice.cluster_name, **common, "runs": figures}
+        return {**figures[0], "seed": seed, "clipped": choice.clipped}
+    return {**choice.figures(seed), "runs": figures}
 
 
 _GBIT_BYTES = 125_000_000
@@ -202,25 +214,6 @@ _NS_PER_S = 1_000_000_000
 _SWEEP = re.compile(r"bandwidth=(\d+(?:\.\d+)?(?:,\d+(?:\.\d+)?)*)")
 MET_PERMILLE = 990
 """A row meets the SLO when so many requests do."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One run. `gbit_per_s` is None where the whole pool serves all the time."""
-
-    gbit_per_s: float | None
-    load_ns: int
-    summary: RunSummary
-    device_s: float
-
-    @property
-    def violations(self) -> float:
-        """Share of the requests that missed the SLO."""
-        return 1 - (self.summary.slo_attainment or 0)
-
-    @property
-    def is_met(self) -> bool:
-        return self.summary.slo_met * 1000 >= self.summary.requests * MET_PERMILLE
 
 
 def parse_sweep(text: str) -> tuple[float, ...]:
@@ -243,76 +236,68 @@ def sweep(
     if len(sizes) > 1:
         raise UserError("--sweep: the models have ranks of different sizes; take one of them")
     size = sizes.pop()
-    full = _run(choice, SYSTEMS["fixed-full"], None, rule, arguments.seed)
-    slo = full.summary.slo
+    slo, full = _run(choice, SYSTEMS["fixed-full"], None, rule, arguments.seed)
     if slo is None:
         raise UserError("--sweep: no request ended well though the whole pool served")
     rows = [full]
     for rate in rates:
         load_ns = -(-size * _NS_PER_S // int(rate * _GBIT_BYTES))
         system = msgspec.structs.replace(SYSTEMS["fixed-delay"], load_ns=load_ns)
-        rows.append(_run(choice, system, rate, slo, arguments.seed))
+        rows.append(_run(choice, system, rate, slo, arguments.seed)[1])
     print(f"SLO {slo}: a rank of {size / 1e9:.1f} GB loads at the NIC's rate and serves after that")
     print()
     print(_table(rows))
     if arguments.json is not None:
         figures = {
-            "trace": choice.load_name,
-            "cluster": choice.cluster_name,
-            "seed": arguments.seed,
-            "clipped": choice.clipped,
+            **choice.figures(arguments.seed),
             "slo": str(slo),
             "rank_bytes": size,
-            "rows": [_as_json(row) for row in rows],
+            "rows": [{k: v for k, v in row.items() if v is not None} for row in rows],
         }
         write_json(arguments.json, figures)
-    return 1 if any(row.summary.failed for row in rows) else 0
+    return 1 if any(row["failed"] for row in rows) else 0
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _run(choice: PoolChoice, system: System, rate: float | None, rule: SloRule, seed: int) -> _Row:
+def _run(
+    choice: PoolChoice, system: System, rate: float | None, rule: SloRule, seed: int
+) -> tuple[SloAbsolute | None, dict[str, Any]]:
+    """What the rule came to, and one row's figures (None: not measured). `rate` is in Gbit/s, None
+    where the whole pool serves all the time."""
     config = choice.config(system)
     run = run_pool(config, choice.loads, lead_ns(config), seed)
     load_ns = system.load_ns if rate is not None and system.load_ns is not None else 0
-    return _Row(rate, load_ns, summarize(run.timings(), rule), run.device_ns() / _NS_PER_S)
+    summary = summarize(run.timings(), rule)
+    return summary.slo, {
+        "gbit_per_s": rate,
+        "load_s": load_ns / _NS_PER_S,
+        "requests": summary.requests,
+        "failed": summary.failed,
+        "violations": 1 - (summary.slo_attainment or 0),
+        "ttft_mean_s": summary.ttft.mean_s if summary.ttft else None,
+        "ttft_p99_s": summary.ttft.p99_s if summary.ttft else None,
+        "tbt_mean_s": summary.tbt.mean_s if summary.tbt else None,
+        "device_seconds": run.device_ns() / _NS_PER_S,
+        "stop_the_world_meets_slo": summary.slo_met * 1000 >= summary.requests * MET_PERMILLE,
+    }
 
 
-def _table(rows: Sequence[_Row]) -> str:
-    full_s = rows[0].device_s
-    cells = []
-    for row in rows:
-        ttft, tbt = row.summary.ttft, row.summary.tbt
-        cells.append(
-            [
-                "whole pool" if row.gbit_per_s is None else f"{row.gbit_per_s:g} Gbit/s",
-                seconds(row.load_ns / _NS_PER_S),
-                f"{100 * row.violations:.1f} %",
-                seconds(ttft.mean_s if ttft else None),
-                seconds(ttft.p99_s if ttft else None),
-                seconds(tbt.mean_s if tbt else None),
-                f"{100 * row.device_s / full_s:.0f} %" if full_s else "-",
-                "meets it" if row.is_met else "misses it",
-            ]
-        )
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    full_s = rows[0]["device_seconds"]
+    cells = [
+        [
+            "whole pool" if row["gbit_per_s"] is None else f"{row['gbit_per_s']:g} Gbit/s",
+            seconds(row["load_s"]),
+            f"{100 * row['violations']:.1f} %",
+            seconds(row["ttft_mean_s"]),
+            seconds(row["ttft_p99_s"]),
+            seconds(row["tbt_mean_s"]),
+            f"{100 * row['device_seconds'] / full_s:.0f} %" if full_s else "-",
+            "meets it" if row["stop_the_world_meets_slo"] else "misses it",
+        ]
+        for row in rows
+    ]
     header = ["per NIC", "load", "violations", "TTFT mean", "p99", "TBT mean", "GPU time"]
     return table([*header, "stop-the-world"], cells)
-
-
-def _as_json(row: _Row) -> dict[str, object]:
-    """The figures of a row; one that could not be measured is absent."""
-    ttft, tbt = row.summary.ttft, row.summary.tbt
-    figures: dict[str, object | None] = {
-        "gbit_per_s": row.gbit_per_s,
-        "load_s": row.load_ns / _NS_PER_S,
-        "requests": row.summary.requests,
-        "failed": row.summary.failed,
-        "violations": row.violations,
-        "ttft_mean_s": ttft.mean_s if ttft else None,
-        "ttft_p99_s": ttft.p99_s if ttft else None,
-        "tbt_mean_s": tbt.mean_s if tbt else None,
-        "device_seconds": row.device_s,
-        "stop_the_world_meets_slo": row.is_met,
-    }
-    return {name: value for name, value in figures.items() if value is not None}

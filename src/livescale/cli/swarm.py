@@ -9,15 +9,16 @@ from __future__ import annotations
 import argparse
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from livescale.cli.errors import UserError
 from livescale.cli.loads import write_json
-from livescale.interpreter import spawning
+from livescale.common.errors import UserError
+from livescale.common.interpreter import spawning
 from livescale.sim.swarm.seeds import SeedOutcome, draw_world, run_seed
 
 _PROGRESS_LINES = 10
@@ -68,22 +69,22 @@ class _Tally:
         self._seeds = seeds
         self._is_alone = is_alone
         self._done = 0
-        self._events = 0
-        self._requests = 0
-        self._failed = 0
-        self._unexplained = 0
-        self._above_tenth = 0
+        self._counts = Counter(
+            events=0, requests=0, failed=0, failed_unexplained=0, worlds_above_tenth_failed=0
+        )
         self._started_s = time.monotonic()
 
     def count(self, outcomes: Iterable[SeedOutcome]) -> None:
         every = max(len(self._seeds) // _PROGRESS_LINES, 1)
         for outcome in outcomes:
             self._done += 1
-            self._events += outcome.events
-            self._requests += outcome.requests
-            self._failed += outcome.failed
-            self._unexplained += outcome.is_unexplained
-            self._above_tenth += outcome.failed * 10 > outcome.requests
+            self._counts.update(
+                events=outcome.events,
+                requests=outcome.requests,
+                failed=outcome.failed,
+                failed_unexplained=outcome.is_unexplained,
+                worlds_above_tenth_failed=outcome.failed * 10 > outcome.requests,
+            )
             if outcome.error:
                 self.failing.append(outcome.seed)
                 self._tell(outcome)
@@ -101,15 +102,15 @@ class _Tally:
         elapsed_s = time.monotonic() - self._started_s
         return (
             f"{self._done} of {len(self._seeds)} seeds, {len(self.failing)} violations,"
-            f" {self._events} events, {elapsed_s:.1f} s"
+            f" {self._counts['events']} events, {elapsed_s:.1f} s"
         )
 
     def requests_text(self) -> str:
         """How many requests failed, as they had to or not."""
         return (
-            f"{self._failed} of {self._requests} requests failed, {self._unexplained} without need;"
-            f" more than a tenth of them in {self._above_tenth} worlds"
-        )
+            "{failed} of {requests} requests failed, {failed_unexplained} without need;"
+            " more than a tenth of them in {worlds_above_tenth_failed} worlds"
+        ).format_map(self._counts)
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -117,11 +118,7 @@ class _Tally:
             "violations": len(self.failing),
             "first": self._seeds.start,
             "failing": self.failing,
-            "events": self._events,
-            "requests": self._requests,
-            "failed": self._failed,
-            "failed_unexplained": self._unexplained,
-            "worlds_above_tenth_failed": self._above_tenth,
+            **self._counts,
             "seconds": round(time.monotonic() - self._started_s, 3),
         }
 

@@ -11,16 +11,13 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from livescale.cli.errors import UserError
 from livescale.cli.serve import ServeDisplay, serve
-from livescale.config_reading import TESTBED_VARIABLE, load_config
-from livescale.engine.errors import ModelError
+from livescale.common.errors import UserError
+from livescale.config.reading import TESTBED_VARIABLE, load_config
 from livescale.runtime.pool_layout import layout_of
-from livescale.runtime.supervisor import PoolFailed
-from livescale.settings import ConfigError
 from livescale.testbed import commands
 from livescale.testbed.bed import CONTROL, Testbed
-from livescale.testbed.spec import NetworkSpec, TestbedError, parse_rate
+from livescale.testbed.spec import NetworkSpec, parse_rate
 
 _OUTSIDE = "outside"
 
@@ -76,10 +73,7 @@ def network_spec(arguments: argparse.Namespace) -> NetworkSpec:
 
 def run(arguments: argparse.Namespace) -> int:
     """The command's exit status; 0 where there was none."""
-    try:
-        return _ACTIONS[arguments.action](arguments)
-    except TestbedError as error:
-        raise UserError(str(error)) from error
+    return _ACTIONS[arguments.action](arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -112,16 +106,11 @@ def _run_command(words: list[str], testbed: str) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     spec = network_spec(arguments)
     workers = spec.hosts * spec.devices_per_host
-    try:
-        config = load_config(
-            arguments.config, arguments.models, os.environ, {"workers": str(workers)}
-        )
-        with Testbed(spec) as testbed, ServeDisplay(config.log_level) as display:
-            _print_hosts(testbed)
-            layout = layout_of(testbed.topology(), config, testbed)
-            return asyncio.run(serve(config, display, layout))
-    except (ConfigError, ModelError, PoolFailed) as error:
-        raise UserError(str(error)) from error
+    config = load_config(arguments.config, arguments.models, os.environ, {"workers": str(workers)})
+    with Testbed(spec) as testbed, ServeDisplay(config.log_level) as display:
+        _print_hosts(testbed)
+        layout = layout_of(testbed.topology(), config, testbed)
+        return asyncio.run(serve(config, display, layout))
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

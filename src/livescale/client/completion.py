@@ -81,6 +81,21 @@ class _ErrorBody(msgspec.Struct):
 _event_decoder = msgspec.json.Decoder(_Event)
 
 
+def completion_body(model: str, prompt_ids: list[int], tokens: int) -> dict[str, object]:
+    """Asks for so many greedy tokens as a CompletionStream wants them: streamed, with their ids and
+    the usage."""
+    return {
+        "model": model,
+        "prompt": prompt_ids,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+
+
 class CompletionStream:
     """Takes the pieces of one response body; keeps token ids and the time of each."""
 

@@ -15,25 +15,24 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
-from livescale.client.completion import CompletionStream, StreamError, error_message
-from livescale.slo import RequestTiming, percentile
-from livescale.traces import TraceRow
+from livescale.client.completion import (
+    CompletionStream,
+    StreamError,
+    completion_body,
+    error_message,
+)
+from livescale.load.slo import RequestTiming, percentile
+from livescale.load.traces import TraceRow
 
 _NS_PER_S = 1_000_000_000
+_CONNECT_S = 10
 _ERROR_BODY_BYTES_MAX = 64 << 10
+_ENDPOINT = "/v1/completions"
 _KEEPALIVE_S = 2
 """Shorter than servers keep idle connections (5 s is usual): none closes while it is reused."""
 
 PromptIdsFor = Callable[[int, TraceRow], list[int]]
 """The prompt of the index-th row; as many token ids as the row has input tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayLimits:
-    """Bounds of a replay: it ends at most `drain_ns_max` after its last arrival was due."""
-
-    drain_ns_max: int = 120 * _NS_PER_S
-    connect_ns_max: int = 10 * _NS_PER_S
 
 
 @dataclass(slots=True)
@@ -76,24 +75,14 @@ class ReplayResult:
         return f"<ReplayResult {self.index} {self.error or 'ok'}, {tokens}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Lateness:
-    """How far the client itself fell behind: sent minus scheduled, over all requests.
+def lateness_ns(results: Sequence[ReplayResult], percent: int) -> int | None:
+    """A percentile of how far the client itself fell behind: sent minus scheduled, over all
+    requests; None if nothing was sent.
 
-    If these are not small against the latencies measured, the client was the bottleneck.
+    If it is not small against the latencies measured, the client was the bottleneck.
     """
-
-    p50_ns: int
-    p99_ns: int
-    max_ns: int
-
-
-def lateness(results: Sequence[ReplayResult]) -> Lateness | None:
-    """Percentiles of the client's own delay; None if nothing was sent."""
-    late = [result.sent_ns - result.scheduled_ns for result in results]
-    if not late:
-        return None
-    return Lateness(percentile(late, 50), percentile(late, 99), max(late))
+    late_ns = [result.sent_ns - result.scheduled_ns for result in results]
+    return percentile(late_ns, percent) if late_ns else None
 
 
 def prompts_from_seed(vocab_size: int, seed: int) -> PromptIdsFor:
@@ -111,18 +100,17 @@ async def replay(
     rows: Sequence[TraceRow],
     *,
     prompt_ids_for: PromptIdsFor,
-    endpoint: str = "/v1/completions",
     on_progress: Callable[[ReplayResult], None] | None = None,
-    limits: ReplayLimits | None = None,
+    drain_ns_max: int = 120 * _NS_PER_S,
 ) -> list[ReplayResult]:
     """Send every row at its arrival time after now; one result per row, in the order of rows.
 
     Open loop: a send waits for nothing that an earlier request does, and there is no limit on
     connections (the process's limit on open files is one: a request beyond it fails). Whatever
     goes wrong with a request becomes its result's `error`. `on_progress` gets each result when it
-    is complete; after a cancellation these are all there is, and every connection is closed.
+    is complete; after a cancellation these are all there is, and every connection is closed. The
+    replay ends at most `drain_ns_max` after its last arrival was due.
     """
-    limits = limits or ReplayLimits()
     # Neither proxies nor credentials of the environment belong into a measurement.
     async with (
         httpx.AsyncClient(
@@ -132,16 +120,14 @@ async def replay(
                 max_keepalive_connections=None,
                 keepalive_expiry=_KEEPALIVE_S,
             ),
-            timeout=httpx.Timeout(None, connect=limits.connect_ns_max / _NS_PER_S),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
         ) as client,
         asyncio.TaskGroup() as tasks,
     ):
         start_ns = time.monotonic_ns()  # the client exists: making it takes tens of milliseconds
         last_ns = rows[-1].arrival_ns if rows else 0
-        sender = _Sender(
-            client, endpoint, model, start_ns + last_ns + limits.drain_ns_max, on_progress
-        )
+        sender = _Sender(client, model, start_ns + last_ns + drain_ns_max, on_progress)
         results = []
         for index, row in enumerate(rows):
             # The prompt is made before the request is due, so that it costs no lateness.
@@ -163,23 +149,13 @@ class _Sender:
     """Sends single requests and fills in their results."""
 
     client: httpx.AsyncClient
-    endpoint: str
     model: str
     deadline_ns: int
     on_progress: Callable[[ReplayResult], None] | None
 
     def body(self, result: ReplayResult) -> bytes:
         return msgspec.json.encode(
-            {
-                "model": self.model,
-                "prompt": result.prompt_ids,
-                "max_tokens": result.output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "return_token_ids": True,
-            }
+            completion_body(self.model, result.prompt_ids, result.output_tokens)
         )
 
     async def send(self, result: ReplayResult, body: bytes) -> None:
@@ -202,7 +178,7 @@ class _Sender:
 
     async def _exchange(self, result: ReplayResult, body: bytes, stream: CompletionStream) -> None:
         async with self.client.stream(
-            "POST", self.endpoint, content=body, headers={"Content-Type": "application/json"}
+            "POST", _ENDPOINT, content=body, headers={"Content-Type": "application/json"}
         ) as response:
             result.status = response.status_code
             result.request_id = response.headers.get("X-Request-Id")

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from livescale.control.config import ControllerConfig
 from livescale.control.model_state import ModelState
-from livescale.control.router import RequestRecord, Router
+from livescale.control.router import Router
+from livescale.control.router_rows import RequestRecord
 from livescale.messages.commands import FailRequest
 from livescale.messages.events import BatchTaken, RequestArrived, RequestCancelled, RequestEnded
 from livescale.types import Outcome, Part, WorkerRef
@@ -53,7 +54,8 @@ class Attempts:
         if event.worker is None:
             state.window.add(now_ns, event.prompt_tokens)
         else:
-            record.is_started = True
+            # What the instance reports of its work is more exact than a guess which ones wait.
+            record.is_admitted = record.is_started = True
             self._router.place(record, event.worker)
         return True
 
@@ -70,7 +72,7 @@ class Attempts:
         """A worker has taken attempts over: those that are current are its own now, unless another
         one has taken them over since, whose word came first."""
         is_news = False
-        for request, attempt, moves in event.takings:
+        for request, attempt, moves in event.requests:
             record = self._router.requests.get(request)
             if record is not None and record.attempt == attempt and record.moves <= moves:
                 record.moves = moves
@@ -135,7 +137,7 @@ class Attempts:
         return failed
 
     def _returned(self, record: RequestRecord) -> None:
-        """The instance had to give the attempt up; that is nobody's fault."""
+        """The instance had to give the attempt up; that is not the request's fault."""
         if record.is_cancelled:
             self._router.end(record)
         else:

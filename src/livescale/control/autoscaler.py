@@ -59,9 +59,8 @@ class Autoscaler:
             return instances - 1, "above_max"
         if suggestion.at_least > instances and instances < most:
             self.below_since_ns = None
-            middle = (suggestion.at_least + suggestion.at_most + 1) // 2
-            return min(max(middle, suggestion.at_least), most), suggestion.reason
-        if max(suggestion.at_most, least) >= instances:
+            return min(suggestion.grow_to, most), suggestion.reason
+        if max(suggestion.at_most, suggestion.floor, least) >= instances:
             self.below_since_ns = None
             return instances, "within_bounds"
         if self.below_since_ns is None:

@@ -1,12 +1,14 @@
 """The waiting requests of one part, a queue for each client: who is served next.
 
 Weighted round robin: clients take turns, and a turn is worth `weight` requests. So a request waits
-for one turn of each other client at most, however many requests another one has sent. Among those
-of one client the first to come is the first to go.
+for one turn of each other client at most, however many requests another one has sent. Of those of
+one client the first to come gets a share of the tokens, and the shortest the rest, as prompts share
+a Run (`batching/choosing.py`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,9 +33,25 @@ class Waiting(Protocol):
     def weight(self) -> int: ...
     @property
     def order(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
 
 
 Record = TypeVar("Record", bound=Waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueShares:
+    """Which of a client's requests goes next: `oldest_percent` of the tokens are for those that
+    came first, the rest for the shortest ones. `passes_max` requests, at most, are served before
+    one that came earlier."""
+
+    oldest_percent: int = 100
+    passes_max: int = 1 << 62
+
+
+_Size = tuple[int, int, RequestId]
+"""Prompt tokens, order and id of a request: the shortest first."""
 
 
 @dataclass(slots=True)
@@ -42,17 +60,61 @@ class _Turn(Generic[Record]):
 
     records: dict[RequestId, Record] = field(default_factory=dict)
     used: int = 0
+    #: with shares only: the same requests by size, and what `overtakes` was when each came
+    sizes: list[_Size] = field(default_factory=list)
+    met: dict[RequestId, int] = field(default_factory=dict)
+    #: requests that were served though an earlier one waited
+    overtakes: int = 0
+    #: what the oldest ones had beyond their share (hundredths of a token): above 0 it is the
+    #: turn of the shortest
+    ahead: int = 0
+
+    def passes(self, record: Record) -> int:
+        """At least as often another request was served that came later than this one."""
+        return self.overtakes - self.met[record.id]
+
+    def picks(self, sharing: QueueShares) -> Iterator[Record]:
+        """All requests as they would be served, as of now; they may be served meanwhile."""
+        if sharing.oldest_percent == 100:
+            yield from list(self.records.values())
+            return
+        by_age, by_size = iter(list(self.records.values())), iter(list(self.sizes))
+        picked: dict[RequestId, None] = {}
+        records, met = dict(self.records), dict(self.met)
+        ahead, overtakes = self.ahead, self.overtakes
+        oldest = next(by_age, None)
+        while oldest is not None:
+            is_due = overtakes - met[oldest.id] >= sharing.passes_max
+            record = oldest
+            if ahead > 0 and not is_due:
+                record = next(records[name] for *_, name in by_size if name not in picked)
+            picked[record.id] = None
+            if record is oldest:
+                ahead += record.prompt_tokens * (100 - sharing.oldest_percent)
+            else:
+                ahead -= record.prompt_tokens * sharing.oldest_percent
+                overtakes += 1
+            yield record
+            while oldest is not None and oldest.id in picked:
+                oldest = next(by_age, None)
 
 
 class ClientQueues(Generic[Record]):
     """Requests that wait. The client whose turn it is comes first."""
 
-    def __init__(self) -> None:
+    def __init__(self, sharing: QueueShares | None = None) -> None:
+        """By default those of a client are served in order of arrival."""
+        self._sharing = sharing or QueueShares()
         self._turns: dict[str, _Turn[Record]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Record]:
+        """All requests; those of one client are in order of arrival."""
+        for turn in self._turns.values():
+            yield from turn.records.values()
 
     def __contains__(self, record: Record) -> bool:
         turn = self._turns.get(record.client)
@@ -61,25 +123,37 @@ class ClientQueues(Generic[Record]):
     def add(self, record: Record) -> None:
         """The request waits, in the place that its `order` gives it among those of its client. A
         client that has none waiting gets its turn after all others."""
-        records = self._turns.setdefault(record.client, _Turn()).records
+        turn = self._turns.setdefault(record.client, _Turn())
+        records = turn.records
         is_last = not records or next(reversed(records.values())).order < record.order
         records[record.id] = record
         self._count += 1
+        turn.met[record.id] = turn.overtakes
+        insort(turn.sizes, _size(record))
         if not is_last:
             by_order = sorted(records.values(), key=lambda waiting: waiting.order)
-            self._turns[record.client].records = {waiting.id: waiting for waiting in by_order}
+            turn.records = {waiting.id: waiting for waiting in by_order}
+            # No later one may be due before it: then none could go.
+            later = next(other for other in by_order if other.order > record.order)
+            turn.met[record.id] = turn.met[later.id]
 
     def remove(self, record: Record) -> None:
         """The request waits no longer; its client's turn is as it was."""
-        records = self._turns[record.client].records
-        del records[record.id]
+        turn = self._turns[record.client]
+        del turn.records[record.id], turn.met[record.id]
+        del turn.sizes[bisect_left(turn.sizes, _size(record))]
         self._count -= 1
-        if not records:
+        if not turn.records:
             del self._turns[record.client]
 
     def serve(self, record: Record) -> None:
         """The request is served: it counts for its client's turn, which may be over by that."""
-        turn = self._turns[record.client]
+        turn, percent = self._turns[record.client], self._sharing.oldest_percent
+        if next(iter(turn.records)) == record.id:
+            turn.ahead += record.prompt_tokens * (100 - percent)
+        else:
+            turn.ahead -= record.prompt_tokens * percent
+            turn.overtakes += 1
         turn.used += 1
         if turn.used >= record.weight:
             turn.used = 0
@@ -88,7 +162,7 @@ class ClientQueues(Generic[Record]):
 
     def in_turn(self) -> Iterator[Record]:
         """All requests as they would be served, as of now; they may be served meanwhile."""
-        left = deque((iter(list(t.records.values())), t.used) for t in self._turns.values())
+        left = deque((t.picks(self._sharing), t.used) for t in list(self._turns.values()))
         while left:
             records, used = left.popleft()
             first = next(records, None)
@@ -98,8 +172,20 @@ class ClientQueues(Generic[Record]):
             yield from islice(records, max(first.weight - used - 1, 0))
             left.append((records, 0))
 
+    def due_before(self, record: Record) -> Record | None:
+        """The request of the same client that came first, if it was passed as often as may be:
+        then no later one goes before it."""
+        turn = self._turns[record.client]
+        oldest = next(iter(turn.records.values()))
+        is_due = turn.passes(oldest) >= self._sharing.passes_max
+        return oldest if is_due and oldest is not record else None
+
     def __repr__(self) -> str:
         return f"<ClientQueues {self._count} requests of {len(self._turns)} clients>"
+
+
+def _size(record: Waiting) -> _Size:
+    return record.prompt_tokens, record.order, record.id
 
 
 class RecentClients:

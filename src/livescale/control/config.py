@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from livescale.bindings import Binding, LateBinding
+from livescale.clusters.topology import Leaf
 from livescale.placements import Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy
-from livescale.topology import Leaf
 from livescale.types import SEQUENCES_MAX, Value
 
 
@@ -14,7 +15,8 @@ class ControllerConfig(Value, frozen=True):
     `epoch` counts the controller's lives, so that ids of an earlier life are never reused.
     `workers_expected` and `agents_expected` end the settling time early: placement waits until
     that many have joined or `settle_ns` have passed since the first event. An instance computes
-    `sequences_max` requests at once, and holds at most `dispatched_ahead_max` more. A failed load
+    `sequences_max` requests at once, and holds at most `dispatched_ahead_max` that it has not
+    started; `binding` says how much work it holds besides. A failed load
     is ordered again after `load_retry_ns`, which doubles with every further one up to
     `load_retry_ns_max`; after `load_failures_max` in a row the model counts as one that cannot
     be loaded, and its requests fail while no instance of it is there. A request whose gateway
@@ -23,10 +25,12 @@ class ControllerConfig(Value, frozen=True):
     work before everything is there (`batching/live_order.py`; "stop-the-world": not at all);
     loads that are predicted to take no longer than `live_over_ns` are waited for instead, and a
     live instance holds at most `live_ahead_max` requests that neither it nor its source has
-    started. `wall_ns` is the wall clock (UTC, since 1970) when the controller's own clock
+    admitted. Requests of a draining instance end there (`drain` "finish"), or go to others of their
+    part ("move"). `wall_ns` is the wall clock (UTC, since 1970) when the controller's own clock
     stands at 0: schedules are read with it. With `assumes_group_rate` what a probe measures inside
     a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`. Parameters get at
-    most `parameter_share_percent` of an uplink.
+    most `parameter_share_percent` of an uplink. `warm_spares` says which parameters stay longest
+    on released devices (`control/spares.py`): "recent", "slow-links", or "off" for none.
     """
 
     models: tuple[ModelPolicy, ...]
@@ -34,7 +38,8 @@ class ControllerConfig(Value, frozen=True):
     agents_expected: int = 0
     epoch: int = 0
     settle_ns: int = 1_000_000_000
-    dispatched_ahead_max: int = 8
+    dispatched_ahead_max: int = 64
+    binding: Binding = LateBinding()
     sequences_max: int = SEQUENCES_MAX
     request_attempts_max: int = 2
     load_retry_ns: int = 1_000_000_000
@@ -47,10 +52,12 @@ class ControllerConfig(Value, frozen=True):
     live_order: str = "stop-the-world"
     live_over_ns: int = 100_000_000
     live_ahead_max: int = 8
+    drain: str = "finish"
     chunk_bytes: int = 1 << 20
     leaves: tuple[Leaf, ...] = ()
     group_bytes_per_s: int | None = None
     remote_storage_bytes_per_s: int | None = None
     assumes_group_rate: bool = False
     parameter_share_percent: int = 100
+    warm_spares: str = "recent"
     wall_ns: int = 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
+from livescale.control.drains import Drains
 from livescale.control.fleet import Fleet
 from livescale.control.holding_news import HoldingNews
 from livescale.control.host_copies import HostCopies
@@ -24,6 +25,7 @@ from livescale.control.pool import ParameterPool
 from livescale.control.repairs import repair_loads
 from livescale.control.router import Router
 from livescale.control.scaling import Scaling
+from livescale.control.spares import Spares
 from livescale.control.status import ControllerStatus, status_of
 from livescale.control.wishes import Wishes
 from livescale.messages import events
@@ -44,7 +46,10 @@ class Controller:
         self.pool = ParameterPool(isinstance(config.placement, SpreadCopies | AllCopies))
         self.fleet = Fleet(self.pool)
         self.router = Router(
-            config.dispatched_ahead_max, config.live_ahead_max, config.sequences_max
+            config.dispatched_ahead_max,
+            config.live_ahead_max,
+            config.sequences_max,
+            config.binding,
         )
         self.models = {
             p.spec.name: ModelState(p, config, 0, number) for number, p in enumerate(config.models)
@@ -59,14 +64,18 @@ class Controller:
             config, self.fleet, self.pool, self.loads, self.planning, self.models
         )
         self.pairings = Pairings(config, self.fleet, self.router)
-        self.wishes = Wishes(self.fleet, self.router)
+        self.drains = Drains(config, self.models, self.fleet, self.planning, self.pairings)
+        self.wishes = Wishes(self.fleet, self.pool, self.router, self.planning)
+        spares = Spares(config, self.fleet, self.pool, self.planning)
         self.scaling = Scaling(
+            config=config,
             fleet=self.fleet,
             pool=self.pool,
             router=self.router,
             loads=self.loads,
             planning=self.planning,
             host_copies=self.host_copies,
+            spares=spares,
             pairings=self.pairings,
             wishes=self.wishes,
         )
@@ -186,6 +195,7 @@ class Controller:
         is_settled = self._membership.settle(self._now_ns)
         # First, so that what is left makes room for what is ordered next.
         self._commands += self.pool.drop_remainders()
+        self._commands += self._membership.take_releases()
         if not is_settled:
             # Requests of an earlier life may still be announced: no model counts as idle before.
             for state in self.models.values():
@@ -199,7 +209,9 @@ class Controller:
         waiting = [self.models[part.model] for part in self.router.parts_waiting()]
         for state in sorted(waiting, key=lambda state: state.number):
             self._dispatch(state)
-        self._commands += self.scaling.release_empty()
+        self._commands += self.scaling.release_empty(self._now_ns)
+        if is_settled:
+            self._commands += self.drains.decide()
         if is_settled:
             self._fail_unloadable()
             self._let_go()
@@ -217,7 +229,7 @@ class Controller:
             left_ns = failures.blocked_until_ns - self._now_ns
             if reason is None or left_ns <= 0:
                 continue
-            has_copy = self.planning.has_copy(state)
+            has_copy = self.planning.has_copy(state) or bool(self.pool.spares(part.model))
             is_there = any(not instance.is_released for instance in self.fleet.of_part(part))
             if not has_copy and not is_there:
                 self._commands += self.attempts.fail_waiting(part, reason, left_ns)
@@ -232,6 +244,7 @@ class Controller:
                 self.host_copies.forget_model(name)
                 self.pool.forget_model(name)
                 self.fleet.forget_part(part)
+                self.planning.forget_model(name)
                 self._commands.append(ModelGone(name))
 
     def _dispatch(self, state: ModelState) -> None:
@@ -265,7 +278,8 @@ class Controller:
         self.fleet.validate()
         self.router.validate()
         for state in self.models.values():
-            holders = self.pool.holders(state.spec.name)
+            copies = self.pool.copies(state.spec.name)
+            holders = [c.holder for c in copies if c.is_loaded and not c.is_on_host]
             keepers = [
                 i.worker
                 for i in self.fleet.of_part(state.part)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from livescale.clusters.topology import Device, Host
 from livescale.control.holdings import Copy
 from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
 from livescale.control.pool import ParameterPool
 from livescale.messages.events import InstanceReported
-from livescale.routes import Hop, Route
-from livescale.topology import Device, Host
+from livescale.routes import Hop, Partner, Route
 from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
 
@@ -117,7 +117,8 @@ class Fleet:
         return None
 
     def spare(self, arena_bytes: int) -> list[WorkerRecord]:
-        """Workers that hold nothing and whose arena holds the model, in id order."""
+        """Workers that hold nothing (no warm spare either) and whose arena holds the model, in id
+        order."""
         records = (self.workers[number] for number in sorted(self.workers))
         fitting = [record for record in records if record.device.arena_bytes >= arena_bytes]
         return [record for record in fitting if self._pool.is_free(record.ref)]
@@ -126,8 +127,8 @@ class Fleet:
         """Take over an instance from an earlier controller's life: all its ranks were reported."""
         duty = copy.ranks[0].order.duty
         assert duty is not None, f"{copy!r} is no instance's"
-        state = InstanceState.LOADING if duty.pairing is None else InstanceState.LIVE
-        if copy.is_complete:
+        state = InstanceState.LOADING if duty.live_order is None else InstanceState.LIVE
+        if copy.is_loaded:
             state = InstanceState.SERVING
         instance = Instance(part, duty, copy, state)
         instance.is_unreported = state is not InstanceState.LOADING
@@ -184,6 +185,8 @@ class Fleet:
         instance.kv_blocks = event.kv_blocks
         instance.kv_blocks_kept = event.kv_blocks_kept
         instance.left_out = event.left_out
+        instance.prefill_tokens = event.prefill_tokens
+        instance.prefill_ns = event.prefill_ns
         tally.add(instance)
 
     def tally(self, part: Part) -> Tally:
@@ -199,6 +202,12 @@ class Fleet:
             self._serving[part] = found
         return found
 
+    def resumable(self, part: Part) -> int:
+        """How many instances drain and would serve on at once if they were wanted."""
+        of_part = self._of_part.get(part, {})
+        draining = (of_part.get(number) for number in self.draining)
+        return sum(i is not None and not i.is_released for i in draining)
+
     def live(self, part: Part) -> list[Instance]:
         """Instances that take requests while they load, in id order."""
         found = self._live.get(part)
@@ -207,13 +216,11 @@ class Fleet:
             self._live[part] = found
         return found
 
-    def source_of(self, target: Instance) -> Instance | None:
-        """The instance that pulls from a loading one, if it is still there."""
-        if target.pairing is None or target.pairing.source is None:
-            return None
-        source = self.instances.get(target.pairing.source_instance)
-        is_there = source is not None and source.state is InstanceState.SERVING
-        return source if is_there else None
+    def sources_of(self, target: Instance) -> tuple[Partner, ...]:
+        """The instances that pull from a loading one, those that are still there."""
+        sources = [self.instances.get(partner.instance) for partner in target.duty.gives_to]
+        serving = [s for s in sources if s is not None and s.state is InstanceState.SERVING]
+        return tuple(source.partner for source in serving)
 
     def of_part(self, part: Part) -> list[Instance]:
         """Living instances of the part in id order."""

@@ -48,13 +48,19 @@ class HoldingNews:
 
     def reported(self, event: InstanceReported, _now_ns: int) -> bool:
         # A request may have been started by an instance that is gone by now: both are looked up.
+        for request, attempt in event.admitted:
+            self._router.admit(request, attempt)
         for request, attempt in event.started:
             self._router.start(request, attempt)
         instance = self._fleet.instances.get(event.instance)
         if instance is None:
             self._fleet.report_early(event)
             return False
+        self._states[instance.model].service.add(
+            event.prefill_tokens - instance.prefill_tokens, event.prefill_ns - instance.prefill_ns
+        )
         self._fleet.report(instance, event)
+        self._router.progressed(instance.worker, event)
         return True
 
     def live_started(self, event: LiveStarted, _now_ns: int) -> bool:
@@ -90,9 +96,12 @@ class HoldingNews:
         instance = self._instance_of(copy)
         if copy.is_complete and copy.is_on_host:
             self._host_copies.ended_well(copy.model)
-        elif copy.is_complete and instance is not None:
+        elif copy.is_loaded and instance is not None:
             self._fleet.move(instance, HoldingCompleted)
-            self._states[copy.model].load_failures.ended_well()
+            state = self._states[copy.model]
+            state.load_failures.ended_well()
+            if instance.due_ns is not None:
+                state.load_error_ns = now_ns - instance.due_ns
         return True
 
     def failed(self, event: HoldingFailed, now_ns: int) -> bool:

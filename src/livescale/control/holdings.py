@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from livescale.messages.commands import DropHolding, StartHolding
+from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import (
     FirstByteArrived,
     HoldingCompleted,
@@ -22,11 +22,15 @@ from livescale.types import HoldingId, InstanceId, Value, WorkerRef
 
 
 class HoldingState(enum.StrEnum):
-    """The life of a holding. LEAVING begins with the order to drop the bytes."""
+    """The life of a holding. A SPARE is whole and serves no instance; one that is WAKING was made
+    of a spare, and its worker takes the model over. LEAVING begins with the order to drop the
+    bytes."""
 
     ORDERED = "ordered"
     ARRIVING = "arriving"
     WHOLE = "whole"
+    SPARE = "spare"
+    WAKING = "waking"
     LEAVING = "leaving"
     GONE = "gone"
 
@@ -50,6 +54,21 @@ TRANSITIONS: dict[HoldingState, dict[type[Value], HoldingState]] = {
         WorkerLost: HoldingState.GONE,
     },
     HoldingState.WHOLE: {
+        ReleaseHolding: HoldingState.SPARE,
+        DropHolding: HoldingState.LEAVING,
+        WorkerLost: HoldingState.GONE,
+    },
+    HoldingState.SPARE: {
+        # The ranks of one copy may have been released in different lives of the controller.
+        ReleaseHolding: HoldingState.SPARE,
+        # The bytes are a new holding's.
+        StartHolding: HoldingState.GONE,
+        DropHolding: HoldingState.LEAVING,
+        WorkerLost: HoldingState.GONE,
+    },
+    HoldingState.WAKING: {
+        HoldingCompleted: HoldingState.WHOLE,
+        HoldingFailed: HoldingState.GONE,
         DropHolding: HoldingState.LEAVING,
         WorkerLost: HoldingState.GONE,
     },
@@ -64,6 +83,9 @@ TRANSITIONS: dict[HoldingState, dict[type[Value], HoldingState]] = {
     },
     HoldingState.GONE: {},
 }
+
+
+_HAS_ALL = (HoldingState.WHOLE, HoldingState.SPARE, HoldingState.WAKING)
 
 
 class InvalidMove(Exception):
@@ -90,7 +112,7 @@ class Holding:
     @property
     def is_whole(self) -> bool:
         """Every layer of its span is there, and stays."""
-        return self.state is HoldingState.WHOLE
+        return self.state in _HAS_ALL
 
     def move(self, cause: type[Value]) -> None:
         """Apply the table. Raises InvalidMove."""
@@ -148,11 +170,28 @@ class Copy:
         return self.is_there and all(holding.is_whole for holding in self.ranks.values())
 
     @property
+    def is_loaded(self) -> bool:
+        """Every rank has all its layers, and (an instance's) has taken the model over."""
+        return self.is_there and all(h.state is HoldingState.WHOLE for h in self.ranks.values())
+
+    @property
+    def is_spare(self) -> bool:
+        """Some rank is a warm spare: the copy is no instance's, or not any more."""
+        return any(h.state is HoldingState.SPARE for h in self.ranks.values())
+
+    @property
     def watermark(self) -> int:
         """The end of the prefix of layers that all ranks have."""
         if len(self.ranks) < len(self.members):
             return 0
         return min(holding.watermark for holding in self.ranks.values())
+
+    def release(self) -> list[ReleaseHolding]:
+        """The instance ends and the bytes stay: orders for every rank that is not a spare yet."""
+        serving = [h for h in self.ranks.values() if h.state is not HoldingState.SPARE]
+        for holding in serving:
+            holding.move(ReleaseHolding)
+        return [ReleaseHolding(holding.id) for holding in serving]
 
     def drop(self, reason: str) -> list[DropHolding]:
         """The copy goes: orders for what was not ordered away before."""

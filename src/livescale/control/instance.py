@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from livescale.control.holdings import Copy
-from livescale.messages.commands import Drain, Resume
+from livescale.messages.commands import Drain, ReleaseHolding, Resume
 from livescale.messages.events import (
     FirstByteArrived,
     HoldingCompleted,
@@ -19,8 +19,7 @@ from livescale.messages.events import (
     LiveStarted,
     WorkerLost,
 )
-from livescale.plans import Duty, Pairing
-from livescale.routes import Partner
+from livescale.routes import Duty, Partner
 from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
 _STORY_MAX = 32
@@ -29,6 +28,8 @@ TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     InstanceState.STARTING: {
         FirstByteArrived: InstanceState.LOADING,
         LiveStarted: InstanceState.LIVE,
+        # It was made of a warm spare: nothing arrives.
+        HoldingCompleted: InstanceState.SERVING,
         HoldingFailed: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
@@ -56,6 +57,8 @@ TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     },
     InstanceState.DRAINING: {
         Resume: InstanceState.SERVING,
+        # Its workers keep the bytes.
+        ReleaseHolding: InstanceState.STOPPED,
         HoldingDropped: InstanceState.STOPPED,
         WorkerLost: InstanceState.LOST,
     },
@@ -78,8 +81,10 @@ class Instance:
     duty: Duty
     copy: Copy
     state: InstanceState = InstanceState.STARTING
-    #: how long its load should take (None: not known), and since when bytes have come
+    #: how long the loads of its plan should take (None: not known), until when its own should be
+    #: over (None: not known, or behind what is slower than links), and since when bytes have come
     predicted_ns: int | None = None
+    due_ns: int | None = None
     first_byte_ns: int | None = None
     #: taken over from an earlier life of the controller; it has not said yet what it is doing
     is_unreported: bool = False
@@ -90,6 +95,8 @@ class Instance:
     kv_blocks: int = 0
     kv_blocks_kept: int = 0
     left_out: int = 0
+    prefill_tokens: int = 0
+    prefill_ns: int = 0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
 
     @property
@@ -103,11 +110,6 @@ class Instance:
     @property
     def workers(self) -> tuple[WorkerRef, ...]:
         return self.duty.workers
-
-    @property
-    def pairing(self) -> Pairing | None:
-        """How the instance works while it loads (None: it waits)."""
-        return self.duty.pairing
 
     @property
     def is_released(self) -> bool:

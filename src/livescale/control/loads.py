@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from livescale.chunks import Feed, senders
+from livescale.clusters.topology import Direction, LinkKind, LinkUse
 from livescale.control.holdings import Holding
 from livescale.control.pool import ParameterPool
 from livescale.messages.events import FeedFailed
-from livescale.topology import Direction, LinkKind, LinkUse
 from livescale.types import FromWorker, HoldingId, WorkerRef
 
 FeedsByReceiver = dict[WorkerRef, tuple[Feed, ...]]
@@ -52,7 +52,7 @@ class OpenLoad:
 
     @property
     def is_waiting(self) -> bool:
-        """Some upstream sends nothing at present, whoever is to blame."""
+        """Some upstream sends nothing at present, whichever of them is to blame."""
         return bool(self.stalled or self.excused)
 
     def fail(self, upstream: WorkerRef) -> None:
@@ -171,7 +171,7 @@ class Loads:
 
         A sender that waits for its own upstream stalls everybody behind it; only the one in front
         of all stalls is at fault. `grace_ns` after a report all have spoken. Where receivers feed
-        one another nobody may be in front: then the oldest stall is taken for the cause, later.
+        one another none may be in front: then the oldest stall is taken for the cause, later.
         """
         waiting = {load.receiver: None for load in self.open.values() if load.is_waiting}
         stalls = [
@@ -192,8 +192,8 @@ class Loads:
         """Late loads get another sender, once, where another complete copy can be read.
 
         As with stalls, only the sender in front is at fault: those behind it get their time anew,
-        and whoever reads from a sender that loads itself waits for as long as that one may take.
-        Loads with several senders are left alone, because nobody says which of them is slow.
+        and a reader of a sender that loads itself waits for as long as that one may take.
+        Loads with several senders are left alone, because nothing says which of them is slow.
         """
         late = self._late(now_ns)
         judged = False
@@ -258,7 +258,7 @@ class Loads:
         return any(w not in (sender, load.receiver) and w not in load.shunned for w in others)
 
     def _expect_of(self, sender: WorkerRef, now_ns: int) -> None:
-        """It has something new: whoever stalls behind it should go on soon."""
+        """It has something new: loads that stall behind it should go on soon."""
         for load in self.open.values():
             if sender in load.stalled or sender in load.excused:
                 load.excused.pop(sender, None)

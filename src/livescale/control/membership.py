@@ -16,6 +16,7 @@ from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
+from livescale.messages.commands import ReleaseHolding
 from livescale.messages.events import AgentJoined, HoldingReport, WorkerJoined, WorkerLost
 from livescale.types import WorkerRef
 
@@ -42,6 +43,8 @@ class Membership:
         self._attempts = attempts
         #: from when on the pool is settled, whatever is missing (None: before the first step)
         self.settled_at_ns: int | None = None
+        #: orders for the other ranks of warm spares that an earlier life did not release any more
+        self._releases: list[ReleaseHolding] = []
         #: loads were taken over from an earlier life, and their senders not looked at yet
         self._has_adopted = False
 
@@ -59,6 +62,11 @@ class Membership:
             self._has_adopted = False
             self._loads.fail_dead(self._fleet.is_alive)
         return is_settled
+
+    def take_releases(self) -> list[ReleaseHolding]:
+        """Orders that complete what an earlier life began."""
+        taken, self._releases = self._releases, []
+        return taken
 
     def worker_joined(self, event: WorkerJoined, now_ns: int) -> bool:
         before = self._fleet.workers.get(event.worker.worker)
@@ -107,8 +115,11 @@ class Membership:
 
     def _adopt(self, report: HoldingReport, now_ns: int) -> Copy:
         """A member has this from an earlier controller's life. An instance is taken over when all
-        its ranks are there; what is left of a model that is served no more is given up."""
+        its ranks are there; what is left of a model that is served no more is given up. Of a warm
+        spare one rank is enough: none of them was asked for anything."""
         holding_state = HoldingState.WHOLE if report.is_whole else HoldingState.ARRIVING
+        if report.is_spare:
+            holding_state = HoldingState.SPARE
         holding = Holding(report.order, report.watermark, holding_state)
         model = self._states.get(report.order.model)
         ranks, size_bytes = (model.spec.tp_size, model.instance_bytes) if model else (1, 0)
@@ -119,6 +130,8 @@ class Membership:
             self._loads.begin(holding)
         if model is None:
             self._pool.give_up(copy)
+        elif copy.is_there and copy.is_spare:
+            self._releases += self._pool.release(copy, now_ns)
         elif copy.is_there and not copy.is_on_host:
             self._fleet.adopt(model.part, copy)
         return copy

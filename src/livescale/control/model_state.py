@@ -6,7 +6,8 @@ from livescale.control.autoscaler import Autoscaler, TokenWindow
 from livescale.control.config import ControllerConfig
 from livescale.control.load_failures import LoadFailures
 from livescale.control.policy import make_policy
-from livescale.policies import Bounds, ModelPolicy, ScalingPolicy
+from livescale.control.service_rate import ServiceRate
+from livescale.policies import ModelPolicy, ScalingPolicy, TargetOngoing
 from livescale.types import LayerSpan, Part
 
 # For policies that do not look at rates.
@@ -30,11 +31,15 @@ class ModelState:
         self.part = Part(policy.spec.name, LayerSpan(0, policy.spec.layers))
         self.scaling = make_policy(scaling)
         self.window = TokenWindow(
-            scaling.load_window_ns if isinstance(scaling, Bounds) else _WINDOW_NS
+            _WINDOW_NS if isinstance(scaling, TargetOngoing) else scaling.load_window_ns
         )
         self.autoscaler = Autoscaler(scaling.scale_down_timeout_ns, policy.idle_ns)
         self.prefill_tokens_per_s = policy.prefill_tokens_per_s
         self.kv_blocks = policy.kv_blocks
+        #: what its instances really do
+        self.service = ServiceRate()
+        #: how much longer (or, below 0, shorter) than predicted the last load of an instance took
+        self.load_error_ns = 0
         #: requests that an instance computes at once
         self.places = config.sequences_max
         #: of loads to devices
@@ -82,6 +87,7 @@ class ModelState:
         clock at time 0."""
         deadlines = [self.load_failures.blocked_until_ns]
         deadlines += self.autoscaler.deadlines_ns(self.idle_since_ns)
+        deadlines += self.scaling.deadlines_ns(now_ns)
         if self.window.tokens:
             deadlines.append(now_ns + self.window.window_ns // _LOOKS_PER_WINDOW)
         for period in self.policy.schedule:

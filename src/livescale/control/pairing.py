@@ -14,27 +14,27 @@ from livescale.control.instance import Instance
 from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.router import Router
-from livescale.plans import Pairing, ScalePlan, pair_rate
-from livescale.routes import Does, Hop, Route
-from livescale.types import FromWorker, InstanceId, InstanceState, Part, Value, WorkerRef
+from livescale.plans import ScalePlan, pair_rate
+from livescale.routes import Does, Hop, Partner, Route
+from livescale.types import FromWorker, InstanceState, Part, Value, WorkerRef
 
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 # More than anybody has: what is loading for an unknown time comes after all that serve.
 _UNKNOWN_LAG_TOKENS = 1 << 40
 
-Overloaded = tuple[InstanceId, WorkerRef]
-
 
 class PairingChoice(Value, frozen=True):
-    """How a new instance works before everything is there (None: not at all), and why."""
+    """How a new instance works before everything is there (without an order: not at all), to whom
+    it gives requests, and why."""
 
-    pairing: Pairing | None
     reason: str
+    live_order: str | None = None
+    gives_to: tuple[Partner, ...] = ()
 
 
 def choose_pairings(
-    plan: ScalePlan, order: str, over_ns: int, overloaded: Sequence[Overloaded]
+    plan: ScalePlan, order: str, over_ns: int, overloaded: Sequence[Partner]
 ) -> list[PairingChoice]:
     """One choice for each of the plan's instances.
 
@@ -46,16 +46,16 @@ def choose_pairings(
     if plan.predicted_ns is not None and plan.predicted_ns <= over_ns:
         took, most = plan.predicted_ns / _NS_PER_MS, over_ns / _NS_PER_MS
         reason = f"the load should take {took:.1f} ms: up to {most:g} ms it is waited for"
-        return [PairingChoice(None, reason)] * count
+        return [PairingChoice(reason)] * count
     reason = "every overloaded instance has a helper" if overloaded else "nobody is overloaded"
     if order == "overlap":
         overloaded, reason = (), "so it is configured"
-    chosen = [PairingChoice(Pairing(order), f"alone: {reason}")] * count
+    chosen = [PairingChoice(f"alone: {reason}", order)] * count
     free = free_instances(plan)
-    for index, (number, worker) in zip(live_order_of(plan), overloaded, strict=False):
+    for index, partner in zip(live_order_of(plan), overloaded, strict=False):
         sends = "sends no parameters on" if index in free else "sends parameters on, too"
-        pairing = Pairing(order, worker, number)
-        chosen[index] = PairingChoice(pairing, f"helps instance {number}, {sends}")
+        reason = f"helps instance {partner.instance}, {sends}"
+        chosen[index] = PairingChoice(reason, order, (partner,))
     return chosen
 
 
@@ -113,18 +113,15 @@ class Pairings:
         """One choice for each of the plan's instances."""
         config = self._config
         if not self.is_live:
-            return [PairingChoice(None, "so it is configured")] * len(plan.instances)
+            return [PairingChoice("so it is configured")] * len(plan.instances)
         overloaded = self._overloaded(state.part)
         return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded)
 
     def unpaired(self, part: Part) -> list[Instance]:
         """Serving instances that no loading one helps: the others are not to go."""
         instances = self._fleet.of_part(part)
-        helped = {
-            i.pairing.source_instance: None
-            for i in instances
-            if i.is_loading and i.pairing is not None
-        }
+        loading = [i for i in instances if i.is_loading]
+        helped = {partner.instance: None for i in loading for partner in i.duty.gives_to}
         return [i for i in instances if i.state is InstanceState.SERVING and i.id not in helped]
 
     def routes(self, now_ns: int, state: ModelState) -> list[Route]:
@@ -139,22 +136,22 @@ class Pairings:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _overloaded(self, part: Part) -> list[Overloaded]:
+    def _overloaded(self, part: Part) -> list[Partner]:
         """Who may be helped, the most outstanding prompt tokens first. What waits in the queue is
         everybody's."""
         has_queue = self._router.waiting_tokens(part) > 0
         found = [(self._router.outstanding_tokens(i.worker), i) for i in self.unpaired(part)]
         found = [(tokens, i) for tokens, i in found if tokens or has_queue]
         found.sort(key=lambda entry: (-entry[0], entry[1].id))
-        return [(i.id, i.worker) for _, i in found]
+        return [i.partner for _, i in found]
 
     def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
-        """To a loading instance, and from there to the one that pulls, if there is one."""
-        source = self._fleet.source_of(target)
-        if source is None:
+        """To a loading instance, and from there to those that pull, if there are any."""
+        sources = self._fleet.sources_of(target)
+        if not sources:
             alone = Hop((target.partner,), None)
             return Route((alone,), lag_tokens=_lag_tokens(now_ns, state, target))
-        hops = (Hop((target.partner,), None, Does.PREFILL), Hop((source.partner,), None))
+        hops = (Hop((target.partner,), None, Does.PREFILL), Hop(sources, None))
         return Route(hops, _cost_permille(target))
 
 

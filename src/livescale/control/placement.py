@@ -18,7 +18,7 @@ class ModelCopies:
     """One model as a placement strategy sees it.
 
     `agents` hold a copy in their host's memory, complete or arriving. `needs_copy`: its last
-    device copy is about to go. `is_leaving`: the model was withdrawn and nobody needs it.
+    device copy is about to go. `is_leaving`: the model was withdrawn and is not needed.
     `used_ns` is when each copy was last read from.
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from livescale.clusters.topology import Device, Host, Leaf, LinkUse, Topology
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy
@@ -20,7 +21,6 @@ from livescale.control.pool import ParameterPool
 from livescale.messages.events import LinkMeasured
 from livescale.placements import CacheCopies
 from livescale.plans import ScalePlan
-from livescale.topology import Device, Host, Leaf, LinkUse, Topology
 from livescale.types import FromWorker, WorkerRef
 
 _IDS_PER_EPOCH = 1_000_000
@@ -43,6 +43,8 @@ class Planning:
             group_bytes_per_s=config.group_bytes_per_s,
             remote_storage_bytes_per_s=config.remote_storage_bytes_per_s,
         )
+        #: by model: what stood when its next load was predicted, and how long that should take
+        self._load_ns: dict[str, tuple[tuple[int, tuple[bool, ...]], int | None]] = {}
         #: the best probe between two members of a scale-up group
         self._measured_inside: int | None = None
 
@@ -78,7 +80,7 @@ class Planning:
         self.topology.agents.pop(ref, None)
 
     def link_measured(self, event: LinkMeasured, _now_ns: int) -> bool:
-        """Rates that nobody configured are what was measured; the best probe counts, because other
+        """Rates that are not configured are what was measured; the best probe counts, because other
         traffic can only slow one down. Members of one scale-up group meet without their NICs."""
         topology, bytes_per_s = self.topology, event.bytes_per_s
         sender, receiver = event.sender, event.receiver
@@ -124,17 +126,68 @@ class Planning:
         return self._last_id
 
     def plan_instances(
-        self, state: ModelState, count: int, targets: tuple[tuple[WorkerRef, ...], ...] | None
+        self,
+        state: ModelState,
+        count: int,
+        spare: tuple[WorkerRef, ...],
+        targets: tuple[tuple[WorkerRef, ...], ...] | None,
     ) -> ScalePlan | None:
-        """`count` new instances on spare workers (or on `targets`). None if there is no way."""
-        spare = tuple(record.ref for record in self._fleet.spare(state.spec.size_bytes))
-        request = msgspec.structs.replace(
-            self._request(state, count, self.sources(state), spare, targets),
+        """`count` new instances on some of the workers `spare` (or on `targets`). None if there is
+        no way."""
+        request = self._request_of_instances(state, self.next_id(), count, spare, targets)
+        return self._plan(request, self._config.multicast)
+
+    def load_ns(self, state: ModelState) -> int | None:
+        """How long one more load to an instance should take now: as planned, and as much more or
+        less as the last one took. Without a worker for it, what was predicted last. None: not
+        known.
+
+        Predictions are kept until an instance moves, or other copies are there or whole.
+        """
+        model = state.spec.name
+        copies = tuple(copy.is_complete for copy in self._pool.copies(model))
+        stand = self._fleet.version, copies
+        known = self._load_ns.get(model)
+        if known is None or known[0] != stand:
+            spare = self._targets(state)
+            request = self._request_of_instances(state, self._last_id, 1, spare, None)
+            plan = self._plan(request, self._config.multicast)
+            predicted_ns = plan.predicted_ns if plan is not None else known and known[1]
+            known = self._load_ns[model] = stand, predicted_ns
+        if known[1] is None:
+            return None
+        return max(known[1] + state.load_error_ns, 0)
+
+    def forget_model(self, model: str) -> None:
+        """The model leaves the pool."""
+        self._load_ns.pop(model, None)
+
+    def _targets(self, state: ModelState) -> tuple[WorkerRef, ...]:
+        """Workers that an instance may come to: those that hold nothing, and where these are too
+        few, those with warm spares of other models."""
+        size_bytes = state.spec.size_bytes
+        found = [record.ref for record in self._fleet.spare(size_bytes)]
+        if len(found) < state.spec.tp_size:
+            spares = (copy for copy in self._pool.spares() if copy.model != state.spec.name)
+            members = [member for copy in spares for member in copy.members]
+            workers = self._fleet.workers
+            found += [m for m in members if workers[m.worker].device.arena_bytes >= size_bytes]
+        return tuple(found)
+
+    def _request_of_instances(
+        self,
+        state: ModelState,
+        number: int,
+        count: int,
+        spare: tuple[WorkerRef, ...],
+        targets: tuple[tuple[WorkerRef, ...], ...] | None,
+    ) -> PlanRequest:
+        return msgspec.structs.replace(
+            self._request(state, number, count, self.sources(state), spare, targets),
             is_live=self._config.live_order != "stop-the-world",
             # Files of which the last load failed are not read again while there is a copy.
             has_storage=not (state.load_failures.in_a_row and self.has_copy(state)),
         )
-        return self._plan(request, self._config.multicast)
 
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan:
         """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
@@ -151,7 +204,7 @@ class Planning:
             if source.workers[rank] != agent
         )
         request = msgspec.structs.replace(
-            self._request(state, 1, sources, (), ((agent,),)), tp_size=1
+            self._request(state, self.next_id(), 1, sources, (), ((agent,),)), tp_size=1
         )
         return make_plan(request, self.topology, "auto")
 
@@ -160,9 +213,11 @@ class Planning:
         return not worker.is_agent and topology.host_of(worker) == topology.host_of(agent)
 
     def sources(self, state: ModelState) -> tuple[Source, ...]:
-        """All copies, complete or arriving; the planner chooses among them. Systems without
-        multicast know less: there host memory feeds devices, or nothing does."""
-        copies = [self._source(copy) for copy in self._pool.copies(state.spec.name)]
+        """All copies, complete or arriving; the planner chooses among them. Warm spares come first:
+        their links are idle. Systems without multicast know less: there host memory feeds devices,
+        or nothing does."""
+        found = sorted(self._pool.copies(state.spec.name), key=lambda copy: not copy.is_spare)
+        copies = [self._source(copy) for copy in found]
         if self._config.multicast in ("host", "storage"):
             is_host = self._config.multicast == "host"
             return tuple(s for s in copies if is_host and s.is_host_copy)
@@ -179,13 +234,14 @@ class Planning:
     def _request(
         self,
         state: ModelState,
+        number: int,
         count: int,
         sources: tuple[Source, ...],
         spare: tuple[WorkerRef, ...],
         targets: tuple[tuple[WorkerRef, ...], ...] | None,
     ) -> PlanRequest:
         return PlanRequest(
-            plan=self.next_id(),
+            plan=number,
             model=state.spec.name,
             layer_bytes=state.spec.layer_bytes,
             chunk_bytes=self._config.chunk_bytes,
@@ -204,8 +260,7 @@ class Planning:
         help."""
         fabric = Fabric(self.topology)
         for target in self._fleet.instances.values():
-            source = self._fleet.source_of(target) if target.is_loading else None
-            if source is not None:
+            for source in self._fleet.sources_of(target) if target.is_loading else ():
                 fabric.path(FromWorker(target.worker), source.worker)
         return tuple(fabric.links)
 

@@ -4,18 +4,23 @@ BoundsPolicy follows BlitzScale §5.3 with its loads measured twice: the paper's
 rate and KV in use, and the authors' code's seconds of queued prefill work per instance, each
 against an upper and a lower bound. Requests are a load of their own: an instance has places for so
 many, or KV for fewer, and long answers to short prompts take them without much prefill work.
-TargetOngoingPolicy counts requests, as Ray Serve does. Both
+TargetOngoingPolicy counts requests, as Ray Serve does. SloPolicy derives its bounds from an aim for
+the time to the first token, from what instances are measured to do, and from what a load takes. All
 count capacity that is still loading, so that a load is not ordered twice for one need.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from livescale.policies import Bounds, ScalingPolicy, TargetOngoing
+from livescale.policies import Bounds, ScalingPolicy, SloAim, TargetOngoing
 
 _NS_PER_S = 1_000_000_000
+_NS_PER_MS = 1_000_000
+_QUEUE_LOWER_PERMILLE = 600
+"""Of the time that the aim allows in the queue: below, an instance fewer would do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,10 @@ class LoadSnapshot:
     `requests` are all unfinished ones. Of these `left_waiting` were left without a place or KV: in
     the router, or on `full_instances`, which run `full_running` others. Besides `kv_blocks_used`,
     up to `kv_blocks_kept` are kept for running requests to grow. Rates, places and KV blocks are
-    per instance; None means not known yet.
+    per instance; None means not known yet. `serving` of the instances serve now, and `resumable`
+    ones, which drain or of which a warm spare is there, would do so at once. Runs with prompts did
+    `service_tokens_per_s`, and one more load to an instance should take `load_ns`. At most
+    `instances_max` are allowed (None: any).
     """
 
     instances: int
@@ -43,6 +51,12 @@ class LoadSnapshot:
     full_instances: int = 0
     full_running: int = 0
     kv_blocks_kept: int = 0
+    now_ns: int = 0
+    serving: int = 0
+    resumable: int = 0
+    service_tokens_per_s: int | None = None
+    load_ns: int | None = None
+    instances_max: int | None = None
 
     @property
     def waiting_requests(self) -> int:
@@ -54,29 +68,61 @@ class LoadSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """How many instances the load needs at the upper (`at_least`) and lower bounds (`at_most`)."""
+    """How many instances the load needs at the upper (`at_least`) and lower bounds (`at_most`).
+
+    `explain` gives the figures behind it, which are wanted only when the number changes. Down to
+    `floor` none goes because of a low load; another model that needs it may have it.
+    """
 
     at_least: int
     at_most: int
     reason: str
-    values: dict[str, int]
+    explain: Callable[[], dict[str, int]]
+    #: instances to have if there are fewer than `at_least` (None: the middle of both)
+    target: int | None = None
+    floor: int = 0
+
+    @property
+    def grow_to(self) -> int:
+        """Instances to have if there are fewer than `at_least`."""
+        middle = (self.at_least + self.at_most + 1) // 2
+        return max(self.at_least, middle if self.target is None else self.target)
 
 
 class Policy(Protocol):
     """What the autoscaler asks."""
 
+    @property
+    def asks_for_load_time(self) -> bool:
+        """It looks at `LoadSnapshot.load_ns`."""
+
     def suggest(self, load: LoadSnapshot) -> Suggestion:
         """How many instances this load needs."""
+
+    def deadlines_ns(self, now_ns: int) -> list[int]:
+        """When it would suggest another number of the same load."""
 
 
 def make_policy(scaling: ScalingPolicy) -> Policy:
     """The policy of a configuration value."""
     if isinstance(scaling, TargetOngoing):
         return TargetOngoingPolicy(scaling)
+    if isinstance(scaling, SloAim):
+        return SloPolicy(scaling)
     return BoundsPolicy(scaling)
 
 
-class TargetOngoingPolicy:
+class _OfLoadAlone:
+    """A policy that neither time nor the time of a load changes."""
+
+    asks_for_load_time = False
+
+    def deadlines_ns(self, now_ns: int) -> list[int]:
+        """Never."""
+        return []
+
+
+class TargetOngoingPolicy(_OfLoadAlone):
     """Instances such that each has so many unfinished requests."""
 
     def __init__(self, target: TargetOngoing) -> None:
@@ -88,17 +134,20 @@ class TargetOngoingPolicy:
         at_least = -(-permille // self._target.target_permille)
         lower = self._target.target_permille * self._target.lower_permille
         at_most = -(-permille * 1000 // lower)
-        values = {
-            "instances": load.instances,
-            "requests": load.requests,
-            "target_permille": self._target.target_permille,
-            "at_least": at_least,
-            "at_most": at_most,
-        }
-        return Suggestion(at_least, at_most, "ongoing_requests", values)
+
+        def explain() -> dict[str, int]:
+            return {
+                "instances": load.instances,
+                "requests": load.requests,
+                "target_permille": self._target.target_permille,
+                "at_least": at_least,
+                "at_most": at_most,
+            }
+
+        return Suggestion(at_least, at_most, "ongoing_requests", explain)
 
 
-class BoundsPolicy:
+class BoundsPolicy(_OfLoadAlone):
     """Instances such that every load lies between its bounds."""
 
     def __init__(self, bounds: Bounds) -> None:
@@ -106,96 +155,175 @@ class BoundsPolicy:
 
     def suggest(self, load: LoadSnapshot) -> Suggestion:
         """The largest need over all loads; `reason` names the load that asks for most."""
-        needs = [
-            (name, *self._need(used, upper, lower))
-            for name, used, upper, lower in self._loads(load)
-        ]
-        needs += self._needs_of_room(load)
-        reason, at_least, _ = max(
-            needs, key=lambda need: (need[1], need[2]), default=("idle", 0, 0)
-        )
-        at_most = max((need[2] for need in needs), default=0)
+        bounds, rate, needs = self._bounds, load.prefill_tokens_per_s, []
+        if rate:
+            queued = load.queued_prefill_tokens * _NS_PER_S
+            upper, lower = rate * bounds.backlog_upper_ns, rate * bounds.backlog_lower_ns
+            needs.append(need_of_rate(load, bounds, rate))
+            needs.append(("prefill_backlog", *_need(queued, upper, lower)))
+        needs += needs_of_room(load, bounds)
+        reason, at_least, _ = max(needs, key=lambda need: need[1:], default=("idle", 0, 0))
+        at_most = max([need[2] for need in needs], default=0)
         if load.requests and not at_least:
             # Nothing is known of the model yet, or its rates hide one request: one instance.
             reason, at_least, at_most = "requests", 1, max(at_most, 1)
-        values = {
-            "instances": load.instances,
-            "window_tokens": load.window_tokens,
-            "queued_prefill_tokens": load.queued_prefill_tokens,
-            "kv_blocks_used": load.kv_blocks_used,
-            "prefill_tokens_per_s": load.prefill_tokens_per_s or 0,
-            "kv_blocks": load.kv_blocks or 0,
-            "requests": load.requests,
-            "places": load.places or 0,
-            "waiting_requests": load.waiting_requests,
-            "full_instances": load.full_instances,
-            "full_running": load.full_running,
-            "kv_blocks_kept": load.kv_blocks_kept,
-            "at_least": at_least,
-            "at_most": at_most,
-        }
-        return Suggestion(at_least, at_most, reason, values)
+        return Suggestion(at_least, at_most, reason, lambda: _explain(load, at_least, at_most))
 
-    def _needs_of_room(self, load: LoadSnapshot) -> list[tuple[str, int, int]]:
-        """(name, instances at least, at most) such that all requests have places and KV."""
-        bounds, needs = self._bounds, []
-        if load.places and load.requests:
-            upper = _share(load.places, bounds.requests_upper_permille)
-            lower = _share(load.places, bounds.requests_lower_permille)
-            name = "waiting_requests" if load.waiting_requests else "requests"
-            needs.append((name, *self._need(load.requests, upper, lower)))
-        if load.waiting_requests:
-            # What full instances run is what fits, whether places or KV are short. While requests
-            # wait, nothing goes: still more would wait.
-            fitting, _ = self._need(load.requests * load.full_instances, load.full_running, 1)
-            needs.append(("waiting_requests", fitting, max(fitting, load.instances)))
-        if load.kv_blocks:
-            # Blocks that are kept for growth are no reason to grow, but without them requests
-            # would wait on fewer instances.
-            room = (load.kv_blocks_used + load.kv_blocks_kept) * 1000
-            _, most = self._need(room, 1, load.kv_blocks * bounds.kv_lower_permille)
-            needs.append(("kv_in_use", 0, most))
-        return needs
 
-    def _loads(self, load: LoadSnapshot) -> list[tuple[str, int, int, int]]:
-        """(name, amount in use, amount of one instance at the upper, at the lower bound).
+class SloPolicy:
+    """Instances such that prompts wait no longer than the aim for their first token allows.
 
-        All amounts of one row share a unit: token-nanoseconds, or blocks per mille.
-        """
-        bounds = self._bounds
-        rows = []
-        if load.prefill_tokens_per_s:
-            per_window = load.prefill_tokens_per_s * load.window_ns
-            rows.append(
-                (
-                    "token_rate",
-                    load.window_tokens * _NS_PER_S * 1000,
-                    per_window * bounds.token_rate_upper_permille,
-                    per_window * bounds.token_rate_lower_permille,
-                )
-            )
-            rows.append(
-                (
-                    "prefill_backlog",
-                    load.queued_prefill_tokens * _NS_PER_S,
-                    load.prefill_tokens_per_s * bounds.backlog_upper_ns,
-                    load.prefill_tokens_per_s * bounds.backlog_lower_ns,
-                )
-            )
-        if load.kv_blocks:
-            rows.append(
-                (
-                    "kv_in_use",
-                    load.kv_blocks_used * 1000,
-                    load.kv_blocks * bounds.kv_upper_permille,
-                    load.kv_blocks * bounds.kv_lower_permille,
-                )
-            )
-        return rows
+    Half of the aim may pass in the queue. A queue that is longer asks for as many instances as
+    compute it within that time; if they have to be loaded first, only when the queue, with what
+    arrives meanwhile at the present rate, does not end before they would be there, and then for
+    what is left by that time, too. What instances are measured to do counts, before what is
+    configured. A prompt is not divided: there is no need for more instances than requests.
+    """
+
+    asks_for_load_time = True
+
+    def __init__(self, aim: SloAim) -> None:
+        self._aim = aim
+        self._wait_ns = max(aim.ttft_ns // 2, 1)
+        self._floor = DecayingFloor(aim.floor_decay_ns)
+
+    def suggest(self, load: LoadSnapshot) -> Suggestion:
+        """The largest need over queue, rate of arrivals and room; `floor` falls from the last
+        peak of `at_least`."""
+        rate = load.service_tokens_per_s or load.prefill_tokens_per_s
+        needs = needs_of_room(load, self._aim.room)
+        if rate:
+            needs.append(need_of_rate(load, self._aim.room, rate))
+            needs.append(("ttft_aim", *self._needs_of_queue(load, rate)))
+        reason, at_least, _ = max(needs, key=lambda need: need[1:], default=("idle", 0, 0))
+        at_most = max([at_least, *(need[2] for need in needs)])
+        if load.requests and not at_least:
+            reason, at_least, at_most = "requests", 1, max(at_most, 1)
+        most = at_least if load.instances_max is None else load.instances_max
+        floor = self._floor.after(load.now_ns, min(at_least, most))
+
+        def explain() -> dict[str, int]:
+            derived = {
+                "ttft_aim_ms": self._aim.ttft_ns // _NS_PER_MS,
+                "service_tokens_per_s": rate or 0,
+                "load_ms": (load.load_ns or 0) // _NS_PER_MS,
+                "serving": load.serving,
+                "resumable": load.resumable,
+                "left_after_load": self._left_after_load(load, rate or 0) // _NS_PER_S,
+                "floor": floor,
+            }
+            return _explain(load, at_least, at_most) | derived
+
+        return Suggestion(at_least, at_most, reason, explain, at_least, floor)
+
+    def deadlines_ns(self, now_ns: int) -> list[int]:
+        """When the floor falls next."""
+        falls_ns = self._floor.falls_ns(now_ns)
+        return [] if falls_ns is None else [falls_ns]
+
+    def _needs_of_queue(self, load: LoadSnapshot, rate: int) -> tuple[int, int]:
+        """Instances at least, and at most."""
+        queued = load.queued_prefill_tokens * _NS_PER_S
+        within_aim = rate * self._wait_ns
+        need, _ = _need(queued, within_aim, 1)
+        ready = load.instances + load.resumable
+        if need > ready:
+            left = self._left_after_load(load, rate)
+            need = _need(max(queued, left), within_aim, 1)[0] if left > 0 else ready
+        _, most = _need(queued * 1000, 1, within_aim * _QUEUE_LOWER_PERMILLE)
+        return min(need, load.requests), min(most, load.requests)
 
     @staticmethod
-    def _need(used: int, upper: int, lower: int) -> tuple[int, int]:
-        return -(-used // max(upper, 1)), -(-used // max(lower, 1))
+    def _left_after_load(load: LoadSnapshot, rate: int) -> int:
+        """Token-nanoseconds per second that will be queued when one more instance could be there;
+        nothing or less if the queue ends before."""
+        load_ns = load.load_ns or 0
+        arriving = load.window_tokens * _NS_PER_S * load_ns // load.window_ns
+        computed = (load.serving + load.resumable) * rate * load_ns
+        return load.queued_prefill_tokens * _NS_PER_S + arriving - computed
+
+
+class DecayingFloor:
+    """A number of instances that falls from its last peak to nothing, as straight as a line."""
+
+    def __init__(self, decay_ns: int) -> None:
+        self._decay_ns = decay_ns
+        self._peak = 0
+        self._peak_ns = 0
+
+    def after(self, now_ns: int, need: int) -> int:
+        """The floor now, when so many are needed: a need that is no lower is a new peak."""
+        if need >= self._at(now_ns):
+            self._peak, self._peak_ns = need, now_ns
+        return self._at(now_ns)
+
+    def falls_ns(self, now_ns: int) -> int | None:
+        """When it falls by one (None: there is nothing left to fall)."""
+        floor = self._at(now_ns)
+        if not floor or not self._decay_ns:
+            return None
+        return self._peak_ns + self._decay_ns - (floor - 1) * self._decay_ns // self._peak
+
+    def _at(self, now_ns: int) -> int:
+        left_ns = max(self._decay_ns - (now_ns - self._peak_ns), 0)
+        return -(-self._peak * left_ns // self._decay_ns) if self._decay_ns else 0
+
+
+def needs_of_room(load: LoadSnapshot, bounds: Bounds) -> list[tuple[str, int, int]]:
+    """(name, instances at least, at most) such that all requests have places and KV."""
+    waiting, needs = load.waiting_requests, []
+    kv_lower = (load.kv_blocks or 0) * bounds.kv_lower_permille
+    if load.kv_blocks:
+        kv_upper = load.kv_blocks * bounds.kv_upper_permille
+        needs.append(("kv_in_use", *_need(load.kv_blocks_used * 1000, kv_upper, kv_lower)))
+    if load.places and load.requests:
+        upper = _share(load.places, bounds.requests_upper_permille)
+        lower = _share(load.places, bounds.requests_lower_permille)
+        name = "waiting_requests" if waiting else "requests"
+        needs.append((name, *_need(load.requests, upper, lower)))
+    if waiting:
+        # What full instances run is what fits, whether places or KV are short. While requests
+        # wait, nothing goes: still more would wait.
+        fitting, _ = _need(load.requests * load.full_instances, load.full_running, 1)
+        needs.append(("waiting_requests", fitting, max(fitting, load.instances)))
+    if load.kv_blocks:
+        # Blocks that are kept for growth are no reason to grow, but without them requests
+        # would wait on fewer instances.
+        room = (load.kv_blocks_used + load.kv_blocks_kept) * 1000
+        needs.append(("kv_in_use", 0, _need(room, 1, kv_lower)[1]))
+    return needs
+
+
+def need_of_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple[str, int, int]:
+    """(name, instances at least, at most) such that prompts are computed as fast as they come."""
+    arriving = load.window_tokens * _NS_PER_S * 1000
+    per_window = tokens_per_s * load.window_ns
+    upper = per_window * bounds.token_rate_upper_permille
+    lower = per_window * bounds.token_rate_lower_permille
+    return ("token_rate", *_need(arriving, upper, lower))
+
+
+def _need(used: int, upper: int, lower: int) -> tuple[int, int]:
+    return -(-used // max(upper, 1)), -(-used // max(lower, 1))
+
+
+def _explain(load: LoadSnapshot, at_least: int, at_most: int) -> dict[str, int]:
+    return {
+        "instances": load.instances,
+        "window_tokens": load.window_tokens,
+        "queued_prefill_tokens": load.queued_prefill_tokens,
+        "kv_blocks_used": load.kv_blocks_used,
+        "prefill_tokens_per_s": load.prefill_tokens_per_s or 0,
+        "kv_blocks": load.kv_blocks or 0,
+        "requests": load.requests,
+        "places": load.places or 0,
+        "waiting_requests": load.waiting_requests,
+        "full_instances": load.full_instances,
+        "full_running": load.full_running,
+        "kv_blocks_kept": load.kv_blocks_kept,
+        "at_least": at_least,
+        "at_most": at_most,
+    }
 
 
 def _share(places: int, permille: int) -> int:

@@ -6,10 +6,10 @@ every model stays in device or host memory). Losing a worker is not dropping: th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from livescale.control.holdings import Copy, Holding, HoldingState
-from livescale.messages.commands import DropHolding
+from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import WorkerLost
 from livescale.types import HoldingId, InstanceId, PlanId, Value, WorkerRef
 
@@ -35,6 +35,8 @@ class ParameterPool:
         self._incomplete: dict[InstanceId, Copy] = {}
         self._given_up: dict[tuple[str, InstanceId | WorkerRef], Copy] = {}
         self._on_hosts: dict[tuple[str, WorkerRef], Copy] = {}
+        #: warm spares: whole copies on devices that are no instance's
+        self._spares: dict[InstanceId, Copy] = {}
         #: (reader, model) per source: a copy that somebody reads from is not dropped
         self._reads: dict[WorkerRef, dict[tuple[HoldingId, str], None]] = {}
         #: models that leave the pool: their last copies may go
@@ -125,6 +127,53 @@ class ParameterPool:
         """Some member holds something of the model, or gets it."""
         return bool(self._copies.get(model))
 
+    # -- warm spares --------------------------------------------------------------------------
+
+    def release(self, copy: Copy, now_ns: int) -> list[ReleaseHolding]:
+        """The copy's instance ends; its bytes stay as a warm spare until they are dropped."""
+        assert copy.instance is not None, f"{copy!r} is no instance's"
+        assert copy.is_there, f"{copy!r} lacks ranks"
+        self.version += 1
+        copy.used_ns = now_ns
+        self._spares[copy.instance] = copy
+        return copy.release()
+
+    def take_up(self, copy: Copy, orders: Sequence[StartHolding]) -> Copy:
+        """A warm spare becomes an instance's copy, by one order for each rank."""
+        assert copy.instance in self._spares, f"{copy!r} is no spare"
+        self.version += 1
+        del self._spares[copy.instance], self._copies[copy.model][copy.key]
+        for holding in copy.ranks.values():
+            holding.move(StartHolding)
+            del self._of_member[holding.member][holding.id.plan]
+        for order in orders:
+            holding = Holding(order, order.span.stop, HoldingState.WAKING)
+            woken = self.add(holding, len(orders), copy.size_bytes)
+        return woken
+
+    def spares(self, model: str | None = None) -> list[Copy]:
+        """The warm spares (of one model), least recently used first."""
+        found = [copy for copy in self._spares.values() if model in (None, copy.model)]
+        return sorted(found, key=lambda copy: (copy.used_ns, copy.holder))
+
+    def spares_to_drop(self) -> list[Copy]:
+        """Warm spares that may all go together, least recently used first: nothing reads them,
+        and every model keeps a complete copy that is needed."""
+        found = [copy for copy in self.spares() if not self._is_read(copy)]
+        last: dict[str, Copy] = {copy.model: copy for copy in found}
+        going = dict.fromkeys(found)
+        kept = [
+            copy
+            for model, copy in last.items()
+            if self._needs_copy(model)
+            and not any(c.is_complete and c not in going for c in self.copies(model))
+        ]
+        return [copy for copy in found if copy not in kept]
+
+    def is_retired(self, model: str) -> bool:
+        """The model leaves the pool."""
+        return model in self._retired
+
     # -- who reads ----------------------------------------------------------------------------
 
     def begin_read(self, reader: HoldingId, model: str, source: WorkerRef) -> None:
@@ -152,16 +201,19 @@ class ParameterPool:
     # -- what goes ----------------------------------------------------------------------------
 
     def can_drop(self, copy: Copy) -> bool:
-        """Nobody reads it, and another complete copy stays (or none is needed)."""
+        """No member reads it, and another complete copy stays (or none is needed)."""
         if copy.is_given_up or self._is_read(copy):
             return False
         return not copy.is_complete or not self.is_last(copy)
 
     def is_last(self, copy: Copy) -> bool:
         """No complete copy but this one is in the cluster's memory, and one must be."""
-        if not self._keeps_last or copy.model in self._retired:
+        if not self._needs_copy(copy.model):
             return False
         return not any(c.is_complete and c is not copy for c in self.copies(copy.model))
+
+    def _needs_copy(self, model: str) -> bool:
+        return self._keeps_last and model not in self._retired
 
     def drop(self, copy: Copy, reason: str) -> list[DropHolding]:
         """Give a copy up on purpose. Raises LastCopyError when `can_drop` is False."""
@@ -178,6 +230,7 @@ class ParameterPool:
         name = (copy.model, copy.key)
         if copy.instance is not None:
             self._incomplete.pop(copy.instance, None)
+            self._spares.pop(copy.instance, None)
         if copy.ranks:
             self._given_up[name] = copy
             return
@@ -200,8 +253,9 @@ class ParameterPool:
         return [order for copy in left for order in copy.drop("the copy can never be whole")]
 
     def remainders(self) -> int:
-        """Workers that hold something of a copy that is given up."""
-        return sum(len(c.ranks) for c in self._given_up.values() if not c.is_on_host)
+        """Workers that hold something of a copy that is given up, and nothing else."""
+        left = [h for c in self._given_up.values() if not c.is_on_host for h in c.ranks.values()]
+        return sum(len(self._of_member[holding.member]) == 1 for holding in left)
 
     def lose(self, member: WorkerRef) -> None:
         """The worker or agent is gone with everything it held and sent."""

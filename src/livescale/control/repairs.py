@@ -7,19 +7,19 @@ becomes orders.
 from __future__ import annotations
 
 from livescale.chunks import Feed, senders
+from livescale.clusters.topology import Topology
 from livescale.control.loads import Loads, OpenLoad
 from livescale.control.multicast.repair import repair
 from livescale.control.pool import ParameterPool
 from livescale.messages.commands import AmendHolding
-from livescale.topology import Topology
 from livescale.types import WorkerRef
 
 
 def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[AmendHolding]:
     """Amendments for every open load with failed feeds.
 
-    What was lost behind a member of a chain is fed by that member's own upstream, or by whoever
-    holds the model; storage comes last. Who failed a load once is not asked by it again.
+    What was lost behind a member of a chain is fed by that member's own upstream, or by a holder of
+    the model; storage comes last. A sender that failed a load once is not asked by it again.
     """
     commands = []
     for load in [load for load in loads.open.values() if load.failed]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
+from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
-from livescale.control.holdings import Holding
+from livescale.control.holdings import Copy, Holding
 from livescale.control.host_copies import HostCopies
 from livescale.control.instance import Instance
 from livescale.control.loads import Loads
@@ -19,17 +22,20 @@ from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
+from livescale.control.spares import Spares
 from livescale.control.wishes import Wish, Wishes
 from livescale.messages.commands import (
     AnyCommand,
     Drain,
     Paired,
     PlanMade,
+    ReleaseHolding,
     Resume,
     StartHolding,
 )
-from livescale.plans import Duty, ScalePlan
-from livescale.types import HoldingId, InstanceState, Part
+from livescale.plans import ScalePlan
+from livescale.routes import Duty
+from livescale.types import FromStorage, FromWorker, HoldingId, InstanceState, Part, PlanId
 
 
 class Scaling:
@@ -37,21 +43,25 @@ class Scaling:
 
     def __init__(
         self,
+        config: ControllerConfig,
         fleet: Fleet,
         pool: ParameterPool,
         router: Router,
         loads: Loads,
         planning: Planning,
         host_copies: HostCopies,
+        spares: Spares,
         pairings: Pairings,
         wishes: Wishes,
     ) -> None:
+        self._config = config
         self._fleet = fleet
         self._pool = pool
         self._router = router
         self._loads = loads
         self._planning = planning
         self._host_copies = host_copies
+        self._spares = spares
         self._pairings = pairings
         self._wishes = wishes
 
@@ -77,20 +87,26 @@ class Scaling:
                 claimed += self._claim(wish, missing, claimed)
         return commands
 
-    def release_empty(self) -> list[AnyCommand]:
-        """Give back the workers of drained instances whose copy is not read."""
+    def release_empty(self, now_ns: int) -> list[AnyCommand]:
+        """Give back the workers of drained instances. Their copies stay as warm spares; one that is
+        not kept goes when nothing reads it."""
         commands: list[AnyCommand] = []
         for number in sorted(self._fleet.draining):
             instance = self._fleet.draining[number]
-            if not self._is_busy(instance) and self._pool.can_drop(instance.copy):
+            if self._is_busy(instance):
+                continue
+            if self._spares.keeps(instance):
+                self._fleet.move(instance, ReleaseHolding)
+                commands += self._pool.release(instance.copy, now_ns)
+            elif self._pool.can_drop(instance.copy):
                 commands += self._pool.drop(instance.copy, "drained")
-        return commands
+        return commands + self._spares.drop_unwanted()
 
     # -- growing ------------------------------------------------------------------------------
 
     def _grow(self, now_ns: int, wish: Wish, claimed: int) -> tuple[int, list[AnyCommand]]:
-        """Wake draining instances first, then load new ones, as far as there are workers that
-        nobody claims who comes first.
+        """Resume draining instances first, then wake warm spares of the model, then load new ones,
+        as far as there are workers that no model claims that comes first.
 
         Returns how many instances it has now, and what to do.
         """
@@ -101,32 +117,56 @@ class Scaling:
         if claimed:
             count = min(count, max(self._found(wish) - claimed, 0) // state.spec.tp_size)
         resumed = draining[:count]
-        plan = None
+        reached, plan = wish.capacity + len(resumed), None
+        woken: list[AnyCommand] = []
         if count > len(resumed) and now_ns >= state.load_failures.blocked_until_ns:
-            plan = self._plan(state, count - len(resumed))
-        reached = wish.capacity + len(resumed) + (len(plan.instances) if plan is not None else 0)
+            spares = self._spares.to_wake(state, count - len(resumed))
+            for spare in spares:
+                woken += self._wake(state, spare)
+            reached += len(spares)
+            plan = self._plan(state, count - len(resumed) - len(spares))
+            reached += len(plan.instances) if plan is not None else 0
         if reached == wish.capacity:
             return reached, []
         commands: list[AnyCommand] = [wish.notice(wish.capacity, reached, wish.reason)]
         for instance in resumed:
             commands.append(Resume(instance.id))
             self._fleet.move(instance, Resume)
+        commands += woken
         if plan is not None:
-            commands += self._load(state, plan)
+            commands += self._spares.give_way(plan.instances, state.spec.name)
+            commands += self._load(now_ns, state, plan)
             commands += self._host_copies.fill_caches(state, plan.instances)
         return reached, commands
 
     def _plan(self, state: ModelState, count: int) -> ScalePlan | None:
         """A plan for at most `count` instances, if there is any."""
-        spare = [record.ref for record in self._fleet.spare(state.spec.size_bytes)]
+        if count < 1:
+            return None
+        spare = self._spares.targets_for(state, count * state.spec.tp_size)
         count = min(count, len(spare) // state.spec.tp_size)
         if count < 1:
             return None
         targets = self._host_copies.preferred_targets(state, spare, count)
-        return self._planning.plan_instances(state, count, targets)
+        return self._planning.plan_instances(state, count, tuple(spare), targets)
 
-    def _load(self, state: ModelState, plan: ScalePlan) -> list[AnyCommand]:
+    def _wake(self, state: ModelState, spare: Copy) -> list[StartHolding]:
+        """A warm spare becomes an instance: its workers take the model over, nothing is loaded."""
+        number, plan = self._planning.next_id(), self._planning.next_id()
+        duty = Duty(number, spare.members, state.part.role)
+        orders = [
+            msgspec.structs.replace(
+                self._start(state, plan, duty, rank), spare=spare.ranks[rank].id.plan
+            )
+            for rank in range(len(spare.members))
+        ]
+        copy = self._pool.take_up(spare, orders)
+        self._fleet.add(Instance(state.part, duty, copy, predicted_ns=0))
+        return orders
+
+    def _load(self, now_ns: int, state: ModelState, plan: ScalePlan) -> list[AnyCommand]:
         """Order every target to load, and to work meanwhile."""
+        slow = {FromStorage(), *(FromWorker(load.receiver) for load in self._loads.open.values())}
         numbers = []
         paired: list[Paired] = []
         starts: list[StartHolding] = []
@@ -134,28 +174,40 @@ class Scaling:
             plan.instances, self._pairings.of_plan(state, plan), strict=True
         ):
             number, role = self._planning.next_id(), state.part.role
-            duty = Duty(number, workers, role, choice.pairing)
-            orders = [self._start(state, plan, duty, rank) for rank in range(len(workers))]
+            duty = Duty(number, workers, role, choice.live_order, choice.gives_to)
+            orders = [
+                msgspec.structs.replace(
+                    self._start(state, plan.plan, duty, rank), feeds=plan.load_of(worker).feeds
+                )
+                for rank, worker in enumerate(workers)
+            ]
             holdings = [Holding(order) for order in orders]
             for holding in holdings:
                 copy = self._pool.add(holding, len(workers), state.instance_bytes)
                 self._loads.begin(holding, plan.load_of(holding.member).completed_ns)
-            self._fleet.add(Instance(state.part, duty, copy, predicted_ns=plan.predicted_ns))
+            instance = Instance(state.part, duty, copy, predicted_ns=plan.predicted_ns)
+            own = [plan.load_of(worker) for worker in workers]
+            upstreams = {feed.upstream for load in own for feed in load.feeds}
+            # Loads from storage, or behind one that is under way, say nothing of others.
+            if plan.predicted_ns is not None and not upstreams & slow:
+                instance.due_ns = now_ns + max(load.completed_ns or 0 for load in own)
+            self._fleet.add(instance)
             numbers.append(duty.instance)
             if self._pairings.is_live:
-                paired.append(Paired(duty.instance, choice.pairing, choice.reason))
+                notice = Paired(number, choice.live_order, choice.gives_to, choice.reason)
+                paired.append(notice)
             starts += orders
         return [PlanMade(plan, tuple(numbers)), *paired, *starts]
 
-    @staticmethod
-    def _start(state: ModelState, plan: ScalePlan, duty: Duty, rank: int) -> StartHolding:
+    def _start(self, state: ModelState, plan: PlanId, duty: Duty, rank: int) -> StartHolding:
+        """The order for one rank, without feeds."""
         is_measured = state.prefill_tokens_per_s is not None and state.kv_blocks is not None
         return StartHolding(
-            holding=HoldingId(plan.plan, duty.workers[rank]),
+            holding=HoldingId(plan, duty.workers[rank]),
             model=state.spec.name,
             span=state.part.span,
-            feeds=plan.load_of(duty.workers[rank]).feeds,
-            chunk_bytes=plan.chunk_bytes,
+            feeds=(),
+            chunk_bytes=self._config.chunk_bytes,
             rank=rank,
             duty=duty,
             measure_capacity=not is_measured,
@@ -190,7 +242,7 @@ class Scaling:
 
         Of models with more instances than their load needs now, and of those that it outranks
         (down to their least number, and one): the lowest priority first, then who can spare most.
-        Nobody gives way if that does not make up a whole instance.
+        No instance gives way if that does not make up a whole instance.
         """
         found = self._found(wish) - claimed
         wishes = self._wishes.known()
@@ -229,13 +281,13 @@ class Scaling:
 
     def _claim(self, wish: Wish, missing: int, claimed: int) -> int:
         """Workers that are spare or on their way back and that the model will take: as many as
-        make whole instances. Whoever comes later leaves them."""
+        make whole instances. Models that come later leave them."""
         size = wish.state.spec.tp_size
         return min(missing, max(self._found(wish) - claimed, 0) // size * size)
 
     def _found(self, wish: Wish) -> int:
-        """Workers that are spare or come free without anything else."""
-        spare = len(self._fleet.spare(wish.state.spec.size_bytes))
+        """Workers that it can have, and those that come free without anything else."""
+        spare = self._spares.workers_for(wish.state)
         leaving = sum(len(i.workers) for i in self._fleet.instances.values() if self._leaves(i))
         return spare + leaving + self._pool.remainders()
 

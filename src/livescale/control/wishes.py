@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from livescale.control.fleet import Fleet
 from livescale.control.model_state import ModelState
+from livescale.control.planning import Planning
 from livescale.control.policy import LoadSnapshot, Suggestion
+from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
 from livescale.messages.commands import ScaleDecided
 from livescale.types import Part
@@ -43,15 +45,19 @@ class Wish:
 
     def notice(self, before: int, after: int, reason: str) -> ScaleDecided:
         """The number of its instances changes, for this reason."""
-        part, values = self.part, self.suggestion.values
+        part, values = self.part, self.suggestion.explain()
         return ScaleDecided(part.model, part.role, before, after, reason, values)
 
 
 class Wishes:
     """Each part's wish as of the last time that something of the part changed."""
 
-    def __init__(self, fleet: Fleet, router: Router) -> None:
+    def __init__(
+        self, fleet: Fleet, pool: ParameterPool, router: Router, planning: Planning
+    ) -> None:
         self._fleet = fleet
+        self._pool = pool
+        self._planning = planning
         self._router = router
         self._wishes: dict[Part, Wish] = {}
         #: parts that are looked at again though nothing happens to them, and others from when on
@@ -108,21 +114,23 @@ class Wishes:
         state.window.forget_old(now_ns)
         state.note_requests(now_ns, self._router.unfinished(state.part))
         capacity = self._fleet.tally(state.part).capacity
-        suggestion = state.scaling.suggest(self._snapshot(state))
         limits = state.limits(wall_ns)
+        suggestion = state.scaling.suggest(self._snapshot(now_ns, state, limits[1]))
         wanted, reason = state.autoscaler.wanted(
             now_ns, capacity, suggestion, limits, state.idle_since_ns
         )
         return Wish(state, capacity, wanted, reason, suggestion, limits[0])
 
-    def _snapshot(self, state: ModelState) -> LoadSnapshot:
+    def _snapshot(self, now_ns: int, state: ModelState, most: int) -> LoadSnapshot:
         part = state.part
         tally = self._fleet.tally(part)
+        queued = self._router.waiting_tokens(part) + tally.queued_prefill_tokens
+        asks = queued and state.scaling.asks_for_load_time
         return LoadSnapshot(
             instances=tally.capacity,
             window_tokens=state.window.tokens,
             window_ns=state.window.window_ns,
-            queued_prefill_tokens=self._router.waiting_tokens(part) + tally.queued_prefill_tokens,
+            queued_prefill_tokens=queued,
             kv_blocks_used=tally.kv_blocks_used,
             prefill_tokens_per_s=state.prefill_tokens_per_s,
             kv_blocks=state.kv_blocks,
@@ -132,4 +140,10 @@ class Wishes:
             full_instances=tally.full,
             full_running=tally.full_running,
             kv_blocks_kept=tally.kv_blocks_kept,
+            now_ns=now_ns,
+            serving=len(self._fleet.serving(part)),
+            resumable=self._fleet.resumable(part) + len(self._pool.spares(part.model)),
+            service_tokens_per_s=state.service.tokens_per_s,
+            load_ns=self._planning.load_ns(state) if asks else None,
+            instances_max=most,
         )

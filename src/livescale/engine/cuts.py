@@ -1,7 +1,7 @@
 """Which tokens may be drawn: `min_p`, then `top_k`, then `top_p`, each on what is left before it.
 
 Every cut keeps all tokens from some logit on, so equal logits stay or fall together and no order
-of sorting matters: the least logit that is kept says it all. It is a function of the row alone, bit
+of sorting matters: the least kept logit decides. It is a function of the row alone, bit
 for bit: masses are whole numbers, whose sums do not depend on the order of adding. No noise here.
 """
 

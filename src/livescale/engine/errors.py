@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from livescale.common.errors import UserError
 
-class ModelError(Exception):
+
+class ModelError(UserError):
     """A model cannot be read or run; the message names the directory, file or tensor and why."""

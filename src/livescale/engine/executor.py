@@ -12,15 +12,22 @@ from dataclasses import dataclass
 
 import torch
 
-from livescale.batching.run import Run, Segment
+from livescale.batching.run import Run
 from livescale.engine.attention import page
 from livescale.engine.errors import ModelError
 from livescale.engine.kv_cache import KVCache
 from livescale.engine.layers import Layers, RunState
-from livescale.engine.model_files import kv_bytes_per_token
-from livescale.engine.run_result import RunResult, check_size
+from livescale.engine.model_files import model_spec
+from livescale.engine.run_result import (
+    InstanceExecutor,
+    RunResult,
+    check_pool,
+    check_size,
+    fitting_blocks,
+    prefill_run,
+)
 from livescale.engine.sampling import choose_tokens
-from livescale.types import LayerEntry, LayerSpan, Manifest, SamplingParams
+from livescale.types import LayerEntry, LayerSpan, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +39,10 @@ class _Assigned:
     cache: KVCache
 
 
-class TorchExecutor:
+class TorchExecutor(InstanceExecutor):
     """Runs one assigned model out of an arena, layer by layer, with a paged KV cache.
 
-    One thread runs it. The KV pool is allocated and touched once, here, and recut for each model.
+    The KV pool is allocated and touched once, here, and recut for each model.
     So are `parameter_bytes` of the device for its copy of the arena; a CPU can do without (0).
     """
 
@@ -53,8 +60,7 @@ class TorchExecutor:
             raise ValueError(f"TorchExecutor runs on devices 'cpu' and 'cuda', not on {device!r}")
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: torch {torch.__version__} finds no CUDA device")
-        if kv_bytes < 1 or block_tokens < 1:
-            raise ValueError(f"a KV pool of {kv_bytes} bytes, {block_tokens} tokens a block")
+        check_pool(kv_bytes, block_tokens)
         self.kv_bytes = kv_bytes
         self.block_tokens = block_tokens
         self._device = torch.device(device)
@@ -68,29 +74,29 @@ class TorchExecutor:
     # -- a model comes and goes -------------------------------------------------------------
 
     def assign(self, manifest: Manifest, arena: memoryview) -> None:
-        """Take the model over: its layers exist, but none is materialized.
-
-        `arena` starts at the model's offset 0, is writable and outlives the assignment. Raises
-        ModelError when the model cannot run here, or does not fit (with both sizes).
-        """
         self.release()
         if manifest.tp_size > 1:
             raise ModelError(
                 f"{manifest.model}: tensor parallelism (tp_size {manifest.tp_size}) is not"
                 " supported by TorchExecutor"
             )
-        if arena.nbytes < manifest.size_bytes:
-            raise ModelError(
-                f"{manifest.model} needs {manifest.size_bytes} bytes of arena,"
-                f" there are {arena.nbytes}"
-            )
+        blocks = fitting_blocks(model_spec(manifest), arena, self.kv_bytes, self.block_tokens)
         if not self._parameters.fits(manifest.size_bytes):
             raise ModelError(
                 f"{manifest.model} needs {manifest.size_bytes} bytes on {self._device},"
                 " there are fewer"
             )
         layers = Layers(manifest, self._device, self._packed_weights)
-        cache = self._cut_pool(manifest, layers)
+        cache = KVCache(
+            self._pool,
+            layers.dtype,
+            layers=layers.config.decoder_layers,
+            blocks=blocks,
+            block_tokens=self.block_tokens,
+            kv_heads=layers.config.kv_heads,
+            head_dim=layers.config.head_dim,
+            reads_in_place=self._reads_kv_in_place,
+        )
         self._parameters.attach(arena[: manifest.size_bytes])
         self._assigned = _Assigned(manifest, layers, cache)
 
@@ -105,7 +111,6 @@ class TorchExecutor:
         assigned.layers.bind(entry, self._parameters.place(entry))
 
     def release(self) -> None:
-        """Drop the modules and their views. The arena's bytes stay as they are."""
         self._assigned = None
         self._parameters.detach()
 
@@ -113,7 +118,6 @@ class TorchExecutor:
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks that the pool has for the assigned model."""
         return self._model.cache.blocks
 
     @property
@@ -136,8 +140,18 @@ class TorchExecutor:
         return self._model.layers.parameters(layer)
 
     def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
-        """See `measure_prefill_tokens_per_s`."""
-        return measure_prefill_tokens_per_s(self, span, tokens)
+        """Measured after two warm-ups, in the first KV blocks of the pool."""
+        run = prefill_run(span, tokens, self.kv_blocks, self.block_tokens)
+        hidden = None
+        if span.start > 0:
+            shape = (run.token_count, self.hidden_size)
+            hidden = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        for _ in range(2):
+            self.run(run, hidden)
+        started_ns = time.perf_counter_ns()
+        self.run(run, hidden)
+        elapsed_ns = time.perf_counter_ns() - started_ns
+        return run.token_count * 1_000_000_000 // max(elapsed_ns, 1)
 
     def __repr__(self) -> str:
         if self._assigned is None:
@@ -153,7 +167,6 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
-        """Execute `run.span` (see `Executor`)."""
         layers, span = self._model.layers, run.span
         assert span.stop <= len(layers), f"span {span} of {len(layers)} layers"
         missing = layers.unbound(range(span.start, span.stop))
@@ -170,16 +183,11 @@ class TorchExecutor:
     # -- hidden rows and a request's KV leave and come ---------------------------------------
 
     def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
-        """The bytes of a Run's hidden rows, bit for bit, one row after the other. A copy."""
         assert isinstance(hidden, torch.Tensor)
         rows = hidden.to("cpu", copy=True, memory_format=torch.contiguous_format)
         return _bytes_of(rows)
 
     def import_rows(self, content: memoryview, tokens: int) -> torch.Tensor:
-        """Hidden rows (tokens, hidden) from what `export_rows` gave. A copy.
-
-        Raises ValueError when there are more or fewer bytes.
-        """
         size_bytes = tokens * self.hidden_size * self.dtype.itemsize
         check_size(content, "rows", tokens, size_bytes)
         rows = torch.empty(tokens, self.hidden_size, dtype=self.dtype)
@@ -187,15 +195,10 @@ class TorchExecutor:
         return rows.to(self._device)
 
     def kv_layer_bytes(self, tokens: int) -> int:
-        """Size of what `export_kv` gives for so many positions."""
         cache = self._model.cache
         return 2 * tokens * cache.kv_heads * cache.head_dim * self.dtype.itemsize
 
     def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
-        """The bytes of one layer's KV of a request's first `tokens` positions, in token order.
-
-        It is a copy and holds no block ids; `decoder_layer` counts from 0.
-        """
         rows = self._model.cache.export_layer(decoder_layer, block_table, tokens)
         return _bytes_of(rows.cpu())
 
@@ -203,10 +206,6 @@ class TorchExecutor:
     def import_kv(
         self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
     ) -> None:
-        """Write the bytes that `export_kv` gave for `tokens` positions; `content` is writable.
-
-        Raises ValueError when there are more or fewer bytes, or the blocks cannot hold them.
-        """
         cache, size_bytes = self._model.cache, self.kv_layer_bytes(tokens)
         check_size(content, "KV", tokens, size_bytes)
         shape = (2, tokens, cache.kv_heads, cache.head_dim)
@@ -219,25 +218,6 @@ class TorchExecutor:
     def _model(self) -> _Assigned:
         assert self._assigned is not None, f"{self!r}"
         return self._assigned
-
-    def _cut_pool(self, manifest: Manifest, layers: Layers) -> KVCache:
-        config = layers.config
-        block_bytes = self.block_tokens * kv_bytes_per_token(manifest, config)
-        if block_bytes > self.kv_bytes:
-            raise ModelError(
-                f"{manifest.model} needs {block_bytes} bytes for one KV block of"
-                f" {self.block_tokens} tokens, the pool has {self.kv_bytes}"
-            )
-        return KVCache(
-            self._pool,
-            layers.dtype,
-            layers=config.decoder_layers,
-            blocks=self.kv_bytes // block_bytes,
-            block_tokens=self.block_tokens,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            reads_in_place=self._reads_kv_in_place,
-        )
 
     def _state(self, run: Run) -> RunState:
         batch = page(run, self._model.cache)
@@ -267,37 +247,6 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor, flat."""
     content: memoryview = tensor.view(torch.uint8).flatten().numpy().data
     return content
-
-
-def measure_prefill_tokens_per_s(executor: TorchExecutor, span: LayerSpan, tokens: int) -> int:
-    """Tokens per second of a prefill of `tokens` tokens over `span`, measured after two warm-ups.
-
-    It writes the first KV blocks of the pool, so the instance must not serve yet. A pool that
-    holds fewer tokens shortens the prefill.
-    """
-    tokens = min(tokens, executor.kv_blocks * executor.block_tokens)
-    blocks = -(-tokens // executor.block_tokens)
-    segment = Segment(
-        request="warm-up",
-        attempt=0,
-        first_position=0,
-        token_ids=(0,) * tokens,
-        block_table=tuple(range(blocks)),
-        samples=True,
-        sampling=SamplingParams(output_tokens_max=1),
-    )
-    run = Run(0, span, (segment,))
-    hidden = None
-    if span.start > 0:
-        hidden = torch.zeros(
-            tokens, executor.hidden_size, dtype=executor.dtype, device=executor.device
-        )
-    for _ in range(2):
-        executor.run(run, hidden)
-    started_ns = time.perf_counter_ns()
-    executor.run(run, hidden)
-    elapsed_ns = time.perf_counter_ns() - started_ns
-    return tokens * 1_000_000_000 // max(elapsed_ns, 1)
 
 
 class ParameterMemory:

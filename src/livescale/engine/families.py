@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class ExpertNames:
     """A mixture of experts in a file: `{block}.experts.{i}.{gate, up, down}.weight`.
 
-    `count` is the number of experts of a config.json that does not say.
+    `count` is the number of experts of a config.json without that number.
     """
 
     block: str

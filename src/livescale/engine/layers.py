@@ -83,7 +83,7 @@ class Layers:
             *(_decoder_call(*pair) for pair in zip(model.model.layers, layer_types, strict=True)),
             _head_call(norm, lm_head, model.config),
         ]
-        self._is_bound = [False] * len(self._modules)
+        self._bound: set[int] = set()
         if len(manifest.layers) != len(self._modules):
             raise ModelError(
                 f"{manifest.model}: the manifest has {len(manifest.layers)} layers,"
@@ -119,18 +119,15 @@ class Layers:
             view = _view(arena, entry, tensor)
             setattr(module.get_submodule(owner), leaf, nn.Parameter(view, requires_grad=False))
         self._complete(entry.layer)
-        self._is_bound[entry.layer] = True
+        self._bound.add(entry.layer)
 
     def parameters(self, layer: int) -> dict[str, torch.Tensor]:
         """The layer's parameters by the manifest's names."""
         return dict(self._modules[layer].named_parameters())
 
     def unbound(self, layers: range) -> list[int]:
-        """Those of `layers` that cannot run; a tied head needs layer 0, too."""
-        needed = list(layers)
-        if self.config.is_tied and len(self) - 1 in layers and 0 not in layers:
-            needed.append(0)
-        return [layer for layer in needed if not self._is_bound[layer]]
+        """See `ModelShape.missing`."""
+        return self.config.missing(layers, self._bound)
 
     def rope(self, positions: torch.Tensor) -> Rope:
         """The angles of `positions` (1, T)."""

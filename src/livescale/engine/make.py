@@ -1,7 +1,7 @@
 """Makes small complete models: seeded random weights, configuration and tokenizer.
 
 They have the architecture of a supported family and its real file formats, so that everything that
-serves a downloaded model serves them. What they say means nothing. No network; Llamas are written
+serves a downloaded model serves them. Their texts mean nothing. No network; Llamas are written
 here without torch, the other families by `make_family`.
 """
 
@@ -61,14 +61,12 @@ def make_model(
     *,
     family: str = "llama",
     tied: bool | None = None,
-    shard_bytes_max: int | None = None,
 ) -> None:
     """Write a complete Hugging Face directory; equal arguments give equal bytes.
 
     `tied` leaves the head to the embedding (None: as is usual in the family). A shard of weights
-    holds at most `shard_bytes_max` bytes (or one larger tensor); by default half the model. The
-    directory appears all at once. Raises ModelError for an unknown preset or family and when
-    `directory` exists and is not empty.
+    holds at most half the model's bytes. The directory appears all at once. Raises ModelError for
+    an unknown preset or family and when `directory` exists and is not empty.
     """
     if isinstance(preset, str) and preset not in PRESETS:
         raise ModelError(f"unknown preset {preset!r}, there are {', '.join(PRESETS)}")
@@ -83,13 +81,13 @@ def make_model(
         unfinished.chmod(0o755)  # mkdtemp makes it private
         if family == "llama":
             _write_json(unfinished / "config.json", _config(sizes, bool(tied)))
-            _write_weights(unfinished, sizes, seed, bool(tied), shard_bytes_max)
+            _write_weights(unfinished, sizes, seed, bool(tied))
         else:
             # Imported here: torch and transformers take seconds, and Llamas need neither.
             from livescale.engine.make_family import write_family
 
             is_tied = FAMILY_NAMES[family].is_tied if tied is None else tied
-            write_family(unfinished, family, _sizes(sizes, is_tied), seed, shard_bytes_max)
+            write_family(unfinished, family, _sizes(sizes, is_tied), seed)
         _write_json(unfinished / "generation_config.json", _generation_config())
         write_tokenizer(unfinished, sizes.vocab_size, seed, sizes.model_tokens_max)
         unfinished.rename(directory)
@@ -143,12 +141,10 @@ def _write_json(path: Path, value: dict[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
-def _write_weights(
-    directory: Path, sizes: Preset, seed: int, tied: bool, shard_bytes_max: int | None
-) -> None:
+def _write_weights(directory: Path, sizes: Preset, seed: int, tied: bool) -> None:
     shapes = dict(_shapes(sizes, tied))
     total_bytes = sum(_size_bytes(shape) for shape in shapes.values())
-    shards = _shards(shapes, shard_bytes_max or -(-total_bytes // 2))
+    shards = _shards(shapes, -(-total_bytes // 2))
     weight_map: dict[str, str] = {}
     tensor_index = 0
     for number, names in enumerate(shards, 1):

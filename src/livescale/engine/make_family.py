@@ -61,17 +61,10 @@ _FEATURES: dict[str, dict[str, object]] = {
 }
 
 
-def write_family(
-    directory: Path,
-    family: str,
-    sizes: Mapping[str, object],
-    seed: int,
-    shard_bytes_max: int | None,
-) -> None:
+def write_family(directory: Path, family: str, sizes: Mapping[str, object], seed: int) -> None:
     """Put config.json and the weights (fp32) of a `family` model of these sizes into `directory`.
 
-    Equal arguments give equal bytes. A shard holds `shard_bytes_max` bytes, by default half the
-    model.
+    Equal arguments give equal bytes. A shard holds half the model.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     fields = {**sizes, **_FEATURES[family], "pad_token_id": None}
@@ -79,7 +72,7 @@ def write_family(
     auto: Any = AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.float32)
     total_bytes = _fill(model, seed)
-    model.save_pretrained(directory, max_shard_size=shard_bytes_max or -(-total_bytes // 2))
+    model.save_pretrained(directory, max_shard_size=-(-total_bytes // 2))
 
 
 def _fill(model: Any, seed: int) -> int:

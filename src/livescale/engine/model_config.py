@@ -7,7 +7,7 @@ are taken out of it, and what cannot run is refused before any weight is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from livescale.engine.errors import ModelError
@@ -41,6 +41,14 @@ class ModelShape:
     @property
     def architecture(self) -> str:
         return self.family.architecture
+
+    def missing(self, layers: range, present: Container[int]) -> list[int]:
+        """Layers that are not `present` and without which `layers` cannot run; a tied head needs
+        layer 0, too."""
+        needed = list(layers)
+        if self.is_tied and self.decoder_layers + 1 in layers and 0 not in layers:
+            needed.append(0)
+        return [layer for layer in needed if layer not in present]
 
 
 def parse_config(text: str, where: str) -> ModelShape:

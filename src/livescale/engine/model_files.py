@@ -19,7 +19,7 @@ import xxhash
 from livescale.engine.checkpoint import ITEM_BYTES, Read, StoredTensor, TensorReader, read_text
 from livescale.engine.errors import ModelError
 from livescale.engine.layout import CheckpointPlan, LayerPlan, plan_checkpoint
-from livescale.engine.model_config import ModelShape, parse_config, parse_object
+from livescale.engine.model_config import parse_config, parse_object
 from livescale.types import LayerEntry, Manifest, ModelSpec, SamplingDefaults
 
 COMPARE_BYTES = 16 << 20
@@ -77,25 +77,21 @@ def read_layers(
 def model_spec(manifest: Manifest) -> ModelSpec:
     """The sizes that the control plane needs. Raises ModelError for a config that cannot run."""
     config = parse_config(manifest.config_json, f"config of {manifest.model}")
+    item_bytes = ITEM_BYTES[manifest.dtype]
+    kv_values = 2 * config.decoder_layers * config.kv_heads * config.head_dim
     return ModelSpec(
         name=manifest.model,
         layer_bytes=tuple(entry.size_bytes for entry in manifest.layers),
-        kv_bytes_per_token=kv_bytes_per_token(manifest, config),
+        kv_bytes_per_token=kv_values * item_bytes,
         model_tokens_max=config.model_tokens_max,
-        row_bytes_per_token=config.hidden_size * ITEM_BYTES[manifest.dtype],
+        row_bytes_per_token=config.hidden_size * item_bytes,
     )
-
-
-def kv_bytes_per_token(manifest: Manifest, config: ModelShape) -> int:
-    """Bytes of keys and values that one position takes in all decoder layers together."""
-    per_layer = 2 * config.kv_heads * config.head_dim * ITEM_BYTES[manifest.dtype]
-    return config.decoder_layers * per_layer
 
 
 def eos_token_ids(directory: Path) -> tuple[int, ...]:
     """Ids that end generation: from generation_config.json, else from config.json.
 
-    Empty when neither says. Raises ModelError naming the file that cannot be read.
+    Empty when neither names any. Raises ModelError naming the file that cannot be read.
     """
     for path in (directory / "generation_config.json", directory / "config.json"):
         if not path.is_file():

@@ -1,4 +1,7 @@
-"""What an executor is, seen from an instance, and what comes of a Run. No torch is loaded here."""
+"""What an executor is, seen from an instance, and what comes of a Run. No torch is loaded here.
+
+What executors have in common stands here, too: what fits, and the Run by which one is measured.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from livescale.batching.run import Run
-from livescale.types import LayerSpan, Manifest, RequestId, TokenLogprobs
+from livescale.batching.run import Run, Segment
+from livescale.engine.errors import ModelError
+from livescale.types import (
+    LayerSpan,
+    Manifest,
+    ModelSpec,
+    RequestId,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 if TYPE_CHECKING:
     # Only the type of a field: an executor that computes nothing must not cost a second of imports.
@@ -27,17 +38,8 @@ class RunResult:
     logprobs: Mapping[RequestId, TokenLogprobs] = field(default_factory=dict)
 
 
-class Executor(Protocol):
-    """Second of an instance's three verbs."""
-
-    def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
-        """Execute `run.span`. A span that starts inside the model takes the `hidden` rows
-        (token_count, hidden) of the Run that ended there."""
-        ...
-
-
-class InstanceExecutor(Executor, Protocol):
-    """An executor that a worker can give models to, one after the other.
+class InstanceExecutor(Protocol):
+    """What a worker can give models to, one after the other. One thread runs it.
 
     Rows and KV may be imported while another thread is in `run`, which has nothing to do with them.
     """
@@ -45,8 +47,14 @@ class InstanceExecutor(Executor, Protocol):
     def assign(self, manifest: Manifest, arena: memoryview) -> None:
         """Take the model over: its layers exist, but none is materialized.
 
-        Raises ModelError when the model cannot run here, or does not fit (with both sizes).
+        `arena` starts at the model's offset 0, is writable and outlives the assignment. Raises
+        ModelError when the model cannot run here, or does not fit (with both sizes).
         """
+        ...
+
+    def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
+        """Execute `run.span`: second of an instance's three verbs. A span that starts inside the
+        model takes the `hidden` rows (token_count, hidden) of the Run that ended there."""
         ...
 
     def materialize(self, layer: int) -> None:
@@ -63,11 +71,12 @@ class InstanceExecutor(Executor, Protocol):
         ...
 
     def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
-        """The bytes of a Run's hidden rows, for another instance of the model. A copy."""
+        """The bytes of a Run's hidden rows, one row after the other, for another instance of the
+        model. A copy."""
         ...
 
     def import_rows(self, content: memoryview, tokens: int) -> torch.Tensor | bytearray:
-        """Hidden rows of `tokens` positions from what `export_rows` gave.
+        """Hidden rows (tokens, hidden) from what `export_rows` gave. A copy.
 
         Raises ValueError when there are more or fewer bytes.
         """
@@ -94,8 +103,46 @@ class InstanceExecutor(Executor, Protocol):
         ...
 
     def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
-        """Rate of a prefill of `tokens` tokens. The instance must not serve yet."""
+        """Rate of a prefill of `tokens` tokens, or of as many as the KV pool holds. The instance
+        must not serve yet."""
         ...
+
+
+def check_pool(kv_bytes: int, block_tokens: int) -> None:
+    """Raises ValueError for a KV pool that holds nothing."""
+    if kv_bytes < 1 or block_tokens < 1:
+        raise ValueError(f"a KV pool of {kv_bytes} bytes, {block_tokens} tokens a block")
+
+
+def fitting_blocks(spec: ModelSpec, arena: memoryview, kv_bytes: int, block_tokens: int) -> int:
+    """KV blocks that a pool of `kv_bytes` has for the model. Raises ModelError with both sizes when
+    the arena or the pool is too small."""
+    if arena.nbytes < spec.size_bytes:
+        raise ModelError(
+            f"{spec.name} needs {spec.size_bytes} bytes of arena, there are {arena.nbytes}"
+        )
+    block_bytes = block_tokens * spec.kv_bytes_per_token
+    if block_bytes > kv_bytes:
+        raise ModelError(
+            f"{spec.name} needs {block_bytes} bytes for one KV block of {block_tokens} tokens,"
+            f" the pool has {kv_bytes}"
+        )
+    return kv_bytes // block_bytes
+
+
+def prefill_run(span: LayerSpan, tokens: int, kv_blocks: int, block_tokens: int) -> Run:
+    """A prefill of `tokens` tokens in the first KV blocks; fewer where the blocks hold fewer."""
+    tokens = max(1, min(tokens, kv_blocks * block_tokens))
+    segment = Segment(
+        request="warm-up",
+        attempt=0,
+        first_position=0,
+        token_ids=(0,) * tokens,
+        block_table=tuple(range(-(-tokens // block_tokens))),
+        samples=True,
+        sampling=SamplingParams(output_tokens_max=1),
+    )
+    return Run(0, span, (segment,))
 
 
 def check_places(block_table: Sequence[int], tokens: int, blocks: int, block_tokens: int) -> None:

@@ -1,6 +1,6 @@
 """From logits to tokens: a pure function of logits, parameters, history, seed and position.
 
-The raw logits give the logprobs; `logits.py` and `cuts.py` say what the parameters make of a row.
+The raw logits give the logprobs; `logits.py` and `cuts.py` have what the parameters make of a row.
 A token is drawn with noise that depends on a seed, a position and a token id only. Counters instead
 of a generator's state: whatever else is in the batch, on whichever instance and attempt a token is
 chosen, its noise is the same. No layers, no KV cache, no batching.

@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from livescale.batching.run import Run, Segment
-from livescale.engine.errors import ModelError
 from livescale.engine.model_config import ModelShape, parse_config
 from livescale.engine.model_files import model_spec
-from livescale.engine.run_result import RunResult, check_places, check_size
+from livescale.engine.run_result import (
+    InstanceExecutor,
+    RunResult,
+    check_places,
+    check_pool,
+    check_size,
+    fitting_blocks,
+    prefill_run,
+)
 from livescale.latency.work import LatencyModel, span_ns
-from livescale.types import LayerSpan, Manifest, SamplingParams, TokenLogprobs
+from livescale.types import LayerSpan, Manifest, ModelSpec, TokenLogprobs
 
 if TYPE_CHECKING:
     import torch
@@ -37,29 +44,18 @@ _OVERSLEPT_NS_MAX = 2_000_000
 class _Assigned:
     """The model that it pretends to run."""
 
-    manifest: Manifest
+    spec: ModelSpec
     shape: ModelShape
     kv_blocks: int
-    row_bytes: int
-    #: of one decoder layer
-    kv_bytes_per_token: int
     materialized: set[int] = field(default_factory=set)
 
-    def missing(self, span: LayerSpan) -> list[int]:
-        """Layers without which the span cannot run; a tied head needs layer 0, too."""
-        needed = list(range(span.start, span.stop))
-        if self.shape.is_tied and span.stop == self.manifest.span.stop and span.start > 0:
-            needed.append(0)
-        return [layer for layer in needed if layer not in self.materialized]
 
-
-class TimedExecutor:
+class TimedExecutor(InstanceExecutor):
     """Waits instead of computing. A token depends on the prompt and the position only, so that an
     attempt that starts anew elsewhere goes on as the last one would have; it is never a stop id."""
 
     def __init__(self, kv_bytes: int, block_tokens: int, latency: LatencyModel) -> None:
-        if kv_bytes < 1 or block_tokens < 1:
-            raise ValueError(f"a KV pool of {kv_bytes} bytes, {block_tokens} tokens a block")
+        check_pool(kv_bytes, block_tokens)
         self.kv_bytes = kv_bytes
         self.block_tokens = block_tokens
         self.latency = latency
@@ -69,60 +65,37 @@ class TimedExecutor:
     # -- a model comes and goes -------------------------------------------------------------
 
     def assign(self, manifest: Manifest, arena: memoryview) -> None:
-        """Take the model over, with the KV blocks that a pool of `kv_bytes` would have for it.
-
-        Raises ModelError when the model does not fit (with both sizes).
-        """
+        """Take the model over, with the KV blocks that a pool of `kv_bytes` would have for it."""
         self.release()
-        if arena.nbytes < manifest.size_bytes:
-            raise ModelError(
-                f"{manifest.model} needs {manifest.size_bytes} bytes of arena,"
-                f" there are {arena.nbytes}"
-            )
         spec = model_spec(manifest)
-        block_bytes = self.block_tokens * spec.kv_bytes_per_token
-        if block_bytes > self.kv_bytes:
-            raise ModelError(
-                f"{manifest.model} needs {block_bytes} bytes for one KV block of"
-                f" {self.block_tokens} tokens, the pool has {self.kv_bytes}"
-            )
+        blocks = fitting_blocks(spec, arena, self.kv_bytes, self.block_tokens)
         shape = parse_config(manifest.config_json, f"config of {manifest.model}")
-        self._assigned = _Assigned(
-            manifest,
-            shape,
-            self.kv_bytes // block_bytes,
-            spec.row_bytes_per_token,
-            spec.kv_bytes_per_token // shape.decoder_layers,
-        )
+        self._assigned = _Assigned(spec, shape, blocks)
 
     def materialize(self, layer: int) -> None:
-        """The layer may be run."""
         self._model.materialized.add(layer)
 
     def release(self) -> None:
-        """Forget the model."""
         self._assigned = None
 
     # -- what can be asked ------------------------------------------------------------------
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks that the pool would have for the assigned model."""
         return self._model.kv_blocks
 
     def prefill_tokens_per_s(self, span: LayerSpan, tokens: int) -> int:
         """The latency model's word on a prefill; nothing is waited for."""
-        tokens = max(1, min(tokens, self.kv_blocks * self.block_tokens))
-        segment = Segment("warm-up", 0, 0, (0,) * tokens, (), True, SamplingParams(1))
-        elapsed_ns = self.latency.run_ns(Run(0, span, (segment,)).work)
-        return max(1, tokens * 1_000_000_000 // max(elapsed_ns, 1))
+        run = prefill_run(span, tokens, self.kv_blocks, self.block_tokens)
+        elapsed_ns = self.latency.run_ns(run.work)
+        return max(1, run.token_count * 1_000_000_000 // max(elapsed_ns, 1))
 
     def __repr__(self) -> str:
         if self._assigned is None:
             return "<TimedExecutor, no model>"
-        manifest, materialized = self._assigned.manifest, self._assigned.materialized
+        spec, materialized = self._assigned.spec, self._assigned.materialized
         return (
-            f"<TimedExecutor {manifest.model} {len(materialized)}/{len(manifest.layers)} layers,"
+            f"<TimedExecutor {spec.name} {len(materialized)}/{spec.layers} layers,"
             f" {self._assigned.kv_blocks} KV blocks>"
         )
 
@@ -132,19 +105,19 @@ class TimedExecutor:
         """Wait as long as the span's decoder layers take; embedding and head ride along. Then give
         rows without values, or one token per sampling segment."""
         model, span = self._model, run.span
-        assert span.stop <= model.manifest.span.stop, f"{span} of {model.manifest.span}"
-        missing = model.missing(span)
+        assert span.stop <= model.spec.layers, f"span {span} of {model.spec.layers} layers"
+        missing = model.shape.missing(range(span.start, span.stop), model.materialized)
         assert not missing, f"{self!r}: layer {missing[0]} is not materialized"
-        size_bytes = run.token_count * model.row_bytes
+        size_bytes = run.token_count * model.spec.row_bytes_per_token
         if span.start == 0:
             assert hidden is None, "a span from layer 0 starts with token ids"
         else:
             assert isinstance(hidden, bytearray), f"span {span} needs hidden rows"
             assert len(hidden) == size_bytes, f"{len(hidden)} bytes of rows, not {size_bytes}"
         of_layers = model.shape.decoder_layers
-        layers = min(span.stop, of_layers + 1) - max(span.start, 1)
-        self._wait(span_ns(self.latency, run.work, max(layers, 0), of_layers))
-        if span.stop < model.manifest.span.stop:
+        layers = span.decoder_layers(of_layers + 2)
+        self._wait(span_ns(self.latency, run.work, layers, of_layers))
+        if span.stop < model.spec.layers:
             return RunResult(bytearray(size_bytes), [])
         sampling = [segment for segment in run.segments if segment.samples]
         token_ids = [_token(segment, model.shape.vocab_size) for segment in sampling]
@@ -165,17 +138,15 @@ class TimedExecutor:
         return memoryview(bytearray(len(hidden)))
 
     def import_rows(self, content: memoryview, tokens: int) -> bytearray:
-        """Rows of `tokens` positions. Raises ValueError when there are more or fewer bytes."""
-        size_bytes = tokens * self._model.row_bytes
+        size_bytes = tokens * self._model.spec.row_bytes_per_token
         check_size(content, "rows", tokens, size_bytes)
         return bytearray(size_bytes)
 
     def kv_layer_bytes(self, tokens: int) -> int:
-        """Size of what `export_kv` gives for so many positions."""
-        return tokens * self._model.kv_bytes_per_token
+        model = self._model
+        return tokens * (model.spec.kv_bytes_per_token // model.shape.decoder_layers)
 
     def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
-        """As many bytes as one layer's KV of `tokens` positions has (see `InstanceExecutor`)."""
         assert 0 <= decoder_layer < self._model.shape.decoder_layers, f"layer {decoder_layer}"
         check_places(block_table, tokens, self.kv_blocks, self.block_tokens)
         return memoryview(bytearray(self.kv_layer_bytes(tokens)))
@@ -183,8 +154,6 @@ class TimedExecutor:
     def import_kv(
         self, decoder_layer: int, block_table: Sequence[int], tokens: int, content: memoryview
     ) -> None:
-        """Nothing is kept. Raises ValueError when there are more or fewer bytes, or the blocks
-        cannot hold them."""
         assert 0 <= decoder_layer < self._model.shape.decoder_layers, f"layer {decoder_layer}"
         check_size(content, "KV", tokens, self.kv_layer_bytes(tokens))
         check_places(block_table, tokens, self.kv_blocks, self.block_tokens)

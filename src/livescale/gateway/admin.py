@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from livescale.config import CHANGEABLE_SETTINGS, MODEL_SETTINGS
+from livescale.common.settings import ConfigError, Setting, read_values
+from livescale.config.pool import CHANGEABLE_SETTINGS, MODEL_SETTINGS
 from livescale.gateway import errors
-from livescale.gateway.admission import refusals_answered
+from livescale.gateway.admission import AtMost, refusals_answered
 from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import (
     Backend,
@@ -39,7 +40,6 @@ from livescale.gateway.metrics import Metrics
 from livescale.gateway.schema import decode_as
 from livescale.gateway.served import ServedModels
 from livescale.gateway.text import TextCodec, TextWork
-from livescale.settings import ConfigError, Setting, read_values
 
 NAME_CHARS_MAX = 200
 PATH_CHARS_MAX = 4096
@@ -48,53 +48,16 @@ KEY_CHARS_MAX = 64
 CHANGING_MAX = 8
 """Models that are being published or withdrawn at once."""
 RETRY_AFTER_S = 5.0
+_TOO_MANY = "too many models are being published or withdrawn"
 
-_TARGET = "target_ongoing_requests"
 _CHANGEABLE = tuple(setting.name for setting in CHANGEABLE_SETTINGS)
 _FIXED = tuple(setting.name for setting in MODEL_SETTINGS if setting.name not in _CHANGEABLE)
-
-
-class AdministeredUsage(msgspec.Struct):
-    """What a model's requests were, and what they took, since the gateway started.
-
-    `requests` are over; `slo_met` is absent without an SLO that gives times. `device_seconds` count
-    from the start of the controller.
-    """
-
-    requests: int
-    prompt_tokens: int
-    generation_tokens: int
-    device_seconds: float
-    slo_met: int | msgspec.UnsetType = msgspec.UNSET
-
-
-class AdministeredModel(msgspec.Struct):
-    """One model of GET /admin/models. `instances` counts them by state.
-
-    `survives_restart`: the pool's next start has it as it is now. `problem`: why it is not served.
-    """
-
-    name: str
-    path: str
-    state: str
-    instances: dict[str, int]
-    host_copies: int
-    usage: AdministeredUsage
-    min_replicas: int | None = None
-    max_replicas: int | None = None
-    priority: int | None = None
-    idle_s: int | None = None
-    target_ongoing_requests: int | None = None
-    schedule: str = ""
-    survives_restart: bool = False
-    problem: str | None = None
-    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class AdministeredModels(msgspec.Struct):
     """Response of GET /admin/models."""
 
-    data: list[AdministeredModel]
+    data: list[ModelStatus]
     object: str = "list"
 
 
@@ -116,7 +79,7 @@ class Administration:
     read_body: Callable[[Request], Awaitable[bytes]]
     is_local: bool
     keys: KeyRing
-    _changing: int = 0
+    _busy: AtMost = field(default_factory=lambda: AtMost(CHANGING_MAX, _TOO_MANY, RETRY_AFTER_S))
 
     async def list_models(self, request: Request) -> Response:
         """GET /admin/models"""
@@ -133,10 +96,10 @@ class Administration:
         """POST /admin/models: 201 when the model is in the pool and can be asked for."""
         self._check_change(request)
         model = read_new_model(await self.read_body(request))
-        with self._busy():
+        with self._busy.one_more():
             name = model.name or Path(model.directory).name
             states = self.backend.model_states()
-            if any(s.name == name and s.phase is not ModelPhase.FAILED for s in states):
+            if any(s.name == name and s.state is not ModelPhase.FAILED for s in states):
                 raise errors.model_exists(name)
             # What hashing gigabytes would only show at its end, and what the pool does not look at.
             await asyncio.to_thread(_check_files, Path(model.directory), self.served.work)
@@ -155,7 +118,7 @@ class Administration:
         self._check_change(request)
         name = self._state(request.path_params["model"]).name
         changes = read_changes(await self.read_body(request))
-        with self._busy(), _changes_answered(name), refusals_answered():
+        with self._busy.one_more(), _changes_answered(name), refusals_answered():
             await self.backend.change_model(name, changes)
         return json_answer(self._shown(self._state(name)))
 
@@ -163,7 +126,7 @@ class Administration:
         """DELETE /admin/models/{name}: 202 when it takes no more requests."""
         self._check_change(request)
         state = self._state(request.path_params["model"])
-        with self._busy(), _changes_answered(state.name), refusals_answered():
+        with self._busy.one_more(), _changes_answered(state.name), refusals_answered():
             await self.backend.remove_model(state.name)
         return json_answer(RemovedModel(state.name), 202)
 
@@ -189,34 +152,17 @@ class Administration:
                 "Without keys the Host header must name this machine: localhost"
             )
 
-    def _shown(self, state: ModelStatus) -> AdministeredModel:
+    def _shown(self, state: ModelStatus) -> ModelStatus:
+        """With what the gateway knows, too."""
         counts = self.metrics.models.get(state.name)
-        usage = AdministeredUsage(0, 0, 0, state.device_ns / 1e9)
         if counts is not None:
-            usage.requests = counts.ended
-            usage.prompt_tokens = counts.prompt_tokens
-            usage.generation_tokens = counts.generation_tokens
+            state.usage.requests = counts.ended
+            state.usage.prompt_tokens = counts.prompt_tokens
+            state.usage.generation_tokens = counts.generation_tokens
             if self.metrics.slo is not None:
-                usage.slo_met = counts.slo["all", True]
-        shown = AdministeredModel(
-            name=state.name,
-            path=state.directory,
-            state=state.phase.value,
-            instances=dict(state.instances),
-            host_copies=state.host_copies,
-            usage=usage,
-            min_replicas=state.instances_min,
-            max_replicas=state.instances_max,
-            priority=state.priority,
-            survives_restart=state.survives_restart,
-            problem=state.problem or self.served.problem(state.name),
-            warnings=list(state.warnings),
-        )
-        idle_s, target = state.settings.get("idle_s"), state.settings.get(_TARGET)
-        shown.idle_s = idle_s if isinstance(idle_s, int) else None
-        shown.target_ongoing_requests = target if isinstance(target, int) else None
-        shown.schedule = str(state.settings.get("schedule", ""))
-        return shown
+                state.usage.slo_met = counts.slo["all", True]
+        state.problem = state.problem or self.served.problem(state.name)
+        return state
 
     def _state(self, name: str) -> ModelStatus:
         """Raises ApiError (404)."""
@@ -232,18 +178,6 @@ class Administration:
         if kind.strip().lower() != "application/json":
             raise errors.wrong_media_type()
 
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        if self._changing >= CHANGING_MAX:
-            raise errors.come_back(
-                "too many models are being published or withdrawn", RETRY_AFTER_S
-            )
-        self._changing += 1
-        try:
-            yield
-        finally:
-            self._changing -= 1
-
 
 def read_changes(raw: bytes) -> dict[str, SettingValue]:
     """The body of PATCH /admin/models/{name}. Raises ApiError (400, 409) that names the field."""
@@ -252,22 +186,27 @@ def read_changes(raw: bytes) -> dict[str, SettingValue]:
         raise errors.invalid(f"nothing is to be changed: give some of {', '.join(_CHANGEABLE)}")
     for name in fields:
         if name in _FIXED:
-            raise errors.not_changeable(name, _CHANGEABLE)
+            message = (
+                f"{name} cannot be changed while the model is in the pool: remove the model and"
+                f" publish it again. What can be changed: {', '.join(_CHANGEABLE)}"
+            )
+            raise errors.ApiError(409, message, param=name, code="not_changeable")
+    return _checked(fields, CHANGEABLE_SETTINGS)
+
+
+def _checked(
+    fields: Mapping[str, object], settings: tuple[Setting, ...]
+) -> dict[str, SettingValue]:
+    """Raises ApiError (400) that names the field."""
+    values: dict[str, Any] = {}
     for name, value in fields.items():
-        _check_setting(name, value, CHANGEABLE_SETTINGS)
-    try:
-        return msgspec.convert(fields, dict[str, SettingValue])
-    except msgspec.ValidationError as error:
-        raise errors.invalid(errors.cut(str(error))) from None
-
-
-def _check_setting(name: str, value: object, settings: tuple[Setting, ...]) -> None:
-    if len(name) > KEY_CHARS_MAX:
-        raise errors.invalid(f"unknown setting {errors.quoted(name)}")
-    try:
-        read_values({name: value}, settings, "")
-    except ConfigError as error:
-        raise errors.invalid(errors.cut(str(error)), name) from None
+        if len(name) > KEY_CHARS_MAX:
+            raise errors.invalid(f"unknown setting {errors.quoted(name)}")
+        try:
+            values |= read_values({name: value}, settings, "")
+        except ConfigError as error:
+            raise errors.invalid(errors.cut(str(error)), name) from None
+    return values
 
 
 def new_model_schema() -> dict[str, Any]:
@@ -303,21 +242,17 @@ def _schema_of(settings: tuple[Setting, ...]) -> dict[str, Any]:
 def read_new_model(raw: bytes) -> NewModel:
     """The body of POST /admin/models. Raises ApiError (400) that names the field."""
     fields = decode_as(raw, dict[str, object])
-    for name, value in fields.items():
-        _check_setting(name, value, MODEL_SETTINGS)
-    if "path" not in fields:
+    settings = _checked(fields, MODEL_SETTINGS)
+    if "path" not in settings:
         raise errors.invalid("path is missing: the directory of the model", "path")
-    path, name = str(fields.pop("path")), str(fields.pop("name", ""))
+    path, name = str(settings.pop("path")), str(settings.pop("name", ""))
     if not path.startswith("/") or "\0" in path or len(path) > PATH_CHARS_MAX:
         raise errors.invalid(f"path must be an absolute path, not {errors.quoted(path)}", "path")
     if len(name or Path(path).name) > NAME_CHARS_MAX or not (name or Path(path).name).strip():
         raise errors.invalid(f"a model's name has 1 to {NAME_CHARS_MAX} characters", "name")
     if not name.isprintable() or name != name.strip():
         raise errors.invalid(f"{errors.quoted(name)} is not a name: it cannot be printed", "name")
-    try:
-        return NewModel(path, name, msgspec.convert(fields, dict[str, SettingValue]))
-    except msgspec.ValidationError as error:
-        raise errors.invalid(errors.cut(str(error))) from None
+    return NewModel(path, name, settings)
 
 
 def _check_files(directory: Path, work: TextWork) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from livescale.fair_line import FairLine
+from livescale.common.fair_line import FairLine
 from livescale.gateway.backend import ModelWithdrawn, QueueFull, Unavailable
 from livescale.gateway.errors import come_back, model_not_found, unavailable
 
@@ -56,9 +56,30 @@ def refusals_answered() -> Iterator[None]:
         raise model_not_found(str(gone)) from gone
 
 
-class WaitingLine:
+class AtMost:
+    """Work of one kind that is refused when so much of it is under way. Lives on an event loop."""
+
+    def __init__(self, most: int, problem: str, retry_after_s: float) -> None:
+        self._most = most
+        self._problem = problem
+        self._retry_after_s = retry_after_s
+        self._under_way = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Raises ApiError (503)."""
+        if self._under_way >= self._most:
+            raise come_back(self._problem, self._retry_after_s)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+
+class WaitingLine(FairLine):
     """The requests of one model that no instance has taken yet: how many, how many prompt tokens,
-    and of which clients, who share the line (see `fair_line.py`).
+    and of which clients, who share the line (see `common/fair_line.py`).
 
     All calls take O(1). The wait of a refused client is what those before it will take at the pace
     of the last ones: their number times the mean interval between two that moved on, counted only
@@ -66,35 +87,27 @@ class WaitingLine:
     """
 
     def __init__(self, requests_max: int, prompt_tokens_max: int | None) -> None:
-        self._line = FairLine(requests_max, prompt_tokens_max)
+        super().__init__(requests_max, prompt_tokens_max)
         self._intervals_s: deque[float] = deque(maxlen=PACE_INTERVALS)
         #: when the present interval began: the last one moved on, or a request began to wait
         self._since_s = 0.0
 
-    @property
-    def requests(self) -> int:
-        return self._line.requests
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._line.prompt_tokens
-
     def check(self, client: str, requests: int, prompt_tokens: int, now_s: float) -> None:
         """There is room for so many more of the client's. Raises QueueFull."""
-        if not self._line.takes_requests(client, requests):
+        if not self.takes_requests(client, requests):
             raise QueueFull(self.wait_s(client, now_s))
-        if not self._line.takes_prompt_tokens(client, prompt_tokens):
+        if not self.takes_prompt_tokens(client, prompt_tokens):
             raise QueueFull(self.wait_s(client, now_s), "too many prompt tokens are waiting")
 
     def join(self, client: str, prompt_tokens: int, now_s: float, requests: int = 1) -> None:
         """They wait from now on, checked or not (a request whose worker is lost waits again)."""
         if not self.requests:
             self._since_s = now_s
-        self._line.add(client, requests, prompt_tokens)
+        self.add(client, requests, prompt_tokens)
 
     def leave(self, client: str, prompt_tokens: int, requests: int = 1) -> None:
         """They wait no longer, for whatever reason."""
-        self._line.remove(client, requests, prompt_tokens)
+        self.remove(client, requests, prompt_tokens)
 
     def move_on(self, client: str, prompt_tokens: int, now_s: float) -> None:
         """An instance takes one of them."""
@@ -124,9 +137,6 @@ class WaitingLine:
         open_s = now_s - self._since_s
         if open_s > mean_s:  # it has become slower than it was
             mean_s = (mean_s * len(intervals_s) + open_s) / (len(intervals_s) + 1)
-        turns = self._line.requests_of(client) * self._line.clients or self.requests
+        turns = self.requests_of(client) * self.clients or self.requests
         least_s, most_s = RETRY_RANGE_S
         return min(max(min(turns, self.requests) * mean_s, least_s), most_s)
-
-    def __repr__(self) -> str:
-        return f"<WaitingLine {self._line!r}>"

@@ -54,12 +54,17 @@ class CompletionChoice(msgspec.Struct):
     prompt_token_ids: Ids | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
-    """Response of /v1/completions, and each event of its stream."""
+class AnswerHead(msgspec.Struct, kw_only=True):
+    """What every answer and every event of one begins with."""
 
     id: str
     created: int
     model: str
+
+
+class Completion(AnswerHead, kw_only=True):
+    """Response of /v1/completions, and each event of its stream."""
+
     object: str = "text_completion"
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
@@ -96,12 +101,9 @@ class ChatChunkChoice(msgspec.Struct):
     token_ids: Ids | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, kw_only=True):
+class ChatChunk(AnswerHead, kw_only=True):
     """One event of a streamed /v1/chat/completions."""
 
-    id: str
-    created: int
-    model: str
     object: str = "chat.completion.chunk"
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
@@ -123,12 +125,9 @@ class ChatChoice(msgspec.Struct):
     token_ids: Ids | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, kw_only=True):
+class ChatCompletion(AnswerHead, kw_only=True):
     """Response of /v1/chat/completions."""
 
-    id: str
-    created: int
-    model: str
     object: str = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage | UnsetType | None = UNSET

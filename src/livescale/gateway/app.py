@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +20,6 @@ from starlette.responses import Response
 from livescale import __version__
 from livescale.gateway import answers, schema, tokenize
 from livescale.gateway.admin import (
-    AdministeredModel,
     AdministeredModels,
     Administration,
     RemovedModel,
@@ -27,7 +27,7 @@ from livescale.gateway.admin import (
     new_model_schema,
 )
 from livescale.gateway.admission import estimated_prompts, refusals_answered
-from livescale.gateway.backend import Backend, GenerateRequest, ModelCard
+from livescale.gateway.backend import Backend, GenerateRequest, ModelCard, ModelStatus
 from livescale.gateway.bodies import Bodies
 from livescale.gateway.choices import ChoiceOrder
 from livescale.gateway.endpoints import Endpoint, routes_of
@@ -56,7 +56,7 @@ from livescale.gateway.sampling import Asked, read_asked
 from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.streaming import Generation
 from livescale.gateway.text import estimated_messages
-from livescale.slo import SloAbsolute
+from livescale.load.slo import SloAbsolute
 
 COMPLETION_OUTPUT_TOKENS = 16
 """Tokens of a completion that names no maximum: OpenAI's default."""
@@ -76,7 +76,7 @@ def create_app(
     """The OpenAI-compatible application over `backend`.
 
     Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) every client is served.
-    `is_local` says that only programs of this machine reach the server: then models can be
+    `is_local`: only programs of this machine reach the server: then models can be
     administered where there are no keys at all. Web pages of `page_origins` may use it (see
     `pages.py`). Reads the tokenizers of all models; raises ValueError naming the file that is
     missing, broken or recommends what cannot be sampled.
@@ -101,7 +101,7 @@ def create_app(
         routes=routes_of(endpoints, keys),
         middleware=[
             Middleware(Envelope, request_prefix=request_prefix),
-            Middleware(PageGate, origins=page_origins),
+            *([Middleware(PageGate, origins=page_origins)] if page_origins else []),
             Middleware(KeyGate, keys=keys),
         ],
         exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
@@ -127,17 +127,17 @@ def _administration(admin: Administration) -> list[Endpoint]:
             method="POST",
             path=all_models,
             handler=admin.add_model,
-            answer=AdministeredModel,
+            answer=ModelStatus,
             status=201,
             body=new_model_schema(),
             errors=(400, 409, 503),
         ),
-        Endpoint("GET", one, admin.show_model, AdministeredModel, errors=(404,)),
+        Endpoint("GET", one, admin.show_model, ModelStatus, errors=(404,)),
         Endpoint(
             method="PATCH",
             path=one,
             handler=admin.change_model,
-            answer=AdministeredModel,
+            answer=ModelStatus,
             body=changes_schema(),
             errors=(400, 404, 409, 503),
         ),
@@ -162,30 +162,21 @@ async def is_alive(request: Request) -> Response:
     return answers.json_answer(answers.Healthy())
 
 
+@dataclass(slots=True, eq=False)
 class _Gateway:
     """The endpoints of one application."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        limits: Limits,
-        metrics: Metrics,
-        page: MetricsPage,
-        served: ServedModels,
-        bodies: Bodies,
-    ) -> None:
-        self._backend = backend
-        self._limits = limits
-        self._metrics = metrics
-        self._page = page
-        self._served = served
-        self._bodies = bodies
-        self._tokenization = tokenize.Tokenization(served, bodies.reading)
+    _backend: Backend
+    _limits: Limits
+    _metrics: Metrics
+    _page: MetricsPage
+    _served: ServedModels
+    _bodies: Bodies
 
     def endpoints(self) -> list[Endpoint]:
         """Everything but the administration."""
         generating, reading = (400, 404, 503, 504), (400, 404, 503)
-        texts = self._tokenization
+        texts = tokenize.Tokenization(self._served, self._bodies.reading)
         return [
             Endpoint(
                 method="POST",
@@ -194,7 +185,6 @@ class _Gateway:
                 answer=answers.Completion,
                 body=schema.CompletionBody,
                 errors=generating,
-                is_streamed=True,
             ),
             Endpoint(
                 method="POST",
@@ -203,7 +193,6 @@ class _Gateway:
                 answer=answers.ChatCompletion,
                 body=schema.ChatBody,
                 errors=generating,
-                is_streamed=True,
             ),
             Endpoint("GET", "/v1/models", self.list_models, answers.ModelList),
             Endpoint(
@@ -361,9 +350,7 @@ def _reply_head(
 ) -> ReplyHead:
     options = body.stream_options or schema.StreamOptions()
     return ReplyHead(
-        id=id,
-        created=int(time.time()),
-        model=model,
+        front={"id": id, "created": int(time.time()), "model": model},
         prompts=tuple(prompt.ids for prompt in prompts),
         choices=asked.choices,
         wants_usage=bool(options.include_usage),

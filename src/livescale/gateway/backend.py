@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from livescale.types import (
     FinishReason,
     RequestId,
@@ -42,7 +44,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sends requests, as far as the gateway can tell: clients share the pool, whatever each of
+    """Who sends requests, as far as the gateway knows: clients share the pool, whatever each of
     them sends. `name` never holds a key; a turn of the client is worth `weight` requests."""
 
     name: str = ""
@@ -102,29 +104,43 @@ class ModelPhase(enum.StrEnum):
     FAILED = "failed"  # kept from an earlier life of the pool, and cannot be served
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """A model as administrators see it. `instances` counts them by state.
+class AdministeredUsage(msgspec.Struct):
+    """What a model's requests were, and what they took, since the gateway started.
 
-    `host_copies` are complete copies in host memory; `device_ns` is how long instances have held
-    devices, summed up over the devices. `settings` are those that can be changed,
-    `survives_restart` says that the pool's next start has the model as it is now. `problem` is why
-    it is not served, or cannot be loaded now, `warnings` are what should be known though it is.
+    `requests` are over; `slo_met` is absent without an SLO that gives times. `device_seconds` count
+    from the start of the controller, summed up over the devices that instances have held.
+    """
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    device_seconds: float = 0.0
+    slo_met: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelStatus(msgspec.Struct):
+    """A model as administrators see it: one of GET /admin/models. `instances` counts them by state.
+
+    `host_copies` are complete copies in host memory. `survives_restart`: the pool's next start has
+    the model as it is now. `problem`: why it is not served, or cannot be loaded now; `warnings`:
+    what should be known though it is. Of `usage` a Backend knows the `device_seconds` only.
     """
 
     name: str
-    directory: str
-    phase: ModelPhase
-    instances: Mapping[str, int] = field(default_factory=dict)
+    path: str
+    state: ModelPhase
+    instances: Mapping[str, int] = msgspec.field(default_factory=dict)
     host_copies: int = 0
-    device_ns: int = 0
-    instances_min: int | None = None
-    instances_max: int | None = None
+    usage: AdministeredUsage = msgspec.field(default_factory=AdministeredUsage)
+    min_replicas: int | None = None
+    max_replicas: int | None = None
     priority: int | None = None
-    settings: Mapping[str, SettingValue] = field(default_factory=dict)
+    idle_s: int | None = None
+    target_ongoing_requests: int | None = None
+    schedule: str = ""
     survives_restart: bool = False
     problem: str | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +153,7 @@ class NewModel:
 
 
 class ModelRefused(Exception):
-    """A model was not added, changed or removed; the message says why.
+    """A model was not added, changed or removed; the message is the reason.
 
     `problem`: "invalid" (the directory or a setting is wrong, or it does not fit), "exists",
     "unknown" (there is no such model) or "failed" (the pool could not carry it out).
@@ -161,7 +177,7 @@ class QueueFull(Exception):
 
 
 class Unavailable(Exception):
-    """The pool cannot take requests now; the message says why."""
+    """The pool cannot take requests now; the message is the reason."""
 
 
 class GenerationFailed(Exception):
@@ -169,25 +185,16 @@ class GenerationFailed(Exception):
 
 
 class NoInstance(GenerationFailed):
-    """The request was taken by no instance; the client should come back later."""
+    """The request was taken by no instance; the client should come back later.
 
-    outcome = "failed"
-    code = "load_failed"
+    `code` is why: "queue_timeout" (none took it in the time that one may wait), or "load_failed"
+    (the model cannot be loaded now, and no instance of it is there; it is tried again soon).
+    """
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, code: str) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-
-class WaitedTooLong(NoInstance):
-    """No instance has taken the request in the time that one may wait."""
-
-    outcome = "timeout"
-    code = "queue_timeout"
-
-
-class CannotLoad(NoInstance):
-    """The model cannot be loaded now, and no instance of it is there; it is tried again soon."""
+        self.code = code
 
 
 class TokenStream(Protocol):

@@ -1,6 +1,6 @@
 """From a request to the bytes of its body: how much may come, of what kind, and all at once.
 
-No meaning: what the bytes say is decided in `schema.py`.
+No meaning: what the bytes stand for is decided in `schema.py`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Bodies:
             (count.commas, values_max, "values"),
         ):
             if number > bound:
-                raise errors.body_too_complex(things, bound)
+                message = f"The request body has more than {bound} {things}"
+                raise errors.ApiError(413, message, code="request_too_large")
 
 
 _KEPT = b'"[{:,'

@@ -12,8 +12,13 @@ from pathlib import Path
 import jinja2
 
 from livescale.gateway.errors import cut, invalid
-from livescale.gateway.render_process import compiled
-from livescale.gateway.rendering import Renderers, RenderFailed, Rendering, RenderTimeout
+from livescale.gateway.rendering import (
+    Renderers,
+    RenderFailed,
+    Rendering,
+    RenderTimeout,
+    compiled,
+)
 from livescale.gateway.schema import Message
 
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -43,7 +48,7 @@ class ChatTemplate:
 
         Raises ValueError, naming the file, when it cannot be read.
         """
-        config = _read_tokenizer_config(directory / "tokenizer_config.json")
+        config = read_config(directory / "tokenizer_config.json")
         path = directory / "chat_template.jinja"
         source = path.read_text("utf-8") if path.is_file() else _template_in(config)
         if source is None:
@@ -85,13 +90,11 @@ class ChatTemplate:
             plain[-1]["content"] += _END_TAG
         try:
             text = await renderers.render_beside(self._rendering(plain, add_generation_prompt))
-        except RenderTimeout as error:
-            message = f"The model's chat template cannot render these messages: {error}"
-            raise invalid(message, "messages", code="chat_template_error") from error
-        except RenderFailed as error:
+        except (RenderTimeout, RenderFailed) as error:
             # Foreign code: whatever it raises (its own refusal, a TypeError over a role it does
             # not know) is about these messages.
-            message = f"The model's chat template does not accept these messages: {cut(str(error))}"
+            problem = "cannot render" if isinstance(error, RenderTimeout) else "does not accept"
+            message = f"The model's chat template {problem} these messages: {cut(str(error))}"
             raise invalid(message, "messages", code="chat_template_error") from error
         return text if final is None else _up_to_tag(text, final)
 
@@ -141,7 +144,8 @@ def _text(message: Message, place: int) -> str:
     return "\n".join(texts)
 
 
-def _read_tokenizer_config(path: Path) -> dict[str, object]:
+def read_config(path: Path) -> dict[str, object]:
+    """A model's JSON file; empty where there is none. Raises ValueError naming it."""
     if not path.is_file():
         return {}
     try:

@@ -7,19 +7,21 @@ when it is sent in `streaming.py`.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from livescale.gateway import backend
-from livescale.gateway.errors import come_back, generation_failed
+from livescale.gateway.answers import TokenLogprob, TopLogprob
+from livescale.gateway.errors import come_back, unavailable
 from livescale.gateway.metrics import TokenMeter
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.text import TextCodec
 from livescale.types import FinishReason
 
 LOGPROB_LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot say (as vLLM)."""
+"""Stands for minus infinity, which JSON cannot express (as vLLM)."""
 UNFINISHED = "cancelled"
 """The outcome of a generation that nothing has ended yet."""
 
@@ -55,20 +57,10 @@ class ChoiceOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class SpelledLogprob:
-    """A token that was, or could have been, chosen; `spelled` are its bytes."""
-
-    text: str
-    spelled: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredToken:
     """A generated token with the likely ones; `text_offset` is where its text begins."""
 
-    chosen: SpelledLogprob
-    top: list[SpelledLogprob]
+    chosen: TokenLogprob
     text_offset: int
 
 
@@ -90,35 +82,18 @@ class Piece:
     cached_tokens: int = 0
 
 
-class Gathering:
+def gathered(pieces: Sequence[Piece]) -> Piece:
     """All pieces of a choice as one, for answers that are not streamed."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._scored: list[ScoredToken] = []
-        self._last: Piece | None = None
-
-    def add(self, piece: Piece) -> None:
-        self._texts.append(piece.text)
-        self._token_ids += piece.token_ids
-        self._scored += piece.scored or ()
-        self._last = piece
-
-    def whole(self) -> Piece:
-        """The piece, once the last part of it has been added."""
-        last = self._last
-        assert last is not None, "a choice has at least one token"
-        assert last.finish_reason is not None, f"choice {last.choice} goes on"
-        return Piece(
-            last.choice,
-            "".join(self._texts),
-            self._token_ids,
-            True,
-            last.finish_reason,
-            last.stop_reason,
-            None if last.scored is None else self._scored,
-        )
+    last = pieces[-1]
+    assert last.finish_reason is not None, f"choice {last.choice} goes on"
+    scored = [token for piece in pieces for token in piece.scored or ()]
+    return dataclasses.replace(
+        last,
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        is_first=True,
+        scored=None if last.scored is None else scored,
+    )
 
 
 class Choice:
@@ -165,11 +140,11 @@ class Choice:
                 if piece.finish_reason is not None:
                     return
         except backend.NoInstance as problem:
-            self.outcome = problem.outcome
+            self.outcome = "timeout" if problem.code == "queue_timeout" else "failed"
             raise come_back(str(problem), problem.retry_after_s, problem.code) from problem
         except backend.GenerationFailed as failure:
             self.outcome = "failed"
-            raise generation_failed(str(failure)) from failure
+            raise unavailable(str(failure), code="generation_failed") from failure
         except Exception:
             self.outcome = "failed"
             raise
@@ -195,7 +170,7 @@ class Choice:
     # -- helpers, in the order used ---------------------------------------------------------
 
     def _piece(self, chunk: backend.TokenChunk) -> Piece | None:
-        """What can be said with this token; None if its text is held."""
+        """The piece that is complete with this token; None if its text is held."""
         self._token_ids.append(chunk.token_id)
         self._cached_tokens += chunk.cached_tokens
         if self._scored is not None:
@@ -224,14 +199,12 @@ class Choice:
         logprobs = chunk.logprobs
         assert logprobs is not None, f"{chunk} has no logprobs, but they were asked for"
         spelling = self._order.codec.spelling
-        return ScoredToken(
-            _spelled(spelling, chunk.token_id, logprobs.chosen),
-            [_spelled(spelling, token_id, logprob) for token_id, logprob in logprobs.top],
-            self._text_chars,
-        )
+        top = [TopLogprob(*_spelled(spelling, token_id, value)) for token_id, value in logprobs.top]
+        chosen = TokenLogprob(*_spelled(spelling, chunk.token_id, logprobs.chosen), top)
+        return ScoredToken(chosen, self._text_chars)
 
     def _last_text(self, chunk: backend.TokenChunk) -> tuple[str, int | None]:
-        """All text that is left, and the stop token if the client is to be told of it."""
+        """All text that is left, and the stop token if the client is to get its id."""
         token_id, rules = chunk.token_id, self._order.rules
         is_stop = (
             chunk.finish_reason is FinishReason.STOP
@@ -297,8 +270,11 @@ async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _spelled(spelling: TokenSpelling, token_id: int, logprob: float) -> SpelledLogprob:
-    return SpelledLogprob(*spelling.of(token_id), max(logprob, LOGPROB_LEAST))
+def _spelled(
+    spelling: TokenSpelling, token_id: int, logprob: float
+) -> tuple[str, float, list[int]]:
+    text, spelled = spelling.of(token_id)
+    return text, max(logprob, LOGPROB_LEAST), list(spelled)
 
 
 class StopScanner:

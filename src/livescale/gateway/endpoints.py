@@ -20,9 +20,8 @@ from livescale import __version__
 from livescale.gateway.answers import json_answer
 from livescale.gateway.errors import ErrorBody
 from livescale.gateway.keys import KeyRing
-from livescale.gateway.parameters import HARMLESS
 from livescale.gateway.sampling import RANGES
-from livescale.gateway.schema import GenerationBody
+from livescale.gateway.schema import HARMLESS, GenerationBody
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -32,8 +31,8 @@ class Endpoint:
     """One method of one path, what it takes and what it answers.
 
     `answer` None: text. `body` is a type, or a JSON schema. `errors` are the statuses besides those
-    that any request can get. `is_streamed`: the answer comes as events where the body asks so.
-    The handler's docstring is what the description says.
+    that any request can get. Where the body is a GenerationBody the answer may come as events.
+    The handler's docstring is the description.
     """
 
     method: str
@@ -43,7 +42,6 @@ class Endpoint:
     body: type[msgspec.Struct] | dict[str, Any] | None = None
     status: int = 200
     errors: tuple[int, ...] = ()
-    is_streamed: bool = False
 
 
 def routes_of(endpoints: Sequence[Endpoint], keys: KeyRing) -> list[Route]:
@@ -79,7 +77,7 @@ _KEY = "key"
 
 
 def document(endpoints: Sequence[Endpoint], keys: KeyRing) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. It says where a key is needed now."""
+    """The OpenAPI 3.1 document. It names where a key is needed now."""
     types: list[type[msgspec.Struct]] = [ErrorBody]
     for endpoint in endpoints:
         types += [
@@ -134,7 +132,7 @@ def _responses(endpoint: Endpoint, path: str, *, needs_key: bool) -> dict[str, A
     content = {"text/plain": {"schema": {"type": "string"}}}
     if endpoint.answer is not None:
         content = {_JSON: {"schema": _schema(endpoint.answer)}}
-    if endpoint.is_streamed:
+    if isinstance(endpoint.body, type) and issubclass(endpoint.body, GenerationBody):
         content["text/event-stream"] = {"schema": {"type": "string"}}
     answer = {"description": http.HTTPStatus(endpoint.status).phrase, "content": content}
     errors = {431, *endpoint.errors}

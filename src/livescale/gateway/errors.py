@@ -37,14 +37,14 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.detail = ErrorDetail(message, type, param, code)
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.detail = ErrorDetail(message, kind, param, code)
         self.headers = dict(headers or {})
 
     def body(self) -> bytes:
@@ -93,15 +93,6 @@ def model_exists(name: str) -> ApiError:
     return ApiError(409, message, param="name", code="model_exists")
 
 
-def not_changeable(name: str, changeable: Iterable[str]) -> ApiError:
-    """409: the setting is one of a model, but holds for as long as the model is in the pool."""
-    message = (
-        f"{name} cannot be changed while the model is in the pool: remove the model and publish"
-        f" it again. What can be changed: {', '.join(changeable)}"
-    )
-    return ApiError(409, message, param=name, code="not_changeable")
-
-
 def admin_closed(reason: str) -> ApiError:
     """403: models cannot be administered like this."""
     return ApiError(403, reason, code="admin_closed")
@@ -114,26 +105,11 @@ def wrong_media_type() -> ApiError:
     )
 
 
-def unauthorized(kind: str = "an API key") -> ApiError:
-    """401: no key of this kind, or one that is not known. Which of both is not told."""
-    return ApiError(
-        401,
-        f"A valid key is needed, {kind}: send the header 'Authorization: Bearer KEY'",
-        code="invalid_api_key",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
-
-
 def request_too_slow(receive_timeout_s: float) -> ApiError:
     """408: the request was not here after the time that a client has to send it."""
     message = f"The request was not complete after {receive_timeout_s:g} s"
     # The rest of the body is still on its way: the connection is of no use any more.
     return ApiError(408, message, code="request_incomplete", headers={"Connection": "close"})
-
-
-def head_too_large(problem: str) -> ApiError:
-    """431: more headers or trailers than a client needs."""
-    return ApiError(431, f"The request's head {problem}", code="headers_too_large")
 
 
 def body_too_large(body_bytes_max: int) -> ApiError:
@@ -142,14 +118,8 @@ def body_too_large(body_bytes_max: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-def body_too_complex(things: str, bound: int) -> ApiError:
-    """413: the request body has more parts than any request needs."""
-    message = f"The request body has more than {bound} {things}"
-    return ApiError(413, message, code="request_too_large")
-
-
 def come_back(message: str, retry_after_s: float, code: str = "queue_full") -> ApiError:
-    """503 with Retry-After. `code` says why: the pool takes no more requests for now (queue_full),
+    """503 with Retry-After. `code` is why: the pool takes no more requests for now (queue_full),
     no instance took the request in the time that one may wait (queue_timeout), or the model cannot
     be loaded now (load_failed)."""
     headers = {
@@ -158,23 +128,12 @@ def come_back(message: str, retry_after_s: float, code: str = "queue_full") -> A
         # Not a standard, but OpenAI's clients prefer it.
         "retry-after-ms": str(max(1, math.ceil(1000 * retry_after_s))),
     }
-    return ApiError(503, message, type="server_error", code=code, headers=headers)
-
-
-def request_timed_out(timeout_s: float) -> ApiError:
-    """504: the request did not finish within the time that the pool gives one."""
-    message = f"The request did not finish within {timeout_s:g} s"
-    return ApiError(504, message, type="server_error", code="request_timeout")
+    return ApiError(503, message, code=code, headers=headers)
 
 
 def unavailable(message: str, code: str = "unavailable") -> ApiError:
     """503: nothing is wrong with the request, but it cannot be served now."""
-    return ApiError(503, message, type="server_error", code=code)
-
-
-def generation_failed(message: str) -> ApiError:
-    """The request was accepted and could not be finished (503 if no token has left yet)."""
-    return unavailable(message, code="generation_failed")
+    return ApiError(503, message, code=code)
 
 
 def stopping() -> ApiError:
@@ -185,7 +144,7 @@ def stopping() -> ApiError:
 def internal_error() -> ApiError:
     """500: a bug. The log has the story, the client gets no internals."""
     message = "The server had an internal error"
-    return ApiError(500, message, type="server_error", code="internal_error")
+    return ApiError(500, message, code="internal_error")
 
 
 async def answer_api_error(_request: Request, error: Exception) -> Response:

@@ -17,9 +17,9 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from livescale.common.settings import ConfigError
 from livescale.gateway.backend import Client
-from livescale.gateway.errors import unauthorized
-from livescale.settings import ConfigError
+from livescale.gateway.errors import ApiError
 from livescale.types import Value
 
 KEY_VARIABLES = ("LIVESCALE_API_KEY", "VLLM_API_KEY")
@@ -29,7 +29,7 @@ ADMIN_KEY_VARIABLES = ("LIVESCALE_ADMIN_KEY",)
 GUARDED = ("/v1", "/tokenize", "/detokenize")
 """An API key is needed for these paths, and for all that lie below."""
 ADMINISTERED = ("/admin",)
-"""An admin key is needed for these. (Where there is none `admin.py` says who may.)"""
+"""An admin key is needed for these. (Where there is none `admin.py` decides.)"""
 KEYS_MAX = 1024
 """Every request is compared with every key of a kind."""
 WEIGHT_MAX = 100
@@ -124,10 +124,17 @@ class KeyGate:
         if known:
             digest = _known_digest(known, Headers(scope=scope).get("authorization"))
             if digest is None:
-                await unauthorized(kind).response()(scope, receive, send)
+                # Whether there was none, or one that is not known, is not reported.
+                refusal = ApiError(
+                    401,
+                    f"A valid key is needed, {kind}: send the header 'Authorization: Bearer KEY'",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+                await refusal.response()(scope, receive, send)
                 return
             weight = self._keys.digests.weights.get(digest, 1)
-            scope["state"]["client"] = client_with(digest, weight)
+            scope["state"]["client"] = Client(f"key-{digest[:_DIGEST_CHARS]}", weight)
         await self._app(scope, receive, send)
 
 
@@ -141,7 +148,7 @@ def _known_digest(known: Sequence[str], authorization: str | None) -> str | None
     if scheme.lower() != "bearer":
         return None
     digest = digest_of(key.strip())
-    # All of them, each in constant time: how long it takes says nothing about the keys.
+    # All of them, each in constant time: how long it takes shows nothing of the keys.
     is_known = sum(hmac.compare_digest(digest, one) for one in known) > 0
     return digest if is_known else None
 
@@ -210,8 +217,3 @@ def client_at(peer: tuple[str, int] | None) -> Client:
         return Client(str(address.ipv4_mapped))
     # Without its zone, which is a matter of this machine.
     return Client(str(ipaddress.IPv6Network((int(address), _IPV6_PREFIX_BITS), strict=False)))
-
-
-def client_with(digest: str, weight: int) -> Client:
-    """The client that holds the key with this digest."""
-    return Client(f"key-{digest[:_DIGEST_CHARS]}", weight)

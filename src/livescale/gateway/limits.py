@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from livescale.gateway.errors import ApiError, head_too_large, invalid
+from livescale.gateway.errors import ApiError, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class HeadBounds:
         self.yielded()
         self._headers += 1
         if self._headers > HEADERS_MAX:
-            raise head_too_large(f"has more than {HEADERS_MAX} headers")
+            raise _too_large(f"has more than {HEADERS_MAX} headers")
         self._add(len(name) + len(value))
 
     def feed(self, size_bytes: int) -> None:
@@ -69,12 +69,12 @@ class HeadBounds:
         self._unyielded_bytes = 0 if self._has_yielded else self._unyielded_bytes + size_bytes
         self._has_yielded = False
         if self._unyielded_bytes > HEAD_BYTES_MAX:
-            raise _too_many_bytes()
+            raise _too_large(f"exceeds {HEAD_BYTES_MAX} bytes")
 
     def _add(self, size_bytes: int) -> None:
         self._bytes += size_bytes
         if self._bytes > HEAD_BYTES_MAX:
-            raise _too_many_bytes()
+            raise _too_large(f"exceeds {HEAD_BYTES_MAX} bytes")
 
 
 def check_host(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -85,5 +85,5 @@ def check_host(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> Non
         raise invalid(f"The request {problem}", code="invalid_http")
 
 
-def _too_many_bytes() -> ApiError:
-    return head_too_large(f"exceeds {HEAD_BYTES_MAX} bytes")
+def _too_large(problem: str) -> ApiError:
+    return ApiError(431, f"The request's head {problem}", code="headers_too_large")

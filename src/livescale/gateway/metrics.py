@@ -1,4 +1,4 @@
-"""What the gateway counts, per model. How the page is written is told in `metrics_page.py`.
+"""What the gateway counts, per model. How the page is written stands in `metrics_page.py`.
 
 Everything is counted and read on the gateway's event loop, in plain integers: a token costs well
 under a microsecond. Labels take only names of served models: clients must not be able to create
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from livescale.gateway.errors import ApiError
-from livescale.slo import SloAbsolute
+from livescale.load.slo import SloAbsolute
 
 UNKNOWN_MODEL = ""
 

@@ -1,6 +1,6 @@
 """The page of /metrics: all counts and the backend's readings in Prometheus' text format.
 
-One table says what is exported, under which names. With vLLM's names each series that vLLM has,
+One table lists what is exported, under which names. With vLLM's names each series that vLLM has,
 too, is written a second time as vLLM writes it: `vllm:` for the prefix, the model in the label
 `model_name`, and an `engine`.
 """
@@ -18,7 +18,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
@@ -99,7 +98,7 @@ class MetricsPage:
         """
         written = []
         for family in self._families():
-            written.append(_written(family))
+            written.append(generate_latest(_OneFamily(family)))
             await asyncio.sleep(0)
         return b"".join(written)
 
@@ -110,14 +109,11 @@ class MetricsPage:
                 yield _as_vllm(family)
 
 
-def _written(family: Metric) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_OneFamily(family))
-    return generate_latest(registry)
+class _OneFamily(CollectorRegistry):
+    """What `generate_latest` writes."""
 
-
-class _OneFamily(Collector):
     def __init__(self, family: Metric) -> None:
+        super().__init__()
         self._family = family
 
     def collect(self) -> Iterator[Metric]:

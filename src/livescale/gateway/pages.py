@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from livescale.common.settings import ConfigError
 from livescale.gateway.envelope import REQUEST_ID_HEADER
-from livescale.settings import ConfigError
 
 PREFLIGHT_KEPT_S = 600
 _ORIGIN = re.compile(r"\*|https?://[^/\s,]+")
@@ -29,24 +29,21 @@ def page_origins(setting: str) -> tuple[str, ...]:
     return origins
 
 
-class PageGate:
-    """An ASGI middleware; stands before the KeyGate, because a browser asks first without key."""
+class PageGate(CORSMiddleware):
+    """Stands before the KeyGate, because a browser asks first without key."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         """`origins` as browsers send them, such as https://chat.example.org; "*" for all pages."""
-        self._app = app
-        self._open: ASGIApp | None = None
-        if origins:
-            self._open = CORSMiddleware(
-                app,
-                allow_origins=origins,
-                allow_methods=("GET", "POST"),
-                allow_headers=("*",),
-                expose_headers=(REQUEST_ID_HEADER, "retry-after", "retry-after-ms"),
-                max_age=PREFLIGHT_KEPT_S,
-            )
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID_HEADER, "retry-after", "retry-after-ms"),
+            max_age=PREFLIGHT_KEPT_S,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_closed = self._open is None or f"{scope.get('path', '')}/".startswith("/admin/")
-        app = self._app if is_closed or self._open is None else self._open
+        is_closed = f"{scope.get('path', '')}/".startswith("/admin/")
+        app = self.app if is_closed else super().__call__
         await app(scope, receive, send)

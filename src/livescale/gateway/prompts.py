@@ -37,14 +37,14 @@ def raw_prompts(prompt: str | list[int | str | list[int]]) -> list[RawPrompt]:
 
 
 def check_fits(card: ModelCard, codec: TextCodec, prompt: RawPrompt, param: str) -> None:
-    """The prompt is not longer than the model can hold, as far as its length alone tells.
+    """The prompt is not longer than the model can hold, as far as its length alone shows.
 
     Raises ApiError (400). What passes may still have too many tokens, but no more than as many
     characters have that the model could hold.
     """
     limit = card.model_tokens_max
     if isinstance(prompt, str):
-        tokens, least = codec.least_tokens(prompt, limit), "at least "
+        tokens, least = codec.bounds.least_tokens(prompt, limit), "at least "
     else:
         tokens, least = len(prompt), ""
     if tokens >= limit:
@@ -101,7 +101,7 @@ async def read_chat(card: ModelCard, codec: TextCodec, body: ChatBody) -> Prompt
         add_generation_prompt=body.add_generation_prompt is not False and not is_continued,
         continue_final_message=is_continued,
     )
-    # Templates leave parts out, so that only the rendered text says how long the prompt is.
+    # Templates leave parts out, so that only the rendered text shows how long the prompt is.
     check_fits(card, codec, text, "messages")
     return Prompt(await codec.encode(text, bool(body.add_special_tokens)))
 

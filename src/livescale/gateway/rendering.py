@@ -1,22 +1,36 @@
-"""Chat templates are rendered in processes of their own, which can be ended.
+"""Chat templates are rendered in processes of their own, which can be ended: their two ends.
 
-A thread cannot: a template that loops would hold the interpreter for ever. A process that takes too
-long, or too much memory, ends; the next rendering starts another one.
+Templates are foreign code from a model's directory. Jinja's sandbox keeps them from files and from
+the interpreter, not from running for ever, and a thread cannot be ended. So this module is also run
+as a process, which bounds itself: what takes more processor time or memory than a rendering may
+ends the process, or the rendering. The gateway sees an answer or the end, and starts another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import resource
+import signal
 import subprocess
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import lru_cache
 from typing import IO
 
+import jinja2
 import msgspec
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from livescale.interpreter import module_words
+from livescale.common.interpreter import module_words
 
 RENDERERS_MAX = 4
 """Processes that render at once. They start when they are needed, and then stay."""
@@ -60,7 +74,7 @@ class _Renderer:
 
     def __init__(self) -> None:
         self._child = subprocess.Popen(
-            module_words("livescale.gateway.render_process"),
+            module_words("livescale.gateway.rendering"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -153,3 +167,92 @@ def _end_all(idle: list[_Renderer], threads: ThreadPoolExecutor) -> None:
     threads.shutdown(wait=True, cancel_futures=True)
     while idle:
         idle.pop().end()
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+TEMPLATES_KEPT = 16
+
+
+@lru_cache(TEMPLATES_KEPT)
+def compiled(source: str) -> jinja2.Template:
+    """Raises jinja2.TemplateSyntaxError when the source is not a template."""
+    return _environment().from_string(source)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared so by jinja2)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """The environment that published templates are written for (transformers' conventions)."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which would end up in the prompt.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+ERROR_CHARS_MAX = 2000
+
+
+def main() -> None:
+    """Answer every Rendering with a Rendered."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the gateway ends this process
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    decode = msgspec.msgpack.Decoder(Rendering).decode
+    while (message := read_message(sys.stdin.buffer)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, RENDER_S)
+        answer = msgspec.msgpack.encode(_answer(decode(message)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_message(answers, answer)
+
+
+def _answer(rendering: Rendering) -> Rendered:
+    try:
+        text = compiled(rendering.source).render(
+            messages=rendering.messages,
+            tools=None,
+            add_generation_prompt=rendering.add_generation_prompt,
+            **rendering.special_tokens,
+        )
+        if len(text.encode()) > RENDERED_BYTES_MAX:
+            return Rendered(error=f"the text is longer than {RENDERED_BYTES_MAX} bytes")
+        return Rendered(text)
+    except Exception as error:  # foreign code may raise anything
+        return Rendered(error=str(error)[:ERROR_CHARS_MAX] or type(error).__name__)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,15 +5,16 @@ Pure: what is generated and when it is sent is decided elsewhere.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from livescale.gateway import answers
-from livescale.gateway.choices import Piece, ScoredToken, SpelledLogprob
+from livescale.gateway.choices import Piece, ScoredToken
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
@@ -24,13 +25,12 @@ T = TypeVar("T")
 class ReplyHead:
     """What all parts of one answer share, and what the client wants in them.
 
-    Each prompt has `choices` answers. `wants_usage` asks for a last event with the usage,
-    `wants_usage_always` for it in each event: that of all choices so far.
+    `front` are the fields of an `AnswerHead`. Each prompt has `choices` answers. `wants_usage` asks
+    for a last event with the usage, `wants_usage_always` for it in each event: that of all choices
+    so far.
     """
 
-    id: str
-    created: int
-    model: str
+    front: dict[str, Any]
     prompts: tuple[tuple[int, ...], ...]
     choices: int
     wants_usage: bool = False
@@ -59,45 +59,59 @@ class ReplyHead:
         return value if self.wants_token_ids else UNSET
 
 
-class Reply(Protocol):
+class Reply(ABC):
     """How one endpoint writes its answer."""
 
-    head: ReplyHead
+    def __init__(self, head: ReplyHead, empty: answers.Completion | answers.ChatChunk) -> None:
+        """`empty` is an event without choices, which are its last field."""
+        self.head = head
+        body = msgspec.json.encode(empty)
+        assert body.endswith(b'"choices":[]}'), body
+        #: the bytes that all events have in common, encoded once
+        self._front = b"data: " + body[:-2]
+        # OpenAI: null in all events but the last when usage is asked for, else absent.
+        self._usage = b'],"usage":null' if head.wants_usage else b"]"
 
     def event(self, piece: Piece, completion_tokens: int) -> bytes:
         """The event of one piece; `completion_tokens` counts all choices', up to and with it."""
+        usage = self._usage
+        if self.head.wants_usage_always:
+            usage = self._usage_so_far(completion_tokens)
+        choice, rest = self._streamed(piece)
+        return b"".join((self._front, msgspec.json.encode(choice), usage, rest, b"}\n\n"))
 
     def usage_event(self, completion_tokens: int) -> bytes:
         """The event behind the last piece when usage is asked for."""
+        return self._front + self._usage_so_far(completion_tokens) + b"}\n\n"
 
+    def _usage_so_far(self, completion_tokens: int) -> bytes:
+        return b'],"usage":' + msgspec.json.encode(self.head.usage(completion_tokens))
+
+    @abstractmethod
     def whole(self, choices: Sequence[Piece]) -> bytes:
         """The body of an answer that is not streamed: each choice in one piece."""
 
+    @abstractmethod
+    def _streamed(self, piece: Piece) -> tuple[msgspec.Struct, bytes]:
+        """A piece's choice as JSON has it, and what stands behind the choices of the event."""
 
-class CompletionReply:
+
+class CompletionReply(Reply):
     """Answers of /v1/completions."""
 
     def __init__(self, head: ReplyHead) -> None:
-        self.head = head
-        empty = answers.Completion(id=head.id, created=head.created, model=head.model, choices=[])
-        self._frame = _EventFrame(empty, head)
-
-    def event(self, piece: Piece, completion_tokens: int) -> bytes:
-        return self._frame.event(self._choice(piece, piece.is_first), completion_tokens)
-
-    def usage_event(self, completion_tokens: int) -> bytes:
-        return self._frame.usage_event(completion_tokens)
+        super().__init__(head, answers.Completion(**head.front, choices=[]))
 
     def whole(self, choices: Sequence[Piece]) -> bytes:
-        head = self.head
         body = answers.Completion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
+            **self.head.front,
             choices=[self._choice(piece, True) for piece in choices],
-            usage=head.usage(_tokens(choices)),
+            usage=self.head.usage(_tokens(choices)),
         )
         return msgspec.json.encode(body)
+
+    def _streamed(self, piece: Piece) -> tuple[msgspec.Struct, bytes]:
+        return self._choice(piece, piece.is_first), b""
 
     def _choice(self, piece: Piece, has_prompt_ids: bool) -> answers.CompletionChoice:
         head = self.head
@@ -115,15 +129,32 @@ class CompletionReply:
         return choice
 
 
-class ChatReply:
+class ChatReply(Reply):
     """Answers of /v1/chat/completions."""
 
     def __init__(self, head: ReplyHead) -> None:
-        self.head = head
-        empty = answers.ChatChunk(id=head.id, created=head.created, model=head.model, choices=[])
-        self._frame = _EventFrame(empty, head)
+        super().__init__(head, answers.ChatChunk(**head.front, choices=[]))
 
-    def event(self, piece: Piece, completion_tokens: int) -> bytes:
+    def whole(self, choices: Sequence[Piece]) -> bytes:
+        body = answers.ChatCompletion(
+            **self.head.front,
+            choices=[
+                answers.ChatChoice(
+                    answers.AssistantMessage(piece.text),
+                    piece.choice,
+                    None if piece.scored is None else _chat_logprobs(piece.scored),
+                    piece.finish_reason,
+                    piece.stop_reason,
+                    self.head.if_ids(piece.token_ids),
+                )
+                for piece in choices
+            ],
+            usage=self.head.usage(_tokens(choices)),
+            prompt_token_ids=self.head.if_ids(self.head.prompts[0]),
+        )
+        return msgspec.json.encode(body)
+
+    def _streamed(self, piece: Piece) -> tuple[msgspec.Struct, bytes]:
         head = self.head
         choice = answers.ChatChunkChoice(
             answers.Delta("assistant" if piece.is_first else UNSET, piece.text),
@@ -136,65 +167,10 @@ class ChatReply:
         prompt_ids = b""
         if head.wants_token_ids and piece.is_first:
             prompt_ids = b',"prompt_token_ids":' + msgspec.json.encode(head.prompts[0])
-        return self._frame.event(choice, completion_tokens, prompt_ids)
-
-    def usage_event(self, completion_tokens: int) -> bytes:
-        return self._frame.usage_event(completion_tokens)
-
-    def whole(self, choices: Sequence[Piece]) -> bytes:
-        head = self.head
-        body = answers.ChatCompletion(
-            id=head.id,
-            created=head.created,
-            model=head.model,
-            choices=[self._choice(piece) for piece in choices],
-            usage=head.usage(_tokens(choices)),
-            prompt_token_ids=head.if_ids(head.prompts[0]),
-        )
-        return msgspec.json.encode(body)
-
-    def _choice(self, piece: Piece) -> answers.ChatChoice:
-        return answers.ChatChoice(
-            answers.AssistantMessage(piece.text),
-            piece.choice,
-            None if piece.scored is None else _chat_logprobs(piece.scored),
-            piece.finish_reason,
-            piece.stop_reason,
-            self.head.if_ids(piece.token_ids),
-        )
+        return choice, prompt_ids
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-class _EventFrame:
-    """The bytes that all events of an answer have in common, encoded once."""
-
-    def __init__(self, empty: answers.Completion | answers.ChatChunk, head: ReplyHead) -> None:
-        """`empty` is an event without choices, which are its last field."""
-        body = msgspec.json.encode(empty)
-        assert body.endswith(b'"choices":[]}'), body
-        self._head = head
-        self._front = b"data: " + body[:-2]
-        # OpenAI: null in all events but the last when usage is asked for, else absent.
-        self._usage = b'],"usage":null' if head.wants_usage else b"]"
-
-    def event(
-        self,
-        choice: answers.CompletionChoice | answers.ChatChunkChoice,
-        completion_tokens: int,
-        rest: bytes = b"",
-    ) -> bytes:
-        usage = self._usage
-        if self._head.wants_usage_always:
-            usage = self._usage_so_far(completion_tokens)
-        return b"".join((self._front, msgspec.json.encode(choice), usage, rest, b"}\n\n"))
-
-    def usage_event(self, completion_tokens: int) -> bytes:
-        return self._front + self._usage_so_far(completion_tokens) + b"}\n\n"
-
-    def _usage_so_far(self, completion_tokens: int) -> bytes:
-        return b'],"usage":' + msgspec.json.encode(self._head.usage(completion_tokens))
 
 
 def _tokens(pieces: Sequence[Piece]) -> int:
@@ -205,32 +181,18 @@ def _completion_logprobs(scored: Sequence[ScoredToken]) -> answers.CompletionLog
     return answers.CompletionLogprobs(
         text_offset=[token.text_offset for token in scored],
         token_logprobs=[token.chosen.logprob for token in scored],
-        tokens=[token.chosen.text for token in scored],
-        top_logprobs=[_by_text(token) for token in scored],
+        tokens=[token.chosen.token for token in scored],
+        top_logprobs=[_by_text(token.chosen) for token in scored],
     )
 
 
-def _by_text(token: ScoredToken) -> dict[str, float]:
+def _by_text(chosen: answers.TokenLogprob) -> dict[str, float]:
     # Different tokens may have the same text; the likelier one, which comes first, counts.
     by_text: dict[str, float] = {}
-    for candidate in (*token.top, token.chosen):
-        by_text.setdefault(candidate.text, candidate.logprob)
+    for candidate in (*chosen.top_logprobs, chosen):
+        by_text.setdefault(candidate.token, candidate.logprob)
     return by_text
 
 
 def _chat_logprobs(scored: Sequence[ScoredToken]) -> answers.ChatLogprobs:
-    return answers.ChatLogprobs(
-        [
-            answers.TokenLogprob(
-                token.chosen.text,
-                token.chosen.logprob,
-                list(token.chosen.spelled),
-                [_top_logprob(candidate) for candidate in token.top],
-            )
-            for token in scored
-        ]
-    )
-
-
-def _top_logprob(candidate: SpelledLogprob) -> answers.TopLogprob:
-    return answers.TopLogprob(candidate.text, candidate.logprob, list(candidate.spelled))
+    return answers.ChatLogprobs([token.chosen for token in scored])

@@ -44,7 +44,7 @@ RANGES = {
     "presence_penalty": _Range(-2, 2, neutral=0),
     "repetition_penalty": _Range(0.01, 100, neutral=1),
 }
-"""What the numbers may be, and what they are where neither request nor model says anything."""
+"""What the numbers may be, and what they are where neither request nor model gives one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,14 @@ def read_asked(card: ModelCard, vocabulary: int, body: GenerationBody, prompts: 
     """What the body asks for, checked. Raises ApiError (400) that names the parameter."""
     choices = _choices(body, prompts)
     is_ignoring_eos = bool(body.ignore_eos)
-    named_ids = _stop_token_ids(body, vocabulary)
+    named_ids = body.stop_token_ids or []
+    check_ids(named_ids, vocabulary, "stop_token_ids")
     eos_ids = () if is_ignoring_eos else card.eos_token_ids
     tokens_max = body.output_tokens or card.model_tokens_max
     min_tokens = _whole("min_tokens", body.min_tokens, 0, tokens_max, 0)
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     rules = TextRules(
-        stop_strings=_stop_strings(body),
+        stop_strings=tuple(dict.fromkeys(stops)),
         unstopped_tokens=min_tokens,
         reported_stop_ids=frozenset(named_ids) - set(eos_ids),
         is_stop_shown=bool(body.include_stop_str_in_output),
@@ -99,6 +101,7 @@ def read_asked(card: ModelCard, vocabulary: int, body: GenerationBody, prompts: 
     numbers = {name: _number(name, body, card.sampling_defaults) for name in RANGES}
     if 0 < numbers["temperature"] < TEMPERATURE_LEAST:
         numbers["temperature"] = TEMPERATURE_LEAST
+    seed = _whole("seed", body.seed, -SEEDS, SEEDS - 1, 0)
     is_seed_given = body.seed is not None and body.seed != -1  # -1 is no seed in vLLM
     sampling = SamplingParams(
         output_tokens_max=0,
@@ -107,7 +110,7 @@ def read_asked(card: ModelCard, vocabulary: int, body: GenerationBody, prompts: 
         output_tokens_min=min_tokens,
         top_k=_top_k(body, card.sampling_defaults, vocabulary),
         # A retry on another worker must go on with the same text, so the seed is chosen here.
-        seed=_seed(body) if is_seed_given else secrets.randbelow(SEEDS),
+        seed=seed % SEEDS if is_seed_given else secrets.randbelow(SEEDS),
         logit_bias=_logit_bias(body, vocabulary),
         logprobs=_logprobs(body, vocabulary),
         **numbers,
@@ -172,17 +175,6 @@ def _whole(param: str, value: int | None, low: int, high: int, neutral: int) -> 
     return value
 
 
-def _stop_token_ids(body: GenerationBody, vocabulary: int) -> list[int]:
-    ids = body.stop_token_ids or []
-    check_ids(ids, vocabulary, "stop_token_ids")
-    return ids
-
-
-def _stop_strings(body: GenerationBody) -> tuple[str, ...]:
-    strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return tuple(dict.fromkeys(strings))
-
-
 def _number(name: str, body: GenerationBody, defaults: SamplingDefaults) -> float:
     allowed = RANGES[name]
     value = _said(name, body, defaults)
@@ -204,10 +196,6 @@ def _top_k(body: GenerationBody, defaults: SamplingDefaults, vocabulary: int) ->
     if value < -1:
         raise _wrong("top_k", "-1 or 0 (off) or at least 1", value)
     return int(value) if 0 < value < vocabulary else 0
-
-
-def _seed(body: GenerationBody) -> int:
-    return _whole("seed", body.seed, -SEEDS, SEEDS - 1, 0) % SEEDS
 
 
 def _logit_bias(body: GenerationBody, vocabulary: int) -> tuple[tuple[int, float], ...]:

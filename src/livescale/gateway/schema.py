@@ -2,6 +2,11 @@
 
 Types only: ranges and meaning are decided in `sampling.py`, `prompts.py` and `chat.py`, responses
 are in `answers.py`. Fields beyond OpenAI's have vLLM's names.
+
+Parameters that are known and not honoured, at one or both endpoints, are accepted with a value that
+changes nothing and refused with any other, because an answer that silently ignores `tools` or
+`response_format` is wrong. Those that no body declares and the list lacks are ignored: load
+generators send their own.
 """
 
 from __future__ import annotations
@@ -9,13 +14,13 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Container
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from livescale.gateway.errors import ApiError, invalid
-from livescale.gateway.parameters import ABSENT, HARMLESS, refuse_unsupported
+from livescale.gateway.errors import ApiError, invalid, quoted
 
 MESSAGES_MAX = 2048
 """Messages of a chat, and parts of a message."""
@@ -37,7 +42,7 @@ class StreamOptions(msgspec.Struct, gc=False):
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
-    """What both endpoints share. None: the client says nothing."""
+    """What both endpoints share. None: the client sent nothing."""
 
     model: str
     max_tokens: PositiveInt | None = None
@@ -66,7 +71,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
     @property
     def output_tokens(self) -> int | None:
-        """Tokens the client asks for at most, if it says; the newer name wins."""
+        """Tokens the client asks for at most, if it sent a number; the newer name wins."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -104,6 +109,43 @@ class ChatBody(GenerationBody, kw_only=True):
     continue_final_message: bool | None = None
 
 
+HARMLESS: dict[str, tuple[object, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "logits_processors": ([],),
+    "modalities": (["text"],),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "response_format": ({"type": "text"},),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+"""Values that change nothing, by parameter; null always does nothing."""
+ABSENT = msgspec.Raw()
+"""Stands for the JSON of a parameter that a body does not have."""
+LOOKED_AT_BYTES = 4096
+"""Values that are longer are refused unseen: none of the harmless ones is."""
+
 Body = TypeVar("Body", bound=GenerationBody)
 AnyBody = TypeVar("AnyBody")
 
@@ -112,13 +154,13 @@ _MISSING_FIELD = re.compile(r"required field `(\w+)`")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PLACE_CHARS_MAX = 200
 _SEARCHED_BYTES_MAX = 256 * 1024
-"""Where a lone surrogate stands is told of bodies up to this size."""
+"""Where a lone surrogate stands is reported of bodies up to this size."""
 
 
 def decode_body(raw: bytes, body_type: type[Body]) -> Body:
     """The body of a generation request, which asks for nothing that is not available."""
     body: Body = decode_as(raw, _with_refusals(body_type))
-    refuse_unsupported(body, body_type.__struct_fields__)
+    _refuse_unsupported(body, body_type.__struct_fields__)
     return body
 
 
@@ -194,3 +236,50 @@ def _validation_error(error: msgspec.ValidationError) -> ApiError:
     place, missing = _PLACE.search(str(error)), _MISSING_FIELD.search(str(error))
     names = [found.group(1) for found in (place, missing) if found is not None]
     return invalid(str(error), ".".join(names) or None, code="invalid_value")
+
+
+def _refuse_unsupported(body: object, honoured: Container[str]) -> None:
+    """Nothing in the body asks for what is not available. Raises ApiError (400, with param).
+
+    The body has an attribute for each parameter of HARMLESS: the JSON of its value, or ABSENT.
+    """
+    for param, harmless in HARMLESS.items():
+        if param in honoured:
+            continue
+        raw = getattr(body, param)
+        if not raw or (param == "tools" and _are_tools_off(body)):
+            continue
+        if not _is_harmless(raw, harmless):
+            raise _refusal(param, raw, harmless)
+
+
+def _are_tools_off(body: object) -> bool:
+    """None of the tools may be called."""
+    choice = getattr(body, "tool_choice")  # noqa: B009 (a field that only some types have)
+    return bool(choice) and _is_harmless(choice, ("none",), is_null_too=False)
+
+
+def _is_harmless(
+    raw: msgspec.Raw, harmless: tuple[object, ...], *, is_null_too: bool = True
+) -> bool:
+    if len(raw) > LOOKED_AT_BYTES:
+        return False
+    value: object = msgspec.json.decode(raw)
+    if value is None:
+        return is_null_too
+    return any(_is_same(value, allowed) for allowed in harmless)
+
+
+def _is_same(value: object, allowed: object) -> bool:
+    # True == 1 and False == 0 in Python, but they are different things to ask for.
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+def _refusal(param: str, raw: msgspec.Raw, harmless: tuple[object, ...]) -> ApiError:
+    shown = quoted(bytes(memoryview(raw)[:LOOKED_AT_BYTES]).decode("utf-8", "replace"))
+    accepted = " or ".join(["null", *(msgspec.json.encode(v).decode() for v in harmless)])
+    return invalid(
+        f"{param}={shown} is not supported; leave it out (or send {accepted})",
+        param,
+        code="unsupported_parameter",
+    )

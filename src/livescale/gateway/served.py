@@ -71,7 +71,7 @@ class ServedModels:
         """No model takes a prompt of more characters (None: not known of all of them)."""
         longest = 0
         for served in self._served.values():
-            chars = served.codec.text_chars_max(served.card.model_tokens_max)
+            chars = served.codec.bounds.chars_max(served.card.model_tokens_max)
             if chars is None:
                 return None
             longest = max(longest, chars)
@@ -100,7 +100,7 @@ class ServedModels:
             + [
                 state.name
                 for state in self._backend.model_states()
-                if state.phase is ModelPhase.LEAVING
+                if state.state is ModelPhase.LEAVING
             ]
         )
         if self._reading is None or self._reading.done():

@@ -1,4 +1,4 @@
-"""An application on a listening socket, until it is told to stop.
+"""An application on a listening socket, until an event stops it.
 
 The event loop is the caller's: run it with uvloop (`uvloop.run(serve(...))`). Nothing here knows
 what the application does; connections whose client is too slow to be served are closed here.
@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that they do not meet one being closed."""
 CANCEL_S = 5.0
-"""Time for cancelled responses to tell their clients, after the drain time is over."""
+"""Time in which cancelled responses may still reach their clients, after the drain time is over."""
 LINGER_S = 1.0
-"""After the time for a request is over the application may still say so."""
+"""After the time for a request is over the application may still answer so."""
 REFUSED_S = 2.0
 """For which more of a request is read that has been answered: its client may only then read."""
 
@@ -148,7 +148,7 @@ class _Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         with self._stopping_parser():
             self._bounds.take_header(name, value)
-        if self._is_in_head:  # trailers say nothing to any endpoint
+        if self._is_in_head:  # no endpoint reads trailers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

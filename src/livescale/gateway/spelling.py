@@ -5,11 +5,11 @@ The text of many tokens together is `text.py`'s: tokens may hold parts of charac
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from functools import lru_cache
 
 from tokenizers import Tokenizer
+
+from livescale.gateway.text_bounds import parts_of
 
 SPELLINGS_MAX = 32_768
 """Spellings kept per model (some 200 bytes each)."""
@@ -27,7 +27,7 @@ class TokenSpelling:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        kinds = set(_kinds(_decoder_of(tokenizer)))
+        kinds = {part["type"] for part in parts_of(tokenizer.decoder, "decoders")}
         self._tokenizer = tokenizer
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_tokens = "ByteFallback" in kinds
@@ -56,18 +56,6 @@ class TokenSpelling:
 
     def __repr__(self) -> str:
         return f"<TokenSpelling {'byte-level' if self._is_byte_level else 'decoded'}>"
-
-
-def _decoder_of(tokenizer: Tokenizer) -> object:
-    # The only way to see what a decoder is: its state is its JSON.
-    return json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
-
-
-def _kinds(decoder: object) -> Iterator[str]:
-    if isinstance(decoder, dict):
-        yield decoder["type"]
-        for part in decoder.get("decoders", ()):
-            yield from _kinds(part)
 
 
 def _anchor(tokenizer: Tokenizer) -> list[int]:

@@ -1,7 +1,7 @@
 """One accepted request from submission to the last byte of its answer.
 
 Whatever way it ends (tokens, failure, client gone, time over, server stopping), its TokenStreams
-are cancelled and the outcome of each is counted exactly once. What the tokens say is decided in
+are cancelled and the outcome of each is counted exactly once. What the tokens mean is decided in
 `choices.py`, what the bytes look like in `replies.py`.
 """
 
@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from livescale.gateway.admission import refusals_answered
 from livescale.gateway.backend import Backend
-from livescale.gateway.choices import Choice, ChoiceOrder, Gathering, interleaved
-from livescale.gateway.errors import ApiError, internal_error, request_timed_out, stopping
+from livescale.gateway.choices import Choice, ChoiceOrder, Piece, gathered, interleaved
+from livescale.gateway.errors import ApiError, internal_error, stopping
 from livescale.gateway.metrics import Metrics
 from livescale.gateway.replies import DONE_EVENT, Reply
 
@@ -70,11 +70,11 @@ class Generation(Response):
             await self._answer_timeout(send)
         except asyncio.CancelledError:
             # Only a stopping server cancels its tasks. No task waits for this one's result, and
-            # the client is still there: tell it instead of tearing the connection.
+            # the client is still there: send an error instead of tearing the connection.
             if not self._has_started:
                 raise stopping() from None
             if not self._is_streamed:
-                raise  # half a JSON body has left: only a closed connection can tell
+                raise  # half a JSON body has left: only a closed connection shows that
             if not self._has_ended:
                 await self._end_with_error(stopping(), send)
         finally:
@@ -82,13 +82,13 @@ class Generation(Response):
                 choice.end()
 
     def __repr__(self) -> str:
-        return f"<Generation of {self._reply.head.model}: {self._choices}>"
+        return f"<Generation of {self._orders[0].request.model}: {self._choices}>"
 
     # -- helpers, in the order used ---------------------------------------------------------
 
     def _submit(self) -> None:
         """All generations are accepted, or none. Raises ApiError (503)."""
-        model = self._reply.head.model
+        model = self._orders[0].request.model
         with self._metrics.counting_rejections(model), refusals_answered():
             streams = self._backend.submit([order.request for order in self._orders])
         for order, stream in zip(self._orders, streams, strict=True):
@@ -103,7 +103,8 @@ class Generation(Response):
 
     async def _answer_timeout(self, send: Send) -> None:
         assert self._timeout_s is not None
-        error = request_timed_out(self._timeout_s)
+        message = f"The request did not finish within {self._timeout_s:g} s"
+        error = ApiError(504, message, code="request_timeout")
         if not self._has_started:
             raise error
         if self._is_streamed and not self._has_ended:
@@ -114,16 +115,16 @@ class Generation(Response):
             choice.give_up(outcome)
 
     async def _answer_whole(self, send: Send) -> None:
-        gathered = [Gathering() for _ in self._choices]
+        pieces: list[list[Piece]] = [[] for _ in self._choices]
         try:
             async with aclosing(interleaved(self._choices)) as arriving:
                 async for piece in arriving:
                     self._reply.head.count_cached(piece)
-                    gathered[piece.choice].add(piece)
+                    pieces[piece.choice].append(piece)
         except Exception:
             self._give_up("failed")
             raise
-        body = self._reply.whole([gathering.whole() for gathering in gathered])
+        body = self._reply.whole([gathered(of_choice) for of_choice in pieces])
         self.headers["content-length"] = str(len(body))
         await self._start(send)
         await _send_body(send, body, is_last=True)
@@ -186,7 +187,7 @@ async def unless_disconnected(
     Raises TimeoutError when it is cancelled because `timeout_s` is over.
 
     The client is watched beside the work: work that waits for a token writes nothing, so a failing
-    write would never tell. Errors of the work are raised; if this task is cancelled, so is the
+    write would never show that. Errors of the work are raised; if this task is cancelled, so is the
     work. The request body must have been read.
     """
     working = asyncio.create_task(work)

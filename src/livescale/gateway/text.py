@@ -7,7 +7,6 @@ text is worked on at once is bounded (`TextWork`): tokenizing takes a hundred ti
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from livescale.gateway.admission import estimated_tokens
-from livescale.gateway.chat import ChatTemplate
+from livescale.gateway.chat import ChatTemplate, read_config
 from livescale.gateway.errors import invalid
 from livescale.gateway.pacing import ByteBudget
 from livescale.gateway.rendering import Renderers
@@ -58,7 +57,8 @@ class TextWork:
 class TextCodec:
     """A model's tokenizer and chat template.
 
-    `vocabulary` is the number of ids it may be given, `spelling` tells how single ones are written.
+    `vocabulary` is the number of ids it may be given, `spelling` how single ones are written,
+    `bounds` how many tokens a text has at least.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TextCodec:
         self._work = work
         #: a template that takes long holds up its own model's chats only
         self._rendering = ByteBudget(1)
-        self._bounds = TextBounds(tokenizer)
+        self.bounds = TextBounds(tokenizer)
         self.vocabulary = vocabulary
         self.spelling = TokenSpelling(tokenizer)
 
@@ -94,8 +94,9 @@ class TextCodec:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ValueError(f"{path} cannot be read: {error}") from error
-        vocabulary = _configured_vocabulary(directory / "config.json")
-        if vocabulary is None:
+        # The model may know more ids than its tokenizer.
+        vocabulary = read_config(directory / "config.json").get("vocab_size")
+        if not isinstance(vocabulary, int):
             vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
         template = ChatTemplate.load(directory)
         if template is not None:
@@ -104,14 +105,6 @@ class TextCodec:
             except ValueError as error:
                 raise ValueError(f"the chat template of {directory} fails: {error}") from error
         return cls(tokenizer, template, vocabulary, work)
-
-    def least_tokens(self, text: str, enough: int) -> int:
-        """A number that the text's tokens do not fall below, found without tokenizing."""
-        return self._bounds.least_tokens(text, enough)
-
-    def text_chars_max(self, tokens: int) -> int | None:
-        """Every text of fewer tokens has at most so many characters (None: not known)."""
-        return self._bounds.chars_max(tokens)
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a plain prompt, with the special tokens the tokenizer puts around one."""
@@ -230,15 +223,3 @@ def _texts(message: Message) -> list[str]:
     if isinstance(message.content, list):
         return [part.text or "" for part in message.content]
     return [message.content or ""]
-
-
-def _configured_vocabulary(path: Path) -> int | None:
-    """`vocab_size` of the model's configuration: it may know more ids than its tokenizer."""
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    value = config.get("vocab_size") if isinstance(config, dict) else None
-    return value if isinstance(value, int) else None

@@ -28,8 +28,8 @@ class TextBounds:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.get_added_tokens_decoder().values()
-        normalizers = list(_parts(tokenizer.normalizer, "normalizers"))
-        pre_tokenizers = list(_parts(tokenizer.pre_tokenizer, "pretokenizers"))
+        normalizers = list(parts_of(tokenizer.normalizer, "normalizers"))
+        pre_tokenizers = list(parts_of(tokenizer.pre_tokenizer, "pretokenizers"))
         shrinkages = [_shrinkage(part) for part in normalizers]
         kinds = [part["type"] for part in (*normalizers, *pre_tokenizers)]
         self.is_known = (
@@ -46,8 +46,8 @@ class TextBounds:
             self._token_chars *= shrinkage or 1
 
     def least_tokens(self, text: str, enough: int) -> int:
-        """A number that the text's tokens do not fall below. Exact work is done only where the
-        text's length alone would make it `enough`."""
+        """A number that the text's tokens do not fall below, found without tokenizing. Exact work
+        is done only where the text's length alone would make it `enough`."""
         least = len(text) // self._token_chars if self.is_known else 0
         if least >= enough and self._drops_whitespace:
             least = _chars_without_whitespace(text) // self._token_chars
@@ -67,8 +67,9 @@ class TextBounds:
 _SPACE_DROPPING = ("Strip", "Whitespace", "WhitespaceSplit")
 
 
-def _parts(component: Any, children: str) -> Iterator[dict[str, Any]]:
-    """The component and what it is made of, as JSON: the only way to see what they are."""
+def parts_of(component: Any, children: str) -> Iterator[dict[str, Any]]:
+    """What a tokenizer's component is made of, as JSON, its state: the only way to see that.
+    `children` is the key of a sequence's parts."""
     if component is not None:
         yield from _flat(json.loads(component.__getstate__()), children)
 
@@ -113,7 +114,7 @@ def _covers_all(tokenizer: Tokenizer, is_byte_level: bool) -> bool:
     model = tokenizer.model
     if type(model).__name__ != "BPE":
         return False
-    if is_byte_level and _has_all(tokenizer, _byte_alphabet()):
+    if is_byte_level and _has_all(tokenizer, iter(ByteLevel.alphabet())):
         return True
     if model.byte_fallback and _has_all(tokenizer, (f"<0x{byte:02X}>" for byte in range(_BYTES))):
         return True
@@ -123,10 +124,6 @@ def _covers_all(tokenizer: Tokenizer, is_byte_level: bool) -> bool:
 
 def _has_all(tokenizer: Tokenizer, tokens: Iterator[str]) -> bool:
     return all(tokenizer.token_to_id(token) is not None for token in tokens)
-
-
-def _byte_alphabet() -> Iterator[str]:
-    return iter(ByteLevel.alphabet())
 
 
 def _chars_without_whitespace(text: str) -> int:

@@ -6,16 +6,17 @@ No generation, no instance: these answer while nothing is served.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from livescale.gateway.admission import AtMost
 from livescale.gateway.answers import json_answer
 from livescale.gateway.backend import ModelCard
-from livescale.gateway.errors import come_back, invalid
+from livescale.gateway.errors import invalid
 from livescale.gateway.prompts import check_chat, check_fits, check_ids, read_chat
 from livescale.gateway.schema import ChatBody, MessageList, decode_as
 from livescale.gateway.served import ServedModel, ServedModels
@@ -71,14 +72,14 @@ class Tokenization:
     ) -> None:
         self._served = served
         self._reading = reading
-        self._under_way = 0
+        self._busy = AtMost(TOKENIZING_MAX, "too many texts are being tokenized", RETRY_AFTER_S)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize"""
         async with self._reading(request) as raw:
             body = decode_as(raw, TokenizeBody)
             model = self._model(body.model)
-            with self._busy():
+            with self._busy.one_more():
                 ids = await _ids(model.codec, model.card, body)
                 answer = TokenizeAnswer(len(ids), model.card.model_tokens_max, ids)
                 if body.return_token_strs:
@@ -93,7 +94,7 @@ class Tokenization:
             if len(body.tokens) > model.card.model_tokens_max:
                 check_fits(model.card, model.codec, body.tokens, "tokens")
             check_ids(body.tokens, model.codec.vocabulary, "tokens")
-            with self._busy():
+            with self._busy.one_more():
                 return json_answer(DetokenizeAnswer(await model.codec.decode(body.tokens)))
 
     def _model(self, name: str | None) -> ServedModel:
@@ -102,16 +103,6 @@ class Tokenization:
         if name is None and len(cards) != 1:
             raise invalid("model is missing, and there is more than one", "model")
         return self._served.get(cards[0].name if name is None else name)
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        if self._under_way >= TOKENIZING_MAX:
-            raise come_back("too many texts are being tokenized", RETRY_AFTER_S)
-        self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
 
 
 async def _ids(codec: TextCodec, card: ModelCard, body: TokenizeBody) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 
 from livescale.types import Value
@@ -33,27 +33,21 @@ class TimeCurve(Value, frozen=True):
         means = [math.fsum(by_size[size]) / len(by_size[size]) for size in sorted(by_size)]
         return cls(tuple(sorted(by_size)), _whole(_rising(means)))
 
-    def value(self, size: float, beyond: Callable[[float], float] | None = None) -> float:
+    def value(self, size: float) -> float:
         """Nanoseconds at a size; below the first point its time.
 
-        Beyond the last point times grow as `beyond` does; without one, on the straight line
-        through the last two points, or in proportion when there is one only.
+        Beyond the last point times grow on the straight line through the last two points, or in
+        proportion when there is one only.
         """
         if size <= self.at[0]:
             return float(self.ns[0])
         if size > self.at[-1]:
-            return self._beyond(size, beyond)
+            if len(self.at) == 1:
+                return self.ns[-1] * size / self.at[-1]
+            return line(self.at[-2], self.at[-1], self.ns[-2], self.ns[-1], size)
         right = bisect_left(self.at, size)
         weight = log_weight(self.at[right - 1], self.at[right], size)
         return between(self.ns[right - 1], self.ns[right], weight)
-
-    def _beyond(self, size: float, beyond: Callable[[float], float] | None) -> float:
-        last_at, last_ns = self.at[-1], self.ns[-1]
-        if beyond is not None:
-            return last_ns * beyond(size) / beyond(last_at)
-        if len(self.at) == 1:
-            return last_ns * size / last_at
-        return line(self.at[-2], last_at, self.ns[-2], last_ns, size)
 
 
 class TimeGrid(Value, frozen=True):
@@ -72,11 +66,7 @@ class TimeGrid(Value, frozen=True):
             raise ValueError("a row has one time, of at least 1 ns, per size")
 
     @classmethod
-    def of(
-        cls,
-        points: Iterable[tuple[int, int, float]],
-        beyond: Callable[[float, float], float] | None = None,
-    ) -> TimeGrid:
+    def of(cls, points: Iterable[tuple[int, int, float]]) -> TimeGrid:
         """From (batch, size, nanoseconds), where large batches may end at smaller sizes: holes
         are filled as `TimeCurve.value` goes on. Times never fall, neither by size nor by batch."""
         by_batch: dict[int, list[tuple[int, float]]] = {}
@@ -86,43 +76,33 @@ class TimeGrid(Value, frozen=True):
         sizes = sorted({size for row in by_batch.values() for size, _ in row})
         rows = []
         for batch in batches:
-            curve, further = TimeCurve.of(by_batch[batch]), _of_batch(beyond, batch)
-            rows.append([curve.value(size, further) for size in sizes])
+            curve = TimeCurve.of(by_batch[batch])
+            rows.append([curve.value(size) for size in sizes])
         # Each row rises; making each column rise, too, keeps an order that all columns have.
         columns = [_whole(_rising(column)) for column in zip(*rows, strict=True)]
         return cls(tuple(batches), tuple(sizes), tuple(zip(*columns, strict=True)))
 
-    def value(
-        self, batch: float, size: float, beyond: Callable[[float, float], float] | None = None
-    ) -> float:
+    def value(self, batch: float, size: float) -> float:
         """Nanoseconds at (batch, size), linear in logs inside; outside as `TimeCurve.value`."""
         batches = self.batches
         if batch <= batches[0]:
-            return self._row_value(0, size, beyond)
+            return self._row_value(0, size)
         if batch <= batches[-1]:
             right = bisect_left(batches, batch)
             weight = log_weight(batches[right - 1], batches[right], batch)
-            lower = self._row_value(right - 1, size, beyond)
-            return between(lower, self._row_value(right, size, beyond), weight)
-        last_ns = self._row_value(len(batches) - 1, size, beyond)
-        if beyond is not None:
-            return last_ns * beyond(batch, size) / beyond(batches[-1], size)
+            return between(self._row_value(right - 1, size), self._row_value(right, size), weight)
+        last_ns = self._row_value(len(batches) - 1, size)
         if len(batches) == 1:
             return last_ns * batch / batches[0]
         return last_ns + (batch - batches[-1]) * self._batch_ns(size)
 
-    def _row_value(
-        self, number: int, size: float, beyond: Callable[[float, float], float] | None
-    ) -> float:
+    def _row_value(self, number: int, size: float) -> float:
         at, row = self.at, self.rows[number]
         if size <= at[0]:
             return float(row[0])
         if size <= at[-1]:
             right = bisect_left(at, size)
             return between(row[right - 1], row[right], log_weight(at[right - 1], at[right], size))
-        if beyond is not None:
-            batch = self.batches[number]
-            return row[-1] * beyond(batch, size) / beyond(batch, at[-1])
         if len(at) == 1:
             return row[-1] * size / at[-1]
         # Of rows that are measured apart, one may rise less than those of smaller batches.
@@ -174,11 +154,3 @@ def _whole(values: Iterable[float]) -> tuple[int, ...]:
 def _check_rising(sizes: tuple[int, ...]) -> None:
     if any(later <= earlier for earlier, later in pairwise(sizes)):
         raise ValueError("sizes must increase")
-
-
-def _of_batch(
-    beyond: Callable[[float, float], float] | None, batch: int
-) -> Callable[[float], float] | None:
-    if beyond is None:
-        return None
-    return lambda size: beyond(batch, size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from livescale.latency.accelerators import ACCELERATORS, ENGINES, Accelerator, AllReduceFit
+from livescale.latency.accelerators import ACCELERATORS, ITERATION_NS, Accelerator, AllReduceFit
 from livescale.latency.shapes import TransformerShape
 from livescale.latency.work import RunWork
 from livescale.types import Value
@@ -21,19 +21,16 @@ _ACTIVATION_HIDDENS, _ACTIVATION_HEADS, _ALL_REDUCES = 10, 2, 2
 class RooflineLatency(Value, frozen=True, tag="roofline"):
     """One model on one kind of accelerator, tensor-parallel or not: a Run's time in closed form.
 
-    All `_ns` but the last four are nanoseconds of one layer: per new token (`compute_ns`,
+    All `_ns` but the last three are nanoseconds of one layer: per new token (`compute_ns`,
     `activation_ns`, `query_ns`, `all_reduce_token_ns`), per pair of positions of a prompt
     (`pair_ns`), per position that a chunk of a prompt attends to (`key_ns`) or that a decode does
-    (`context_ns`), per decode (`sequence_ns`), or per Run. `prefill_slowdown` multiplies Runs with
-    prompts but for their decodes; no layer takes less than `launch_ns`. The head takes the norm of
-    `head_compute_ns` per sampled sequence and `head_weights_ns`; `iteration_ns` comes on top, and
-    `request_ns` for every sequence of the Run.
+    (`context_ns`), per decode (`sequence_ns`), or per Run. The head takes the norm of
+    `head_compute_ns` per sampled sequence and `head_weights_ns`; `iteration_ns` comes on top.
     """
 
     accelerator: str
     model: str
     tp_size: int
-    engine: str
     layers: int
     norm: float
     compute_ns: float
@@ -49,26 +46,19 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
     context_ns: float
     all_reduce_ns: float
     all_reduce_token_ns: float
-    prefill_slowdown: float
-    launch_ns: float
     head_compute_ns: float
     head_weights_ns: float
     iteration_ns: float
-    request_ns: float
 
     @classmethod
-    def of(
-        cls, kind: str, shape: TransformerShape, tp_size: int = 1, engine: str = "graph"
-    ) -> RooflineLatency:
-        """The model's time on `tp_size` accelerators of a kind, under an engine of that name.
+    def of(cls, kind: str, shape: TransformerShape, tp_size: int = 1) -> RooflineLatency:
+        """The model's time on `tp_size` accelerators of a kind.
 
-        Raises ValueError for unknown names and for ranks that cannot share the model.
+        Raises ValueError for an unknown kind and for ranks that cannot share the model.
         """
         if kind not in ACCELERATORS:
             raise ValueError(f"unknown accelerator {kind!r}, there are {', '.join(ACCELERATORS)}")
-        if engine not in ENGINES:
-            raise ValueError(f"unknown engine {engine!r}, there are {', '.join(ENGINES)}")
-        device, profile = ACCELERATORS[kind], ENGINES[engine]
+        device = ACCELERATORS[kind]
         kv_heads = shape.kv_heads_of_rank(tp_size)
         heads, head_dim = shape.heads // tp_size, shape.head_dim
         weights = _rank_parameters(shape, tp_size)
@@ -78,13 +68,11 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
         attended_ns = 1e9 / (device.flops_per_s * device.prefill_compute)
         moved_ns = 1e9 / (device.memory_bytes_per_s * device.prefill_memory)
         kv_ns = 1e9 / (device.memory_bytes_per_s * device.decode_memory)
-        fits = device.all_reduce_nccl if profile.is_eager else device.all_reduce_graph
-        reduce_ns, reduce_token_ns = _all_reduce(fits, shape, tp_size)
+        reduce_ns, reduce_token_ns = _all_reduce(device.all_reduce, shape, tp_size)
         return cls(
             accelerator=kind,
             model=shape.name,
             tp_size=tp_size,
-            engine=engine,
             layers=shape.decoder_layers,
             norm=device.linear_norm,
             compute_ns=2 * weights * flop_ns,
@@ -100,12 +88,9 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
             context_ns=_BF16_BYTES * head_dim * 2 * kv_heads * kv_ns,
             all_reduce_ns=reduce_ns,
             all_reduce_token_ns=reduce_token_ns,
-            prefill_slowdown=device.eager_slowdown(tp_size) if profile.is_eager else 1.0,
-            launch_ns=float(device.launch_ns) if profile.is_eager else 0.0,
             head_compute_ns=2 * head_weights * flop_ns,
             head_weights_ns=_BF16_BYTES * head_weights * byte_ns,
-            iteration_ns=float(profile.iteration_ns),
-            request_ns=float(profile.sequence_ns),
+            iteration_ns=float(ITERATION_NS),
         )
 
     # -- whole Runs -------------------------------------------------------------------------
@@ -115,10 +100,10 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
         tokens = work.token_count
         layer_ns = self.linear_layer_ns(tokens) + self.all_reduce_layer_ns(tokens)
         if work.prefills:
-            layer_ns = (layer_ns + self.prefill_layer_ns(work.prefills)) * self.prefill_slowdown
+            layer_ns += self.prefill_layer_ns(work.prefills)
         if work.decodes:
             layer_ns += self.decode_fixed_ns + self.sequence_ns * work.decodes
-        rest_ns = self.rest_ns(work.sampled, len(work.prefills) + work.decodes)
+        rest_ns = self.rest_ns(work.sampled)
         return self._total_ns(layer_ns, work.decode_context_tokens, rest_ns)
 
     def decode_ns(self, decodes: int, context_tokens: int, steps: int) -> list[int]:
@@ -126,11 +111,11 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
         layer_ns = self.linear_layer_ns(decodes) + self.all_reduce_layer_ns(decodes)
         if decodes:
             layer_ns += self.decode_fixed_ns + self.sequence_ns * decodes
-        rest_ns = self.rest_ns(decodes, decodes)
+        rest_ns = self.rest_ns(decodes)
         # `_total_ns` of every step, without a call each: there may be thousands.
-        layers, launch_ns, context_ns = self.layers, self.launch_ns, self.context_ns
+        layers, per_context_ns = self.layers, self.context_ns
         return [
-            int(layers * max(layer_ns + context_ns * context, launch_ns) + rest_ns + 0.5)
+            int(layers * (layer_ns + per_context_ns * context) + rest_ns + 0.5)
             for context in (context_tokens + decodes * step for step in range(steps))
         ]
 
@@ -153,23 +138,16 @@ class RooflineLatency(Value, frozen=True, tag="roofline"):
             total_ns += self.query_ns * new + self.key_ns * (new + before)
         return total_ns
 
-    def decode_layer_ns(self, decodes: float, context_tokens: float) -> float:
-        """Attention of decodes that attend to so many tokens in sum."""
-        return self.decode_fixed_ns + self.sequence_ns * decodes + self.context_ns * context_tokens
-
-    def rest_ns(self, sampled: int, sequences: int) -> float:
+    def rest_ns(self, sampled: int) -> float:
         """The head, and what the engine adds, once per Run."""
-        head_ns = self.head_ns(sampled) if sampled else 0.0
-        return self.iteration_ns + self.request_ns * sequences + head_ns
-
-    def head_ns(self, sampled: int) -> float:
-        """The LM head for so many sequences."""
-        return _norm(self.head_compute_ns * sampled, self.head_weights_ns, self.norm)
+        if not sampled:
+            return self.iteration_ns
+        head_ns = _norm(self.head_compute_ns * sampled, self.head_weights_ns, self.norm)
+        return self.iteration_ns + head_ns
 
     def _total_ns(self, layer_ns: float, context_tokens: int, rest_ns: float) -> int:
-        attending_ns = layer_ns + self.context_ns * context_tokens
         # Half up: the same for `run_ns` and every step of `decode_ns`.
-        return int(self.layers * max(attending_ns, self.launch_ns) + rest_ns + 0.5)
+        return int(self.layers * (layer_ns + self.context_ns * context_tokens) + rest_ns + 0.5)
 
 
 def _norm(first_ns: float, second_ns: float, power: float) -> float:

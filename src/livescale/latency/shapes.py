@@ -36,11 +36,6 @@ class TransformerShape(Value, frozen=True):
     positions: int = 0
 
     @property
-    def parameters(self) -> int:
-        """Number of parameters; tied ones count once."""
-        return self.spec().size_bytes // _BF16_BYTES
-
-    @property
     def linear_parameters(self) -> int:
         """Parameters of the matrices of one decoder layer."""
         heads = self.heads + self.kv_heads

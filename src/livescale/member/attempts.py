@@ -1,6 +1,6 @@
 """Attempts at requests on a worker's instance, and the gateways that read their tokens.
 
-A gateway's messages become requests of the LiveBatcher, and what becomes of them is sent to gateway
+A gateway's messages become requests of the instance, and what becomes of them is sent to gateway
 and controller. An attempt may come from another worker and may go back; who owns it is for the
 gateway's Ledger to say.
 """
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.run import EmittedTokens, SequenceSpec
+from livescale.batching.serving import Serving
 from livescale.member.effects import Answer, Effect, Emit, Report
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
 from livescale.messages.events import RequestEnded
@@ -44,22 +44,22 @@ class HostedAttempts:
         #: what others took over, the earliest first; of earlier instances, too
         self._given: deque[_Given] = deque(maxlen=_GIVEN_MAX)
         self._instance: InstanceId | None = None
-        self._live: LiveBatcher | None = None
+        self._serving: Serving | None = None
         self._gateway_of: dict[RequestId, str] = {}
 
     # -- the instance ---------------------------------------------------------------------------
 
-    def open(self, instance: InstanceId, live: LiveBatcher) -> None:
+    def open(self, instance: InstanceId, serving: Serving) -> None:
         """From now on attempts run there."""
-        self._instance, self._live = instance, live
+        self._instance, self._serving = instance, serving
 
     def close(self) -> None:
         """The instance goes: what it still has runs elsewhere."""
-        assert self._live is not None
-        for request, attempt in self._live.give_back():
+        assert self._serving is not None
+        for request, attempt in self._serving.give_back():
             self._give_back(self._gateway_of[request], request, attempt)
         self._gateway_of.clear()
-        self._instance = self._live = None
+        self._instance = self._serving = None
 
     def gateway_of(self, request: RequestId) -> str:
         """The gateway that asked for the request; "" if it is not wanted any more."""
@@ -69,12 +69,12 @@ class HostedAttempts:
 
     def submit(self, gateway: str, instance: InstanceId, spec: SequenceSpec) -> None:
         """Queue an attempt on the instance, or answer why not."""
-        if self._live is None or self._instance != instance:
+        if self._serving is None or self._instance != instance:
             # A live instance goes with its load, while requests are on their way to it.
             self._give_back(gateway, spec.request, spec.attempt)
             return
         try:
-            self._live.add(spec)
+            self._serving.add(spec)
         except ValueError as error:
             failed = AttemptFailed(spec.request, spec.attempt, str(error))
             self._emit(Answer(gateway, failed))
@@ -90,7 +90,7 @@ class HostedAttempts:
     def disown(self, request: RequestId, attempt: int) -> bool:
         """Another worker runs the attempt, or a newer one: forget it without an answer. False if it
         is not here."""
-        is_here = self._live is not None and self._live.cancel(request, attempt)
+        is_here = self._serving is not None and self._serving.cancel(request, attempt)
         if is_here:
             self._gateway_of.pop(request, None)
         return is_here
@@ -98,7 +98,7 @@ class HostedAttempts:
     def gateway_gone(self, gateway: str) -> None:
         """Nothing can be sent to this gateway. Whether it lives, and what it wants, is the
         controller's to say: the gateway may have lost the connection alone."""
-        for request, attempt in self._live.requests() if self._live is not None else ():
+        for request, attempt in self._serving.requests() if self._serving is not None else ():
             self.gateway_unknown(gateway, request, attempt)
 
     def gateway_unknown(self, gateway: str, request: RequestId, attempt: int) -> None:
@@ -130,6 +130,10 @@ class HostedAttempts:
         for request, attempt in attempts:
             gateway = self._gateway_of.pop(request)
             self._given.append(_Given(partner, gateway, request, attempt, now_ns))
+
+    def returned(self, request: RequestId, attempt: int) -> None:
+        """The instance has forgotten the attempt: it is to run elsewhere."""
+        self._give_back(self._gateway_of.pop(request), request, attempt)
 
     def partner_lost(self, now_ns: int, partner: WorkerRef) -> None:
         """What it took over last may be known to no gateway: this worker says that it has not got

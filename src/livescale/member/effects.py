@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.batching.live_messages import BatchKey, Handover, KvLayer
-from livescale.batching.run import EmittedTokens, Run
+from livescale.batching.live_messages import Handover, KvLayer
+from livescale.batching.run import BatchKey, EmittedTokens, Run
+from livescale.batching.serving import KvPlaces
 from livescale.chunks import Feed
 from livescale.control.residency import Resident
 from livescale.member.inputs import PeerMessage
@@ -17,9 +18,6 @@ from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptT
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent
 from livescale.types import PlanId, Value, WorkerRef
-
-KvPlaces = tuple[tuple[int, tuple[int, ...]], ...]
-"""Per request: positions, and the blocks in which they lie (none: it has ended)."""
 
 
 class Report(Value, frozen=True, tag=True):
@@ -79,6 +77,20 @@ class Fetch(Value, frozen=True, tag=True):
     resident: Resident | None = None
 
 
+class TakeUp(Value, frozen=True, tag=True):
+    """The bytes that came by the plan `spare` are from now on what `plan` brings, by this order."""
+
+    plan: PlanId
+    spare: PlanId
+    order: StartHolding
+
+
+class Release(Value, frozen=True, tag=True):
+    """Let the executor forget the model. Its bytes stay, and are passed on as before."""
+
+    plan: PlanId
+
+
 class AmendFetch(Value, frozen=True, tag=True):
     """Get what is missing by these feeds. Layers that are there stay."""
 
@@ -118,12 +130,10 @@ class Measure(Value, frozen=True, tag=True):
 
 
 class Execute(Value, frozen=True, tag=True):
-    """Run it; ends in RunEnded, before any other input. Rows that go in and come out are those of
-    the live `batch`. Progress is worth a report from `report_due_ns` on: a Run of many steps may
-    end there."""
+    """Run it; ends in RunEnded, before any other input. Progress is worth a report from
+    `report_due_ns` on: a Run of many steps may end there."""
 
     run: Run
-    batch: BatchKey | None
     report_due_ns: int
 
 
@@ -156,6 +166,8 @@ Effect = (
     | Refuse
     | Reach
     | Fetch
+    | TakeUp
+    | Release
     | AmendFetch
     | DropFetch
     | KeepLayers

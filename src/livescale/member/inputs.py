@@ -13,10 +13,16 @@ from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_messages import LiveMessage
 from livescale.batching.run import SequenceSpec
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.messages.commands import (
+    AmendHolding,
+    ChangeDuty,
+    DropHolding,
+    ReleaseHolding,
+    StartHolding,
+)
 from livescale.types import InstanceId, PlanId, RequestId, Value, WorkerRef
 
-MemberOrder = StartHolding | AmendHolding | DropHolding
+MemberOrder = StartHolding | AmendHolding | ChangeDuty | ReleaseHolding | DropHolding
 
 
 class RankLayers(Value, frozen=True, tag=True):
@@ -145,17 +151,15 @@ class PeerLost(Value, frozen=True, tag=True):
     is_refused: bool = False
 
 
+HoldingNews = (
+    FirstByteCame | LayerCame | AllCame | FetchFailed | FeedEnded | ExecutorReady | RateMeasured
+)
+
 MemberInput = (
     Ordered
     | ControllerMet
-    | FirstByteCame
-    | LayerCame
-    | AllCame
-    | FetchFailed
-    | FeedEnded
-    | ExecutorReady
+    | HoldingNews
     | RunEnded
-    | RateMeasured
     | Submitted
     | Cancel
     | Disown

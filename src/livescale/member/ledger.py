@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestCancelled, RequestEnded
 from livescale.types import Outcome, RequestId, Value, WorkerRef
+
+AttemptReport = AttemptTaken | AttemptReturned | AttemptFailed
 
 FORGETS_MAX = 4096
 """Messages to forget an attempt that the Ledger remembers, the latest ones."""
@@ -169,20 +172,17 @@ class Ledger:
 
     # -- the workers ----------------------------------------------------------------------------
 
-    def taken(
-        self, worker: WorkerRef, request: RequestId, attempt: int, moves: int
-    ) -> Sequence[LedgerEffect]:
-        """The worker has taken the attempt over, which makes `moves` times. Reports of two workers
-        come on different connections: the one with more moves is the later."""
-        # An earlier message to forget was about an earlier stay of the attempt.
-        self._forgets.pop((worker, request, attempt), None)
-        entry = self._entries.get(request)
-        if entry is None or entry.attempt != attempt:
-            return self._forget(worker, request, attempt, is_over=entry is None)
-        if moves < entry.moves:
+    def reported(self, worker: WorkerRef, report: AttemptReport) -> Sequence[LedgerEffect]:
+        """The worker has taken the attempt over, or gives it back, or reports that no worker can
+        run it. Its own report to the controller may be lost."""
+        entry = self._entries.get(report.request)
+        if isinstance(report, AttemptTaken):
+            return self._taken(worker, report, entry)
+        if entry is None or not entry.is_run_by(worker, report.attempt):
             return ()
-        entry.moves, entry.repeated_max = moves, entry.tokens
-        return _moved(entry, worker)
+        if isinstance(report, AttemptReturned):
+            return _waits_again(entry, Outcome.RETURNED)
+        return self._end(entry, Outcome.FAILED, report.reason)
 
     def came(
         self,
@@ -201,7 +201,8 @@ class Ledger:
         the accepted ones: the request waits again.
         """
         entry = self._entries.get(request)
-        if entry is None or not entry.is_run_by(worker, attempt):
+        # As `is_run_by`, without a call: this is asked for every token.
+        if entry is None or entry.attempt != attempt or entry.owner != worker:
             return 0, self._forget(worker, request, attempt, is_over=entry is None)
         stop = index + count
         if index > entry.tokens or (is_last and stop <= entry.tokens):
@@ -210,24 +211,6 @@ class Ledger:
         accepted = max(0, stop - entry.tokens)
         entry.tokens += accepted
         return accepted, self._end(entry, Outcome.FINISHED, "") if is_last else ()
-
-    def returned(
-        self, worker: WorkerRef, request: RequestId, attempt: int
-    ) -> Sequence[LedgerEffect]:
-        """The worker gives the attempt back. Its own report to the controller may be lost."""
-        entry = self._entries.get(request)
-        if entry is None or not entry.is_run_by(worker, attempt):
-            return ()
-        return _waits_again(entry, Outcome.RETURNED)
-
-    def broke(
-        self, worker: WorkerRef, request: RequestId, attempt: int, reason: str
-    ) -> Sequence[LedgerEffect]:
-        """The worker reports that no worker can run the attempt."""
-        entry = self._entries.get(request)
-        if entry is None or not entry.is_run_by(worker, attempt):
-            return ()
-        return self._end(entry, Outcome.FAILED, reason)
 
     def worker_gone(self, worker: WorkerRef) -> Sequence[LedgerEffect]:
         """The connection to the worker is lost, maybe with the last tokens of a request that the
@@ -239,6 +222,21 @@ class Ledger:
         return f"<Ledger of {len(self._entries)} requests>"
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _taken(
+        self, worker: WorkerRef, report: AttemptTaken, entry: Entry | None
+    ) -> Sequence[LedgerEffect]:
+        """Reports of two workers come on different connections: the one with more moves is the
+        later."""
+        request, attempt = report.request, report.attempt
+        # An earlier message to forget was about an earlier stay of the attempt.
+        self._forgets.pop((worker, request, attempt), None)
+        if entry is None or entry.attempt != attempt:
+            return self._forget(worker, request, attempt, is_over=entry is None)
+        if report.moves < entry.moves:
+            return ()
+        entry.moves, entry.repeated_max = report.moves, entry.tokens
+        return _moved(entry, worker)
 
     def _end(self, entry: Entry, outcome: Outcome, reason: str) -> list[LedgerEffect]:
         del self._entries[entry.request]

@@ -11,51 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from livescale.batching.live_batcher import WHILE_RUNNING
+from livescale.batching.batcher import Batcher
+from livescale.batching.live_batcher import WHILE_RUNNING, LiveBatcher
 from livescale.batching.live_messages import LiveMessage, refusal
 from livescale.batching.run import Run
-from livescale.control.residency import ResidentLayers
+from livescale.member import effects, inputs
 from livescale.member.attempts import HostedAttempts
-from livescale.member.effects import (
-    AmendFetch,
-    Assign,
-    DropFetch,
-    Effect,
-    Fetch,
-    KeepLayers,
-    Materialize,
-    Measure,
-    Report,
-    TellPeer,
-)
-from livescale.member.holding import ModelHolding
-from livescale.member.inputs import (
-    AllCame,
-    ControllerMet,
-    ExecutorReady,
-    FeedEnded,
-    FetchFailed,
-    FirstByteCame,
-    GatewayGone,
-    GatewayUnknown,
-    LayerCame,
-    MemberInput,
-    Ordered,
-    PeerLost,
-    PeerSent,
-    RankLayers,
-    RateMeasured,
-    RunEnded,
-    Submitted,
-)
-from livescale.member.memory_map import MemoryMap
-from livescale.member.serving import Serving, ServingLimits
+from livescale.member.holding import MemberHoldings, ModelHolding
+from livescale.member.instance import HostedInstance, ServingLimits
+from livescale.member.ranks import RankWatermarks
 from livescale.messages import events
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import AmendHolding, StartHolding
-from livescale.types import PlanId, WorkerRef
+from livescale.messages.commands import AmendHolding, ChangeDuty, ReleaseHolding, StartHolding
+from livescale.types import WorkerRef
 
-_REQUESTS = Submitted | Cancel | Disown | GatewayGone | GatewayUnknown
+_REQUESTS = inputs.Submitted | Cancel | Disown | inputs.GatewayGone | inputs.GatewayUnknown
+_ENDS_NO_RUN = WHILE_RUNNING | _REQUESTS
+_ASSIGNED = inputs.ExecutorReady | inputs.FetchFailed
 
 ADDRESS_SPACES = 8
 """A host agent's copies lie in so many times as many addresses as it has memory. Copies that come
@@ -77,328 +49,287 @@ class Member:
         many)."""
         self.ref = ref
         self._limits = limits
-        self._memory_bytes = memory_bytes
-        self._regions = MemoryMap(address_bytes or memory_bytes)
-        self._effects: list[Effect] = []
+        self._effects: list[effects.Effect] = []
         self._emit = self._effects.append
         self._now_ns = 0
-        self._holdings: dict[PlanId, ModelHolding] = {}
+        resident_bytes = limits.resident_bytes if limits is not None else 0
+        self._holdings = MemberHoldings(
+            memory_bytes, address_bytes or memory_bytes, resident_bytes, self._emit
+        )
         #: an executor was asked to take a model over
         self._is_assigning = False
         #: what came since, or is for a time when no Run is in flight; to be read only
-        self.waiting: list[MemberInput] = []
-        self.serving: Serving | None = None
+        self.waiting: list[inputs.MemberInput] = []
+        self.instance: HostedInstance | None = None
         self._capacity: events.CapacityMeasured | None = None
-        #: the rate of prefills was asked for and is not known yet
-        self._owes_capacity = False
-        resident_bytes = limits.resident_bytes if limits is not None else 0
-        self._residents_from = max(memory_bytes - resident_bytes, 0)
-        self._residents = ResidentLayers(self._residents_from, memory_bytes)
         answer_ns = limits.live.answer_ns if limits is not None else 0
         self._attempts = HostedAttempts(ref, self._emit, answer_ns)
-        #: the latest message of every rank
-        self._rank_layers: dict[int, RankLayers] = {}
-        #: what a controller that knows nothing needs; replaced, never changed
-        self.reports: tuple[events.HoldingReport, ...] = ()
+        self._ranks = RankWatermarks(self._emit)
         self._handlers: dict[type, Callable[[Any], object]] = {
-            Ordered: self._obey,
-            ControllerMet: self._met_controller,
-            FirstByteCame: self._first_byte,
-            LayerCame: self._layer_came,
-            AllCame: self._all_came,
-            FetchFailed: self._fetch_failed,
-            FeedEnded: self._feed_ended,
-            ExecutorReady: self._executor_ready,
-            RunEnded: self._run_ended,
-            RateMeasured: self._measured,
-            Submitted: self._submitted,
+            inputs.Ordered: self._obey,
+            inputs.ControllerMet: self._met_controller,
+            inputs.RunEnded: self._run_ended,
+            inputs.Submitted: lambda n: self._attempts.submit(n.gateway, n.instance, n.spec),
             Cancel: lambda sent: self._attempts.cancel(sent.request, sent.attempt),
             Disown: lambda sent: self._attempts.disown(sent.request, sent.attempt),
-            GatewayGone: lambda gone: self._attempts.gateway_gone(gone.gateway),
-            GatewayUnknown: self._gateway_unknown,
-            PeerSent: self._peer_sent,
-            PeerLost: self._peer_lost,
+            inputs.GatewayGone: lambda gone: self._attempts.gateway_gone(gone.gateway),
+            inputs.GatewayUnknown: lambda n: self._attempts.gateway_unknown(
+                n.gateway, n.request, n.attempt
+            ),
+            inputs.PeerSent: self._peer_sent,
+            inputs.PeerLost: self._peer_lost,
+        }
+        #: news of a holding; of one that is gone they are late, and nothing follows from them
+        self._of_holding: dict[type, Callable[[ModelHolding, Any], None]] = {
+            inputs.FirstByteCame: self._first_byte,
+            inputs.LayerCame: self._layer_came,
+            inputs.AllCame: self._all_came,
+            inputs.FetchFailed: self._fetch_failed,
+            inputs.FeedEnded: self._feed_ended,
+            inputs.ExecutorReady: self._executor_ready,
+            inputs.RateMeasured: self._measured,
         }
 
     # -- the machine ----------------------------------------------------------------------------
 
-    def step(self, now_ns: int, inputs: Sequence[MemberInput], steps_max: int = 1) -> list[Effect]:
-        """Absorb the inputs in order, and go on. If Runs are in flight, the first input is the end
-        of the earliest. A shell that can carry out several steps of a Run at once gives
+    def step(
+        self, now_ns: int, news: Sequence[inputs.MemberInput], steps_max: int = 1
+    ) -> list[effects.Effect]:
+        """Absorb the news in order, and go on. If Runs are in flight, the first one is the end of
+        the earliest. A shell that can carry out several steps of a Run at once gives
         `steps_max`."""
         self._now_ns = now_ns
-        for news in inputs:
-            self._absorb(news)
-        if self.serving is not None:
-            self.serving.go_on(now_ns, steps_max, is_awaited=bool(self.waiting))
-        effects = self._effects[:]
-        self._effects.clear()
-        return effects
+        for one in news:
+            self._absorb(one)
+        if self.instance is not None:
+            self.instance.go_on(now_ns, steps_max, is_awaited=bool(self.waiting))
+        done, self._effects[:] = self._effects[:], []
+        return done
 
-    def _absorb(self, news: MemberInput) -> None:
+    def _absorb(self, news: inputs.MemberInput) -> None:
         """While the executor takes a model over, which its shell does at once, all else waits; so
         does, while a Run is in flight, what might take something away from it."""
         if self._has_to_wait(news):
             self.waiting.append(news)
             return
-        self._handlers[type(news)](news)
+        if not isinstance(news, inputs.HoldingNews):
+            self._handlers[type(news)](news)
+        elif (holding := self._holdings.get(news.plan)) is not None:
+            self._of_holding[type(news)](holding, news)
         if self.waiting and not self._is_assigning and not self._is_running:
             waiting, self.waiting = self.waiting, []
             for later in waiting:
                 self._absorb(later)
 
-    def _has_to_wait(self, news: MemberInput) -> bool:
+    def _has_to_wait(self, news: inputs.MemberInput) -> bool:
         if self._is_assigning:
-            return not isinstance(news, ExecutorReady | FetchFailed)
-        if not self._is_running or isinstance(news, RunEnded):
+            return not isinstance(news, _ASSIGNED)
+        if not self._is_running or isinstance(news, inputs.RunEnded):
             return False
-        content = news.message if isinstance(news, PeerSent) else news
-        return bool(self.waiting) or not isinstance(content, WHILE_RUNNING | _REQUESTS)
+        content = news.message if isinstance(news, inputs.PeerSent) else news
+        return bool(self.waiting) or not isinstance(content, _ENDS_NO_RUN)
 
     @property
     def _is_running(self) -> bool:
-        return self.serving is not None and self.serving.is_running
+        return self.instance is not None and self.instance.is_running
 
     def wake_ns(self) -> int | None:
         """When to call `step` again if nothing comes in before."""
-        return self.serving.wake_ns() if self.serving is not None else None
+        return self.instance.wake_ns() if self.instance is not None else None
 
     def shorten(self, steps: int) -> Run:
         """The Run in flight ends after so many of its steps. Returns what is left of it."""
-        assert self.serving is not None
-        return self.serving.shorten(steps)
+        assert self.instance is not None
+        return self.instance.shorten(steps)
 
     def expected_bytes(self, peer: WorkerRef, message: LiveMessage) -> int | None:
         """How many bytes of rows or KV a peer's message brings; None if they are not wanted. Raises
         UnexpectedMessage for a batch that cannot be."""
-        if self.serving is None:
-            return None
-        return self.serving.expected_bytes(peer, message)
+        instance = self.instance
+        return instance.expected_bytes(peer, message) if instance is not None else None
 
     @property
     def holdings(self) -> tuple[ModelHolding, ...]:
         """What lies in the memory, or is on its way there. To be read only."""
-        return tuple(self._holdings.values())
+        return self._holdings.all
+
+    @property
+    def reports(self) -> tuple[events.HoldingReport, ...]:
+        """What a controller that knows nothing needs."""
+        return self._holdings.reports
 
     # -- orders ---------------------------------------------------------------------------------
 
-    def _obey(self, ordered: Ordered) -> None:
+    def _obey(self, ordered: inputs.Ordered) -> None:
         command = ordered.command
         if isinstance(command, StartHolding):
             self._begin(command, ordered)
         elif isinstance(command, AmendHolding):
-            self._amend(command)
+            self._holdings.amend(command)
+        elif isinstance(command, ReleaseHolding):
+            self._release(command)
+        elif isinstance(command, ChangeDuty):
+            if self._holdings.change_duty(command) and self.instance is not None:
+                self.instance.change_duty(command.duty)
         else:
             holding = self._holdings.get(command.holding.plan)
             # Nothing may be left: it failed while the order was on its way.
             if holding is not None:
                 self._give_up(holding, f"dropped: {command.reason}")
-            self._emit(Report(events.HoldingDropped(command.holding)))
+            self._report(events.HoldingDropped(command.holding))
 
-    def _begin(self, order: StartHolding, ordered: Ordered) -> None:
-        plan, size_bytes = order.holding.plan, sum(ordered.layer_bytes)
-        is_busy = plan in self._holdings or (order.duty is not None and bool(self._holdings))
-        assert not is_busy, f"{self!r} is given {order.model} by plan {plan}"
-        free_bytes = self._memory_bytes - sum(h.size_bytes for h in self._holdings.values())
-        offset_bytes = self._regions.allocate(size_bytes) if size_bytes <= free_bytes else None
-        if offset_bytes is None:
-            reason = f"{size_bytes} bytes do not fit: {free_bytes} are free, {self._regions!r}"
-            self._emit(Report(events.HoldingFailed(order.holding, reason)))
-            return
-        self._holdings[plan] = ModelHolding(
-            order, ordered.layer_bytes, ordered.identity, offset_bytes
-        )
-        resident = self._residents.find(ordered.identity)
-        if order.duty is not None:
-            self._residents.make_way(size_bytes)
-        # First, so that bytes move while the modules are built.
-        self._emit(Fetch(plan, offset_bytes, order, resident))
-        if order.duty is not None:
+    def _begin(self, order: StartHolding, ordered: inputs.Ordered) -> None:
+        is_busy = order.duty is not None and not all(h.is_spare for h in self._holdings.all)
+        assert not is_busy, f"{self!r} is given {order.model} by plan {order.holding.plan}"
+        refused = self._holdings.begin(order, ordered.layer_bytes, ordered.identity)
+        if refused:
+            self._report(events.HoldingFailed(order.holding, refused))
+        elif order.duty is not None:
             self._is_assigning = True
-            self._emit(Assign(plan))
-        self._update_reports()
+            self._emit(effects.Assign(order.holding.plan))
 
-    def _amend(self, command: AmendHolding) -> None:
-        """Get what is missing of a holding by other feeds; nothing, if it is whole or gone."""
+    def _release(self, command: ReleaseHolding) -> None:
+        """The instance ends. One rank of a copy may be a spare already."""
         holding = self._holdings.get(command.holding.plan)
-        if holding is not None and not holding.is_whole:
-            holding.amend(command.feeds)
-            self._emit(AmendFetch(command.holding.plan, command.feeds))
-            self._update_reports()
+        if holding is not None and holding.is_whole and not holding.is_spare:
+            self._close(holding)
+            self._holdings.keep(holding)
 
     def _give_up(self, holding: ModelHolding, reason: str) -> None:
         """One that is under way ends as a failure; of a whole model a worker keeps first layers."""
         self._forget(holding)
         if not holding.is_whole:
-            self._emit(Report(events.HoldingFailed(holding.id, reason)))
-        elif holding.order.duty is not None and holding.size_bytes <= self._residents_from:
-            kept = self._residents.keep(holding.identity, holding.layer_bytes)
-            if kept is not None:
-                self._emit(KeepLayers(kept))
+            self._report(events.HoldingFailed(holding.id, reason))
+        elif holding.order.duty is not None:
+            self._holdings.keep_first_layers(holding)
 
     def _forget(self, holding: ModelHolding) -> None:
-        """Requests that are here wait again elsewhere; then the bytes may be overwritten."""
-        if holding.order.duty is not None and self.serving is not None:
-            self.serving.close(self._now_ns)
-            self.serving = None
-        self._owes_capacity = self._is_assigning = False
-        del self._holdings[holding.id.plan]
-        self._regions.free(holding.offset_bytes)
-        self._emit(DropFetch(holding.id.plan))
-        self._update_reports()
+        """Nothing computes with the bytes any more; then they may be overwritten."""
+        self._close(holding)
+        self._holdings.remove(holding)
+
+    def _close(self, holding: ModelHolding) -> None:
+        """The holding's instance ends: requests that are here wait again elsewhere."""
+        if self.instance is not None and self.instance.order.holding == holding.id:
+            self.instance.close(self._now_ns)
+            self.instance = None
+        self._is_assigning = False
 
     # -- the controller -------------------------------------------------------------------------
 
-    def _met_controller(self, _: ControllerMet) -> None:
+    def _report(self, event: events.AnyEvent) -> None:
+        self._emit(effects.Report(event))
+
+    def _met_controller(self, _: inputs.ControllerMet) -> None:
         """Say again what the report does not tell."""
         if self._capacity is not None:
-            self._emit(Report(self._capacity))
-        if self.serving is not None:
-            self.serving.forget_reports()
-        for holding in self._holdings.values():
-            for trouble in holding.troubles if not holding.is_whole else ():
-                self._emit(Report(trouble))
-
-    def _update_reports(self) -> None:
-        self.reports = tuple(holding.report() for holding in self._holdings.values())
+            self._report(self._capacity)
+        if self.instance is not None:
+            self.instance.forget_reports()
+        for trouble in self._holdings.troubles():
+            self._report(trouble)
 
     # -- news of holdings -----------------------------------------------------------------------
 
-    def _first_byte(self, news: FirstByteCame) -> None:
-        holding = self._holdings.get(news.plan)
-        if holding is not None and holding.order.duty is not None:
-            self._emit(Report(events.FirstByteArrived(holding.id)))
+    def _first_byte(self, holding: ModelHolding, _: inputs.FirstByteCame) -> None:
+        if holding.order.duty is not None:
+            self._report(events.FirstByteArrived(holding.id))
 
-    def _layer_came(self, news: LayerCame) -> None:
-        holding = self._holdings.get(news.plan)
-        if holding is None:
-            return
-        grown, serving = holding.take_layer(news.layer), self.serving
-        for layer in grown if serving is not None else ():
-            self._emit(Materialize(layer))
-        self._update_reports()
-        live_layers = serving.live_layers if serving is not None else 0
-        arrived = events.LayerArrived(holding.id, news.layer, holding.watermark, live_layers)
-        self._emit(Report(arrived))
-        if serving is not None and grown:
-            self._has_layers(serving, holding)
+    def _layer_came(self, holding: ModelHolding, news: inputs.LayerCame) -> None:
+        grown, instance = holding.take_layer(news.layer), self.instance
+        for layer in grown if instance is not None else ():
+            self._emit(effects.Materialize(layer))
+        self._holdings.update_reports()
+        live_layers = instance.live_layers if instance is not None else 0
+        self._report(events.LayerArrived(holding.id, news.layer, holding.watermark, live_layers))
+        if instance is not None and grown:
+            self._ranks.has(instance, holding.watermark)
 
-    def _has_layers(self, serving: Serving, holding: ModelHolding) -> None:
-        """This rank's watermark has risen. A live instance runs what all its ranks have."""
-        rank, duty = serving.order.rank, serving.duty
-        serving.rank_has(rank, holding.watermark)
-        if rank:
-            layers = RankLayers(duty.instance, rank, holding.watermark)
-            self._emit(TellPeer(duty.workers[0], layers))
-
-    def _all_came(self, news: AllCame) -> None:
-        holding = self._holdings.get(news.plan)
-        if holding is None:
-            return
+    def _all_came(self, holding: ModelHolding, _: inputs.AllCame | None = None) -> None:
         assert holding.watermark == holding.order.span.stop, f"{holding} is not whole"
-        if self._owes_capacity and self.serving is not None and not self.serving.live.is_live:
-            self._emit(Measure(news.plan))
+        if self.instance is not None and self.instance.is_to_be_measured:
+            self._emit(effects.Measure(holding.id.plan))
         else:
             self._complete(holding)
 
     def _complete(self, holding: ModelHolding) -> None:
         holding.complete()
-        if self.serving is not None:
-            self.serving.is_loaded = True
+        if self.instance is not None:
+            self.instance.is_loaded = True
             # KV blocks of a live instance are in use: what its own Runs took must do.
-            self._tell_capacity()
-        self._update_reports()
-        self._emit(Report(events.HoldingCompleted(holding.id, holding.size_bytes)))
+            self._tell_capacity(self.instance)
+        self._holdings.update_reports()
+        self._report(events.HoldingCompleted(holding.id, holding.received_bytes))
 
-    def _fetch_failed(self, news: FetchFailed) -> None:
-        holding = self._holdings.get(news.plan)
-        if holding is not None:
-            self._forget(holding)
-            self._emit(Report(events.HoldingFailed(holding.id, news.reason)))
+    def _fetch_failed(self, holding: ModelHolding, news: inputs.FetchFailed) -> None:
+        self._forget(holding)
+        self._report(events.HoldingFailed(holding.id, news.reason))
 
-    def _feed_ended(self, news: FeedEnded) -> None:
+    def _feed_ended(self, holding: ModelHolding, news: inputs.FeedEnded) -> None:
         """The controller says which holder gives the rest."""
-        holding = self._holdings.get(news.plan)
-        if holding is not None:
-            trouble = events.FeedFailed(holding.id, news.upstream, news.reason, news.is_stalled)
-            holding.troubles.append(trouble)
-            self._emit(Report(trouble))
+        trouble = events.FeedFailed(holding.id, news.upstream, news.reason, news.is_stalled)
+        holding.troubles.append(trouble)
+        self._report(trouble)
 
     # -- the executor ---------------------------------------------------------------------------
 
-    def _executor_ready(self, ready: ExecutorReady) -> None:
-        holding = self._holdings.get(ready.plan)
-        if holding is None:
-            return
+    def _executor_ready(self, holding: ModelHolding, ready: inputs.ExecutorReady) -> None:
         assert self._limits is not None, f"{self!r} has no executor"
         self._is_assigning = False
-        self._owes_capacity = holding.order.measure_capacity
-        self.serving = Serving(
-            order=holding.order,
+        order, duty, limits = holding.order, holding.order.duty, self._limits
+        assert duty is not None, "an executor takes a model over for an instance"
+        batcher = Batcher(ready.limits, order.span)
+        self.instance = HostedInstance(
+            order=order,
+            serving=LiveBatcher(
+                batcher, duty.instance, limits.live, duty.live_order, duty.gives_to
+            ),
             ready=ready,
-            limits=self._limits,
+            limits=limits,
             attempts=self._attempts,
             emit=self._emit,
         )
-        self._other_ranks_have()
+        self._ranks.tell(self.instance)
+        if holding.is_woken:
+            for layer in range(order.span.start, order.span.stop):
+                self._emit(effects.Materialize(layer))
+            self._ranks.has(self.instance, holding.watermark)
+            self._all_came(holding)
 
-    def _run_ended(self, ended: RunEnded) -> None:
-        assert self.serving is not None, f"{self!r} has no instance"
-        self.serving.run_ended(ended)
-        if self._owes_capacity and self.serving.is_loaded:
-            self._tell_capacity()
+    def _run_ended(self, ended: inputs.RunEnded) -> None:
+        assert self.instance is not None, f"{self!r} has no instance"
+        self.instance.run_ended(ended)
+        if self.instance.is_loaded:
+            self._tell_capacity(self.instance)
 
-    def _measured(self, measured: RateMeasured) -> None:
-        holding = self._holdings.get(measured.plan)
-        if holding is not None:
-            self._tell_capacity(measured.prefill_tokens_per_s)
-            self._complete(holding)
+    def _measured(self, holding: ModelHolding, measured: inputs.RateMeasured) -> None:
+        if self.instance is not None:
+            self._tell_capacity(self.instance, measured.prefill_tokens_per_s)
+        self._complete(holding)
 
-    def _tell_capacity(self, rate: int | None = None) -> None:
+    def _tell_capacity(self, instance: HostedInstance, rate: int | None = None) -> None:
         """Report the rate of prefills if it is owed and known: `rate`, or what Runs took."""
-        serving, limits = self.serving, self._limits
-        if not self._owes_capacity or serving is None or limits is None:
-            return
-        rate = rate or serving.live.pace.prefill_tokens_per_s()
-        if rate is None:
-            return
-        self._owes_capacity = False
-        kv_blocks = serving.live.batcher.config.kv_blocks
-        self._capacity = events.CapacityMeasured(limits.kind, serving.order.model, rate, kv_blocks)
-        self._emit(Report(self._capacity))
+        capacity = instance.owed_capacity(rate)
+        if capacity is not None:
+            self._capacity = capacity
+            self._report(capacity)
 
-    # -- gateways and peers ---------------------------------------------------------------------
+    # -- peers ----------------------------------------------------------------------------------
 
-    def _submitted(self, sent: Submitted) -> None:
-        self._attempts.submit(sent.gateway, sent.instance, sent.spec)
+    def _peer_sent(self, sent: inputs.PeerSent) -> None:
+        message, instance = sent.message, self.instance
+        if isinstance(message, inputs.RankLayers):
+            self._ranks.hear(message, instance)
+        elif instance is not None and instance.order.rank == 0:
+            instance.take_message(self._now_ns, message, sent)
+        elif (answer := refusal(message)) is not None:
+            self._emit(effects.TellPeer(sent.peer, answer))
 
-    def _gateway_unknown(self, news: GatewayUnknown) -> None:
-        self._attempts.gateway_unknown(news.gateway, news.request, news.attempt)
-
-    def _peer_sent(self, sent: PeerSent) -> None:
-        message, serving = sent.message, self.serving
-        if isinstance(message, RankLayers):
-            self._rank_layers[message.rank] = message
-            self._other_ranks_have()
-        elif serving is not None:
-            serving.take_message(self._now_ns, message, sent)
-        else:
-            answer = refusal(message)
-            if answer is not None:
-                self._emit(TellPeer(sent.peer, answer))
-
-    def _other_ranks_have(self) -> None:
-        """What other ranks of the instance have. Their messages may come before its order."""
-        for layers in self._rank_layers.values():
-            if self.serving is not None and self.serving.duty.instance == layers.instance:
-                self.serving.rank_has(layers.rank, layers.watermark)
-
-    def _peer_lost(self, lost: PeerLost) -> None:
-        if self.serving is not None:
-            self.serving.peer_lost(lost.peer, is_refused=lost.is_refused)
+    def _peer_lost(self, lost: inputs.PeerLost) -> None:
+        if self.instance is not None:
+            self.instance.peer_lost(lost.peer, is_refused=lost.is_refused)
         if not lost.is_refused:
             self._attempts.partner_lost(self._now_ns, lost.peer)
 
     def __repr__(self) -> str:
-        held = ", ".join(h.order.model for h in self._holdings.values()) or "nothing"
-        return f"<Member {self.ref} holds {held}; {self._regions!r}>"
+        return f"<Member {self.ref}: {self._holdings!r}>"

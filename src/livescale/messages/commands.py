@@ -2,7 +2,8 @@
 
 A command names ids and sizes; the world adds what only it knows (config, manifest, addresses,
 prompts). `StartHolding`, `DropHolding` and `Dispatch` each end in exactly one terminal event (see
-`messages.events`). `AmendHolding`, `FailRequest` and `WakeAt` need no answer.
+`messages.events`). `AmendHolding`, `ChangeDuty`, `ReleaseHolding`, `FailRequest` and `WakeAt` need
+no answer.
 `ScaleDecided`, `PlanMade`, `Paired`, `Drain`, `Resume` and `ModelGone` are notices: they ask for
 nothing and are recorded.
 """
@@ -10,8 +11,18 @@ nothing and are recorded.
 from __future__ import annotations
 
 from livescale.chunks import Feed
-from livescale.plans import Duty, Pairing, ScalePlan
-from livescale.types import HoldingId, InstanceId, LayerSpan, RequestId, Role, Value, WorkerRef
+from livescale.plans import ScalePlan
+from livescale.routes import Duty, Partner
+from livescale.types import (
+    HoldingId,
+    InstanceId,
+    LayerSpan,
+    PlanId,
+    RequestId,
+    Role,
+    Value,
+    WorkerRef,
+)
 
 
 class Command(Value, frozen=True, tag=True):
@@ -25,6 +36,9 @@ class StartHolding(Command, frozen=True):
     Chunks are those of the grid of `chunk_bytes`. A worker is told its `duty`; `measure_capacity`
     asks that worker to time a warm-up prefill before it reports completion. A host agent only
     holds the bytes (no duty). `reason` says why they are wanted there.
+
+    With `spare` nothing is fetched: the bytes are those of the member's warm spare that came by
+    this plan, and that is no holding of its own any more.
     """
 
     holding: HoldingId
@@ -36,6 +50,7 @@ class StartHolding(Command, frozen=True):
     duty: Duty | None = None
     measure_capacity: bool = False
     reason: str = ""
+    spare: PlanId | None = None
 
 
 class AmendHolding(Command, frozen=True):
@@ -47,6 +62,22 @@ class AmendHolding(Command, frozen=True):
 
     holding: HoldingId
     feeds: tuple[Feed, ...]
+
+
+class ReleaseHolding(Command, frozen=True):
+    """Take the duty away from a worker's whole holding: the instance ends, the bytes stay as a warm
+    spare, and are passed on to others as before. Needs no answer: a worker obeys in order.
+    """
+
+    holding: HoldingId
+
+
+class ChangeDuty(Command, frozen=True):
+    """From now on this is the duty of the instance's only worker. It differs from the last one in
+    `drains_to`: to whom a draining instance passes its requests (to none: it keeps what it has)."""
+
+    holding: HoldingId
+    duty: Duty
 
 
 class DropHolding(Command, frozen=True):
@@ -123,16 +154,20 @@ class PlanMade(Command, frozen=True):
 
 
 class Paired(Command, frozen=True):
-    """Notice: how a new instance works before everything is there, and why (None: not at all)."""
+    """Notice: in which order a new instance works before everything is there (None: not at all),
+    to whom it gives requests, and why."""
 
     instance: InstanceId
-    pairing: Pairing | None
+    live_order: str | None
+    gives_to: tuple[Partner, ...]
     reason: str
 
 
 AnyCommand = (
     StartHolding
     | AmendHolding
+    | ReleaseHolding
+    | ChangeDuty
     | DropHolding
     | Dispatch
     | FailRequest

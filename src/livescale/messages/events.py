@@ -13,9 +13,9 @@ If the member who should report dies, WorkerLost answers in its place. The other
 
 from __future__ import annotations
 
+from livescale.clusters.topology import Device, Host
 from livescale.messages.commands import StartHolding
 from livescale.policies import ModelPolicy
-from livescale.topology import Device, Host
 from livescale.types import HoldingId, InstanceId, Outcome, RequestId, Value, WorkerRef
 
 
@@ -26,12 +26,14 @@ class Event(Value, frozen=True, tag=True):
 class HoldingReport(Value, frozen=True):
     """What a member already holds, or is getting, when it joins (a restarted controller starts from
     these): the `order` as it was amended last, without feeds if everything `is_whole`. All of the
-    span's layers below `watermark` are there.
+    span's layers below `watermark` are there. Of a warm spare (`is_spare`) the order still has the
+    duty that was taken away: it names the other ranks.
     """
 
     order: StartHolding
     watermark: int
     is_whole: bool
+    is_spare: bool = False
 
 
 class WorkerJoined(Event, frozen=True):
@@ -98,48 +100,41 @@ class RequestEnded(Event, frozen=True):
 
 
 class BatchTaken(Event, frozen=True):
-    """An instance took a batch over from a loading one: from now on its `requests`, as (request,
-    attempt), are this worker's, which ends them (progress).
+    """An instance took a batch over from a loading one: from now on its `requests` are this
+    worker's, which ends them (progress). Each is (request, attempt, how often that was taken over,
+    with this time).
 
     Layers below `next_layer` were done; `row_bytes` of hidden rows came along, `pull_ns` after they
-    were asked for. `moves` has, per request, how often its attempt was taken over, with this time
-    (empty: this is the first time of each). An attempt may go from worker to worker and back, and
-    their words come on different wires: the owner is the one with the most moves.
+    were asked for. An attempt may go from worker to worker and back, and their messages come on
+    different wires: the owner is the one with the most moves.
     """
 
     instance: InstanceId
     worker: WorkerRef
     target: InstanceId
-    requests: tuple[tuple[RequestId, int], ...]
+    requests: tuple[tuple[RequestId, int, int], ...]
     next_layer: int
     tokens: int
     row_bytes: int
     pull_ns: int
-    moves: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.moves and len(self.moves) != len(self.requests):
-            raise ValueError(f"{len(self.moves)} moves of {len(self.requests)} requests")
-
-    @property
-    def takings(self) -> list[tuple[RequestId, int, int]]:
-        """Per request: its id, the attempt, and how often that was taken over."""
-        moves = self.moves or (1,) * len(self.requests)
-        return [(*pair, count) for pair, count in zip(self.requests, moves, strict=True)]
 
 
 class InstanceReported(Event, frozen=True):
     """Load of one instance, sent when it changed.
 
-    `started` lists (request, attempt) pairs admitted to the running batch since the last report;
-    `queued_prefill_tokens` counts prompt tokens not yet computed on the instance;
+    `started` lists (request, attempt) pairs that emitted their first token here since the last
+    report, `admitted` those that first had a place and KV; `queued_prefill_tokens` counts prompt
+    tokens not yet computed on the instance, `begun_prompt_tokens` those that are computed of
+    requests that have not started;
     `emitted_tokens` counts all tokens the instance ever emitted, `preemptions` how often a running
     request lost its KV blocks to others, `prefix_lookup_tokens` the tokens looked up in the prefix
     index, and `reused_tokens` those found there and not computed. `kv_blocks_used` are blocks of
     running requests: what is only kept in case it comes again counts as free. Of the free ones at
     most `kv_blocks_kept` are kept for running requests to grow. `left_out` requests are on the
     instance and found no place or too little KV. `handovers` counts live batches that the instance
-    took over, `handover_bytes` rows and KV that came with them.
+    took over, `handover_bytes` rows and KV that came with them. Its Runs with prompts have in all
+    computed `prefill_tokens` in `prefill_ns`; tokens that passed a part of the layers count for
+    that part.
     """
 
     instance: InstanceId
@@ -156,6 +151,10 @@ class InstanceReported(Event, frozen=True):
     handover_bytes: int = 0
     left_out: int = 0
     kv_blocks_kept: int = 0
+    prefill_tokens: int = 0
+    prefill_ns: int = 0
+    admitted: tuple[tuple[RequestId, int], ...] = ()
+    begun_prompt_tokens: int = 0
 
 
 class LiveStarted(Event, frozen=True):
@@ -186,7 +185,8 @@ class LayerArrived(Event, frozen=True):
 class HoldingCompleted(Event, frozen=True):
     """Terminal for StartHolding: every layer of its span is there and verified.
 
-    An instance can serve when all its ranks have reported so.
+    An instance can serve when all its ranks have reported so. `received_bytes` is 0 where the
+    member had the bytes before, as a warm spare.
     """
 
     holding: HoldingId

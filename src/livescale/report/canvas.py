@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -20,8 +20,10 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from livescale.common.errors import UserError
 from livescale.report.terminal import seconds
 
+P = ParamSpec("P")
 WIDE_IN = 10.0
 HALF_IN = 4.9
 """Widths of figures that fill the page, and of those that stand two in a row."""
@@ -88,25 +90,30 @@ class PlotRow:
     caption: str = ""
 
 
-def draw(
-    name: str,
-    described: str,
-    plot: Callable[[Axes], None],
-    *,
-    width_in: float = WIDE_IN,
-    height_in: float = 2.1,
-) -> str:
-    """An SVG element. `name` is unique in the page: it begins every id inside of the figure.
+def figure(
+    described: str, *, width_in: float = WIDE_IN, height_in: float = 2.1
+) -> Callable[[Callable[Concatenate[Axes, P], None]], Callable[Concatenate[str, P], str]]:
+    """Makes what plots on axes a figure: it takes a name in place of them, and returns an SVG
+    element (see `draw_rows`). {} in `described` is the first argument behind the name."""
 
-    `described` is what is read out to those who cannot see it. The same calls give the same text.
-    """
-    return draw_rows(name, described, [PlotRow(height_in, plot)], width_in=width_in)
+    def of(plot: Callable[Concatenate[Axes, P], None]) -> Callable[Concatenate[str, P], str]:
+        def drawn(name: str, /, *args: P.args, **kwargs: P.kwargs) -> str:
+            row = PlotRow(height_in, lambda axes: plot(axes, *args, **kwargs))
+            return draw_rows(name, described.format(*args), [row], width_in=width_in)
+
+        return drawn
+
+    return of
 
 
 def draw_rows(
     name: str, described: str, rows: Sequence[PlotRow], *, width_in: float = WIDE_IN
 ) -> str:
-    """An SVG element of several plots over one another that share the last one's x axis."""
+    """An SVG element of several plots over one another that share the last one's x axis.
+
+    `name` is unique in the page: it begins every id inside of the figure. `described` is what is
+    read out to those who cannot see it. The same calls give the same text.
+    """
     with matplotlib.rc_context(cast(Any, _LOOK)):
         figure = _figure(rows, width_in, 0.0)
         file = io.StringIO()
@@ -121,10 +128,10 @@ def draw_rows(
 def draw_picture(path: Path, title: str, rows: Sequence[PlotRow]) -> None:
     """Write the plots as one picture that stands alone: with its title, on white, and with letters
     as outlines in an SVG. The same calls give the same bytes. OSError if the file cannot be
-    written, ValueError for another ending than .svg, .pdf or .png."""
+    written, UserError for another ending than .svg, .pdf or .png."""
     kind = path.suffix.removeprefix(".")
     if kind not in _PICTURE_METADATA:
-        raise ValueError(f"{path}: a picture ends in .svg, .pdf or .png")
+        raise UserError(f"{path}: a picture ends in .svg, .pdf or .png")
     with matplotlib.rc_context(cast(Any, {**_LOOK, "svg.fonttype": "path"})):
         figure = _figure(rows, WIDE_IN, _TITLE_IN)
         at = (_LEFT_IN / WIDE_IN, 1 - 0.12 / figure.get_figheight())

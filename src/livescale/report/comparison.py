@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from livescale.common.settings import size_text
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import seconds, table
-from livescale.settings import size_text
 
 _ABSENT = "-"
 
@@ -35,24 +35,39 @@ def compared_figures(runs: Sequence[ReportedRun]) -> list[ComparedFigure]:
         return _figure(label, [_number(of.get(name)) for of in figures], text, relative=relative)
 
     rows = [
-        row("requests", "requests", _count),
-        row("failed", "failed", _count),
+        row("requests", "requests", "{:,.0f}".format),
+        row("failed", "failed", "{:,.0f}".format),
         row("SLO attainment", "slo_attainment", _percent),
-        row("goodput", "goodput_per_s", _per_s, relative=True),
+        row("goodput", "goodput_per_s", "{:.2f} /s".format, relative=True),
     ]
     for label in ("TTFT", "TBT"):
         for part in ("mean", "p50", "p90", "p99"):
             name = f"{label.lower()}_{part}_s"
             rows.append(row(f"{label} {part}", name, seconds, relative=True))
+    slow = "slow_{}_s"
     rows += [
-        row("instances, mean", "instances_mean", _decimal, relative=True),
-        row("instances, max", "max_instances", _count),
+        row("slowest 5 %, TTFT mean", slow.format("ttft"), seconds, relative=True),
+        row("waited: it loaded", slow.format("loading"), seconds),
+        row("waited: all devices taken", slow.format("full"), seconds),
+        row("waited: neither", slow.format("held_back"), seconds),
+        row("computed", slow.format("compute"), seconds),
+        row("instances, mean", "instances_mean", "{:.2f}".format, relative=True),
+        row("instances, max", "max_instances", "{:,.0f}".format),
         row("GPU time", "device_seconds", _device_time, relative=True),
-        row("price of GPU time", "dollars", _dollars, relative=True),
-        row("scale-ups", "scale_ups", _count),
-        row("scale-downs", "scale_downs", _count),
-        row("host copies per model, mean", "host_copies_per_model_mean", _decimal),
-        row("host copies per model, max", "host_copies_per_model_max", _count),
+        row("of it loading", "device_load_s", _device_time),
+        row("of it serving", "device_serve_s", _device_time),
+        row("of it draining", "device_drain_s", _device_time),
+        row("spare: parameters, no instance", "device_spare_s", _device_time),
+        row("idle devices", "device_idle_s", _device_time),
+        row("lost devices", "device_lost_s", _device_time),
+        row("starts of instances", "starts", "{:,.0f}".format),
+        row("found their parameters", "warm_hit_rate", _percent),
+        row("loaded to devices", "loaded_bytes", size_text, relative=True),
+        row("price of GPU time", "dollars", "${:,.2f}".format, relative=True),
+        row("scale-ups", "scale_ups", "{:,.0f}".format),
+        row("scale-downs", "scale_downs", "{:,.0f}".format),
+        row("host copies per model, mean", "host_copies_per_model_mean", "{:.2f}".format),
+        row("host copies per model, max", "host_copies_per_model_max", "{:,.0f}".format),
     ]
     for kind in dict.fromkeys(kind for run in runs for kind in run.carried_bytes):
         amounts = [run.carried_bytes.get(kind) for run in runs]
@@ -72,16 +87,6 @@ def comparison_table(runs: Sequence[ReportedRun]) -> str:
         ]
         rows.append([figure.label, *texts])
     return table(header, rows)
-
-
-def as_json(runs: Sequence[ReportedRun]) -> list[dict[str, object]]:
-    """The figures of every run by name; one that could not be measured is absent.
-
-    To a run report's own figures come `name`, `cluster`, means and 90th percentiles of latencies,
-    `instances_mean`, `device_seconds`, their price in `dollars`, and `carried_bytes` by kind of
-    link.
-    """
-    return [run.figures for run in runs]
 
 
 # -- helpers --------------------------------------------------------------------------------------
@@ -106,29 +111,13 @@ def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _decimal(value: float) -> str:
-    return f"{value:.2f}"
-
-
 def _percent(value: float) -> str:
     """Rounded down: 100 % means all of them."""
     return f"{int(value * 10_000) / 100:.2f} %"
 
 
-def _per_s(value: float) -> str:
-    return f"{value:.2f} /s"
-
-
 def _device_time(value_s: float) -> str:
     return f"{value_s:,.0f} s" if value_s < 36_000 else f"{value_s / 3600:,.1f} h"
-
-
-def _dollars(value: float) -> str:
-    return f"${value:,.2f}"
 
 
 def _ratio(value: float) -> str:

@@ -12,15 +12,23 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from livescale.common.settings import size_text
 from livescale.report.comparison import compared_figures
 from livescale.report.reported_run import ReportedRun
-from livescale.report.run_report import FAILOVER_HEADER, failover_cells, phases_s
+from livescale.report.run_report import (
+    FAILOVER_HEADER,
+    event_stories,
+    failover_cells,
+    phases_s,
+)
 from livescale.report.terminal import seconds
-from livescale.settings import size_text
 from livescale.telemetry.history.holdings import InstanceHistory
 from livescale.telemetry.record import LoadPhases, ScaleLine
 
-_GROUPS = ("TTFT mean", "TBT mean", "instances, mean", "scale-ups")
+_GROUPS = (
+    *("TTFT mean", "TBT mean", "slowest 5 %, TTFT mean", "instances, mean", "GPU time"),
+    *("price of GPU time", "scale-ups"),
+)
 """Rows of the summary before which there is a rule."""
 
 
@@ -56,7 +64,7 @@ def html_report(runs: Sequence[ReportedRun], title: str) -> str:
         has_ratios=any(row.ratios for row in summary),
         groups=_GROUPS,
         sections=sections,
-        failovers=[(run.name, failover_table(run)) for run in runs if run.report.history.losses],
+        failovers=[(run.name, failover_table(run)) for run in runs if run.history.losses],
         events=[(run.name, scale_event_table(run)) for run in runs],
         worth=[(run.name, worth_sentence(run), life_table(run)) for run in runs],
         notes=gallery.notes,
@@ -69,7 +77,7 @@ def html_report(runs: Sequence[ReportedRun], title: str) -> str:
 def _facts(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
     """What all runs have in common, or what each of them has."""
     found = {
-        "load": [run.report.trace for run in runs],
+        "load": [run.trace for run in runs],
         "cluster": [run.cluster for run in runs],
         "SLO": [_slo_text(run) for run in runs],
         "models": [_models_text(runs)],
@@ -83,11 +91,11 @@ def _facts(runs: Sequence[ReportedRun]) -> list[tuple[str, str]]:
 
 def _slo_text(run: ReportedRun) -> str:
     if run.slo is None:
-        return run.report.slo_rule
+        return run.slo_rule
     bounds = f"TTFT ≤ {seconds(run.slo.ttft_ns / 1e9)}"
     if run.slo.tbt_ns is not None:
         bounds += f", mean TBT ≤ {seconds(run.slo.tbt_ns / 1e9)}"
-    return f"{run.report.slo_rule} ({bounds})" if run.report.slo_rule.endswith("mean") else bounds
+    return f"{run.slo_rule} ({bounds})" if run.slo_rule.endswith("mean") else bounds
 
 
 def _models_text(runs: Sequence[ReportedRun]) -> str:
@@ -104,6 +112,9 @@ def _summary_sentence(runs: Sequence[ReportedRun]) -> str:
     told = (
         "Latencies are those of requests that ended well. Goodput counts requests that met the SLO."
         " GPU time is how long instances held devices while the load went on, loading included."
+        " The slowest 5 % of the requests waited while an instance of their model loaded; else"
+        " while no device was left for one; else while neither: the policy or a limit held back."
+        " What they computed is what they would have needed alone."
     )
     if len(runs) == 1:
         return told
@@ -130,15 +141,16 @@ class WordTable:
 
 def scale_event_table(run: ReportedRun) -> WordTable:
     """One row per scale event and instance loaded or released; phases count from the decision."""
-    report = run.report
-    phases = report.phase_names
+    phases = run.phase_names
     rows: list[tuple[str, ...]] = []
-    for event in report.scale_events:
-        at = _clock((event.decided_ns - report.started_ns) / _NS_PER_S)
+    for event in run.scale_events:
+        at = _clock((event.decided_ns - run.started_ns) / _NS_PER_S)
         change = f"{event.from_instances} → {event.to_instances}"
         head = [at, event.model, change, _reason(event), event.strategy or _ABSENT]
-        for story in _stories(event, phases):
-            rows.append((*head, *story))
+        for story, load in event_stories(event, _how, "instance {} released"):
+            times = phases_s(event, load, phases) if load else [None] * len(phases)
+            told = (_ABSENT if at_s is None else seconds(at_s) for at_s in times)
+            rows.append((*head, story, *told))
             head = ["", "", "", "", ""]
     header = ("at", "model", "instances", "reason", "strategy", "how", *phases)
     return _table(header, rows, ("at", *phases))
@@ -146,13 +158,13 @@ def scale_event_table(run: ReportedRun) -> WordTable:
 
 def failover_table(run: ReportedRun) -> WordTable:
     """One row per member that was lost, and when its successor was there."""
-    rows = [failover_cells(loss, run.report.started_ns) for loss in run.history.losses]
+    rows = [failover_cells(loss, run.started_ns) for loss in run.history.losses]
     return _table(FAILOVER_HEADER, rows, ("at", "requests", "replaced after"))
 
 
 def life_table(run: ReportedRun) -> WordTable:
     """What each started instance cost until it served, and what it then did."""
-    until_ns, started_ns = run.history.end_ns, run.report.started_ns
+    until_ns, started_ns = run.history.end_ns, run.started_ns
     rows = []
     for one in _started(run):
         served_s = one.serving_ns(until_ns) / _NS_PER_S
@@ -219,28 +231,11 @@ def _reason(event: ScaleLine) -> str:
     return reason if event.woken_by is None else f"{reason}, woken by a request"
 
 
-def _stories(event: ScaleLine, phases: Sequence[str]) -> list[tuple[str, ...]]:
-    """How each instance came or went, with its phases."""
-    nothing = [_ABSENT] * len(phases)
-    stories = [(_how(load), *_phases(event, load, phases)) for load in event.loads]
-    for instance, released_ns in event.released_ns.items():
-        after = seconds((released_ns - event.decided_ns) / _NS_PER_S)
-        stories.append((f"instance {instance} released after {after}", *nothing))
-    if not stories:
-        is_up = event.to_instances > event.from_instances
-        stories = [("a draining one serves on" if is_up else "taken back", *nothing)]
-    return stories
-
-
 def _how(load: LoadPhases) -> str:
     how = f"{load.upstream} → {load.worker}".replace(".0", "")
     if load.live_ns is not None:
         how += f"; {load.pairing}"
     return how if load.failed is None else f"{how} (failed: {load.failed})"
-
-
-def _phases(event: ScaleLine, load: LoadPhases, phases: Sequence[str]) -> list[str]:
-    return [_ABSENT if s is None else seconds(s) for s in phases_s(event, load, phases)]
 
 
 def _table(

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from matplotlib.colors import to_hex
+
 from livescale.report.canvas import COLOURS, DASHES, INK, LIMIT, REST, line_look
 from livescale.report.lanes import state_tint
 from livescale.report.reported_run import ReportedRun
@@ -71,7 +73,7 @@ def lane_keys(colours: Mapping[str, str], *, has_live: bool) -> list[KeyItem]:
     keys = model_keys(colours) if len(colours) > 1 else []
     base = INK if keys else next(iter(colours.values()), INK)
     loading, filled, serving, draining = (
-        _hex(state_tint(base, state))
+        to_hex(state_tint(base, state))
         for state in (InstanceState.LOADING, None, InstanceState.SERVING, InstanceState.DRAINING)
     )
     live = [KeyItem("live: loading, and at work", loading, "live", second=filled, third=serving)]
@@ -90,10 +92,6 @@ def _dashes(style: object) -> str:
         return ""
     _, lengths = style
     return " ".join(f"{1.4 * length:g}" for length in lengths)
-
-
-def _hex(colour: tuple[float, float, float]) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in colour)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
 
-from livescale.report.canvas import HALF_IN, WIDE_IN, draw, time_axis
+from livescale.report.canvas import HALF_IN, WIDE_IN, PlotRow, draw_rows, time_axis
 from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.types import InstanceState
@@ -55,16 +55,12 @@ def state_tint(colour: str, state: InstanceState | None) -> tuple[float, float, 
     return tint(colour, _FILL if state is None else _TINTS[state])
 
 
-def lanes_shown(history: History) -> list[int]:
-    """Workers in order of their numbers, the first LANES_MAX of them."""
-    return sorted(history.workers)[:LANES_MAX]
-
-
 def lanes(
     name: str, history: History, started_ns: int, until_s: float, colours: Mapping[str, str]
 ) -> str:
-    """One lane per worker over the whole load; `colours` are those of models."""
-    workers = lanes_shown(history)
+    """One lane per worker over the whole load, of the first LANES_MAX; `colours` are those of
+    models."""
+    workers = sorted(history.workers)[:LANES_MAX]
     shapes: list[_Shape] = []
     places = {worker: place for place, worker in enumerate(workers)}
     for instance in history.instances:
@@ -73,13 +69,10 @@ def lanes(
             if place is not None:
                 shapes += _shapes(instance, held, place, started_ns, history.end_ns, colours)
     lane_in = min(max(3.6 / max(len(workers), 1), 0.13), 0.3)
-
-    def plot(axes: Axes) -> None:
-        _draw_lanes(axes, shapes, workers)
-        time_axis(axes, until_s)
-
-    height_in = lane_in * len(workers) + 0.62
-    return draw(name, "What every worker did over time", plot, height_in=height_in)
+    row = PlotRow(
+        lane_in * len(workers) + 0.62, lambda axes: _draw_lanes(axes, shapes, workers, until_s)
+    )
+    return draw_rows(name, "What every worker did over time", [row])
 
 
 def close_up(
@@ -103,14 +96,13 @@ def close_up(
     lane_in = min(max(2.4 / max(len(shown), 1), 0.13), 0.45)
 
     def plot(axes: Axes) -> None:
-        _draw_lanes(axes, shapes, [worker for _, worker in shown])
-        time_axis(axes, (until_ns - decided_ns) / _NS_PER_S)
+        until_s = (until_ns - decided_ns) / _NS_PER_S
+        _draw_lanes(axes, shapes, [worker for _, worker in shown], until_s)
         axes.set_xlabel("seconds since the decision")
 
+    row = PlotRow(lane_in * len(shown) + 0.62, plot)
     width_in = WIDE_IN if is_wide else HALF_IN
-    height_in = lane_in * len(shown) + 0.62
-    described = "Layers arriving in the largest scale-up"
-    return draw(name, described, plot, width_in=width_in, height_in=height_in)
+    return draw_rows(name, "Layers arriving in the largest scale-up", [row], width_in=width_in)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
@@ -176,7 +168,9 @@ def _filling(
     return [*corners, (right, level), (right, floor)]
 
 
-def _draw_lanes(axes: Axes, shapes: Sequence[_Shape], workers: Sequence[int]) -> None:
+def _draw_lanes(
+    axes: Axes, shapes: Sequence[_Shape], workers: Sequence[int], until_s: float
+) -> None:
     axes.add_collection(
         PolyCollection(
             [shape.corners for shape in shapes],
@@ -193,3 +187,4 @@ def _draw_lanes(axes: Axes, shapes: Sequence[_Shape], workers: Sequence[int]) ->
     axes.tick_params(axis="y", length=0)
     axes.set_ylabel("worker")
     axes.grid(visible=False, axis="y")
+    time_axis(axes, until_s)

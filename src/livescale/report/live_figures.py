@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
-from livescale.report import canvas, live_figures
+from livescale.report import canvas
 from livescale.report.keys import KeyItem, Panel, PanelGroup
 from livescale.report.lanes import tint
-from livescale.report.live_loads import LoadStory, TakenOver
+from livescale.report.live_loads import LoadStory
 from livescale.report.reported_run import ReportedRun
 from livescale.report.terminal import seconds
 
@@ -33,19 +33,25 @@ _LEAST_PART = 0.006
 _ROWS_MAX = 3
 
 
-def live_load(name: str, story: LoadStory, zero_ns: int, until_ns: int) -> str:
+def live_load(name: str, story: LoadStory) -> str:
     """One load: the source's lane, the layers of the loading instance, and its work."""
     rows: list[canvas.PlotRow] = []
-    until_s = _s(until_ns, zero_ns)
+    zero_ns = story.ordered_ns
+    # What the source finishes a little later still belongs to the picture.
+    until_s = max(story.end_ns - zero_ns, 1_000_000) * 115 // 100 / _NS_PER_S
     if story.source >= 0:
         rows.append(canvas.PlotRow(0.6, lambda axes: source_lane(axes, story, zero_ns, until_s)))
     rows.append(canvas.PlotRow(1.6, lambda axes: target_layers(axes, story, zero_ns, until_s)))
 
-    def last(axes: Axes) -> None:
-        _work(axes, story, zero_ns, until_s)
+    def work(axes: Axes) -> None:
+        """Layers of batches that the loading instance has run so far."""
+        steps = [(0.0, 0.0), *((_s(at, zero_ns), float(ran)) for at, _, ran in story.steps)]
+        canvas.step_line(axes, steps, until_s, color=WORK, linewidth=1.5)
+        canvas.time_axis(axes, until_s)
+        canvas.amount_axis(axes, "layers run", story.live_layers, is_count=True)
         axes.set_xlabel("seconds since the order to load it")
 
-    rows.append(canvas.PlotRow(1.3, last))
+    rows.append(canvas.PlotRow(1.3, work))
     described = "A loading instance: its layers, its work and the batches that it handed over"
     return canvas.draw_rows(name, described, rows)
 
@@ -97,29 +103,16 @@ def target_layers(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) ->
         linewidth=0,
     )
     canvas.step_line(axes, steps, until_s, color=LAYERS, linewidth=1.3)
-    _handed(axes, story.taken, zero_ns)
+    at_s = [_s(batch.at_ns, zero_ns) for batch in story.taken]
+    layers = [batch.next_layer for batch in story.taken]
+    axes.vlines(at_s, 0, layers, color=TAKEN, linewidth=0.9, alpha=0.6)
+    axes.plot(at_s, layers, "o", color=TAKEN, markersize=3.6)
     tops = [_s(at, zero_ns) for at in story.first_ns]
     axes.plot(tops, [story.layers] * len(tops), "|", color=FIRST, markersize=7, markeredgewidth=1.2)
     canvas.time_axis(axes, until_s)
     axes.set_ylim(0, story.layers * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.set_ylabel(f"w{story.worker}: layers")
-
-
-def _handed(axes: Axes, taken: Sequence[TakenOver], zero_ns: int) -> None:
-    at_s = [_s(batch.at_ns, zero_ns) for batch in taken]
-    layers = [batch.next_layer for batch in taken]
-    axes.vlines(at_s, 0, layers, color=TAKEN, linewidth=0.9, alpha=0.6)
-    axes.plot(at_s, layers, "o", color=TAKEN, markersize=3.6)
-
-
-def _work(axes: Axes, story: LoadStory, zero_ns: int, until_s: float) -> None:
-    """Layers of batches that the loading instance has run so far."""
-    steps = [(_s(story.ordered_ns, zero_ns), 0.0)]
-    steps += [(_s(at, zero_ns), float(ran)) for at, _, ran in story.steps]
-    canvas.step_line(axes, steps, until_s, color=WORK, linewidth=1.5)
-    canvas.time_axis(axes, until_s)
-    canvas.amount_axis(axes, "layers run", story.live_layers, is_count=True)
 
 
 def _s(at_ns: int, zero_ns: int) -> float:
@@ -136,13 +129,10 @@ def live_groups(
     """Nothing for runs without live loads; `notes` grow with what is left out."""
     panels = []
     for run in runs:
-        for story in run.report.live_stories[:STORIES_MAX]:
-            # What the source finishes a little later still belongs to the picture.
-            spent_ns = max(story.end_ns - story.ordered_ns, 1_000_000)
-            until_ns = story.ordered_ns + spent_ns * 115 // 100
-            svg = live_figures.live_load(new_name(), story, story.ordered_ns, until_ns)
-            panels.append(Panel(svg, run.name if len(runs) > 1 else "", _detail(run, story)))
-        left_out = len(run.report.live_stories) - STORIES_MAX
+        for story in run.live_stories[:STORIES_MAX]:
+            title = run.name if len(runs) > 1 else ""
+            panels.append(Panel(live_load(new_name(), story), title, _detail(run, story)))
+        left_out = len(run.live_stories) - STORIES_MAX
         if left_out > 0:
             notes.append(
                 f"{run.name}: the first {STORIES_MAX} of {STORIES_MAX + left_out} live loads are"
@@ -156,11 +146,11 @@ def live_groups(
         " At the bottom, how many layers of batches the loading instance has run."
     )
     legend = [
-        KeyItem("taken over, layers behind it", live_figures.TAKEN_SHOWN, "area"),
-        KeyItem("layers there", live_figures.LAYERS),
-        KeyItem("handed over", live_figures.TAKEN, "dot", width=3.6),
-        KeyItem("first tokens of its own", live_figures.FIRST, "tick"),
-        KeyItem("layers run", live_figures.WORK),
+        KeyItem("taken over, layers behind it", TAKEN_SHOWN, "area"),
+        KeyItem("layers there", LAYERS),
+        KeyItem("handed over", TAKEN, "dot", width=3.6),
+        KeyItem("first tokens of its own", FIRST, "tick"),
+        KeyItem("layers run", WORK),
     ]
     return [PanelGroup(sentence, legend, panels)] if panels else []
 
@@ -168,6 +158,6 @@ def live_groups(
 def _detail(run: ReportedRun, story: LoadStory) -> str:
     """ "w1 helps w0 (zigzag), ordered at 12.3 s: 8 batches of 20 requests handed over"."""
     whom = f"helps w{story.source}" if story.source >= 0 else "alone"
-    at = seconds((story.ordered_ns - run.report.started_ns) / _NS_PER_S)
+    at = seconds((story.ordered_ns - run.started_ns) / _NS_PER_S)
     given = f"{len(story.taken)} batches of {story.requests_given} requests handed over"
     return f"w{story.worker} {whom} ({story.order}), ordered at {at}: {given}"

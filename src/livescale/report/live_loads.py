@@ -4,10 +4,10 @@ batches another one took over from it (live scaling, BlitzScale §5.2). Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from livescale.report.terminal import seconds, table
+from livescale.report.terminal import filling, seconds, table
 from livescale.telemetry.history.holdings import InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record import RequestLine
@@ -15,8 +15,6 @@ from livescale.types import RequestId
 
 _NS_PER_S = 1_000_000_000
 _COLUMNS = 60
-_FILLING = " .:-=+*#"
-"""From nothing to everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +25,6 @@ class TakenOver:
     at_ns: int
     next_layer: int
     requests: int
-    tokens: int
-    row_bytes: int
-    pull_ns: int
     answered_ns: int | None
 
 
@@ -37,7 +32,7 @@ class TakenOver:
 class LoadStory:
     """One instance from the order to load it until it served, was lost or the record ended.
 
-    `order` is the live order; empty for a load that everybody waits for. `source` is the worker
+    `order` is the live order; empty for a load that all requests wait for. `source` is the worker
     that is helped, or -1. `steps` are (time, first layers that are there, layers of batches run so
     far) in ascending time. `first_ns` are the times of first tokens that came from this worker.
     `help_ns` is the first time that something came of its work: a batch taken over, or a token.
@@ -67,7 +62,7 @@ class LoadStory:
 
     @property
     def live_layers(self) -> int:
-        """Layers of batches that it had run when it last said so."""
+        """Layers of batches that it had run by its last report."""
         return max((ran for _, _, ran in self.steps), default=0)
 
     @property
@@ -75,25 +70,19 @@ class LoadStory:
         return sum(batch.requests for batch in self.taken)
 
 
-def load_stories(history: History) -> list[LoadStory]:
-    """The loads of all instances whose order is on record, in the order of their beginning."""
+def load_stories(history: History, *, only_live: bool = False) -> Iterator[LoadStory]:
+    """The loads of all instances whose order is on record, in the order of their beginning, or only
+    of those that worked, or were meant to, before everything was there."""
     of_request = {line.request: line for line in history.requests}
-    return [
-        _story(instance, history, of_request)
-        for instance in history.instances
-        if instance.is_ordered
-    ]
-
-
-def live_stories(history: History) -> list[LoadStory]:
-    """The loads of those instances that worked, or were meant to, before everything was there."""
-    if not any(instance.live_ns is not None for instance in history.instances):
-        return []
-    return [story for story in load_stories(history) if story.live_ns is not None]
+    for instance in history.instances:
+        if instance.is_ordered and (instance.live_ns is not None or not only_live):
+            yield _story(instance, history, of_request)
 
 
 def live_text(stories: Sequence[LoadStory], started_ns: int) -> str:
-    """Live loads for a terminal: one row each, and the first from close by."""
+    """Live loads for a terminal: one row each, and the first from close by; empty without any."""
+    if not stories:
+        return ""
     rows = []
     for story in stories:
         ns = (story.live_ns, story.first_layer_ns, story.help_ns, story.loaded_ns)
@@ -123,18 +112,16 @@ def _story(
 ) -> LoadStory:
     held = min(instance.holdings, key=lambda held: (held.rank, held.begun_ns))
     layers = len(held.layer_bytes)
-    pairing = instance.pairing
-    source = None if pairing is None else pairing.source
+    duty = instance.duty
     ends_ns = [at for at in (instance.served_ns, instance.ended_ns) if at is not None]
     taken = tuple(
         TakenOver(
             at_ns,
             event.next_layer,
             len(event.requests),
-            event.tokens,
-            event.row_bytes,
-            event.pull_ns,
-            _answered_ns([of_request.get(name) for name, _ in event.requests], event.worker.worker),
+            _answered_ns(
+                [of_request.get(name) for name, *_ in event.requests], event.worker.worker
+            ),
         )
         for at_ns, event in instance.taken
     )
@@ -147,8 +134,8 @@ def _story(
     return LoadStory(
         worker=held.member.worker,
         layers=layers,
-        order="" if pairing is None else pairing.order,
-        source=-1 if source is None else source.worker,
+        order=duty.live_order or "",
+        source=duty.gives_to[0].worker.worker if duty.gives_to else -1,
         ordered_ns=held.begun_ns,
         live_ns=instance.live_ns,
         loaded_ns=instance.served_ns,
@@ -191,8 +178,8 @@ def _diagram(story: LoadStory) -> str:
             story.ordered_ns + span_ns * edge // _COLUMNS for edge in (column, column + 1)
         )
         there = [step for step in story.steps if step[0] <= stop_ns]
-        filled.append(_level(max((w for _, w, _ in there), default=0), story.layers))
-        worked.append(_level(max((ran for _, _, ran in there), default=0), story.live_layers))
+        filled.append(filling(max((w for _, w, _ in there), default=0), story.layers))
+        worked.append(filling(max((ran for _, _, ran in there), default=0), story.live_layers))
         count = sum(start_ns < batch.at_ns <= stop_ns for batch in story.taken)
         given.append(" " if not count else str(count) if count < 10 else "+")
     came = max((watermark for _, watermark, _ in story.steps), default=0)
@@ -206,8 +193,3 @@ def _diagram(story: LoadStory) -> str:
             f"{'':>14} 0{end:>{_COLUMNS}}",
         ]
     )
-
-
-def _level(done: int, of: int) -> str:
-    level = done * (len(_FILLING) - 1) // of if of else 0
-    return _FILLING[max(level, min(done, 1))]

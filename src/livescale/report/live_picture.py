@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from livescale.common.errors import UserError
 from livescale.report.canvas import (
     PlotRow,
     amount_axis,
@@ -26,7 +27,7 @@ _NS_PER_S = 1_000_000_000
 _NAMES_MAX = 4
 
 
-class NothingToShow(Exception):
+class NothingToShow(UserError):
     """A run has no load while requests came: says which."""
 
 
@@ -64,7 +65,7 @@ def _title(runs: Sequence[ReportedRun], stories: Sequence[LoadStory]) -> str:
 
 def _first_load(run: ReportedRun) -> LoadStory:
     for story in load_stories(run.history):
-        if story.ordered_ns >= run.report.started_ns:
+        if story.ordered_ns >= run.started_ns:
             return story
     raise NothingToShow(f"{run.name}: no instance was loaded while requests came")
 
@@ -79,14 +80,14 @@ def _first_tokens(
         at_s = np.sort((of.due_s + of.ttft_s)[~np.isnan(of.ttft_s)])
         largest = max(largest, len(at_s))
         steps = [(float(at), float(count)) for count, at in enumerate(at_s, 1)]
-        ttft = run.report.summary.ttft
+        ttft = run.summary.ttft
         told = (
             "" if ttft is None else f": TTFT p50 {seconds(ttft.p50_s)}, p99 {seconds(ttft.p99_s)}"
         )
         look = {**line_look(number, len(runs)), "linewidth": 1.8}
         step_line(axes, steps, until_s, label=f"{run.name}{told}", **look)
         if story.loaded_ns is not None:
-            loaded_s = (story.loaded_ns - run.report.started_ns) / _NS_PER_S
+            loaded_s = (story.loaded_ns - run.started_ns) / _NS_PER_S
             axes.axvline(loaded_s, color=look["color"], linewidth=1.1, linestyle=":")
     time_axis(axes, until_s)
     amount_axis(axes, "requests", largest, is_count=True)
@@ -94,7 +95,7 @@ def _first_tokens(
 
 
 def _rows(run: ReportedRun, story: LoadStory, until_s: float) -> list[PlotRow]:
-    zero_ns = run.report.started_ns
+    zero_ns = run.started_ns
 
     rows: list[PlotRow] = []
     where = f"{run.name}: "

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from livescale.plans import PlannedLoad, ScalePlan
+from livescale.report.terminal import filling
 from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef
 
 _COLUMNS = 60
 _LINES_MAX = 16
 _HOPS_MAX = 10
-_FILLING = " .:-=+*#"
-"""From nothing to everything."""
 
 
 def describe_plan(plan: ScalePlan, bound_ns: int | None, bound_why: str) -> str:
@@ -121,8 +120,7 @@ def _row(layer_ns: Sequence[int], end_ns: int) -> str:
     cells = []
     for column in range(1, _COLUMNS + 1):
         done = sum(at * _COLUMNS <= end_ns * column for at in layer_ns)
-        level = done * (len(_FILLING) - 1) // len(layer_ns) if layer_ns else 0
-        cells.append(_FILLING[max(level, min(done, 1))])
+        cells.append(filling(done, len(layer_ns)))
     return "".join(cells)
 
 

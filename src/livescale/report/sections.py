@@ -74,7 +74,7 @@ class Gallery:
                 continue
             shown.append(of.due_s)
             svg = figures.arrivals(self._name(), per_s, self._edges, largest)
-            panels.append(keys.Panel(svg, run.report.trace, f"{len(of.due_s):,} requests"))
+            panels.append(keys.Panel(svg, run.trace, f"{len(of.due_s):,} requests"))
         many = (
             "" if len(shown) > 1 or len(self.runs) == 1 else "; all runs were given the same load"
         )
@@ -109,8 +109,7 @@ class Gallery:
 
     def _devices(self) -> list[keys.PanelGroup]:
         of_runs = [series.device_steps(run) for run in self.runs]
-        described = "Devices held by instances over time"
-        svg = figures.steps_of_runs(self._name(), described, "devices", of_runs, self._until_s)
+        svg = figures.devices(self._name(), of_runs, self._until_s)
         sentence = "Devices that instances hold, loading included: the area below is the GPU time."
         return [keys.PanelGroup(sentence, keys.run_keys(self.runs), [keys.Panel(svg)])]
 
@@ -121,7 +120,7 @@ class Gallery:
             if not history.workers:
                 self._lacks(run, "any worker, so no lanes are drawn")
                 continue
-            started_ns = run.report.started_ns
+            started_ns = run.started_ns
             svg = lanes.lanes(self._name(), history, started_ns, self._until_s, self._colours)
             if len(history.workers) > lanes.LANES_MAX:
                 self.notes.append(
@@ -133,7 +132,7 @@ class Gallery:
             "One lane per worker: an instance loads (it fills as its layers arrive), serves, and"
             " drains. An empty lane is a spare worker."
         )
-        if any(run.report.live_stories for run in self.runs):
+        if any(run.live_stories for run in self.runs):
             sentence += " A live one takes requests while it loads, and runs the layers it has."
             legend = keys.lane_keys(self._colours, has_live=True)
         else:
@@ -142,7 +141,7 @@ class Gallery:
 
     def _close_up(self) -> list[keys.PanelGroup]:
         panels = []
-        events = [run.report.largest_scale_up for run in self.runs]
+        events = [run.largest_scale_up for run in self.runs]
         in_twos = all(len(event.loads) <= _NARROW_LANES_MAX for event in events if event)
         for run, event in zip(self.runs, events, strict=True):
             known = run.history.by_number
@@ -162,7 +161,7 @@ class Gallery:
                 is_wide=not in_twos,
             )
             how = f" by {event.strategy}" if event.strategy else ""
-            at = seconds((event.decided_ns - run.report.started_ns) / _NS_PER_S)
+            at = seconds((event.decided_ns - run.started_ns) / _NS_PER_S)
             took = seconds(spent_ns / _NS_PER_S)
             detail = f"{len(loads)} loaded{how}, decided at {at}, done after {took}"
             panels.append(keys.Panel(svg, self._title(run), detail))

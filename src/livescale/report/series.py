@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from livescale.report.reported_run import ReportedRun
-from livescale.report.summary import due_ns, timing_of
 from livescale.telemetry.history.reading import History
-from livescale.telemetry.host_memory import copies_over_time
+from livescale.telemetry.timeline import copies_over_time
 from livescale.types import InstanceState
 
 Floats = NDArray[np.float64]
@@ -70,10 +69,10 @@ class Band:
 def request_series(run: ReportedRun) -> RequestSeries:
     """The requests that were due after the load's start. A request is due when the client meant
     to send it, or, where the record does not know, when it arrived."""
-    started_ns = run.report.started_ns
-    found = [line for line in run.history.requests if due_ns(line) >= started_ns]
-    found.sort(key=lambda line: (due_ns(line), line.request))
-    timings = [timing_of(line) for line in found]
+    started_ns = run.started_ns
+    found = [line for line in run.history.requests if line.due_ns >= started_ns]
+    found.sort(key=lambda line: (line.due_ns, line.request))
+    timings = [line.timing() for line in found]
     ttfts = [np.nan if t.ttft_ns is None else t.ttft_ns / _NS_PER_S for t in timings]
     gap_at_s, gap_s = _gaps([t.token_ns for t in timings if t.ok], started_ns)
     return RequestSeries(
@@ -145,7 +144,7 @@ def capacity_steps(run: ReportedRun) -> Steps | None:
             return None
         # Measurements hold for all times: they come once, when a first instance warms up.
         changes += [(start_ns, capacity), (stop_ns, -capacity)]
-    return _summed(changes, run.report.started_ns)
+    return _summed(changes, run.started_ns)
 
 
 def device_steps(run: ReportedRun) -> Steps:
@@ -155,7 +154,7 @@ def device_steps(run: ReportedRun) -> Steps:
         changes.append((held.begun_ns, 1))
         if held.ended_ns is not None:
             changes.append((held.ended_ns, -1))
-    return _summed(changes, run.report.started_ns)
+    return _summed(changes, run.started_ns)
 
 
 def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
@@ -164,11 +163,11 @@ def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
     Between two lines of the record the bytes are taken to have come evenly.
     """
     totals = {kind: np.zeros(len(edges) - 1) for kind in run.carried_bytes}
-    before_ns = run.report.started_ns
+    before_ns = run.started_ns
     for now_ns, carried_bytes in run.traffic:
         # Before the load, and after a clock that began anew, there is no span to spread over.
         span_ns = (min(before_ns, now_ns), now_ns)
-        start_s, stop_s = ((at_ns - run.report.started_ns) / _NS_PER_S for at_ns in span_ns)
+        start_s, stop_s = ((at_ns - run.started_ns) / _NS_PER_S for at_ns in span_ns)
         for kind, new_bytes in carried_bytes.items():
             if new_bytes:
                 _spread(totals[kind], edges, start_s, stop_s, new_bytes)
@@ -179,7 +178,7 @@ def traffic_rates(run: ReportedRun, edges: Floats) -> dict[str, Floats]:
 def host_copy_steps(run: ReportedRun) -> dict[str, Steps]:
     """Copies in host memory over time, by model."""
     return {
-        model: [((at_ns - run.report.started_ns) / _NS_PER_S, float(n)) for at_ns, n in changes]
+        model: [((at_ns - run.started_ns) / _NS_PER_S, float(n)) for at_ns, n in changes]
         for model, changes in copies_over_time(run.history).items()
     }
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from livescale.slo import RequestTiming, SloAbsolute, SloError, SloRule, percentile
-from livescale.telemetry.record import RequestLine
-from livescale.types import Outcome
+from livescale.load.slo import RequestTiming, SloAbsolute, SloError, SloRule, percentile
 
 _NS_PER_S = 1_000_000_000
 
@@ -83,22 +81,3 @@ def _latency(values_ns: list[int]) -> Latency | None:
         return None
     p50, p90, p99 = (percentile(values_ns, q) / _NS_PER_S for q in (50, 90, 99))
     return Latency(sum(values_ns) / len(values_ns) / _NS_PER_S, p50, p90, p99)
-
-
-def due_ns(line: RequestLine) -> int:
-    """When the client meant to send it, or, where the record does not know, when it arrived."""
-    if line.scheduled_ns is not None:
-        return line.scheduled_ns
-    return line.queued_ns if line.arrived_ns is None else line.arrived_ns
-
-
-def timing_of(line: RequestLine) -> RequestTiming:
-    at_ns = due_ns(line)
-    return RequestTiming(
-        request=line.request,
-        scheduled_ns=at_ns,
-        sent_ns=at_ns if line.sent_ns is None else line.sent_ns,
-        token_ns=line.token_ns,
-        finished_ns=line.finished_ns,
-        ok=line.outcome is Outcome.FINISHED,
-    )

@@ -9,12 +9,13 @@ import bisect
 from collections.abc import Sequence
 
 WIDTH_CHARS = 90
-"""Width that charts fill unless told otherwise."""
+"""Width of charts, unless another one is given."""
 
 _NS_PER_S = 1_000_000_000
 _LABEL_CHARS = 6
 _CHART_ROWS_MAX = 16
 _ABSENT = "-"
+_FILLING = " .:-=+*#"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -48,6 +49,12 @@ def seconds(value_s: float | None) -> str:
         if abs(value_s) * factor >= 1:
             return f"{_digits(value_s * factor)} {unit}"
     return "0 s" if value_s == 0 else f"{_digits(value_s * 1e6)} us"
+
+
+def filling(done: int, of: int) -> str:
+    """How much there is, as one of _FILLING: blank only for nothing."""
+    level = done * (len(_FILLING) - 1) // of if of else 0
+    return _FILLING[max(level, min(done, 1))]
 
 
 def step_chart(

@@ -1,18 +1,24 @@
 """The words of a reproduction: claims, what was measured for them, pictures, verdicts.
 
-Values and their own arithmetic only: how a claim is measured stands in the modules named after the
-papers, which claims there are in `run.py`.
+Values and their own arithmetic only. Claims stand in the modules named after the papers: each
+measuring function there becomes the Claim that it is measured for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
-from livescale.traces import TraceRow, find_trace, read_trace
+from livescale.load.traces import TraceRow, find_trace, read_trace
 
 Figures = Mapping[str, float]
+Judges = Literal["pool", "planner", "arithmetic"]
+"""What a claim puts to the test: a simulated pool that serves a load; a plan of the production
+planner or controller, and what becomes of it on links; or formulas, small queues and exact plays
+with stated inputs, which say nothing of a pool."""
+JUDGES: tuple[Judges, ...] = ("pool", "planner", "arithmetic")
 
 
 class AbsentError(Exception):
@@ -60,26 +66,45 @@ class Measured:
     """Figures by name (units in the names), and what shows them."""
 
     figures: dict[str, float]
-    pictures: tuple[Picture, ...] = ()
+    picture: Picture | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One claim of a paper, and when our figures agree with it.
 
-    `paper` is what the paper says, `ours` how to say our figures (a format of their names), and
-    `tolerance` tells in words what `is_within` tests. `note` says where the paper contradicts
-    itself, or what our setup lacks.
+    `measure` takes the figures; its docstring names the place in the paper. `paper` is what the
+    paper says, `ours` how to say our figures (a format of their names), and `tolerance` tells in
+    words what `is_within` tests. `corrected` says what was changed where that is not the statement
+    as printed: because it cannot hold, or because only a weaker or a completed one can be tested.
+    `note` says where the paper contradicts itself, or what our setup lacks.
     """
 
+    measure: Callable[[Conditions], Measured]
     id: str
+    judges: Judges
     setup: str
     paper: str
     tolerance: str
-    measure: Callable[[Conditions], Measured]
     ours: str
     is_within: Callable[[Figures], bool]
+    corrected: str = ""
     note: str = ""
+
+    @property
+    def statement(self) -> Literal["printed", "corrected"]:
+        return "corrected" if self.corrected else "printed"
+
+    def agrees(self, figures: Figures) -> bool:
+        """Within tolerance; and a claim about pools is one about requests that were all answered
+        (its figure `failed` counts those that were not, over all runs)."""
+        is_answered = self.judges != "pool" or figures["failed"] == 0
+        return is_answered and bool(self.is_within(figures))
+
+
+def claim(**fields: Any) -> Callable[[Callable[[Conditions], Measured]], Claim]:
+    """Makes a measuring function a Claim; `fields` are the other fields of the Claim."""
+    return lambda measure: Claim(measure, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +119,27 @@ class Verdict:
     @classmethod
     def of(cls, claim: Claim, measured: Measured) -> Verdict:
         ours = claim.ours.format_map(measured.figures)
-        return cls(claim, measured, ours, bool(claim.is_within(measured.figures)))
+        if failed := measured.figures.get("failed"):
+            ours += f"; {failed:.0f} requests failed"
+        return cls(claim, measured, ours, claim.agrees(measured.figures))
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of so many claims so many are within tolerance."""
+
+    within: int
+    claims: int
+
+    @classmethod
+    def of(cls, verdicts: Sequence[Verdict]) -> Count:
+        return cls(sum(verdict.within for verdict in verdicts), len(verdicts))
+
+    def __str__(self) -> str:
+        return f"{self.within} of {self.claims}"
+
+    def as_json(self) -> dict[str, int]:
+        return {"within": self.within, "claims": self.claims}
 
 
 @dataclass(slots=True)
@@ -104,12 +149,34 @@ class Reproduction:
     verdicts: list[Verdict] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
 
+    def count(self, statement: str, judges: str | None = None) -> Count:
+        """Of the claims whose statement is that one ("printed", "corrected"); only of those that
+        judge one thing, or of all."""
+        return Count.of(
+            [
+                verdict
+                for verdict in self.verdicts
+                if verdict.claim.statement == statement and judges in (None, verdict.claim.judges)
+            ]
+        )
+
     def as_json(self) -> dict[str, object]:
-        """`targets` has one object per verdict."""
+        """`targets` has one object per verdict; `within` counts them by what they judge ("all":
+        together) and by statement."""
+        groups: tuple[Judges | None, ...] = (*JUDGES, None)
         return {
+            "within": {
+                judges or "all": {
+                    kind: self.count(kind, judges).as_json() for kind in ("printed", "corrected")
+                }
+                for judges in groups
+            },
             "targets": [
                 {
                     "id": verdict.claim.id,
+                    "judges": verdict.claim.judges,
+                    "statement": verdict.claim.statement,
+                    "corrected": verdict.claim.corrected,
                     "setup": verdict.claim.setup,
                     "paper": verdict.claim.paper,
                     "ours": verdict.ours,
@@ -127,3 +194,8 @@ class Reproduction:
 def is_near(value: float, expected: float, part: float) -> bool:
     """The value is within `part` (0.05: five percent) of what is expected."""
     return abs(value - expected) <= part * abs(expected)
+
+
+def near(part: float, **expected: float) -> Callable[[Figures], bool]:
+    """The figures of these names are within `part` of what is expected of them."""
+    return lambda figures: all(is_near(figures[k], v, part) for k, v in expected.items())

@@ -4,14 +4,14 @@ matplotlib as SVG files. The same picture gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from livescale.reproduce.claim import Picture, Reproduction
+from livescale.reproduce.claim import JUDGES, Picture, Reproduction
 
 _SALT = "livescale"
 """Ids inside an SVG file are hashed with it; by default they are drawn anew each time."""
@@ -47,35 +47,46 @@ def draw(picture: Picture, path: Path) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def draw_all(found: Reproduction, folder: Path) -> dict[str, list[str]]:
-    """Draw every picture of the verdicts into the folder; names of the files by id."""
-    names: dict[str, list[str]] = {}
-    for verdict in found.verdicts:
-        for number, picture in enumerate(verdict.measured.pictures, 1):
-            name = f"{verdict.claim.id.lower()}-{number}.svg"
-            draw(picture, folder / name)
-            names.setdefault(verdict.claim.id, []).append(name)
-    return names
+def draw_all(found: Reproduction, folder: Path) -> dict[str, str]:
+    """Draw the pictures of the verdicts into the folder; names of the files by id."""
+    pictures = {v.claim.id: v.measured.picture for v in found.verdicts if v.measured.picture}
+    for name, picture in pictures.items():
+        draw(picture, folder / f"{name.lower()}-1.svg")
+    return {name: f"{name.lower()}-1.svg" for name in pictures}
 
 
-def as_markdown(found: Reproduction, pictures: Mapping[str, Sequence[str]] | None = None) -> str:
+def as_markdown(found: Reproduction, pictures: Mapping[str, str] | None = None) -> str:
     """`pictures` are the names of files beside the document, by id of the claim."""
     lines: list[str] = []
     if found.verdicts:
-        lines += ["| id | setup | paper | ours | tolerance | within |", "|---|---|---|---|---|---|"]
+        names = ("id", "judges", "statement", "setup", "paper", "ours", "tolerance", "within")
+        lines += [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for verdict in found.verdicts:
         claim = verdict.claim
         mark = "yes" if verdict.within else "**no**"
-        cells = (claim.id, claim.setup, claim.paper, verdict.ours, claim.tolerance, mark)
+        said = claim.statement + (f": {claim.corrected}" if claim.corrected else "")
+        cells = [claim.id, claim.judges, said, claim.setup, claim.paper]
+        cells += [verdict.ours, claim.tolerance, mark]
         lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
-    within = sum(verdict.within for verdict in found.verdicts)
-    lines += ["", f"{within} of {len(found.verdicts)} within tolerance."]
+    lines += ["", *_headline(found)]
     notes = [f"- {v.claim.id}: {v.claim.note}" for v in found.verdicts if v.claim.note]
     if notes:
         lines += ["", "Notes:", "", *notes]
     if found.absent:
         lines += ["", "Not measured:", ""]
         lines += [f"- {name}: {reason}" for name, reason in found.absent.items()]
-    for name, files in (pictures or {}).items():
-        lines += ["", *(f"![{name}]({file})" for file in files)]
+    for name, file in (pictures or {}).items():
+        lines += ["", f"![{name}]({file})"]
     return "\n".join(lines).strip() + "\n"
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def _headline(found: Reproduction) -> list[str]:
+    """How many claims are within tolerance, by what they judge and by statement, never mixed."""
+    lines = ["Within tolerance:", "", "| judges | as printed | as corrected |", "|---|---|---|"]
+    for name, judges in (*((judges, judges) for judges in JUDGES), ("all", None)):
+        printed, corrected = (found.count(kind, judges) for kind in ("printed", "corrected"))
+        lines.append(f"| {name} | {printed} | {corrected} |")
+    return lines

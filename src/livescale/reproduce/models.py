@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from livescale.clusters.files import NamedTopology, find_cluster, read_topology
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.work import RunWork
-from livescale.topology_files import NamedTopology, find_cluster, read_topology
 
 NS_PER_MS = 1_000_000
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from livescale.chunks import ChunkGrid, Feed
+from livescale.clusters.topology import Device, Topology
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.member import inputs
 from livescale.plans import ScalePlan
 from livescale.sim.clock import Clock
 from livescale.sim.links.transfers import Transfers
-from livescale.topology import Device, LinkUse, Topology
 from livescale.types import FromStorage, WorkerRef
 
 GBIT_BYTES = 125_000_000
@@ -53,84 +55,79 @@ def even_layers(size_bytes: int, layers: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in itertools.pairwise(edges))
 
 
-def plan_of(
-    topology: Topology,
-    layer_bytes: Sequence[int],
-    sources: Sequence[int],
-    targets: Sequence[int],
-    strategy: str,
-    chunk_bytes: int = MIB,
-    busy: Sequence[LinkUse] = (),
-) -> ScalePlan:
-    """The planner's plan from these workers (by number; none: from storage) to those."""
-    asked = PlanRequest(
-        plan=_PLAN,
-        model=_MODEL,
-        layer_bytes=tuple(layer_bytes),
-        chunk_bytes=chunk_bytes,
-        instances=len(targets),
-        sources=tuple(Source((WorkerRef(number),)) for number in sources),
-        targets=tuple((WorkerRef(number),) for number in targets),
-        busy=tuple(busy),
-    )
-    return make_plan(asked, topology, strategy)
+@dataclass(frozen=True)
+class Multicast:
+    """A model (bytes of its layers) that goes from these workers (by number; none: from storage) to
+    those: the planner's plan, and the same plan carried out by the simulator on quiet links."""
+
+    topology: Topology
+    layers: Sequence[int]
+    sources: Sequence[int]
+    targets: Sequence[int]
+    strategy: str = "chain"
+
+    @cached_property
+    def plan(self) -> ScalePlan:
+        asked = PlanRequest(
+            plan=_PLAN,
+            model=_MODEL,
+            layer_bytes=tuple(self.layers),
+            chunk_bytes=MIB,
+            instances=len(self.targets),
+            sources=tuple(Source((WorkerRef(number),)) for number in self.sources),
+            targets=tuple((WorkerRef(number),) for number in self.targets),
+        )
+        return make_plan(asked, self.topology, self.strategy)
+
+    @property
+    def predicted_ns(self) -> int:
+        """When the planner expects the last receiver to be complete."""
+        assert self.plan.predicted_ns is not None, "all rates of these clusters are known"
+        return self.plan.predicted_ns
+
+    @property
+    def predicted_s(self) -> float:
+        return self.predicted_ns / NS_PER_S
+
+    @cached_property
+    def arrivals_ns(self) -> dict[WorkerRef, list[int]]:
+        """When each layer (that has bytes) is complete at each receiver, from the plan's start on,
+        in the simulator."""
+        clock, plan = Clock(), self.plan
+        grid = ChunkGrid(self.layers, plan.chunk_bytes)
+        transfers = Transfers(clock, self.topology, _WAIT_NS, _WAIT_NS)
+
+        def receive(member: WorkerRef, feeds: Sequence[Feed]) -> dict[int, int]:
+            """When each layer arrives: to be read when the clock has run."""
+            layer_ns: dict[int, int] = {}
+
+            def put(news: inputs.MemberInput) -> None:
+                is_well = not isinstance(news, inputs.FetchFailed | inputs.FeedEnded)
+                assert is_well, f"{news} in a world without faults"
+                if isinstance(news, inputs.LayerCame):
+                    layer_ns[news.layer] = clock.now_ns
+
+            transfers.receive(_PLAN, (member, _MODEL, 0), grid, tuple(feeds), put)
+            return layer_ns
+
+        for sender in _sources_of(plan):
+            receive(sender, [Feed(FromStorage(), grid.all())])
+        _run(clock)
+        start_ns = clock.now_ns
+        found = {load.receiver: receive(load.receiver, load.feeds) for load in plan.loads}
+        _run(clock)
+        return {
+            member: [layer_ns[layer] - start_ns for layer in sorted(layer_ns)]
+            for member, layer_ns in found.items()
+        }
+
+    @property
+    def simulated_s(self) -> float:
+        """When the last receiver is complete in the simulator."""
+        return max(map(max, self.arrivals_ns.values())) / NS_PER_S
 
 
-def predicted_s(plan: ScalePlan) -> float:
-    """When the planner expects the last receiver to be complete."""
-    assert plan.predicted_ns is not None, "all rates of these clusters are known"
-    return plan.predicted_ns / NS_PER_S
-
-
-class _Receiver:
-    """Is called when its layers arrive."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.layer_ns: dict[int, int] = {}
-
-    def put(self, news: inputs.MemberInput) -> None:
-        is_well = not isinstance(news, inputs.FetchFailed | inputs.FeedEnded)
-        assert is_well, f"{news} in a world without faults"
-        if isinstance(news, inputs.LayerCame):
-            self.layer_ns[news.layer] = self._clock.now_ns
-
-
-def carry_out(
-    plan: ScalePlan, topology: Topology, layer_bytes: Sequence[int]
-) -> dict[WorkerRef, tuple[int, ...]]:
-    """Simulate the transfers of a plan on quiet links: when each layer (that has bytes) is
-    complete at each receiver, in nanoseconds from the plan's start."""
-    clock = Clock()
-    grid = ChunkGrid(layer_bytes, plan.chunk_bytes)
-    topology = Topology(
-        dict(topology.devices),
-        dict(topology.agents),
-        dict(topology.leaves),
-        topology.group_bytes_per_s,
-        topology.remote_storage_bytes_per_s,
-    )
-    transfers = Transfers(clock, topology, _WAIT_NS, _WAIT_NS)
-    receivers = {load.receiver: _Receiver(clock) for load in plan.loads}
-    for source in _sources_of(plan):
-        feed = Feed(FromStorage(), grid.all())
-        transfers.receive(_PLAN, (source, _MODEL, 0), grid, (feed,), _Receiver(clock).put)
-    _run(clock)
-    start_ns = clock.now_ns
-    for load in plan.loads:
-        key = (load.receiver, _MODEL, 0)
-        transfers.receive(_PLAN, key, grid, load.feeds, receivers[load.receiver].put)
-    _run(clock)
-    return {
-        ref: tuple(its.layer_ns[layer] - start_ns for layer in sorted(its.layer_ns))
-        for ref, its in receivers.items()
-    }
-
-
-def simulated_s(plan: ScalePlan, topology: Topology, layer_bytes: Sequence[int]) -> float:
-    """When the last receiver is complete in the simulator."""
-    arrivals = carry_out(plan, topology, layer_bytes)
-    return max(max(times) for times in arrivals.values()) / NS_PER_S
+# -- helpers, in the order used -------------------------------------------------------------------
 
 
 def _sources_of(plan: ScalePlan) -> list[WorkerRef]:

@@ -9,14 +9,34 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 
+from livescale.load.traces import TraceError
+from livescale.reproduce import (
+    blitzscale_baselines,
+    blitzscale_bursts,
+    blitzscale_live,
+    blitzscale_loads,
+    blitzscale_plans,
+    blitzscale_pools,
+    lambdascale_multicast,
+    lambdascale_scaling,
+    quart,
+)
 from livescale.reproduce.claim import AbsentError, Claim, Conditions, Reproduction, Verdict
-from livescale.reproduce.claims_absorbed import LAMBDASCALE, QUART
-from livescale.reproduce.claims_blitzscale import BLITZSCALE
-from livescale.reproduce.claims_live import LIVE
-from livescale.traces import TraceError
 
-_BY_PAPER = (sorted((*LIVE, *BLITZSCALE), key=lambda c: int(c.id[1:])), LAMBDASCALE, QUART)
-CLAIMS: dict[str, Claim] = {claim.id: claim for claims in _BY_PAPER for claim in claims}
+_MODULES = (
+    blitzscale_baselines,
+    blitzscale_bursts,
+    blitzscale_live,
+    blitzscale_loads,
+    blitzscale_plans,
+    blitzscale_pools,
+    lambdascale_multicast,
+    lambdascale_scaling,
+    quart,
+)
+_FOUND = (found for module in _MODULES for found in vars(module).values())
+_MEASURED = [found for found in _FOUND if isinstance(found, Claim)]
+CLAIMS = {c.id: c for c in sorted(_MEASURED, key=lambda claim: (claim.id[0], int(claim.id[1:])))}
 
 
 class UnknownClaimError(ValueError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,13 +20,14 @@ from typing import TypeVar
 import msgspec
 
 from livescale.batching.live_batch import LiveLimits
-from livescale.config import ModelConfig, PoolConfig
+from livescale.clusters.topology import Device, Host
+from livescale.config.model import ModelConfig
+from livescale.config.pool import PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
 from livescale.runtime.news import LoadProgress, News
-from livescale.runtime.wire import Address, CatalogEntry, PublishedModel, UnservedModel
-from livescale.topology import Device, Host
+from livescale.runtime.protocol import Address, Catalog, CatalogEntry
 from livescale.types import Value, WorkerRef
 
 _READ_BYTES = 1 << 16
@@ -41,12 +43,9 @@ class ControllerBoot(Value, frozen=True, tag=True):
     secret: str
     listen_fd: int
     config: ControllerConfig
-    models: tuple[PublishedModel, ...]
     pool: PoolConfig
-    step_gap_ns: int
-    record: str | None
+    catalog: Catalog
     start: str = ""
-    unserved: tuple[UnservedModel, ...] = ()
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
@@ -57,79 +56,50 @@ class GatewayBoot(Value, frozen=True, tag=True):
     gateway: str
     listen_fd: int
     controller: Address
-    models: tuple[CatalogEntry, ...]
-    queue_requests_max: int
-    queue_prompt_tokens_max: int | None
-    drain_timeout_s: float
-    request_timeout_s: float | None
-    receive_timeout_s: float
-    stalled_client_s: float
-    slo: str
-    has_vllm_metrics: bool
+    pool: PoolConfig
+    catalog: Catalog
     key_digests: tuple[str, ...]
     admin_key_digests: tuple[str, ...] = ()
     key_weights: dict[str, int] = msgspec.field(default_factory=dict)
     page_origins: tuple[str, ...] = ()
-    queue_timeout_s: float | None = None
-    lost_after_ms: int = 5000
     is_successor: bool = False
 
 
-class WorkerBoot(Value, frozen=True, tag=True):
-    """What a worker process is told. No model: that comes with a load order. Its member is recorded
-    in the directory `record_members`, if there is one.
+class _MemberBoot(Value, frozen=True, kw_only=True):
+    """What the processes of all members are told. No model: that comes with an order.
 
-    `latency` is that of a timed device; others take the time that they take. `data_host` is the
-    address of the device's link, `token_host` the one that gateways can reach. With
-    `keeps_rates` the data plane itself keeps the device's rates.
+    `data_host` is the address of the link of the member's `place`, whose rates the data plane
+    itself keeps if it `keeps_rates`. The member is recorded in the directory `record_members`, if
+    there is one.
     """
 
     secret: str
-    worker: WorkerRef
-    device: Device
+    member: WorkerRef
+    pool: PoolConfig
     controller: Address
     data_host: str
-    token_host: str
     shm_directory: str
-    threads: int
-    block_tokens: int
-    run_tokens_max: int
-    sequences_max: int
-    oldest_prompt_percent: int = 50
-    growth_tokens: int = 64
-    weights_layout: str = "packed"
-    latency: AnyLatency = LinearLatency(0, 0)
-    keeps_rates: bool = True
-    parameter_share_percent: int = 100
-    carrier: str = "auto"
-    stall_ms: int = 2000
     storage_bytes_per_s: int | None = None
-    live: LiveLimits = LiveLimits()
-    resident_bytes: int = 0
-    lost_after_ms: int = 5000
-    stuck_after_ms: int = 60_000
-    record_members: str | None = None
-
-
-class AgentBoot(Value, frozen=True, tag=True):
-    """What a host agent's process is told. `data_host` is the address of the host's own link,
-    `touched_bytes` is how much of its memory it takes at its start; the rest when it is needed.
-    Its member is recorded in the directory `record_members`, if there is one."""
-
-    secret: str
-    agent: WorkerRef
-    host: Host
-    controller: Address
-    data_host: str
-    shm_directory: str
-    touched_bytes: int
     keeps_rates: bool = True
-    parameter_share_percent: int = 100
-    carrier: str = "auto"
-    stall_ms: int = 2000
-    lost_after_ms: int = 5000
-    stuck_after_ms: int = 60_000
     record_members: str | None = None
+
+
+class WorkerBoot(_MemberBoot, frozen=True, tag=True, kw_only=True):
+    """What a worker's process is told besides. `latency` is that of a timed device; others take
+    the time that they take. Gateways reach the worker at the address `token_host`."""
+
+    place: Device
+    token_host: str
+    latency: AnyLatency = LinearLatency(0, 0)
+    live: LiveLimits = LiveLimits()
+
+
+class AgentBoot(_MemberBoot, frozen=True, tag=True, kw_only=True):
+    """What a host agent's process is told besides. It takes `touched_bytes` of its host's memory at
+    its start; the rest when it is needed."""
+
+    place: Host
+    touched_bytes: int
 
 
 class PrepareBoot(Value, frozen=True, tag=True):
@@ -143,22 +113,23 @@ Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
 AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
 # What passes the parent's question on: nothing before the process works.
 _askers: list[Callable[[], None]] = []
+# What the parent said, kept until there is one who heeds it.
+_words: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
 
 class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
     `is_working` is the answer to its parent's question.
 
-    A controller tells its `models` (and with them the `unserved` ones) whenever they change, for
-    its next life; a process that prepares a model tells its `entry`. `news` are for people;
-    `loads` are those under way, told whenever they got on (None: nothing new).
+    A controller tells its `catalog` whenever that changes, for its next life; a process that
+    prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
+    whenever they got on (None: nothing new).
     """
 
     is_ready: bool = False
     is_working: bool = False
     fatal: str | None = None
-    models: tuple[PublishedModel, ...] | None = None
-    unserved: tuple[UnservedModel, ...] = ()
+    catalog: Catalog | None = None
     entry: CatalogEntry | None = None
     news: tuple[News, ...] = ()
     loads: tuple[LoadProgress, ...] | None = None
@@ -195,7 +166,12 @@ def answer_parent_from(
 def heed_parent(heed: Callable[[bytes], None]) -> None:
     """Get what the parent says after the boot message: what it has said, and all that follows.
     Called on a thread of its own; must not raise."""
-    _words.heed(heed)
+
+    def run() -> None:
+        while True:
+            heed(_words.get())
+
+    threading.Thread(target=run, name="parent-words", daemon=True).start()
 
 
 def report(status: Status) -> None:
@@ -205,32 +181,6 @@ def report(status: Status) -> None:
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(0)
-
-
-class _Words:
-    """What the parent said, kept until there is one who heeds it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[bytes] = []
-        self._heed: Callable[[bytes], None] | None = None
-
-    def add(self, line: bytes) -> None:
-        with self._lock:
-            if self._heed is None:
-                self._kept.append(line)
-            else:
-                self._heed(line)
-
-    def heed(self, heed: Callable[[bytes], None]) -> None:
-        with self._lock:
-            self._heed = heed
-            for line in self._kept:
-                heed(line)
-            self._kept.clear()
-
-
-_words = _Words()
 
 
 def _lines_of_parent() -> Iterator[bytes]:
@@ -248,7 +198,7 @@ def _lines_of_parent() -> Iterator[bytes]:
 def _end_with_parent(lines: Iterator[bytes]) -> None:
     for line in lines:
         if line:
-            _words.add(line)
+            _words.put(line)
         else:
             for ask in _askers:
                 ask()

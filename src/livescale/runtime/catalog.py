@@ -7,13 +7,18 @@ before a model is published in a running pool.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import psutil
 
 from livescale.batching.live_batch import MOVE_FACTOR, LiveLimits
-from livescale.config import ROOFLINE_PREFIX, ModelConfig, PoolConfig
+from livescale.bindings import Binding, EarlyBinding, LateBinding
+from livescale.clusters.profiles import read_profile
+from livescale.common.settings import ConfigError, parse_schedule
+from livescale.config.model import ModelConfig
+from livescale.config.pool import ROOFLINE_PREFIX, PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.engine.errors import ModelError
@@ -28,14 +33,12 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency
+from livescale.load.slo import SloAbsolute, parse_slo
 from livescale.member.memory_map import ALIGNMENT_BYTES
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, TargetOngoing
-from livescale.profiles import read_profile
+from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, SloAim, TargetOngoing
 from livescale.runtime.pool_layout import HostSeat, PoolLayout
-from livescale.runtime.wire import CatalogEntry
-from livescale.settings import ConfigError, parse_schedule
-from livescale.slo import SloAbsolute, parse_slo
+from livescale.runtime.protocol import CatalogEntry
 from livescale.types import ModelSpec
 
 _MS_NS = 1_000_000
@@ -111,30 +114,19 @@ def with_host_memory(
 
     Raises ConfigError when the machine has too little memory for all of it together.
     """
-    enough_bytes = config.host_memory_bytes
-    if enough_bytes is None:
-        enough_bytes = _enough_bytes(config, len(layout.hosts), models)
-    taken = [_memory_of(seat, config, enough_bytes) for seat in layout.hosts]
+    taken = [_memory_of(seat, config, len(layout.hosts), models) for seat in layout.hosts]
     packed = config.device == "cpu" and config.weights_layout == "packed"
     largest = max((entry.manifest.size_bytes for entry in models), default=0)
     needed = check_memory(config, largest if packed else 0, sum(taken))
     more = _growth_bytes(config, needed) // len(layout.hosts)
-    hosts = tuple(
-        _with_memory(seat, own, own + (more if own and _memory_follows(seat, config) else 0))
-        for seat, own in zip(layout.hosts, taken, strict=True)
-    )
+    hosts = []
+    for seat, own in zip(layout.hosts, taken, strict=True):
+        # Only where nothing says how much memory the host has for copies.
+        grows = own and config.host_memory_bytes is None and not seat.host.memory_bytes
+        host = msgspec.structs.replace(seat.host, memory_bytes=own + more if grows else own)
+        hosts.append(msgspec.structs.replace(seat, host=host, memory_touched_bytes=own))
     _check_room(hosts, models)
-    return msgspec.structs.replace(layout, hosts=hosts)
-
-
-def _with_memory(seat: HostSeat, taken_bytes: int, room_bytes: int) -> HostSeat:
-    host = msgspec.structs.replace(seat.host, memory_bytes=room_bytes)
-    return msgspec.structs.replace(seat, host=host, memory_touched_bytes=taken_bytes)
-
-
-def _memory_follows(seat: HostSeat, config: PoolConfig) -> bool:
-    """Nobody has said how much memory the host has for copies."""
-    return config.host_memory_bytes is None and not seat.host.memory_bytes
+    return msgspec.structs.replace(layout, hosts=tuple(hosts))
 
 
 def _growth_bytes(config: PoolConfig, needed_bytes: int) -> int:
@@ -146,7 +138,7 @@ def _growth_bytes(config: PoolConfig, needed_bytes: int) -> int:
     return max(0, available_bytes - needed_bytes) // 2
 
 
-def _check_room(hosts: tuple[HostSeat, ...], models: tuple[CatalogEntry, ...]) -> None:
+def _check_room(hosts: Sequence[HostSeat], models: tuple[CatalogEntry, ...]) -> None:
     """Where there are agents, each model's copy fits one of them."""
     room_bytes = max((seat.host.memory_bytes for seat in hosts), default=0)
     for entry in models:
@@ -157,15 +149,15 @@ def _check_room(hosts: tuple[HostSeat, ...], models: tuple[CatalogEntry, ...]) -
             )
 
 
-def _memory_of(seat: HostSeat, config: PoolConfig, room_bytes: int) -> int:
+def _memory_of(
+    seat: HostSeat, config: PoolConfig, hosts: int, models: tuple[CatalogEntry, ...]
+) -> int:
     if config.placement == "none":
         return 0
     # What is configured for all hosts goes before what a topology says of one.
-    return (
-        seat.host.memory_bytes
-        if config.host_memory_bytes is None and seat.host.memory_bytes
-        else room_bytes
-    )
+    if config.host_memory_bytes is not None:
+        return config.host_memory_bytes
+    return seat.host.memory_bytes or _enough_bytes(config, hosts, models)
 
 
 def _enough_bytes(config: PoolConfig, hosts: int, models: tuple[CatalogEntry, ...]) -> int:
@@ -193,14 +185,17 @@ def controller_config(
         epoch=epoch,
         settle_ns=config.settle_ms * _MS_NS,
         dispatched_ahead_max=config.dispatched_ahead_max,
+        binding=binding(config),
         sequences_max=config.sequences_max,
         request_attempts_max=config.request_attempts_max,
         # A gateway may give a silent worker up a little before the controller does.
         avoid_ns=max(_S_NS, config.lost_after_ms * _MS_NS),
-        scaling=_scaling(config),
+        scaling=pool_scaling(config),
         multicast=config.multicast,
         placement=_placement(config),
         live_order=config.live_order,
+        warm_spares=config.warm_spares,
+        drain=config.drain,
         live_over_ns=live_over_ns(config),
         live_ahead_max=config.live_ahead_max,
         chunk_bytes=config.chunk_bytes,
@@ -211,6 +206,17 @@ def controller_config(
         # The share is kept by the data planes, together with the rate.
         parameter_share_percent=100 if layout.has_links else config.parameter_share_percent,
         wall_ns=time.time_ns() - time.monotonic_ns(),
+    )
+
+
+def binding(config: PoolConfig) -> Binding:
+    """When requests are bound to instances."""
+    if config.binding == "early":
+        return EarlyBinding(min(config.dispatched_ahead_max, EarlyBinding().ahead_max))
+    return LateBinding(
+        ahead_tokens_max=config.runs_ahead_max * config.run_tokens_max,
+        oldest_prompt_percent=config.oldest_prompt_percent,
+        passes_max=config.passes_max,
     )
 
 
@@ -250,9 +256,32 @@ def live_over_ns(config: PoolConfig) -> int:
     return slo.ttft_ns // 4 if isinstance(slo, SloAbsolute) else _LIVE_OVER_NS
 
 
-def _scaling(config: PoolConfig) -> ScalingPolicy:
+def pool_scaling(config: PoolConfig) -> ScalingPolicy:
+    """What models scale by that say nothing else."""
     if config.target_ongoing_requests is not None:
         return _target(config, config.target_ongoing_requests)
+    bounds = _bounds(config)
+    if config.scaling_policy == "bounds":
+        return bounds
+    return SloAim(
+        ttft_ns=_ttft_aim_ns(config),
+        floor_decay_ns=config.floor_decay_ms * _MS_NS,
+        scale_down_timeout_ns=bounds.scale_down_timeout_ns,
+        load_window_ns=bounds.load_window_ns,
+        room=bounds,
+    )
+
+
+def _ttft_aim_ns(config: PoolConfig) -> int:
+    """A configuration without any was refused when it was read."""
+    if config.ttft_aim_ms is not None:
+        return config.ttft_aim_ms * _MS_NS
+    slo = parse_slo(config.slo)
+    assert isinstance(slo, SloAbsolute), f"{config.slo} has no TTFT"
+    return slo.ttft_ns
+
+
+def _bounds(config: PoolConfig) -> Bounds:
     return Bounds(
         token_rate_upper_permille=10 * config.token_rate_upper_percent,
         token_rate_lower_permille=10 * config.token_rate_lower_percent,
@@ -275,9 +304,8 @@ def _target(config: PoolConfig, requests: int) -> TargetOngoing:
 
 
 def _placement(config: PoolConfig) -> Placement:
-    if config.placement == "cache":
-        return CacheCopies(ttl_ns=config.cache_ttl_s * _S_NS)
     placements: dict[str, Placement] = {
+        "cache": CacheCopies(ttl_ns=config.cache_ttl_s * _S_NS),
         "spread": SpreadCopies(),
         "all": AllCopies(),
         "none": NoCopies(),
@@ -287,35 +315,31 @@ def _placement(config: PoolConfig) -> Placement:
 
 def latency(config: PoolConfig) -> AnyLatency:
     """How long a timed worker takes for a Run. Raises ConfigError for a bad `timed_profile`."""
-    if config.timed_profile is None:
+    profile = config.timed_profile
+    if profile is None:
         return LinearLatency(config.timed_run_us * 1000, config.timed_token_us * 1000)
-    if config.timed_profile.startswith(ROOFLINE_PREFIX):
-        return _roofline(config.timed_profile)
-    return _table(Path(config.timed_profile))
+    try:
+        return _roofline(profile) if profile.startswith(ROOFLINE_PREFIX) else _table(Path(profile))
+    except ValueError as error:  # ConfigError, too
+        raise ConfigError(f"timed_profile: {error}") from error
 
 
 def _table(path: Path) -> TableLatency:
-    try:
-        profile = read_profile(path)
-    except ConfigError as error:
-        raise ConfigError(f"timed_profile: {error}") from error
+    profile = read_profile(path)
     try:
         return TableLatency.measured(profile)
     except ValueError as error:
-        raise ConfigError(f"timed_profile: {path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _roofline(text: str) -> RooflineLatency:
     kind, _, name = text.removeprefix(ROOFLINE_PREFIX).partition(":")
     if name not in PRESETS:
         raise ConfigError(
-            f"timed_profile: '{text}' is not roofline:ACCELERATOR:MODEL"
+            f"'{text}' is not roofline:ACCELERATOR:MODEL"
             f" with one of the models {', '.join(PRESETS)}"
         )
-    try:
-        return RooflineLatency.of(kind, PRESETS[name])
-    except ValueError as error:
-        raise ConfigError(f"timed_profile: {error}") from error
+    return RooflineLatency.of(kind, PRESETS[name])
 
 
 def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> int:

@@ -52,7 +52,7 @@ def run(kind: str, level: str) -> NoReturn:
         report(Status(fatal=f"{type(error).__name__}: {error}"))
         raise
     # Nothing is left to save. Taking libraries apart and giving gigabytes back piece by piece takes
-    # seconds on a busy machine, and whoever waits for this process would give up on it.
+    # seconds on a busy machine, and the parent, which waits for this process, would give up on it.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)

@@ -10,62 +10,43 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from livescale.messages.events import AnyEvent, LinkMeasured
+from livescale.runtime import protocol
 from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.wire import (
-    Address,
-    Examine,
-    Examined,
-    Holder,
-    Holders,
-    MemberHello,
-    Order,
-    Refused,
-    ToWorker,
-)
-from livescale.runtime.wire_channel import Wire, open_wire
+from livescale.runtime.wire_channel import Wire, stay_connected
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
-_RECONNECT_S = (0.05, 1.0)
 # Two ways tell what this member's link carries; all of them would be a storm when many join.
 _PROBED_MAX = 2
 _PROBE_BYTES = 4 << 20
 
 
+@dataclass(eq=False)
 class ControllerLink:
-    """The wire to the controller. Lives on the event loop that runs `run`."""
+    """The wire to the controller. Lives on the event loop that runs `run`.
 
-    def __init__(
-        self,
-        controller: Address,
-        secret: str,
-        acquaintances: Acquaintances,
-        hello: Callable[[], Sequence[MemberHello]],
-        obey: Callable[[Order | Examine], None],
-        refused: Callable[[str], None],
-        gone: Callable[[WorkerRef], None] = lambda _: None,
-        *,
-        heartbeats: Heartbeats,
-    ) -> None:
-        """`hello` says who this is and what it holds: a restarted controller builds its state
-        from that. `refused` is called when the controller will not talk to this incarnation,
-        `gone` with members that the controller lost, whatever their connections seem to be. A
-        controller that is silent is given up by `heartbeats`."""
-        self._address = controller
-        self._secret = secret
-        self._acquaintances = acquaintances
-        self._hello = hello
-        self._obey = obey
-        self._refused = refused
-        self._gone = gone
-        self._heartbeats = heartbeats
-        self._wire: Wire[ToWorker] | None = None
+    `hello` says who this is and what it holds: a restarted controller builds its state from that.
+    `refused` is called when the controller will not talk to this incarnation, `gone` with members
+    that the controller lost, whatever their connections seem to be. A controller that is silent is
+    given up by `heartbeats`.
+    """
 
-    def send(self, event: AnyEvent | Examined) -> None:
+    controller: protocol.Address
+    secret: str
+    acquaintances: Acquaintances
+    hello: Callable[[], Sequence[protocol.MemberHello]]
+    obey: Callable[[protocol.Order | protocol.Examine], None]
+    refused: Callable[[str], None]
+    gone: Callable[[WorkerRef], None]
+    heartbeats: Heartbeats
+    _wire: Wire[protocol.ToWorker] | None = field(default=None, init=False)
+
+    def send(self, event: AnyEvent | protocol.Examined) -> None:
         """Tell the controller. While none is there events are dropped: the next one gets a full
         report."""
         if self._wire is not None:
@@ -73,47 +54,41 @@ class ControllerLink:
 
     async def run(self) -> None:
         """Stay connected, for ever."""
-        pause_s = _RECONNECT_S[0]
-        while True:
-            try:
-                wire: Wire[ToWorker] = await open_wire(
-                    self._address, ToWorker, secret=self._secret, door=CONTROLLER_DOOR
-                )
-            except OSError:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _RECONNECT_S[1])
-                continue
-            pause_s = _RECONNECT_S[0]
-            for message in self._hello():
-                wire.send(message)
-            self._heartbeats.add(wire)
-            self._wire = wire
-            await self._listen(wire)
-            self._wire = None
-            _log.info("the controller is gone: %s", wire.error)
-            await asyncio.sleep(pause_s)
+        await stay_connected(
+            self.controller,
+            protocol.ToWorker,
+            secret=self.secret,
+            door=CONTROLLER_DOOR,
+            serve=self._listen,
+        )
 
-    async def _listen(self, wire: Wire[ToWorker]) -> None:
+    async def _listen(self, wire: Wire[protocol.ToWorker]) -> None:
+        for greeting in self.hello():
+            wire.send(greeting)
+        self.heartbeats.add(wire)
+        self._wire = wire
         # Of this life of the controller: a new one learns of them one by one.
         living: set[WorkerRef] = set()
         async for message in wire:
-            if isinstance(message, Holders):
+            if isinstance(message, protocol.Holders):
                 refs = {holder.ref for holder in message.holders}
                 for member in sorted(living - refs):
-                    self._acquaintances.lose(member)
-                    self._gone(member)
+                    self.acquaintances.lose(member)
+                    self.gone(member)
                 living = refs
                 # Before the next order is read, which may name one of them.
-                await asyncio.to_thread(self._acquaintances.meet, message)
-                if not self._acquaintances.has_probed:
+                await asyncio.to_thread(self.acquaintances.meet, message)
+                if not self.acquaintances.has_probed:
                     self._probing = asyncio.create_task(self._probe())
-            elif isinstance(message, (Order, Examine)):
-                self._obey(message)
-            elif isinstance(message, Refused):
-                self._refused(message.reason)
+            elif isinstance(message, (protocol.Order, protocol.Examine)):
+                self.obey(message)
+            elif isinstance(message, protocol.Refused):
+                self.refused(message.reason)
+        self._wire = None
+        _log.info("the controller is gone: %s", wire.error)
 
     async def _probe(self) -> None:
-        for event in await asyncio.to_thread(self._acquaintances.probe):
+        for event in await asyncio.to_thread(self.acquaintances.probe):
             self.send(event)
 
 
@@ -127,11 +102,11 @@ class Acquaintances:
         self._host = host
         self._data_plane = data_plane
         #: by number: a restarted member takes the place of its last life
-        self._known: dict[int, Holder] = {}
+        self._known: dict[int, protocol.Holder] = {}
         self.has_probed = not measures_links
         self._probing = threading.Lock()
 
-    def meet(self, message: Holders) -> None:
+    def meet(self, message: protocol.Holders) -> None:
         """Introduce every new holder to the data plane. Blocks while connections are made.
 
         Nothing is closed here: a restarted controller learns of the others one by one, and a

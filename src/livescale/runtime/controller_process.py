@@ -17,25 +17,8 @@ from pathlib import Path
 import msgspec
 
 from livescale.control.controller import Controller
-from livescale.messages.commands import (
-    AmendHolding,
-    AnyCommand,
-    Dispatch,
-    DropHolding,
-    FailRequest,
-    ModelGone,
-    StartHolding,
-    WakeAt,
-)
-from livescale.messages.events import (
-    AnyEvent,
-    ModelRemoved,
-    RequestArrived,
-    RequestCancelled,
-    RequestEnded,
-    Tick,
-    WorkerLost,
-)
+from livescale.messages import commands, events
+from livescale.runtime import protocol
 from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
 from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
@@ -43,100 +26,76 @@ from livescale.runtime.publication import Publication
 from livescale.runtime.recording import FLUSH_S, Recording
 from livescale.runtime.shown_status import ShownStatus
 from livescale.runtime.step_news import StepNews
-from livescale.runtime.wire import (
-    AddModel,
-    AgentEvent,
-    Catalog,
-    ChangeModel,
-    Examine,
-    Examined,
-    Examining,
-    GatewayHello,
-    Holder,
-    Holders,
-    MemberHello,
-    Order,
-    Peer,
-    Peers,
-    PoolStatus,
-    Refused,
-    RemoveModel,
-    RequestTimed,
-    ToController,
-    WorkerEvent,
-)
 from livescale.runtime.wire_channel import Wire
 from livescale.telemetry.history.follower import Follower
 from livescale.types import Outcome, RequestId, WorkerRef
 
 _log = logging.getLogger(__name__)
-# A peer that connects must say who it is within this time.
-_HELLO_TIMEOUT_S = 10.0
+
+
+_Member = tuple[Wire[protocol.ToController], protocol.MemberHello]
 
 
 class ControllerProcess:
     """One life of the controller: its wires, its event queue and its record."""
 
     def __init__(self, boot: ControllerBoot) -> None:
-        self._boot = boot
+        self._step_gap_ns = boot.pool.step_gap_us * 1000
         self._controller = Controller(boot.config)
         #: what may be known of it, as of the last step
         self._status = self._controller.status()
         self._follower = Follower()
         self._follower.begin(boot.config)
         self._publication = Publication(
-            models=boot.models,
+            catalog=boot.catalog,
             config=boot.pool,
             status=lambda: self._status,
             push=self._push,
             announce=self._announce,
-            unserved=boot.unserved,
             has_agents=boot.config.agents_expected > 0,
         )
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews()
         #: what is written down of this life (None: nothing)
         self.recording: Recording | None = None
-        if boot.record is not None:
+        if boot.pool.record is not None:
             self.recording = Recording(
-                Path(boot.record),
+                Path(boot.pool.record),
                 boot.pool.record_bytes_max,
                 boot.config,
                 self._follower,
                 msgspec.to_builtins(boot.pool),
                 boot.start,
             )
-        self._events: list[AnyEvent] = []
+        self._events: list[events.AnyEvent] = []
         self._has_events = asyncio.Event()
         self._wake_at_ns: int | None = None
-        #: the wires of workers and agents, and where their data planes are
-        self._members: dict[WorkerRef, Wire[ToController]] = {}
-        self._holders: dict[WorkerRef, Holder] = {}
-        self._peers: dict[WorkerRef, Peer] = {}
+        #: workers and agents: their wires, and where they can be reached
+        self._members: dict[WorkerRef, _Member] = {}
         #: incarnations that were lost: they are told to end if they come back
         self._lost: dict[WorkerRef, None] = {}
-        self._gateways: dict[str, Wire[ToController]] = {}
+        self._gateways: dict[str, Wire[protocol.ToController]] = {}
         #: unfinished requests and the gateway that answers for them
         self._gateway_of: dict[RequestId, str] = {}
         self.shown = ShownStatus(self._publication, self._to_gateways)
         #: who asked what the members hold
-        self._examiners: dict[str, Wire[ToController]] = {}
+        self._examiners: dict[str, Wire[protocol.ToController]] = {}
         #: answers to gateways that are being worked out
         self._answering: set[asyncio.Task[None]] = set()
-        for model in boot.models:
+        for model in boot.catalog.models:
             if model.is_leaving:
-                self._push(ModelRemoved(model.entry.spec.name))
+                self._push(events.ModelRemoved(model.entry.spec.name))
 
     # -- the step loop --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Step the controller whenever an event waits, at most every `step_gap_ns`."""
+        """Step the controller whenever an event waits, at most every `step_gap_us`."""
         # An earlier life may have ended between a change and its last word on it.
         await self._publication.keep()
         last_ns = 0
         while True:
             await self._wait_for_events()
-            gap_ns = last_ns + self._boot.step_gap_ns - time.monotonic_ns()
+            gap_ns = last_ns + self._step_gap_ns - time.monotonic_ns()
             if gap_ns > 0:
                 await asyncio.sleep(gap_ns / 1e9)
             last_ns = self._step()
@@ -149,64 +108,72 @@ class ControllerProcess:
             await asyncio.wait_for(self._has_events.wait(), timeout)
         except TimeoutError:
             self._wake_at_ns = None
-            self._events.append(Tick())
+            self._events.append(events.Tick())
 
     def _step(self) -> int:
-        events, self._events = self._events, []
+        absorbed, self._events = self._events, []
         self._has_events.clear()
         now_ns = time.monotonic_ns()
         if self._wake_at_ns is not None and self._wake_at_ns <= now_ns:
             # This step is the promised call: a later WakeAt must not be taken for a worse one.
             self._wake_at_ns = None
-        commands = self._controller.step(now_ns, events)
+        decided = self._controller.step(now_ns, absorbed)
         self._status = self._controller.status()
-        changes = self._follower.step(now_ns, events, commands)
+        changes = self._follower.step(now_ns, absorbed, decided)
         news = self._news.observe(now_ns, changes, self._status.models)
         if news:
             report(Status(news=news))
-        for command in commands:
+        for command in decided:
             self._carry_out(command)
-        self.shown.absorb(events, self._status.instances)
+        self.shown.absorb(absorbed, self._status.instances)
         self._publication.observe(changes)
         if self.recording is not None:
-            self.recording.step(now_ns, events, commands, changes)
+            self.recording.step(now_ns, absorbed, decided, changes)
         self.shown.show(self._status, self._is_recording)
         # After the status: a client that receives the failure may ask for its reason at once.
-        for command in commands:
-            if isinstance(command, FailRequest):
+        for command in decided:
+            if isinstance(command, commands.FailRequest):
                 self._to_gateway(command.request, command)
         return now_ns
 
-    def _push(self, event: AnyEvent) -> None:
+    def _push(self, event: events.AnyEvent) -> None:
         self._events.append(event)
         self._has_events.set()
 
     # -- carrying out commands ------------------------------------------------------------------
 
-    def _carry_out(self, command: AnyCommand) -> None:
-        if isinstance(command, StartHolding):
+    def _carry_out(self, command: commands.AnyCommand) -> None:
+        if isinstance(command, commands.StartHolding):
             entry = self._publication.entry(command.model)
-            self._order(Order(command, entry.manifest, entry.directory))
-        elif isinstance(command, (AmendHolding, DropHolding)):
-            self._order(Order(command))
-        elif isinstance(command, Dispatch):
+            self._order(protocol.Order(command, entry.manifest, entry.directory))
+        elif isinstance(
+            command,
+            commands.AmendHolding
+            | commands.ChangeDuty
+            | commands.ReleaseHolding
+            | commands.DropHolding,
+        ):
+            self._order(protocol.Order(command))
+        elif isinstance(command, commands.Dispatch):
             if not self._to_gateway(command.request, command):
-                self._push(RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
-        elif isinstance(command, WakeAt):
+                self._push(events.RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
+        elif isinstance(command, commands.WakeAt):
             earlier = self._wake_at_ns is None or command.at_ns < self._wake_at_ns
             self._wake_at_ns = command.at_ns if earlier else self._wake_at_ns
-        elif isinstance(command, ModelGone):
+        elif isinstance(command, commands.ModelGone):
             self._publication.gone(command.model)
-            self.shown.forget(command.model)
+            self.shown.loads.forget(command.model)
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: protocol.Order) -> None:
         """Send the order. A member who is gone needs none: its WorkerLost is on the way and ends
         everything that it was asked."""
-        wire = self._members.get(order.command.holding.member)
-        if wire is not None:
-            wire.send(order)
+        member = self._members.get(order.command.holding.member)
+        if member is not None:
+            member[0].send(order)
 
-    def _to_gateway(self, request: RequestId, command: Dispatch | FailRequest) -> bool:
+    def _to_gateway(
+        self, request: RequestId, command: commands.Dispatch | commands.FailRequest
+    ) -> bool:
         gateway = self._gateway_of.get(request)
         wire = self._gateways.get(gateway) if gateway is not None else None
         if wire is None:
@@ -224,7 +191,9 @@ class ControllerProcess:
         if loads is not None:
             report(Status(loads=loads))
 
-    def _to_gateways(self, message: PoolStatus | Catalog | Peers) -> None:
+    def _to_gateways(
+        self, message: protocol.PoolStatus | protocol.Catalog | protocol.Peers
+    ) -> None:
         for wire in self._gateways.values():
             wire.send(message)
 
@@ -232,51 +201,50 @@ class ControllerProcess:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, whose other end is a member, to its end."""
-        wire: Wire[ToController] = Wire(reader, writer, ToController)
-        try:
-            hello = await asyncio.wait_for(wire.receive(), _HELLO_TIMEOUT_S)
-        except TimeoutError:
-            hello = None
+        wire: Wire[protocol.ToController] = Wire(reader, writer, protocol.ToController)
+        hello = await wire.hello()
         self.heartbeats.add(wire)
-        if isinstance(hello, MemberHello):
+        if isinstance(hello, protocol.MemberHello):
             await self._serve_member(hello, wire)
-        elif isinstance(hello, GatewayHello):
+        elif isinstance(hello, protocol.GatewayHello):
             await self._serve_gateway(hello, wire)
         else:
             _log.warning("a connection without a hello was closed (%s)", wire.error)
             wire.close()
 
-    async def _serve_member(self, hello: MemberHello, wire: Wire[ToController]) -> None:
+    async def _serve_member(
+        self, hello: protocol.MemberHello, wire: Wire[protocol.ToController]
+    ) -> None:
         """A worker or an agent, until its wire ends."""
         ref = hello.holder.ref
         if ref in self._lost or ref in self._members:
-            wire.send(Refused(f"{ref} was given up before"))
+            wire.send(protocol.Refused(f"{ref} was given up before"))
             wire.close()
             return
-        self._members[ref] = wire
-        self._holders[ref] = hello.holder
-        if hello.token_address is not None:
-            self._peers[ref] = Peer(ref, hello.token_address)
+        self._members[ref] = wire, hello
         self._tell_members()
         self._push(hello.joined)
         async for message in wire:
-            if isinstance(message, Examined):
+            if isinstance(message, protocol.Examined):
                 if message.call in self._examiners:
                     self._examiners[message.call].send(message)
                 continue
-            if not isinstance(message, AgentEvent if ref.is_agent else WorkerEvent):
+            if not isinstance(
+                message, protocol.AgentEvent if ref.is_agent else protocol.WorkerEvent
+            ):
                 wire.error = f"{ref} sent {type(message).__name__}"
                 wire.close()
                 break
             self._push(message)
         _log.info("%s is gone: %s", ref, wire.error)
-        del self._members[ref], self._holders[ref]
-        self._peers.pop(ref, None)
+        del self._members[ref]
         self._lost[ref] = None
-        self._push(WorkerLost(ref, wire.error or "connection closed"))
+        self._push(events.WorkerLost(ref, wire.error or "connection closed"))
         self._tell_members()
 
-    async def _serve_gateway(self, hello: GatewayHello, wire: Wire[ToController]) -> None:
+    async def _serve_gateway(
+        self, hello: protocol.GatewayHello, wire: Wire[protocol.ToController]
+    ) -> None:
         name = hello.gateway
         self._gateways[name] = wire
         wire.send(self._publication.catalog())
@@ -284,23 +252,26 @@ class ControllerProcess:
         if self.shown.last is not None:
             wire.send(self.shown.last)
         async for message in wire:
-            if isinstance(message, RequestTimed):
+            if isinstance(message, protocol.RequestTimed):
                 self._gateway_of.pop(message.line.request, None)
                 if self.recording is not None:
                     self.recording.request(message.line)
-            elif isinstance(message, (RequestArrived, RequestCancelled, RequestEnded)):
-                if isinstance(message, RequestArrived):
+            elif isinstance(
+                message, (events.RequestArrived, events.RequestCancelled, events.RequestEnded)
+            ):
+                if isinstance(message, events.RequestArrived):
                     self._gateway_of[message.request] = name
                 self._push(message)
-            elif isinstance(message, (AddModel, ChangeModel, RemoveModel)):
+            elif isinstance(
+                message, (protocol.AddModel, protocol.ChangeModel, protocol.RemoveModel)
+            ):
                 task = asyncio.create_task(self._answer(wire, message))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
-            elif isinstance(message, Examine):
+            elif isinstance(message, protocol.Examine):
                 self._examiners[message.call] = wire
-                wire.send(Examining(message.call, tuple(sorted(self._members))))
-                for member in self._members.values():
-                    member.send(message)
+                wire.send(protocol.Examining(message.call, tuple(sorted(self._members))))
+                self._to_members(message)
             else:
                 wire.error = f"a gateway sent {type(message).__name__}"
                 wire.close()
@@ -312,10 +283,12 @@ class ControllerProcess:
                 del self._examiners[call]
             for request in [r for r, g in self._gateway_of.items() if g == name]:
                 del self._gateway_of[request]
-                self._push(RequestCancelled(request))
+                self._push(events.RequestCancelled(request))
 
     async def _answer(
-        self, wire: Wire[ToController], asked: AddModel | ChangeModel | RemoveModel
+        self,
+        wire: Wire[protocol.ToController],
+        asked: protocol.AddModel | protocol.ChangeModel | protocol.RemoveModel,
     ) -> None:
         """Publish, change or withdraw a model and say what came of it."""
         wire.send(await self._publication.answer(asked))
@@ -323,18 +296,27 @@ class ControllerProcess:
     def _announce(self) -> None:
         """The catalog changed: gateways serve by it, and the next life must know it."""
         self._to_gateways(self._publication.catalog())
-        unserved = tuple(self._publication.unserved.values())
-        report(Status(models=tuple(self._publication.models.values()), unserved=unserved))
+        report(Status(catalog=self._publication.kept()))
 
-    def _peers_message(self) -> Peers:
-        return Peers(tuple(self._peers[worker] for worker in sorted(self._peers)))
+    def _peers_message(self) -> protocol.Peers:
+        hellos = [hello for _, (_, hello) in sorted(self._members.items())]
+        return protocol.Peers(
+            tuple(
+                protocol.Peer(hello.holder.ref, hello.token_address)
+                for hello in hellos
+                if hello.token_address is not None
+            )
+        )
 
     def _tell_members(self) -> None:
         """Who is there: the data planes of all, and to gateways the workers."""
-        holders = Holders(tuple(self._holders[ref] for ref in sorted(self._holders)))
-        for wire in self._members.values():
-            wire.send(holders)
+        members = sorted(self._members.items())
+        self._to_members(protocol.Holders(tuple(hello.holder for _, (_, hello) in members)))
         self._to_gateways(self._peers_message())
+
+    def _to_members(self, message: protocol.Holders | protocol.Examine) -> None:
+        for wire, _ in self._members.values():
+            wire.send(message)
 
     async def flush_record(self) -> None:
         """Let readers of the record see what was noted, and gateways that it was closed."""

@@ -1,7 +1,7 @@
 """Who may talk on a pool's wires: both ends prove that they know its secret, before anything else.
 
-The messages of `livescale.proofs` travel in three blocks of fixed size, the first two behind a
-word that names the protocol: a stranger makes this process read `FIRST_BYTES`, and keep no more.
+The messages of `livescale.common.proofs` travel in three blocks of fixed size, the first two behind
+a word that names the protocol: a stranger makes this process read `FIRST_BYTES`, and keep no more.
 What is sent later is not protected: this keeps other programs out, not a network that listens.
 """
 
@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
-from livescale.proofs import NONCE_BYTES, PROOF_BYTES, CalledProof, CallerProof, ProofError
+from livescale.common.proofs import NONCE_BYTES, PROOF_BYTES, CalledProof, CallerProof, ProofError
 from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)

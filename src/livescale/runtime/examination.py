@@ -14,20 +14,12 @@ from collections.abc import Collection
 import msgspec
 import xxhash
 
-from livescale.interpreter import module_words
+from livescale.common.interpreter import module_words
+from livescale.runtime import protocol
 from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.wire import (
-    Address,
-    Examine,
-    Examined,
-    Examining,
-    GatewayHello,
-    HeldCopy,
-    ToExaminer,
-)
 from livescale.runtime.wire_channel import Wire, open_wire
-from livescale.types import Manifest, Value, WorkerRef
+from livescale.types import LayerEntry, Manifest, Value, WorkerRef
 
 _ANSWER_S = 60.0
 
@@ -40,34 +32,35 @@ class ExamineBoot(Value, frozen=True):
     """Whom to ask."""
 
     secret: str
-    controller: Address
+    controller: protocol.Address
     lost_after_ms: int = 5000
 
 
 def held_copy(
     manifest: Manifest, memory: memoryview, present: Collection[int], rank: int = 0
-) -> HeldCopy:
+) -> protocol.HeldCopy:
     """The checksums of the layers that are there, of a model that starts where `memory` does."""
-    checksums = []
-    for entry in manifest.layers:
-        checksum = None
-        if entry.layer in present:
-            stop = entry.offset_bytes + entry.size_bytes
-            hasher = xxhash.xxh3_64()
-            hasher.update(memory[entry.offset_bytes : stop])
-            checksum = hasher.hexdigest()
-        checksums.append(checksum)
-    return HeldCopy(manifest.model, tuple(checksums), rank)
+    checksums = tuple(
+        layer_checksum(entry, memory) if entry.layer in present else None
+        for entry in manifest.layers
+    )
+    return protocol.HeldCopy(manifest.model, checksums, rank)
 
 
-async def examine(boot: ExamineBoot) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
+def layer_checksum(entry: LayerEntry, memory: memoryview) -> str:
+    """Of the bytes that are there now, of a layer whose model starts where `memory` does."""
+    stop = entry.offset_bytes + entry.size_bytes
+    return xxhash.xxh3_64_hexdigest(memory[entry.offset_bytes : stop])
+
+
+async def examine(boot: ExamineBoot) -> dict[WorkerRef, tuple[protocol.HeldCopy, ...]]:
     """What every member holds. Raises ExaminationError; OSError where no controller listens."""
-    wire: Wire[ToExaminer] = await open_wire(
-        boot.controller, ToExaminer, secret=boot.secret, door=CONTROLLER_DOOR
+    wire: Wire[protocol.ToExaminer] = await open_wire(
+        boot.controller, protocol.ToExaminer, secret=boot.secret, door=CONTROLLER_DOOR
     )
     call = secrets.token_hex(8)
-    wire.send(GatewayHello(f"examiner {call}"))
-    wire.send(Examine(call))
+    wire.send(protocol.GatewayHello(f"examiner {call}"))
+    wire.send(protocol.Examine(call))
     heartbeats = Heartbeats(boot.lost_after_ms)
     heartbeats.add(wire)
     beating = asyncio.create_task(heartbeats.run())
@@ -80,13 +73,15 @@ async def examine(boot: ExamineBoot) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
         wire.close()
 
 
-async def _answers(wire: Wire[ToExaminer]) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
+async def _answers(
+    wire: Wire[protocol.ToExaminer],
+) -> dict[WorkerRef, tuple[protocol.HeldCopy, ...]]:
     members: tuple[WorkerRef, ...] | None = None
-    held: dict[WorkerRef, tuple[HeldCopy, ...]] = {}
+    held: dict[WorkerRef, tuple[protocol.HeldCopy, ...]] = {}
     async for message in wire:
-        if isinstance(message, Examining):
+        if isinstance(message, protocol.Examining):
             members = message.members
-        elif isinstance(message, Examined):
+        elif isinstance(message, protocol.Examined):
             held[message.member] = message.copies
         if members is not None and len(held) == len(members):
             return held
@@ -95,7 +90,7 @@ async def _answers(wire: Wire[ToExaminer]) -> dict[WorkerRef, tuple[HeldCopy, ..
 
 def examine_inside(
     prefix: tuple[str, ...], boot: ExamineBoot
-) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
+) -> dict[WorkerRef, tuple[protocol.HeldCopy, ...]]:
     """`examine` from where `prefix` runs commands. Blocks. Raises ExaminationError."""
     done = subprocess.run(
         [*prefix, *module_words("livescale.runtime.examination")],
@@ -106,7 +101,7 @@ def examine_inside(
     if done.returncode != 0:
         raise ExaminationError(done.stderr.decode(errors="replace").strip())
     answers = msgspec.json.decode(
-        done.stdout, type=tuple[tuple[WorkerRef, tuple[HeldCopy, ...]], ...]
+        done.stdout, type=tuple[tuple[WorkerRef, tuple[protocol.HeldCopy, ...]], ...]
     )
     return dict(answers)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from livescale.interpreter import module_words
+from livescale.common.interpreter import module_words
 from livescale.runtime.fork_server import PACKET_BYTES_MAX, Ended, Forked, ForkOrder
 
 # The server tells how a process ended at once; a server that is gone was killed with its children.

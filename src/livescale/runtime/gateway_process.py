@@ -33,9 +33,9 @@ async def _main(boot: GatewayBoot) -> None:
     heed_parent(lambda line: keys.replace(msgspec.json.decode(line, type=KeyDigests)))
     listener = socket.socket(fileno=boot.listen_fd)
     limits = Limits(
-        receive_timeout_s=boot.receive_timeout_s,
-        request_timeout_s=boot.request_timeout_s,
-        stalled_client_s=boot.stalled_client_s,
+        receive_timeout_s=boot.pool.receive_timeout_s,
+        request_timeout_s=boot.pool.request_timeout_s,
+        stalled_client_s=boot.pool.stalled_client_s,
     )
     app = create_app(
         backend,
@@ -44,7 +44,7 @@ async def _main(boot: GatewayBoot) -> None:
         keys=keys,
         page_origins=boot.page_origins,
         slo=backend.slo,
-        has_vllm_metrics=boot.has_vllm_metrics,
+        has_vllm_metrics=boot.pool.metrics_compat == "vllm",
         is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
     )
     stop = asyncio.Event()
@@ -58,18 +58,14 @@ async def _main(boot: GatewayBoot) -> None:
 
     tasks = [asyncio.create_task(backend.run()), asyncio.create_task(tell_when_settled())]
     if boot.is_successor:
-        await _until_known(backend, boot.lost_after_ms / 1000)
-    await serve(app, listener, stop, boot.drain_timeout_s, limits)
+        # Until the controller has told about the pool, or is away. Connections wait in the
+        # listening socket: a pool that serves refuses nothing because its gateway was replaced.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(boot.pool.lost_after_ms / 1000):
+                await backend.is_known.wait()
+    await serve(app, listener, stop, boot.pool.drain_timeout_s, limits)
     for task in tasks:
         task.cancel()
-
-
-async def _until_known(backend: PoolBackend, patience_s: float) -> None:
-    """The controller has told about the pool, or is away. Connections wait in the listening socket
-    meanwhile: a pool that serves refuses nothing because its gateway was replaced."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(patience_s):
-            await backend.is_known.wait()
 
 
 def _allow_open_files() -> None:

@@ -21,14 +21,10 @@ _MS_NS = 1_000_000
 _FIRST_WORD_PERIODS = 12
 
 
-def _always() -> bool:
-    return True
-
-
 class Heartbeats:
     """The wires of one event loop. Not thread-safe, except for `is_working`."""
 
-    def __init__(self, lost_after_ms: int, is_working: Callable[[], bool] = _always) -> None:
+    def __init__(self, lost_after_ms: int, is_working: Callable[[], bool] = lambda: True) -> None:
         """Nothing is sent while `is_working` says no: the wires stay, and their peers decide."""
         self.lost_after_ms = lost_after_ms
         self._is_working = is_working
@@ -92,9 +88,5 @@ class WorkPulse:
         thread: between pieces the answer follows from whether the inbox is emptied."""
         now_ns = time.monotonic_ns()
         if self._progress.ask(now_ns):
-            self._post(_nothing)
+            self._post(lambda: None)  # an empty piece of work
         return self._progress.is_alive(now_ns)
-
-
-def _nothing() -> None:
-    """An empty piece of work."""

@@ -12,14 +12,14 @@ import stat
 import time
 from collections.abc import Mapping
 
-from livescale.config import PoolConfig
+from livescale.common.settings import ConfigError
+from livescale.config.pool import PoolConfig
 from livescale.gateway.keys import (
     ADMIN_KEY_VARIABLES,
     KEY_VARIABLES,
     KeyDigests,
     read_key_weights,
 )
-from livescale.settings import ConfigError
 
 _log = logging.getLogger(__name__)
 

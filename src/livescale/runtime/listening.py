@@ -11,8 +11,8 @@ import socket
 import subprocess
 import sys
 
-from livescale.interpreter import module_words
-from livescale.settings import ConfigError
+from livescale.common.interpreter import module_words
+from livescale.common.settings import ConfigError
 
 _BACKLOG = 1024
 

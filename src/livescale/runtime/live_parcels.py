@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.batching.live_messages import BatchKey, Handover, KvLayer, LiveMessage
+from livescale.batching.live_messages import Handover, KvLayer, LiveMessage
+from livescale.batching.run import BatchKey
 from livescale.types import Value
 
 PART_BYTES = 4 << 20
@@ -32,7 +33,7 @@ class ParcelError(ValueError):
 class Letter(Value, frozen=True, tag=True):
     """A message, or its first part: `size_bytes` of rows or KV belong to it.
 
-    A Handover tells the gateway that asked for each request ("": nobody wants it any more).
+    A Handover tells the gateway that asked for each request ("": none wants it any more).
     """
 
     message: LiveMessage
@@ -102,7 +103,7 @@ class _Opened:
 class Assembler:
     """Puts the parts of one peer's letters together: one at a time, as the peer sends them.
 
-    `expected` says how many bytes a message brings; None for one whose bytes nobody wants: they
+    `expected` says how many bytes a message brings; None for one whose bytes are not wanted: they
     are not kept, and its content is empty.
     """
 

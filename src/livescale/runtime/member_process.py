@@ -8,36 +8,35 @@ import signal
 import threading
 from pathlib import Path
 
+from livescale.clusters.topology import Device, Host
+from livescale.member.inputs import ControllerMet
 from livescale.messages.events import AgentJoined, AnyEvent, WorkerJoined
 from livescale.runtime.boot import AgentBoot, Status, WorkerBoot, answer_parent_from, report
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.member_thread import MemberThread
-from livescale.runtime.wire import Address, Examined, Holder, MemberHello
-from livescale.topology import Device, Host
+from livescale.runtime.protocol import Address, Examined, Holder, MemberHello
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 
 
-def open_data_plane(
-    boot: WorkerBoot | AgentBoot, member: WorkerRef, place: Device | Host, memory: Arena
-) -> DataPlane:
-    """The data plane of a member whose links are those of `place`."""
+def open_data_plane(boot: WorkerBoot | AgentBoot, memory: Arena) -> DataPlane:
+    """The data plane of a member."""
+    place, pool = boot.place, boot.pool
     return DataPlane(
-        member,
+        boot.member,
         memory,
         host=boot.data_host,
         host_name=host_name(place),
         secret=boot.secret,
-        carrier=boot.carrier,
+        carrier=pool.carrier,
         shm_directory=Path(boot.shm_directory),
         uplink_bytes_per_s=place.uplink_bytes_per_s if boot.keeps_rates else None,
         downlink_bytes_per_s=place.downlink_bytes_per_s if boot.keeps_rates else None,
-        parameter_share_percent=boot.parameter_share_percent,
-        stall_s=boot.stall_ms / 1000,
+        parameter_share_percent=pool.parameter_share_percent,
+        stall_s=pool.stall_ms / 1000,
     )
 
 
@@ -49,27 +48,24 @@ def host_name(place: Device | Host) -> str:
 class MemberSocket:
     """The socket thread of a member: its wire to the controller."""
 
-    def __init__(
-        self,
-        boot: WorkerBoot | AgentBoot,
-        member: WorkerRef,
-        place: Device | Host,
-        data_plane: DataPlane,
-    ) -> None:
+    #: of the member's rules, which `serve` is given
+    thread: MemberThread
+
+    def __init__(self, boot: WorkerBoot | AgentBoot, data_plane: DataPlane) -> None:
         self._boot = boot
-        self._member = member
-        self._place = place
         #: where gateways reach a worker
         self.token_address: Address | None = None
         self._data_plane = data_plane
         self.loop = asyncio.new_event_loop()
         acquaintances = Acquaintances(
-            member,
-            host_name(place),
+            boot.member,
+            host_name(boot.place),
             data_plane,
-            measures_links=place.downlink_bytes_per_s is None,
+            measures_links=boot.place.downlink_bytes_per_s is None,
         )
-        self._heartbeats = Heartbeats(boot.lost_after_ms, lambda: self.thread.pulse.is_working())
+        self._heartbeats = Heartbeats(
+            boot.pool.lost_after_ms, lambda: self.thread.pulse.is_working()
+        )
         self._link = ControllerLink(
             boot.controller,
             boot.secret,
@@ -80,12 +76,6 @@ class MemberSocket:
             gone=lambda peer: self.thread.lose_peer(peer),
             heartbeats=self._heartbeats,
         )
-        self._thread: MemberThread | None = None
-
-    @property
-    def thread(self) -> MemberThread:
-        assert self._thread is not None, "serve() comes first"
-        return self._thread
 
     def to_controller(self, event: AnyEvent | Examined) -> None:
         """Send the event to the controller. From any thread; never blocks."""
@@ -93,7 +83,7 @@ class MemberSocket:
 
     def serve(self, thread: MemberThread) -> None:
         """Begin to talk, and run the member's thread here until SIGTERM."""
-        self._thread = thread
+        self.thread = thread
         signal.signal(signal.SIGTERM, lambda *_: thread.stop())
         threading.Thread(target=self._run, name="sockets", daemon=True).start()
         answer_parent_from(self.loop, thread.pulse.is_working)
@@ -112,8 +102,8 @@ class MemberSocket:
 
     def _greet(self) -> list[MemberHello]:
         """Who this is and what it holds; a restarted controller builds its state from that."""
-        self.thread.meet_controller()
-        member, place, holdings = self._member, self._place, self.thread.member.reports
+        self.thread.post(ControllerMet())
+        member, place, holdings = self._boot.member, self._boot.place, self.thread.member.reports
         joined = (
             WorkerJoined(member, place, holdings)
             if isinstance(place, Device)
@@ -124,5 +114,5 @@ class MemberSocket:
         return [MemberHello(joined, holder, self.token_address)]
 
     def _end(self, reason: str) -> None:
-        _log.warning("%s ends: %s", self._member, reason)
+        _log.warning("%s ends: %s", self._boot.member, reason)
         self.thread.stop()

@@ -10,37 +10,34 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import xxhash
 
 from livescale.control.residency import Resident
-from livescale.member.effects import AmendFetch, DropFetch, Effect, Fetch, KeepLayers, Report
-from livescale.member.inputs import ControllerMet, FetchFailed, MemberInput, Ordered
+from livescale.member.effects import (
+    AmendFetch,
+    DropFetch,
+    Effect,
+    Fetch,
+    KeepLayers,
+    Report,
+    TakeUp,
+)
+from livescale.member.inputs import FetchFailed, MemberInput, Ordered
 from livescale.member.member import Member
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent
-from livescale.runtime.examination import held_copy
+from livescale.runtime.boot import AgentBoot, WorkerBoot
+from livescale.runtime.examination import held_copy, layer_checksum
 from livescale.runtime.heartbeat import WorkPulse
-from livescale.runtime.model_fetch import FetchOrder, ModelFetch
-from livescale.runtime.wire import Examine, Examined, Order
+from livescale.runtime.model_fetch import ModelFetch
+from livescale.runtime.protocol import Examine, Examined, Order
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ContentChecks
+from livescale.transfer.orders import ContentChecks, ReceiveOrder
 from livescale.types import Manifest, PlanId, WorkerRef
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSetting:
-    """How a member treats its memory and its files. `lost_after_ms` and `stuck_after_ms` bound the
-    silence of its thread."""
-
-    storage_bytes_per_s: int | None = None
-    content_checks: ContentChecks = ContentChecks.NETWORK
-    lost_after_ms: int = 5000
-    stuck_after_ms: int = 60_000
 
 
 class MemberThread:
@@ -48,30 +45,31 @@ class MemberThread:
 
     def __init__(
         self,
+        boot: WorkerBoot | AgentBoot,
         member: Member,
         memory: Arena,
         data_plane: DataPlane,
         report: Callable[[AnyEvent | Examined], None],
-        setting: MemberSetting,
     ) -> None:
         self.member = member
+        self._boot = boot
         self._memory = memory
         self._data_plane = data_plane
         self._report = report
-        self._setting = setting
         self._inbox: queue.SimpleQueue[MemberInput | Callable[[], object] | None] = (
             queue.SimpleQueue()
         )
         #: what the next step absorbs
         self._inputs: list[MemberInput] = []
         #: asked by those who answer for this thread
-        self.pulse = WorkPulse(setting.lost_after_ms, setting.stuck_after_ms, self.post)
+        self.pulse = WorkPulse(boot.pool.lost_after_ms, boot.pool.stuck_after_ms, self.post)
         #: what only the world knows of the orders of this step: the bytes, and where files lie
         self._materials: dict[PlanId, tuple[Manifest, str | None]] = {}
         self._fetches: dict[PlanId, ModelFetch] = {}
-        self._carry: dict[type, Callable[[Any], None]] = {
+        self._carry: dict[type, Callable[[Any], object]] = {
             Report: lambda effect: self._report(effect.event),
             Fetch: self._fetch,
+            TakeUp: self._take_up,
             AmendFetch: self._amend,
             DropFetch: self._drop,
             KeepLayers: self._keep_layers,
@@ -89,10 +87,6 @@ class MemberThread:
             self.post(partial(self._examine, order))
         else:
             self.post(partial(self._take_order, order))
-
-    def meet_controller(self) -> None:
-        """A life of the controller was met that knows no more than the reports."""
-        self.post(ControllerMet())
 
     def lose_peer(self, peer: WorkerRef) -> None:
         """The controller gave a worker up: a member without an instance has no peers."""
@@ -131,8 +125,8 @@ class MemberThread:
         wake_ns = self.member.wake_ns()
         return None if wake_ns is None else max(0, wake_ns - time.monotonic_ns()) / 1e9
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
+    def _carry_out(self, asked: Sequence[Effect]) -> None:
+        for effect in asked:
             self._carry[type(effect)](effect)
 
     def _after_step(self) -> None:
@@ -172,20 +166,29 @@ class MemberThread:
             self._memory.check_fits(manifest, offset_bytes)
             self._memory.touch(offset_bytes, manifest.size_bytes)
             memory = self._memory.view(offset_bytes, manifest.size_bytes)
-            fetch_order = FetchOrder(
+            is_agent = self._boot.member.is_agent
+            order = ReceiveOrder(
                 plan=plan,
                 attempt=0,
                 manifest=manifest,
                 chunk_bytes=command.chunk_bytes,
-                directory=directory,
+                feeds=command.feeds,
                 offset_bytes=offset_bytes,
-                storage_bytes_per_s=self._setting.storage_bytes_per_s,
                 present_layers=self._restore(manifest, memory, effect.resident),
-                content_checks=self._setting.content_checks,
+                # A host's copy is given to many, for long: all its bytes are held against the
+                # manifest's hash, once.
+                content_checks=ContentChecks.ALL if is_agent else ContentChecks.NETWORK,
             )
-            fetch = ModelFetch(fetch_order, memory, self._data_plane, self.post)
+            fetch = ModelFetch(
+                order,
+                memory,
+                self._data_plane,
+                self.post,
+                directory=directory,
+                storage_bytes_per_s=self._boot.storage_bytes_per_s,
+            )
             self._fetches[plan] = fetch
-            fetch.start(command.feeds)
+            fetch.start()
         except ValueError as error:
             self._inputs.append(FetchFailed(plan, str(error)))
 
@@ -198,14 +201,11 @@ class MemberThread:
         memory[: resident.size_bytes] = self._memory.view(
             resident.offset_bytes, resident.size_bytes
         )
-        return tuple(
-            entry.layer
-            for entry in manifest.layers[: resident.layers]
-            if xxhash.xxh3_64_hexdigest(
-                memory[entry.offset_bytes : entry.offset_bytes + entry.size_bytes]
-            )
-            == entry.checksum
-        )
+        kept = manifest.layers[: resident.layers]
+        return tuple(e.layer for e in kept if layer_checksum(e, memory) == e.checksum)
+
+    def _take_up(self, effect: TakeUp) -> None:
+        self._fetches[effect.plan] = self._fetches.pop(effect.spare)
 
     def _amend(self, effect: AmendFetch) -> None:
         self._fetches[effect.plan].amend(effect.feeds)

@@ -13,82 +13,57 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import msgspec
+
 from livescale.chunks import Feed
 from livescale.engine.errors import ModelError
 from livescale.engine.model_files import read_layers
-from livescale.member.inputs import (
-    AllCame,
-    FeedEnded,
-    FetchFailed,
-    FirstByteCame,
-    LayerCame,
-    MemberInput,
-)
+from livescale.member import inputs
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ContentChecks, ReceiveOrder
-from livescale.types import FromStorage, FromWorker, Manifest, PlanId, Value, WorkerRef
+from livescale.transfer.orders import ABORTED, ContentChecks, ReceiveOrder
+from livescale.types import FromStorage, FromWorker, WorkerRef
 
 _log = logging.getLogger(__name__)
 
 
-class FetchOrder(Value, frozen=True):
-    """What shall come where: the model lies at `offset_bytes` of the data plane's memory, where
-    `present_layers` of it are already, verified. Feeds from storage read its files in `directory`.
-    With ALL `content_checks` files are checked, too.
-    """
-
-    plan: PlanId
-    attempt: int
-    manifest: Manifest
-    chunk_bytes: int
-    directory: str | None = None
-    offset_bytes: int = 0
-    storage_bytes_per_s: int | None = None
-    present_layers: tuple[int, ...] = ()
-    content_checks: ContentChecks = ContentChecks.NETWORK
-
-
 class ModelFetch:
-    """One model on its way into one place, passed on to others while it comes.
-
-    Its methods are called by one thread.
+    """One model on its way into one place, passed on to others while it comes. It is the data
+    plane's ReceiveListener; all its other methods are called by one thread.
     """
 
     def __init__(
         self,
-        order: FetchOrder,
+        order: ReceiveOrder,
         memory: memoryview,
         data_plane: DataPlane,
-        post: Callable[[MemberInput], None],
+        post: Callable[[inputs.MemberInput], None],
+        *,
+        directory: str | None = None,
+        storage_bytes_per_s: int | None = None,
     ) -> None:
-        """`memory` is the data plane's from the order's offset on. `post` takes the news, from
-        other threads; it must not block. Nothing follows AllCame or FetchFailed."""
+        """`memory` is the data plane's from the order's offset on. Feeds from storage read the
+        model's files in `directory`. `post` takes the news, from other threads; it must not block.
+        Nothing follows AllCame or FetchFailed."""
+        #: with the feeds of now
         self.order = order
-        self.feeds: tuple[Feed, ...] = ()
-        self._memory = memory
-        self._data_plane = data_plane
+        self.memory = memory
+        self.data_plane = data_plane
+        self.directory = directory
+        self.storage_bytes_per_s = storage_bytes_per_s
         self._post = post
-        self._way: _FromPeers | _FromFiles | None = None
+        #: while the files are read, and no peers asked
+        self._reading: _Reading | None = None
         self._lock = threading.Lock()
         self._present: dict[int, None] = dict.fromkeys(order.present_layers)
         self._has_begun = False
 
-    def start(self, feeds: tuple[Feed, ...]) -> None:
+    def start(self) -> None:
         """Begin."""
         if self.order.present_layers:
             self.first_byte()
         for layer in self.order.present_layers:
-            self._post(LayerCame(self.order.plan, layer))
-        self._make_way(feeds)
-
-    def _make_way(self, feeds: tuple[Feed, ...]) -> None:
-        self.feeds, directory = feeds, self.order.directory
-        if any(isinstance(feed.upstream, FromStorage) for feed in feeds):
-            assert directory is not None, f"plan {self.order.plan} reads storage, but not where"
-            self._way = _FromFiles(self, Path(directory))
-        else:
-            self._way = _FromPeers(self)
-        self._way.begin()
+            self._post(inputs.LayerCame(self.order.plan, layer))
+        self._go_on(self.order.feeds)
 
     def amend(self, feeds: tuple[Feed, ...]) -> None:
         """Get what is missing by these feeds. Layers that are there stay.
@@ -96,27 +71,35 @@ class ModelFetch:
         With a feed from storage everything that is missing is read from there: no peer is waited
         for where the files can be had.
         """
-        if isinstance(self._way, _FromFiles):
+        if self._reading is not None:
             return  # it gets everything already
         if all(isinstance(feed.upstream, FromWorker) for feed in feeds):
-            self.feeds = feeds
-            self._data_plane.amend(self.order.plan, feeds)
+            self.data_plane.amend(self.order.plan, feeds)
             return
-        if self._way is not None:
-            self._way.end()
-        self._make_way(feeds)
+        self.data_plane.abort(self.order.plan)
+        self._go_on(feeds)
 
     def stop(self) -> None:
         """Forget the model: when this returns these bytes are neither written nor read any more.
 
         News that were on their way may still come.
         """
-        if self._way is not None:
-            self._way.end()
-            self._way = None
-        self._data_plane.withdraw(self.order.manifest)
+        if self._reading is not None:
+            self._reading.end()
+        else:
+            self.data_plane.abort(self.order.plan)
+        self.data_plane.withdraw(self.order.manifest)
 
-    # -- news of the two ways (other threads) ---------------------------------------------------
+    def _go_on(self, feeds: tuple[Feed, ...]) -> None:
+        present = self.present()
+        self.order = msgspec.structs.replace(self.order, feeds=feeds, present_layers=present)
+        if any(isinstance(feed.upstream, FromStorage) for feed in feeds):
+            self._reading = _Reading(self)
+            self._reading.begin()
+        else:
+            self.data_plane.receive(self.order, self)
+
+    # -- news of the data plane, or of the reading (other threads) ------------------------------
 
     def present(self) -> tuple[int, ...]:
         """Layers that are complete."""
@@ -127,89 +110,37 @@ class ModelFetch:
         with self._lock:
             has_begun, self._has_begun = self._has_begun, True
         if not has_begun:
-            self._post(FirstByteCame(self.order.plan))
+            self._post(inputs.FirstByteCame(self.order.plan))
 
     def layer_arrived(self, layer: int) -> None:
         with self._lock:
             self._present[layer] = None
-        self._post(LayerCame(self.order.plan, layer))
-
-    def completed(self) -> None:
-        self._post(AllCame(self.order.plan))
-
-    def failed(self, reason: str) -> None:
-        self._post(FetchFailed(self.order.plan, reason))
-
-    def feed_failed(self, upstream: WorkerRef, reason: str, is_stalled: bool) -> None:
-        self._post(FeedEnded(self.order.plan, upstream, reason, is_stalled))
-
-    @property
-    def memory(self) -> memoryview:
-        return self._memory
-
-    @property
-    def data_plane(self) -> DataPlane:
-        return self._data_plane
-
-
-class _FromPeers:
-    """Layers come from workers and agents. It is the data plane's ReceiveListener."""
-
-    def __init__(self, fetch: ModelFetch) -> None:
-        self._fetch = fetch
-        self._has_ended = False
-
-    def begin(self) -> None:
-        order = self._fetch.order
-        self._fetch.data_plane.receive(
-            ReceiveOrder(
-                plan=order.plan,
-                attempt=order.attempt,
-                manifest=order.manifest,
-                chunk_bytes=order.chunk_bytes,
-                feeds=self._fetch.feeds,
-                offset_bytes=order.offset_bytes,
-                present_layers=self._fetch.present(),
-                content_checks=order.content_checks,
-            ),
-            self,
-        )
-
-    def end(self) -> None:
-        self._has_ended = True
-        self._fetch.data_plane.abort(self._fetch.order.plan)
-
-    def first_byte(self) -> None:
-        self._fetch.first_byte()
-
-    def layer_arrived(self, layer: int) -> None:
-        self._fetch.layer_arrived(layer)
+        self._post(inputs.LayerCame(self.order.plan, layer))
 
     def completed(self, received_bytes: int) -> None:
-        self._fetch.completed()
+        self._post(inputs.AllCame(self.order.plan))
 
     def failed(self, reason: str) -> None:
-        # Its own end is no news: the fetch goes on another way, or is over.
-        if not self._has_ended:
-            self._fetch.failed(reason)
+        # What was ended here is no news: the fetch goes on another way, or is over.
+        if reason != ABORTED:
+            self._post(inputs.FetchFailed(self.order.plan, reason))
 
     def feed_failed(self, upstream: WorkerRef, reason: str) -> None:
-        if not self._has_ended:
-            self._fetch.feed_failed(upstream, reason, False)
+        self._post(inputs.FeedEnded(self.order.plan, upstream, reason, is_stalled=False))
 
     def feed_stalled(self, upstream: WorkerRef, reason: str) -> None:
-        if not self._has_ended:
-            self._fetch.feed_failed(upstream, reason, True)
+        self._post(inputs.FeedEnded(self.order.plan, upstream, reason, is_stalled=True))
 
 
-class _FromFiles:
+class _Reading:
     """Layers are read from the model's directory by a thread; peers are fed while it reads."""
 
-    def __init__(self, fetch: ModelFetch, directory: Path) -> None:
-        self._fetch = fetch
-        self._directory = directory
-        self._is_over = threading.Event()
+    def __init__(self, fetch: ModelFetch) -> None:
         order = fetch.order
+        assert fetch.directory is not None, f"plan {order.plan} reads storage, but not where"
+        self._fetch = fetch
+        self._directory = Path(fetch.directory)
+        self._is_over = threading.Event()
         self._filling = fetch.data_plane.fill(order.manifest, order.chunk_bytes, order.offset_bytes)
         self._thread = threading.Thread(
             target=self._read, name=f"plan {order.plan} reads", daemon=True
@@ -256,15 +187,15 @@ class _FromFiles:
             self._filling.fail(repr(error))
             fetch.failed(f"{self._directory}: {error!r}")
         else:
-            fetch.completed()
+            fetch.completed(0)
 
     def _paced(self, layers: Iterator[int]) -> Iterator[int]:
         """The layers as they are read, no faster than storage is configured to be."""
-        order = self._fetch.order
+        manifest, rate = self._fetch.order.manifest, self._fetch.storage_bytes_per_s
         started, read_bytes = time.monotonic(), 0
         for layer in layers:
-            if order.storage_bytes_per_s is not None:
-                read_bytes += order.manifest.layers[layer].size_bytes
-                due = started + read_bytes / order.storage_bytes_per_s
+            if rate is not None:
+                read_bytes += manifest.layers[layer].size_bytes
+                due = started + read_bytes / rate
                 self._is_over.wait(max(0.0, due - time.monotonic()))
             yield layer

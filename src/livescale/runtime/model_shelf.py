@@ -6,12 +6,12 @@ Fed by the controller's messages; decides nothing and knows no requests (`transc
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from livescale.config import CHANGEABLE_SETTINGS, ModelConfig
-from livescale.gateway.backend import ModelCard, ModelPhase, ModelStatus, Reading, SettingValue
-from livescale.runtime.wire import Catalog, CatalogEntry, ModelLoad, PoolStatus, PublishedModel
+from livescale.config.model import ModelConfig
+from livescale.gateway.backend import AdministeredUsage, ModelCard, ModelPhase, ModelStatus, Reading
+from livescale.runtime.protocol import Catalog, CatalogEntry, ModelLoad, PoolStatus, PublishedModel
 from livescale.types import InstanceState
 
 _NOTHING = ModelLoad(0, 0)
@@ -24,13 +24,13 @@ _STATES = tuple(
 
 
 class ModelShelf:
-    """The latest catalog and status. Before the first catalog: the models of the configuration."""
+    """The latest catalog and status. Before the first: the catalog that the gateway begins with."""
 
-    def __init__(self, entries: Sequence[CatalogEntry]) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         #: as the controller last said; None: it has said nothing yet
         self.status: PoolStatus | None = None
-        self._catalog: Catalog | None = None
-        self._cards = {entry.spec.name: (entry, _card(entry)) for entry in entries}
+        self._cards: dict[str, tuple[CatalogEntry, ModelCard]] = {}
+        self.take(catalog)
 
     @property
     def cards(self) -> tuple[ModelCard, ...]:
@@ -55,25 +55,22 @@ class ModelShelf:
 
     def states(self) -> tuple[ModelStatus, ...]:
         """All models, by name."""
-        if self._catalog is None:
-            states = [self._state(entry, None) for entry, _ in self._cards.values()]
-        else:
-            states = [self._state(model.entry, model) for model in self._catalog.models]
-            states += [
-                ModelStatus(name, directory, ModelPhase.PREPARING)
-                for name, directory in self._catalog.preparing
-            ]
-            states += [
-                ModelStatus(
-                    name=kept.settings.name,
-                    directory=kept.settings.path,
-                    phase=ModelPhase.FAILED,
-                    settings=_changeable(kept.settings),
-                    survives_restart=True,
-                    problem=kept.problem,
-                )
-                for kept in self._catalog.unserved
-            ]
+        states = [self._state(model) for model in self._catalog.models]
+        states += [
+            ModelStatus(name, directory, ModelPhase.PREPARING)
+            for name, directory in self._catalog.preparing
+        ]
+        states += [
+            ModelStatus(
+                name=kept.settings.name,
+                path=kept.settings.path,
+                state=ModelPhase.FAILED,
+                survives_restart=True,
+                problem=kept.problem,
+                **_changeable(kept.settings),
+            )
+            for kept in self._catalog.unserved
+        ]
         return tuple(sorted(states, key=lambda state: state.name))
 
     def readings(self) -> list[Reading]:
@@ -83,9 +80,8 @@ class ModelShelf:
         if status.is_recording is not None:
             readings.append(Reading("record_open", status.is_recording))
         for state in self.states():
-            if state.phase not in (ModelPhase.PREPARING, ModelPhase.FAILED):
-                readings += _readings_of(state, status.loads.get(state.name, _NOTHING))
-                readings += _failures_of(state.name, status)
+            if state.state not in (ModelPhase.PREPARING, ModelPhase.FAILED):
+                readings += _readings_of(state, status)
         return readings
 
     def __repr__(self) -> str:
@@ -93,28 +89,31 @@ class ModelShelf:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    def _state(self, entry: CatalogEntry, model: PublishedModel | None) -> ModelStatus:
+    def _state(self, model: PublishedModel) -> ModelStatus:
         status = self.status or PoolStatus({}, 0, {})
-        name = entry.spec.name
+        entry, policy, name = model.entry, model.policy, model.entry.spec.name
+        device_ns = status.loads.get(name, _NOTHING).device_ns
         return ModelStatus(
             name=name,
-            directory=entry.directory,
-            phase=_phase(name, model, status),
+            path=entry.directory,
+            state=_phase(model, status),
             instances=status.instances.get(name, {}),
             host_copies=status.copies.get(name, 0),
-            device_ns=status.loads.get(name, _NOTHING).device_ns,
-            instances_min=model.instances_min if model is not None else None,
-            instances_max=model.instances_max if model is not None else None,
-            priority=model.priority if model is not None else None,
+            usage=AdministeredUsage(device_seconds=device_ns / 1e9),
+            min_replicas=policy.instances_min,
+            max_replicas=policy.instances_max,
+            priority=policy.priority,
             problem=status.problems.get(name),
-            settings=_changeable(model.settings) if model is not None else {},
-            survives_restart=model is not None and model.survives_restart,
+            survives_restart=model.survives_restart,
             warnings=entry.warnings,
+            **_changeable(model.settings),
         )
 
 
-def _changeable(model: ModelConfig) -> dict[str, SettingValue]:
-    return {setting.name: getattr(model, setting.name) for setting in CHANGEABLE_SETTINGS}
+def _changeable(model: ModelConfig) -> dict[str, Any]:
+    return {
+        name: getattr(model, name) for name in ("idle_s", "target_ongoing_requests", "schedule")
+    }
 
 
 def _card(entry: CatalogEntry) -> ModelCard:
@@ -128,20 +127,21 @@ def _card(entry: CatalogEntry) -> ModelCard:
     )
 
 
-def _phase(name: str, model: PublishedModel | None, status: PoolStatus) -> ModelPhase:
-    if model is not None and model.is_leaving:
+def _phase(model: PublishedModel, status: PoolStatus) -> ModelPhase:
+    name = model.entry.spec.name
+    if model.is_leaving:
         return ModelPhase.LEAVING
     instances = status.instances.get(name, {})
     if instances.get(InstanceState.SERVING.value, 0):
         return ModelPhase.SERVING
-    if instances or (model is not None and model.instances_min):
+    if instances or model.policy.instances_min:
         return ModelPhase.STARTING
     # A model that may be at zero is ready when a copy is there, or storage does for one.
     return ModelPhase.COPYING if name in status.unready else ModelPhase.AT_ZERO
 
 
-def _readings_of(state: ModelStatus, load: ModelLoad) -> list[Reading]:
-    label = (("model", state.name),)
+def _readings_of(state: ModelStatus, status: PoolStatus) -> list[Reading]:
+    label, load = (("model", state.name),), status.loads.get(state.name, _NOTHING)
     used = load.kv_blocks_used / load.kv_blocks if load.kv_blocks else 0.0
     return [
         *(
@@ -150,7 +150,7 @@ def _readings_of(state: ModelStatus, load: ModelLoad) -> list[Reading]:
             for at in _STATES
         ),
         Reading("host_copies", state.host_copies, label),
-        Reading("device_seconds_total", state.device_ns / 1e9, label),
+        Reading("device_seconds_total", state.usage.device_seconds, label),
         Reading("kv_cache_usage_perc", used, label),
         Reading("kv_blocks", load.kv_blocks, label),
         Reading("num_preemptions_total", load.preemptions, label),
@@ -158,12 +158,6 @@ def _readings_of(state: ModelStatus, load: ModelLoad) -> list[Reading]:
         Reading("prefix_cache_hits_total", load.reused_tokens, label),
         Reading("handovers_total", load.handovers, label),
         Reading("handover_bytes_total", load.handover_bytes, label),
-    ]
-
-
-def _failures_of(model: str, status: PoolStatus) -> list[Reading]:
-    label = (("model", model),)
-    return [
-        Reading("model_problem", float(model in status.problems), label),
-        Reading("failed_loads_total", status.failed_loads.get(model, 0), label),
+        Reading("model_problem", float(state.name in status.problems), label),
+        Reading("failed_loads_total", status.failed_loads.get(state.name, 0), label),
     ]

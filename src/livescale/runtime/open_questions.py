@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from livescale.gateway.backend import ModelRefused, Unavailable
-from livescale.runtime.wire import AddModel, ChangeModel, ModelAnswer, RemoveModel
+from livescale.runtime.protocol import AddModel, ChangeModel, ModelAnswer, RemoveModel
 
 Question = AddModel | ChangeModel | RemoveModel
 
@@ -42,7 +42,7 @@ class OpenQuestions:
         return answer
 
     def answer(self, message: ModelAnswer) -> None:
-        """The controller has answered; perhaps nobody waits any more."""
+        """The controller has answered; perhaps no client waits any more."""
         answered = self._asked.get(message.call)
         if answered is not None and not answered.done():
             answered.set_result(message)

@@ -14,29 +14,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from livescale.gateway.backend import (
-    CannotLoad,
-    Client,
-    GenerateRequest,
-    GenerationFailed,
-    ModelCard,
-    ModelStatus,
-    NewModel,
-    Reading,
-    SettingValue,
-    TokenChunk,
-    Unavailable,
-    WaitedTooLong,
-)
+from livescale.gateway import backend
+from livescale.load.slo import SloAbsolute, parse_slo
 from livescale.member.ledger import Announce, Finish, Forget, Ledger, LedgerEffect, Moved, Send
-from livescale.messages.attempts import (
-    AttemptReturned,
-    AttemptTaken,
-    Cancel,
-    Disown,
-)
+from livescale.messages.attempts import Cancel, Disown
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.runtime import protocol
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
@@ -44,40 +28,22 @@ from livescale.runtime.model_shelf import ModelShelf
 from livescale.runtime.open_questions import OpenQuestions, Question
 from livescale.runtime.token_wires import TokenWires
 from livescale.runtime.transcripts import Transcript, Transcripts
-from livescale.runtime.wire import (
-    AddModel,
-    Catalog,
-    ChangeModel,
-    FromTokenServer,
-    GatewayHello,
-    ModelAnswer,
-    Peers,
-    PoolStatus,
-    RemoveModel,
-    RequestTimed,
-    Submit,
-    ToGateway,
-    Token,
-    Tokens,
-)
-from livescale.runtime.wire_channel import Wire, open_wire
-from livescale.slo import SloAbsolute, parse_slo
+from livescale.runtime.wire_channel import Wire, stay_connected
 from livescale.types import Outcome, RequestId, WorkerRef
 
 _log = logging.getLogger(__name__)
-_RECONNECT_S = (0.05, 1.0)
 
 
 class _Stream:
     """TokenStream of one transcript."""
 
-    def __init__(self, backend: PoolBackend, transcript: Transcript) -> None:
-        self._backend = backend
+    def __init__(self, pool: PoolBackend, transcript: Transcript) -> None:
+        self._pool = pool
         self._transcript = transcript
 
-    async def __aiter__(self) -> AsyncIterator[TokenChunk]:
+    async def __aiter__(self) -> AsyncIterator[backend.TokenChunk]:
         while (chunk := await self._transcript.chunks.get()) is not None:
-            if isinstance(chunk, GenerationFailed):
+            if isinstance(chunk, backend.GenerationFailed):
                 raise chunk
             yield chunk
 
@@ -89,10 +55,10 @@ class _Stream:
         return (transcript.first_dispatched_ns - transcript.queued_ns) / 1e9
 
     def cancel(self) -> None:
-        self._backend.cancel(self._transcript.asked.request, Outcome.CANCELLED)
+        self._pool.cancel(self._transcript.asked.request, Outcome.CANCELLED)
 
     def stop(self) -> None:
-        self._backend.cancel(self._transcript.asked.request, Outcome.FINISHED)
+        self._pool.cancel(self._transcript.asked.request, Outcome.FINISHED)
 
 
 class PoolBackend:
@@ -100,25 +66,31 @@ class PoolBackend:
 
     def __init__(self, boot: GatewayBoot) -> None:
         self._boot = boot
-        self._shelf = ModelShelf(boot.models)
+        self._shelf = ModelShelf(boot.catalog)
         self._watchers: list[Callable[[], None]] = []
-        slo = parse_slo(boot.slo)
+        slo = parse_slo(boot.pool.slo)
         # A multiple of the mean is known only when the run is over.
         self.slo = slo if isinstance(slo, SloAbsolute) else None
         self._transcripts = Transcripts(
-            boot.queue_requests_max,
-            boot.queue_prompt_tokens_max,
-            boot.queue_timeout_s,
+            boot.pool.queue_requests_max,
+            boot.pool.queue_prompt_tokens_max,
+            boot.pool.queue_timeout_s,
             self._waited_too_long,
         )
         self._transcripts.offer(card.name for card in self._shelf.cards)
         self._ledger = Ledger()
-        self._controller: Wire[ToGateway] | None = None
+        self._controller: Wire[protocol.ToGateway] | None = None
         self._controllers_met = 0
         #: when the last controller sent something last (None: one is there and sends)
         self._away_since_ns: int | None = time.monotonic_ns()
-        self._heartbeats = Heartbeats(boot.lost_after_ms)
-        self._workers = TokenWires(boot, self._heartbeats, self._worker_reported, self._worker_gone)
+        self._heartbeats = Heartbeats(boot.pool.lost_after_ms)
+        self._workers = TokenWires(
+            secret=boot.secret,
+            gateway=boot.gateway,
+            heartbeats=self._heartbeats,
+            received=self._worker_reported,
+            gone=lambda worker: self._carry_out(self._ledger.worker_gone(worker)),
+        )
         self._questions = OpenQuestions(boot.gateway)
         self.is_settled = asyncio.Event()
         #: the controller has said how the pool is
@@ -126,56 +98,58 @@ class PoolBackend:
 
     # -- Backend --------------------------------------------------------------------------------
 
-    def models(self) -> tuple[ModelCard, ...]:
+    def models(self) -> tuple[backend.ModelCard, ...]:
         return self._shelf.cards
 
     def watch_models(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
 
-    def model_states(self) -> tuple[ModelStatus, ...]:
+    def model_states(self) -> tuple[backend.ModelStatus, ...]:
         return self._shelf.states()
 
-    async def add_model(self, model: NewModel) -> str:
+    async def add_model(self, model: backend.NewModel) -> str:
         answer = await self._ask(
-            AddModel(self._questions.next_call(), model.directory, model.name, dict(model.settings))
+            protocol.AddModel(
+                self._questions.next_call(), model.directory, model.name, dict(model.settings)
+            )
         )
         return answer.name
 
-    async def change_model(self, name: str, settings: Mapping[str, SettingValue]) -> None:
-        await self._ask(ChangeModel(self._questions.next_call(), name, dict(settings)))
+    async def change_model(self, name: str, settings: Mapping[str, backend.SettingValue]) -> None:
+        await self._ask(protocol.ChangeModel(self._questions.next_call(), name, dict(settings)))
 
     async def remove_model(self, name: str) -> None:
-        await self._ask(RemoveModel(self._questions.next_call(), name))
+        await self._ask(protocol.RemoveModel(self._questions.next_call(), name))
 
     def is_ready(self) -> bool:
         """Every model has what it should have at least, as far as the controller says; one that is
         just being replaced changes nothing."""
         away_ns = self._away_since_ns
-        lost_after_ns = self._boot.lost_after_ms * 1_000_000
+        lost_after_ns = self._boot.pool.lost_after_ms * 1_000_000
         is_away = away_ns is not None and time.monotonic_ns() - away_ns >= lost_after_ns
         return self._shelf.is_ready and not is_away
 
     @contextmanager
     def admit(
-        self, model: str, requests: int, prompt_tokens: int, client: Client
+        self, model: str, requests: int, prompt_tokens: int, client: backend.Client
     ) -> Iterator[None]:
         self._check_started()
         with self._transcripts.holding(model, requests, prompt_tokens, client.name):
             yield
 
-    def submit(self, requests: Sequence[GenerateRequest]) -> list[_Stream]:
+    def submit(self, requests: Sequence[backend.GenerateRequest]) -> list[_Stream]:
         self._check_started()
         opened = self._transcripts.open(requests)
         for request in requests:
             self._carry_out(self._ledger.open(request.request))
         return [_Stream(self, transcript) for transcript in opened]
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[backend.Reading]:
         return [*self._transcripts.readings(), *self._shelf.readings()]
 
     def _check_started(self) -> None:
         if self._controller is None and not self._controllers_met:
-            raise Unavailable("the pool is starting")
+            raise backend.Unavailable("the pool is starting")
 
     def cancel(self, request: RequestId, outcome: Outcome) -> None:
         """No more tokens are wanted: free the request everywhere and record it as `outcome`."""
@@ -185,31 +159,20 @@ class PoolBackend:
 
     async def run(self) -> None:
         """Stay connected to a controller, whichever life it is in, and to the workers."""
+        connected = stay_connected(
+            self._boot.controller,
+            protocol.ToGateway,
+            secret=self._boot.secret,
+            door=CONTROLLER_DOOR,
+            serve=self._listen,
+        )
         try:
-            await asyncio.gather(self._stay_connected(), self._heartbeats.run())
+            await asyncio.gather(connected, self._heartbeats.run())
         finally:
             await self._workers.close()
 
-    async def _stay_connected(self) -> None:
-        pause_s = _RECONNECT_S[0]
-        while True:
-            try:
-                wire: Wire[ToGateway] = await open_wire(
-                    self._boot.controller,
-                    ToGateway,
-                    secret=self._boot.secret,
-                    door=CONTROLLER_DOOR,
-                )
-            except OSError:
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _RECONNECT_S[1])
-                continue
-            pause_s = _RECONNECT_S[0]
-            await self._listen(wire)
-            await asyncio.sleep(pause_s)
-
-    async def _listen(self, wire: Wire[ToGateway]) -> None:
-        wire.send(GatewayHello(self._boot.gateway))
+    async def _listen(self, wire: Wire[protocol.ToGateway]) -> None:
+        wire.send(protocol.GatewayHello(self._boot.gateway))
         self._heartbeats.add(wire)
         self._controller = wire
         self._controllers_met += 1
@@ -219,16 +182,16 @@ class PoolBackend:
             if isinstance(message, Dispatch):
                 is_reachable = self._workers.is_reachable(message.worker)
                 self._carry_out(self._ledger.dispatched(message, is_reachable=is_reachable))
-            elif isinstance(message, Peers):
+            elif isinstance(message, protocol.Peers):
                 self._workers.meet(message)
-            elif isinstance(message, PoolStatus):
+            elif isinstance(message, protocol.PoolStatus):
                 self._shelf.status = message
                 self.is_known.set()
                 if self.is_ready():
                     self.is_settled.set()
-            elif isinstance(message, Catalog):
+            elif isinstance(message, protocol.Catalog):
                 self._take_catalog(message)
-            elif isinstance(message, ModelAnswer):
+            elif isinstance(message, protocol.ModelAnswer):
                 self._questions.answer(message)
             elif isinstance(message, FailRequest):
                 self._fail(message)
@@ -237,7 +200,7 @@ class PoolBackend:
         self._questions.leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
-    def _take_catalog(self, message: Catalog) -> None:
+    def _take_catalog(self, message: protocol.Catalog) -> None:
         """Take up and drop models. Requests that were accepted go on, whatever comes of theirs."""
         self._shelf.take(message)
         self._transcripts.offer(card.name for card in self._shelf.cards)
@@ -245,62 +208,52 @@ class PoolBackend:
             changed()
         names = {state.name for state in self._shelf.states()}
         for entry in list(self._ledger):
-            # The controller may have forgotten the model before it heard of the request. (What a
+            # The controller may have forgotten the model before it received the request. (What a
             # worker runs ends by itself: its last tokens may be on the way.)
             model = self._transcripts[entry.request].asked.model
             if entry.owner is None and model not in names:
                 reason = f"the model '{model}' was removed"
                 self._carry_out(self._ledger.failed(entry.request, reason))
 
-    async def _ask(self, question: Question) -> ModelAnswer:
+    async def _ask(self, question: Question) -> protocol.ModelAnswer:
         """Ask the controller. Raises ModelRefused or Unavailable."""
         self._check_started()
         if self._controller is None:
-            raise Unavailable("the controller is being restarted")
+            raise backend.Unavailable("the controller is being restarted")
         return await self._questions.ask(question, self._controller.send)
 
     def _tell_controller(
-        self, event: RequestArrived | RequestCancelled | RequestEnded | RequestTimed
+        self, event: RequestArrived | RequestCancelled | RequestEnded | protocol.RequestTimed
     ) -> None:
-        # While no controller is there nothing is lost: the next one hears of every transcript.
+        # While no controller is there nothing is lost: the next one receives every transcript.
         if self._controller is not None:
             self._controller.send(event)
 
     def _fail(self, command: FailRequest) -> None:
-        request, failure = command.request, GenerationFailed(command.reason)
+        request, failure = command.request, backend.GenerationFailed(command.reason)
         if command.retry_after_ns is not None and self._ledger.get(request) is not None:
             model = self._transcripts[request].asked.model
             why = f"the model '{model}' cannot be loaded: {command.reason}"
-            failure = CannotLoad(why, command.retry_after_ns / 1e9)
+            failure = backend.NoInstance(why, command.retry_after_ns / 1e9, "load_failed")
         self._carry_out(self._ledger.failed(request, str(failure)), failure)
 
     def _waited_too_long(self, transcript: Transcript) -> None:
         asked = transcript.asked
-        waited = f"no instance of '{asked.model}' took it in {self._boot.queue_timeout_s:g} s"
+        waited = f"no instance of '{asked.model}' took it in {self._boot.pool.queue_timeout_s:g} s"
         retry_after_s = self._transcripts.wait_s(asked.model, asked.client.name)
-        failure = WaitedTooLong(waited, retry_after_s)
+        failure = backend.NoInstance(waited, retry_after_s, "queue_timeout")
         self._carry_out(self._ledger.cancel(asked.request, Outcome.FAILED, waited), failure)
 
     # -- the workers ----------------------------------------------------------------------------
 
-    def _worker_reported(self, worker: WorkerRef, message: FromTokenServer) -> None:
-        if isinstance(message, Tokens):
+    def _worker_reported(self, worker: WorkerRef, message: protocol.FromTokenServer) -> None:
+        if isinstance(message, protocol.Tokens):
             for token in message.tokens:
                 self._take(worker, token)
             return
-        ledger, request, attempt = self._ledger, message.request, message.attempt
-        if isinstance(message, AttemptTaken):
-            effects = ledger.taken(worker, request, attempt, message.moves)
-        elif isinstance(message, AttemptReturned):
-            effects = ledger.returned(worker, request, attempt)
-        else:
-            effects = ledger.broke(worker, request, attempt, message.reason)
-        self._carry_out(effects)
+        self._carry_out(self._ledger.reported(worker, message))
 
-    def _worker_gone(self, worker: WorkerRef) -> None:
-        self._carry_out(self._ledger.worker_gone(worker))
-
-    def _take(self, worker: WorkerRef, token: Token) -> None:
+    def _take(self, worker: WorkerRef, token: protocol.Token) -> None:
         """Pass the token on to its stream, if it is accepted."""
         accepted, effects = self._ledger.came(
             worker,
@@ -315,7 +268,7 @@ class PoolBackend:
             transcript.generated.append(token.token_id)
             transcript.token_ns.append(time.monotonic_ns())
             transcript.chunks.put_nowait(
-                TokenChunk(
+                backend.TokenChunk(
                     token.index,
                     token.token_id,
                     token.finish_reason,
@@ -329,7 +282,7 @@ class PoolBackend:
     # -- what follows ---------------------------------------------------------------------------
 
     def _carry_out(
-        self, effects: Sequence[LedgerEffect], failure: GenerationFailed | None = None
+        self, effects: Sequence[LedgerEffect], failure: backend.GenerationFailed | None = None
     ) -> None:
         """`failure`: what the stream of a request that fails raises (None: the reason alone)."""
         for effect in effects:
@@ -350,7 +303,7 @@ class PoolBackend:
     def _send_prompt(self, order: Dispatch) -> None:
         transcript = self._transcripts[order.request]
         transcript.dispatched_ns = time.monotonic_ns()
-        submit = Submit(
+        submit = protocol.Submit(
             request=order.request,
             attempt=order.attempt,
             instance=order.instance,
@@ -376,10 +329,10 @@ class PoolBackend:
             )
         )
 
-    def _finish(self, end: Finish, failure: GenerationFailed | None) -> None:
+    def _finish(self, end: Finish, failure: backend.GenerationFailed | None) -> None:
         transcript = self._transcripts.close(end.request, is_running=end.owner is not None)
         if end.outcome is Outcome.FAILED:
-            transcript.chunks.put_nowait(failure or GenerationFailed(end.reason))
+            transcript.chunks.put_nowait(failure or backend.GenerationFailed(end.reason))
         else:
             transcript.chunks.put_nowait(None)
-        self._tell_controller(RequestTimed(transcript.line(end, self.slo)))
+        self._tell_controller(protocol.RequestTimed(transcript.line(end, self.slo)))

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from livescale.config import PoolConfig
-from livescale.topology import Device, Host, Leaf, Topology
+from livescale.clusters.topology import Device, Host, Leaf, Topology
+from livescale.config.pool import PoolConfig
 from livescale.types import Value, WorkerRef
 
 LOOPBACK = "127.0.0.1"

@@ -1,4 +1,6 @@
-"""One process of a pool and its successors: started and watched.
+"""One process of a pool and its successors: started, watched, and killed, to be replaced, where it
+does not answer: a process that was stopped, or whose work is stuck, does not end by itself. When a
+child counts as lost is decided in `control/liveness.py`.
 
 Which processes there are is the supervisor's; when the next one begins is said in `restarts.py`.
 """
@@ -9,53 +11,52 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
-from livescale.config import PoolConfig
+from livescale.common.interpreter import module_words
+from livescale.config.pool import PoolConfig
+from livescale.control.liveness import SilenceWatch, look_gap_ns
 from livescale.gateway.keys import ADMIN_KEY_VARIABLES, KEY_VARIABLES
-from livescale.interpreter import module_words
 from livescale.runtime.boot import Boot, Status
 from livescale.runtime.forking import ForkedProcess, ForkServer, ForkServerError
 from livescale.runtime.restarts import Restarts
 from livescale.types import Value
 
 _log = logging.getLogger(__name__)
+_MS_NS = 1_000_000
+# Until its first word: imports, memory that is touched, kernels that are compiled.
+_START_NS = 600_000_000_000
 # A controller tells all its models, with their manifests.
 STATUS_BYTES_MAX = 256 << 20
 
 
+@dataclass(eq=False)
 class Child:
-    """One process and its successors. `boot` builds the boot message of the n-th life."""
+    """One process and its successors. `boot` builds the boot message of the n-th life. With `forks`
+    every life is a fork of that server, which has no descriptors to pass."""
 
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        boot: Callable[[int], Boot],
-        fds: tuple[int, ...] = (),
-        prefix: tuple[str, ...] = (),
-        heed: Callable[[Status], None] = lambda _: None,
-        forks: ForkServer | None = None,
-    ):
-        """With `forks` every life is a fork of that server, which has no descriptors to pass."""
-        self.name = name
-        self.kind = kind
-        self.life = -1
-        self.is_ready = asyncio.Event()
-        self.process: asyncio.subprocess.Process | ForkedProcess | None = None
-        #: when this life last answered `ask` (None: it has not yet)
-        self.answered_ns: int | None = None
-        self._boot = boot
-        self._fds = fds
-        self._prefix = prefix
-        self._forks = forks
-        self.heed = heed
-        self.restarts = Restarts(name)
-        #: when this life began (monotonic)
-        self.started_s = 0.0
+    name: str
+    kind: str
+    boot: Callable[[int], Boot]
+    fds: tuple[int, ...] = ()
+    prefix: tuple[str, ...] = ()
+    heed: Callable[[Status], None] = lambda _: None
+    forks: ForkServer | None = None
+    life: int = -1
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    process: asyncio.subprocess.Process | ForkedProcess | None = None
+    #: when this life last answered `ask` (None: it has not yet)
+    answered_ns: int | None = None
+    #: when this life began (monotonic)
+    started_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.restarts = Restarts(self.name)
 
     async def start(self, config: PoolConfig) -> None:
         self.life += 1
@@ -64,20 +65,20 @@ class Child:
         self.answered_ns = None
         self.process = await self._begin(config)
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(self._boot(self.life)) + b"\n")
+        self.process.stdin.write(msgspec.json.encode(self.boot(self.life)) + b"\n")
 
     async def _begin(self, config: PoolConfig) -> asyncio.subprocess.Process | ForkedProcess:
-        if self._forks is not None:
+        if self.forks is not None:
             try:
-                return await self._forks.start(self.kind)
+                return await self.forks.start(self.kind)
             except ForkServerError as error:
                 _log.warning("%s is started without a fork: %s", self.name, error)
         return await asyncio.create_subprocess_exec(
-            *self._prefix,
+            *self.prefix,
             *module_words("livescale.runtime.child", self.kind, config.log_level),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=self._fds,
+            pass_fds=self.fds,
             # Ctrl-C is the supervisor's alone: it stops its children in order.
             start_new_session=True,
             env=child_environment(config),
@@ -113,15 +114,16 @@ class Child:
 
     def ask(self) -> None:
         """Let the process answer with a status line, if it works."""
-        stdin = self.process.stdin if self.process is not None else None
-        if stdin is not None and not stdin.is_closing():
-            stdin.write(b"\n")
+        self._write(b"\n")
 
     def tell(self, message: Value) -> None:
         """One line more after the boot message, for a process that heeds its parent."""
+        self._write(msgspec.json.encode(message) + b"\n")
+
+    def _write(self, line: bytes) -> None:
         stdin = self.process.stdin if self.process is not None else None
         if stdin is not None and not stdin.is_closing():
-            stdin.write(msgspec.json.encode(message) + b"\n")
+            stdin.write(line)
 
     def signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:
@@ -141,3 +143,30 @@ def child_environment(config: PoolConfig) -> dict[str, str]:
         # Models come from directories only; nothing may try to reach a hub.
         "HF_HUB_OFFLINE": "1",
     }
+
+
+async def watch_children(children: Sequence[Child], lost_after_ms: int) -> None:
+    """Ask all living children again and again whether they work, for ever."""
+    watch: SilenceWatch[tuple[str, int]] = SilenceWatch(lost_after_ms * _MS_NS)
+    by_name = {child.name: child for child in children}
+    while True:
+        now_ns = time.monotonic_ns()
+        watched = dict.fromkeys(watch.peers)
+        for child in children:
+            life = (child.name, child.life)
+            if not child.is_alive:
+                watch.remove(life)
+                continue
+            if life not in watched:
+                for earlier in range(child.life):
+                    watch.remove((child.name, earlier))
+                watch.add(life, now_ns, _START_NS)
+            child.ask()
+            if child.answered_ns is not None:
+                watch.received(life, child.answered_ns)
+        for name, _ in watch.look(now_ns):
+            child = by_name[name]
+            silent_s = (now_ns - (child.answered_ns or now_ns - _START_NS)) / 1e9
+            _log.warning("%s is silent for %.1f s: killing it", name, silent_s)
+            child.signal(signal.SIGKILL)
+        await asyncio.sleep(look_gap_ns(watch.lost_after_ns) / 1e9)

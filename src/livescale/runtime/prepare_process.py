@@ -5,10 +5,10 @@ Hashing every byte of a model takes seconds: it must not hold up decisions.
 
 from __future__ import annotations
 
+from livescale.common.settings import ConfigError
 from livescale.engine.errors import ModelError
 from livescale.runtime.boot import PrepareBoot, Status, read_boot, report
 from livescale.runtime.catalog import prepare_model
-from livescale.settings import ConfigError
 
 
 def main() -> None:

@@ -13,28 +13,19 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.config import ModelConfig, PoolConfig
-from livescale.config_reading import changed_model, model_of
+from livescale.common.interpreter import module_words
+from livescale.common.settings import ConfigError
+from livescale.config.model import ModelConfig
+from livescale.config.pool import PoolConfig
+from livescale.config.reading import changed_model, model_of
 from livescale.control.status import ControllerStatus
-from livescale.interpreter import module_words
 from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged, ModelRemoved
+from livescale.runtime import protocol
 from livescale.runtime.boot import PrepareBoot, Status
 from livescale.runtime.catalog import model_policy
-from livescale.runtime.restoration import Restored, state_of, survives_restart
+from livescale.runtime.restoration import state_of, survives_restart
 from livescale.runtime.state_directory import write_state
-from livescale.runtime.wire import (
-    AddModel,
-    Catalog,
-    CatalogEntry,
-    ChangeModel,
-    ModelAnswer,
-    ModelProblem,
-    PublishedModel,
-    RemoveModel,
-    UnservedModel,
-)
 from livescale.runtime.wire_channel import FRAME_BYTES_MAX
-from livescale.settings import ConfigError
 from livescale.telemetry.history.changes import Change, HoldingEnded
 from livescale.telemetry.history.holdings import Ending
 from livescale.types import InstanceState, ModelSpec
@@ -44,10 +35,10 @@ _log = logging.getLogger(__name__)
 _KEEPING = ("spread", "all")
 
 
-class _NotPublished(Exception):
-    """The model is not added; `problem` and the message say why."""
+class _Refusal(Exception):
+    """The model is not added, changed or removed; `problem` and the message say why."""
 
-    def __init__(self, problem: ModelProblem, reason: str) -> None:
+    def __init__(self, problem: protocol.ModelProblem, reason: str) -> None:
         super().__init__(reason)
         self.problem = problem
 
@@ -57,20 +48,19 @@ class Publication:
 
     def __init__(
         self,
-        models: Sequence[PublishedModel],
+        catalog: protocol.Catalog,
         config: PoolConfig,
         status: Callable[[], ControllerStatus],
         push: Callable[[AnyEvent], None],
         announce: Callable[[], None],
-        unserved: Sequence[UnservedModel] = (),
         *,
         has_agents: bool,
     ) -> None:
         """`status` is the controller's, `push` gives it an event; `announce` is called when the
         catalog changed."""
-        self.models = {model.entry.spec.name: model for model in models}
+        self.models = {model.entry.spec.name: model for model in catalog.models}
         #: kept from an earlier start, and cannot be served
-        self.unserved = {model.settings.name: model for model in unserved}
+        self.unserved = {model.settings.name: model for model in catalog.unserved}
         self._config = config
         self._status = status
         self._keeps_copies = has_agents and config.placement in _KEEPING
@@ -83,77 +73,54 @@ class Publication:
         self._is_kept = config.state is not None
         self._keeping = asyncio.Lock()
 
-    def entry(self, model: str) -> CatalogEntry:
+    def entry(self, model: str) -> protocol.CatalogEntry:
         """KeyError for a model that is not in the pool."""
         return self.models[model].entry
 
-    def catalog(self) -> Catalog:
-        preparing, unserved = tuple(self._preparing.items()), tuple(self.unserved.values())
-        return Catalog(tuple(map(self._shown, self.models.values())), preparing, unserved)
+    def kept(self) -> protocol.Catalog:
+        """All models that the controller's next life needs to know."""
+        unserved = tuple(self.unserved.values())
+        return protocol.Catalog(tuple(self.models.values()), unserved=unserved)
 
-    def _shown(self, model: PublishedModel) -> PublishedModel:
+    def catalog(self) -> protocol.Catalog:
+        """All models as gateways are told."""
+        preparing, kept = tuple(self._preparing.items()), self.kept()
+        return protocol.Catalog(tuple(map(self._shown, kept.models)), preparing, kept.unserved)
+
+    def _shown(self, model: protocol.PublishedModel) -> protocol.PublishedModel:
         survives = survives_restart(self._config, model.settings, is_kept=self._is_kept)
         is_staying = survives and not model.is_leaving
         return msgspec.structs.replace(model, survives_restart=is_staying)
 
     # -- publishing and withdrawing -------------------------------------------------------------
 
-    async def answer(self, asked: AddModel | ChangeModel | RemoveModel) -> ModelAnswer:
-        """Publish, change or withdraw a model; what came of it."""
-        if isinstance(asked, AddModel):
-            return await self.add(asked)
-        if isinstance(asked, ChangeModel):
-            return await self.change(asked)
-        return await self.remove(asked)
-
-    async def add(self, asked: AddModel) -> ModelAnswer:
-        """Prepare and publish a model; answered when the pool holds it."""
+    async def answer(
+        self, asked: protocol.AddModel | protocol.ChangeModel | protocol.RemoveModel
+    ) -> protocol.ModelAnswer:
+        """Publish, change or withdraw a model; what came of it. A model that was added is in host
+        memory by then, where it is kept there; other limits hold and are kept; a model that was
+        removed takes no new requests."""
         name = asked.name
         try:
-            model = self._model_config(asked)
-            name = model.name
-            await self._publish(model)
-        except _NotPublished as error:
-            return ModelAnswer(asked.call, name, error.problem, str(error))
+            if isinstance(asked, protocol.AddModel):
+                model = self._model_config(asked)
+                name = model.name
+                await self._publish(model)
+            elif isinstance(asked, protocol.ChangeModel):
+                self._change(asked)
+            else:
+                self._remove(name)
+        except _Refusal as error:
+            return protocol.ModelAnswer(asked.call, name, error.problem, str(error))
         await self.keep()
-        return ModelAnswer(asked.call, name)
-
-    async def change(self, asked: ChangeModel) -> ModelAnswer:
-        """Give a model other limits; answered when they hold and are kept."""
-        name, model = asked.name, self.models.get(asked.name)
-        if model is None or model.is_leaving:
-            return self._unknown(asked)
-        try:
-            settings = changed_model(model.settings, asked.settings, self._config)
-        except ConfigError as error:
-            return ModelAnswer(asked.call, name, ModelProblem.INVALID, str(error))
-        policy = model_policy(self._config, settings, model.entry)
-        self.models[name] = msgspec.structs.replace(model, policy=policy, settings=settings)
-        self._push(ModelChanged(policy))
-        self._announce()
-        _log.info("model %s has other limits: %s", name, dict(asked.settings))
-        await self.keep()
-        return ModelAnswer(asked.call, name)
-
-    async def remove(self, asked: RemoveModel) -> ModelAnswer:
-        """Withdraw a model: it takes no new requests from now on."""
-        model = self.models.get(asked.name)
-        if self.unserved.pop(asked.name, None) is not None:
-            self._announce()
-        elif model is None or model.is_leaving:
-            return self._unknown(asked)
-        else:
-            self._withdraw(asked.name, "it was removed")
-        await self.keep()
-        return ModelAnswer(asked.call, asked.name)
+        return protocol.ModelAnswer(asked.call, name)
 
     async def keep(self) -> None:
         """Write down for the next start what is in the pool now. One writer at a time."""
         if self._config.state is None:
             return
         async with self._keeping:
-            models = Restored(tuple(self.models.values()), tuple(self.unserved.values()))
-            state = state_of(self._config, models)
+            state = state_of(self._config, self.kept())
             try:
                 await asyncio.to_thread(write_state, Path(self._config.state), state)
             except OSError as error:
@@ -188,28 +155,22 @@ class Publication:
             name
             for name, model in self.models.items()
             if not model.is_leaving
-            and (self._serving(name) == 0 if model.instances_min else self._lacks_copy(name))
+            and (self._serving(name) == 0 if model.policy.instances_min else self._lacks_copy(name))
         )
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _unknown(self, asked: ChangeModel | RemoveModel) -> ModelAnswer:
-        reason = f"the pool has no model '{asked.name}'"
-        if asked.name in self.unserved:
-            reason = f"model '{asked.name}' is not served: {self.unserved[asked.name].problem}"
-        return ModelAnswer(asked.call, asked.name, ModelProblem.UNKNOWN, reason)
-
-    def _model_config(self, asked: AddModel) -> ModelConfig:
+    def _model_config(self, asked: protocol.AddModel) -> ModelConfig:
         fields: dict[object, object] = {"path": asked.path}
         fields |= {"name": asked.name} if asked.name else {}
         fields.update(asked.settings)
         try:
             model = model_of(fields, self._config)
         except ConfigError as error:
-            raise _NotPublished(ModelProblem.INVALID, str(error)) from None
+            raise _Refusal(protocol.ModelProblem.INVALID, str(error)) from None
         if model.name in self.models or model.name in self._preparing:
             reason = f"the pool has a model '{model.name}' already"
-            raise _NotPublished(ModelProblem.EXISTS, reason)
+            raise _Refusal(protocol.ModelProblem.EXISTS, reason)
         return model
 
     async def _publish(self, model: ModelConfig) -> None:
@@ -217,7 +178,7 @@ class Publication:
         self._announce()
         try:
             entry = await self._prepare(model)
-        except _NotPublished:
+        except _Refusal:
             del self._preparing[model.name]
             self._announce()
             raise
@@ -226,13 +187,13 @@ class Publication:
             _log.warning("%s", warning)
         policy = model_policy(self._config, model, entry)
         self.unserved.pop(model.name, None)
-        self.models[model.name] = PublishedModel(entry, policy, model)
+        self.models[model.name] = protocol.PublishedModel(entry, policy, model)
         self._awaited[model.name] = asyncio.get_running_loop().create_future()
         self._push(ModelAdded(policy))
         self._announce()
         await self._awaited[model.name]
 
-    async def _prepare(self, model: ModelConfig) -> CatalogEntry:
+    async def _prepare(self, model: ModelConfig) -> protocol.CatalogEntry:
         """Let a process of its own read the model's files."""
         process = await asyncio.create_subprocess_exec(
             *module_words("livescale.runtime.child", "prepare", self._config.log_level),
@@ -251,9 +212,11 @@ class Publication:
         process.stdin.close()
         await process.wait()
         if status.entry is None:
-            problem = ModelProblem.INVALID if status.fatal else ModelProblem.FAILED
+            problem = (
+                protocol.ModelProblem.INVALID if status.fatal else protocol.ModelProblem.FAILED
+            )
             reason = status.fatal or f"reading {model.path} ended with {process.returncode}"
-            raise _NotPublished(problem, reason)
+            raise _Refusal(problem, reason)
         self._check_room(status.entry.spec)
         return status.entry
 
@@ -264,11 +227,39 @@ class Publication:
         size = spec.size_bytes * spec.tp_size
         room = self._status().host_room_bytes
         if size > room:
-            raise _NotPublished(
-                ModelProblem.INVALID,
+            raise _Refusal(
+                protocol.ModelProblem.INVALID,
                 f"model {spec.name} has {size} bytes, the host with the most room for copies has"
                 f" {room} left (host_memory_bytes)",
             )
+
+    def _change(self, asked: protocol.ChangeModel) -> None:
+        name, model = asked.name, self._staying(asked.name)
+        try:
+            settings = changed_model(model.settings, asked.settings, self._config)
+        except ConfigError as error:
+            raise _Refusal(protocol.ModelProblem.INVALID, str(error)) from None
+        policy = model_policy(self._config, settings, model.entry)
+        self.models[name] = msgspec.structs.replace(model, policy=policy, settings=settings)
+        self._push(ModelChanged(policy))
+        self._announce()
+        _log.info("model %s has other limits: %s", name, dict(asked.settings))
+
+    def _remove(self, name: str) -> None:
+        if self.unserved.pop(name, None) is not None:
+            self._announce()
+        else:
+            self._staying(name)
+            self._withdraw(name, "it was removed")
+
+    def _staying(self, name: str) -> protocol.PublishedModel:
+        model = self.models.get(name)
+        if model is not None and not model.is_leaving:
+            return model
+        reason = f"the pool has no model '{name}'"
+        if name in self.unserved:
+            reason = f"model '{name}' is not served: {self.unserved[name].problem}"
+        raise _Refusal(protocol.ModelProblem.UNKNOWN, reason)
 
     def _lacks_copy(self, name: str) -> bool:
         if not self._keeps_copies:
@@ -290,5 +281,5 @@ class Publication:
 
     def _fail(self, name: str, reason: str) -> None:
         awaited = self._awaited.pop(name)
-        awaited.set_exception(_NotPublished(ModelProblem.FAILED, reason))
+        awaited.set_exception(_Refusal(protocol.ModelProblem.FAILED, reason))
         self._withdraw(name, reason)

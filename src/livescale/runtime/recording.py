@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,7 +24,14 @@ from livescale.policies import ModelPolicy
 from livescale.telemetry.history.changes import Change
 from livescale.telemetry.history.follower import Follower
 from livescale.telemetry.member_record import RecordedMember
-from livescale.telemetry.record import RecordWriter, RequestLine
+from livescale.telemetry.record import (
+    RECORD_VERSION,
+    AnyLine,
+    RequestLine,
+    RunLine,
+    StepLine,
+    encode_line,
+)
 from livescale.telemetry.record_file import RecordFile
 from livescale.telemetry.scale_events import ScaleTracker
 from livescale.types import WorkerRef
@@ -48,13 +55,12 @@ class Recording:
     ) -> None:
         """Begin a life; `start` names the start of the pool. `follower` follows the controller."""
         self._file = RecordFile(path, bytes_max)
-        self._writer = RecordWriter(self._file)
         self._tracker = ScaleTracker()
         self._config = config
         self._follower = follower
         self._settings = settings
         self._start = start
-        self._writer.begin("real", config, settings, start)
+        self._write(RunLine(RECORD_VERSION, "real", config, settings, start))
 
     @property
     def problem(self) -> str | None:
@@ -71,13 +77,13 @@ class Recording:
         """A step whose commands have just been carried out, what it changed, and the scale events
         that it finished."""
         done_ns = time.monotonic_ns()
-        self._writer.step(now_ns, events, commands, done_ns)
+        self._write(StepLine(now_ns, tuple(events), tuple(commands), done_ns))
         for line in self._tracker.observe(now_ns, changes, done_ns):
-            self._writer.write(line)
+            self._write(line)
 
     def request(self, line: RequestLine) -> None:
         """A request is over."""
-        self._writer.write(line)
+        self._write(line)
 
     async def flush(self, models: Iterable[ModelPolicy]) -> None:
         """Let readers see what was noted, and begin the next part when this one is full; `models`
@@ -89,15 +95,19 @@ class Recording:
     def finish(self) -> None:
         """Write the scale events that were still under way, and everything else, and close."""
         for line in self._tracker.flush():
-            self._writer.write(line)
+            self._write(line)
         self._file.close()
 
     def _begin_part(self, config: ControllerConfig) -> None:
         self._file.begin_part()
-        self._writer.begin("real", config, self._settings, self._start, is_continued=True)
+        settings, start = self._settings, self._start
+        self._write(RunLine(RECORD_VERSION, "real", config, settings, start, is_continued=True))
         joined, draining = self._follower.opening()
         now_ns = time.monotonic_ns()
-        self._writer.step(now_ns, joined, draining, now_ns)
+        self._write(StepLine(now_ns, tuple(joined), tuple(draining), now_ns))
+
+    def _write(self, line: AnyLine) -> None:
+        self._file.write(encode_line(line))
 
 
 @contextmanager
@@ -115,10 +125,16 @@ def member_maker(directory: str | None, ref: WorkerRef) -> Iterator[Callable[...
             file.flush()
         file.close()
 
+    def begin(*arguments: Any, **named: Any) -> Member:
+        member = RecordedMember(file, *arguments, **named)
+        # The record of a process that is killed at once says whose it is.
+        file.flush()
+        return member
+
     writer = threading.Thread(target=write, name="record", daemon=True)
     writer.start()
     try:
-        yield partial(RecordedMember, file)
+        yield begin
     finally:
         is_over.set()
         writer.join()

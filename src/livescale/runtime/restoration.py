@@ -10,29 +10,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from livescale.config import CHANGEABLE_SETTINGS, ModelConfig, PoolConfig
-from livescale.config_reading import changed_model, checked_model
+from livescale.common.settings import ConfigError
+from livescale.config.model import ModelConfig
+from livescale.config.pool import CHANGEABLE_SETTINGS, PoolConfig
+from livescale.config.reading import changed_model, checked_model
 from livescale.engine.errors import ModelError
 from livescale.runtime.catalog import model_policy, prepare_model, prepare_models
+from livescale.runtime.protocol import Catalog, CatalogEntry, PublishedModel, UnservedModel
 from livescale.runtime.state_directory import ChangedModel, PoolState
-from livescale.runtime.wire import CatalogEntry, PublishedModel, UnservedModel
-from livescale.settings import ConfigError
-from livescale.types import Value
 
 _log = logging.getLogger(__name__)
 
 
-class Restored(Value, frozen=True):
-    """The models of a start: those that are served, and kept ones that cannot be."""
-
-    models: tuple[PublishedModel, ...]
-    unserved: tuple[UnservedModel, ...] = ()
-
-
 def restored_models(
     config: PoolConfig, state: PoolState, fits: Callable[[tuple[CatalogEntry, ...]], object]
-) -> Restored:
-    """Prepare all models. `fits` raises ConfigError where the pool has no room for these together.
+) -> Catalog:
+    """Prepare all models; those that were kept and cannot be served are listed apart. `fits` raises
+    ConfigError where the pool has no room for these together.
 
     Raises ModelError or ConfigError for what is wrong with a model of the configuration.
     """
@@ -59,15 +53,15 @@ def restored_models(
             unserved.append(UnservedModel(kept, str(error)))
         else:
             models.append(PublishedModel(entry, model_policy(config, settings, entry), settings))
-    return Restored(tuple(models), tuple(unserved))
+    return Catalog(tuple(models), unserved=tuple(unserved))
 
 
-def state_of(config: PoolConfig, models: Restored) -> PoolState:
+def state_of(config: PoolConfig, catalog: Catalog) -> PoolState:
     """What is to be kept of these models for the next start."""
     configured = {model.name: model for model in config.models}
-    published = [model.settings for model in models.unserved]
+    published = [model.settings for model in catalog.unserved]
     changed = []
-    for model in models.models:
+    for model in catalog.models:
         settings, before = model.settings, configured.get(model.settings.name)
         if model.is_leaving:
             continue

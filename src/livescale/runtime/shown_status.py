@@ -1,16 +1,19 @@
-"""What gateways are told of the pool: how it looks, whenever that has changed."""
+"""What gateways are told of the pool, whenever that has changed: how it looks, and what the
+instances of each model reported and took, summed up. Decides nothing.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from livescale.control.status import ControllerStatus, InstanceSummary
 from livescale.messages.events import AnyEvent, InstanceReported
-from livescale.runtime.model_loads import ModelLoads
+from livescale.runtime.protocol import ModelLoad, PoolStatus
 from livescale.runtime.publication import Publication
-from livescale.runtime.wire import PoolStatus
 from livescale.types import InstanceId
 
 
@@ -20,7 +23,8 @@ class ShownStatus:
     def __init__(self, publication: Publication, send: Callable[[PoolStatus], None]) -> None:
         self._publication = publication
         self._send = send
-        self._loads = ModelLoads(publication.models)
+        #: what instances reported
+        self.loads = ModelLoads(publication.models)
         self._instances: Mapping[InstanceId, InstanceSummary] = {}
         #: what gateways were told last
         self.last: PoolStatus | None = None
@@ -31,11 +35,7 @@ class ShownStatus:
         """Count what the instances reported."""
         for event in events:
             if isinstance(event, InstanceReported):
-                self._loads.absorb(event, instances)
-
-    def forget(self, model: str) -> None:
-        """The model has left the pool."""
-        self._loads.forget(model)
+                self.loads.absorb(event, instances)
 
     def show(self, seen: ControllerStatus, is_recording: bool | None) -> None:
         """Tell what the pool looks like, when more than loads has changed."""
@@ -53,16 +53,87 @@ class ShownStatus:
             is_recording=is_recording,
         )
         if status != self.last:
-            loads = self._loads.shown(seen.instances)
+            loads = self.loads.shown(seen.instances)
             self._tell(msgspec.structs.replace(status, loads=loads))
 
     def show_loads(self) -> None:
         """Tell what the instances hold, if it changed. It does all the time: not to be called at
         every step."""
-        loads = self._loads.shown(self._instances)
+        loads = self.loads.shown(self._instances)
         if self.last is not None and loads != self.last.loads:
             self._tell(msgspec.structs.replace(self.last, loads=loads))
 
     def _tell(self, status: PoolStatus) -> None:
         self.last = status
         self._send(status)
+
+
+_COUNTED = (
+    "preemptions",
+    "prefix_lookup_tokens",
+    "reused_tokens",
+    "handovers",
+    "handover_bytes",
+)
+"""Fields of a report that its instance counts up, and of the ModelLoad with their sums."""
+
+
+class ModelLoads:
+    """The loads of all models. Counts only grow, also when the instance that counted is gone.
+
+    `now_ns` reads a monotonic clock. Models that are not named at the start come with their first
+    instance.
+    """
+
+    def __init__(
+        self, models: Iterable[str], now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        #: by model and field of its ModelLoad
+        self._totals: dict[str, Counter[str]] = {model: Counter() for model in models}
+        #: what each instance counted so far, by its last report
+        self._seen: dict[InstanceId, Counter[str]] = {}
+        self._now_ns = now_ns
+        self._shown_ns = now_ns()
+        #: devices of each model's instances since `_shown_ns`
+        self._devices: Counter[str] = Counter()
+
+    def absorb(
+        self, report: InstanceReported, instances: Mapping[InstanceId, InstanceSummary]
+    ) -> None:
+        """Count what is new in the report; nothing if its instance is not known (any more)."""
+        instance = instances.get(report.instance)
+        if instance is None:
+            return
+        counts = Counter({name: getattr(report, name) for name in _COUNTED})
+        # A difference of counters has no negative counts.
+        new = counts - self._seen.get(report.instance, Counter())
+        self._totals.setdefault(instance.model, Counter()).update(new)
+        self._seen[report.instance] = counts
+
+    def shown(self, instances: Mapping[InstanceId, InstanceSummary]) -> dict[str, ModelLoad]:
+        """The loads, given the living instances; what is known of others is forgotten.
+
+        Devices are counted from call to call: to be called whenever instances come or go.
+        """
+        now_ns = self._now_ns()
+        for model, devices in self._devices.items():
+            self._totals[model]["device_ns"] += devices * (now_ns - self._shown_ns)
+        self._shown_ns = now_ns
+        self._seen = {number: seen for number, seen in self._seen.items() if number in instances}
+        self._devices.clear()
+        used: Counter[str] = Counter()
+        blocks: Counter[str] = Counter()
+        for instance in instances.values():
+            self._totals.setdefault(instance.model, Counter())
+            self._devices[instance.model] += instance.devices
+            used[instance.model] += instance.kv_blocks_used
+            blocks[instance.model] += instance.kv_blocks
+        return {
+            model: ModelLoad(used[model], blocks[model], **totals)
+            for model, totals in self._totals.items()
+        }
+
+    def forget(self, model: str) -> None:
+        """Nothing is left of the model, which begins anew if it comes again."""
+        self._totals.pop(model, None)
+        self._devices.pop(model, None)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from livescale.config import ModelConfig
-from livescale.settings import ConfigError
+from livescale.common.settings import ConfigError
+from livescale.config.model import ModelConfig
 from livescale.types import Value
 
 _FILE, _NEW_FILE, _LOCK = "models.json", "models.json.new", "lock"
@@ -104,7 +104,7 @@ def write_state(directory: Path, state: PoolState) -> None:
     of the pool that holds the lock. Raises OSError."""
     raw = msgspec.json.encode(_Document(_KIND, _VERSION, state))
     new = directory / _NEW_FILE
-    # What a process left that died while it wrote is of no use to anybody.
+    # What a process left that died while it wrote is of no use.
     with contextlib.suppress(FileNotFoundError):
         new.unlink()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from livescale.common.settings import size_text
 from livescale.control.status import ModelSummary
 from livescale.messages.commands import ModelGone
 from livescale.messages.events import ModelAdded, ModelRemoved
 from livescale.runtime.news import LoadProgress, News
-from livescale.settings import size_text
-from livescale.telemetry.history.changes import (
-    Change,
-    Decided,
-    HoldingBegun,
-    HoldingEnded,
-    HoldingWhole,
-    MemberJoined,
-    MemberLost,
-    member_name,
-)
+from livescale.telemetry.history import changes
 from livescale.telemetry.history.holdings import Ending, HoldingHistory
 
 # Loads that go on failing are news again only after this time.
@@ -41,10 +32,10 @@ class StepNews:
         self._told: list[tuple[str, int]] = []
 
     def observe(
-        self, now_ns: int, changes: Sequence[Change], models: Mapping[str, ModelSummary]
+        self, now_ns: int, changed: Sequence[changes.Change], models: Mapping[str, ModelSummary]
     ) -> tuple[News, ...]:
         """The news of one step: what it changed, and the status of all models after it."""
-        found = [self._of_change(now_ns, change, models) for change in changes]
+        found = [self._of_change(now_ns, change, models) for change in changed]
         found += [self._recovered(model, models) for model in list(self._failing)]
         return tuple(news for news in found if news is not None)
 
@@ -68,23 +59,23 @@ class StepNews:
     # -- helpers, in the order used -------------------------------------------------------------
 
     def _of_change(
-        self, now_ns: int, change: Change, models: Mapping[str, ModelSummary]
+        self, now_ns: int, change: changes.Change, models: Mapping[str, ModelSummary]
     ) -> News | None:
-        if isinstance(change, HoldingBegun):
+        if isinstance(change, changes.HoldingBegun):
             return self._ordered(change.holding)
-        if isinstance(change, HoldingWhole):
+        if isinstance(change, changes.HoldingWhole):
             return self._completed(now_ns, change.holding)
-        if isinstance(change, HoldingEnded):
+        if isinstance(change, changes.HoldingEnded):
             return self._ended(now_ns, change.holding, models.get(change.holding.model))
-        if isinstance(change, MemberJoined):
+        if isinstance(change, changes.MemberJoined):
             again = " in its place" if change.member.incarnation else ""
-            return News(f"{member_name(change.member)} has joined{again}")
-        if isinstance(change, MemberLost):
+            return News(f"{changes.member_name(change.member)} has joined{again}")
+        if isinstance(change, changes.MemberLost):
             loads = [held.model for held in change.holdings if held.whole_ns is None]
             was = f" while it loaded {', '.join(loads)}" if loads else ""
-            text = f"{member_name(change.member)} is lost{was}: {change.reason}"
+            text = f"{changes.member_name(change.member)} is lost{was}: {change.reason}"
             return News(text, is_problem=True)
-        if isinstance(change, Decided):
+        if isinstance(change, changes.Decided):
             decision = change.decision
             numbers = f"{decision.from_instances} -> {decision.to_instances} instances"
             return News(f"model {decision.model}: {numbers} ({decision.reason})")

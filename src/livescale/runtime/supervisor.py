@@ -13,17 +13,19 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from livescale.config import PoolConfig
+from livescale.clusters.files import read_topology
+from livescale.common.errors import UserError
+from livescale.common.settings import ConfigError
+from livescale.config.pool import PoolConfig
 from livescale.gateway.pages import page_origins
 from livescale.runtime.boot import Status
 from livescale.runtime.catalog import controller_config, latency, with_host_memory
 from livescale.runtime.child_boots import ChildBoots
-from livescale.runtime.child_watch import watch_children
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.forking import ForkServer
 from livescale.runtime.key_watch import LOOK_S, KeyWatch
@@ -31,23 +33,27 @@ from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_layout import PoolLayout, layout_of, local_layout
-from livescale.runtime.pool_process import STATUS_BYTES_MAX, Child, child_environment
+from livescale.runtime.pool_process import (
+    STATUS_BYTES_MAX,
+    Child,
+    child_environment,
+    watch_children,
+)
+from livescale.runtime.protocol import CatalogEntry, HeldCopy
 from livescale.runtime.restarts import Restarts, give_up_reason
-from livescale.runtime.restoration import Restored, restored_models
+from livescale.runtime.restoration import restored_models
 from livescale.runtime.state_directory import PoolState, StateDirectory
-from livescale.runtime.wire import CatalogEntry, HeldCopy
-from livescale.settings import ConfigError
 from livescale.telemetry.record_file import RecordClaim
 from livescale.telemetry.record_parts import RecordError
-from livescale.topology_files import read_topology
 from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 # After SIGTERM; the gateway gets its drain timeout on top.
 _STOP_TIMEOUT_S = 5.0
 
 
-class PoolFailed(Exception):
+class PoolFailed(UserError):
     """The pool cannot start or go on; the message says which process and why."""
 
 
@@ -99,7 +105,7 @@ class Pool:
         self._boots = ChildBoots(
             config,
             self.layout,
-            self._restored,
+            self._catalog,
             self._keys,
             control=self._control,
             http=self._http,
@@ -114,12 +120,12 @@ class Pool:
     def _prepare(self, layout: PoolLayout) -> None:
         """Everything that can be wrong is found here, before any process is started."""
         config = self.config
-        self._restored = restored_models(
+        self._catalog = restored_models(
             config,
             self._state.read() if self._state is not None else PoolState(),
             lambda entries: with_host_memory(layout, config, entries),
         )
-        self.models = tuple(model.entry for model in self._restored.models)
+        self.models = tuple(model.entry for model in self._catalog.models)
         for entry in self.models:
             for warning in entry.warnings:
                 _log.warning("%s", warning)
@@ -177,8 +183,8 @@ class Pool:
         return self._fork_servers[prefix]
 
     def _heed(self, child: Child, status: Status) -> None:
-        if status.models is not None:
-            self._boots.restored = Restored(status.models, status.unserved)
+        if status.catalog is not None:
+            self._boots.catalog = status.catalog
         for news in status.news:
             self._tell(news)
         if status.is_ready:
@@ -207,7 +213,7 @@ class Pool:
         return {
             child.name: child.process.pid
             for child in self._children
-            if child.process is not None and child.process.returncode is None
+            if child.process is not None and child.is_alive
         }
 
     async def examine(self) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
@@ -239,31 +245,29 @@ class Pool:
 
     async def ready(self) -> None:
         """Return when every model is served. Raises PoolFailed."""
-        gateway = next(child for child in self._children if child.kind == "gateway")
+        [gateway] = self._of_kind("gateway")
         await self.or_failure(gateway.is_ready.wait())
 
-    async def or_failure(self, awaitable: object) -> None:
-        """Wait for the awaitable, but no longer than the pool lives. Raises PoolFailed."""
+    async def or_failure(self, awaitable: Awaitable[Result]) -> Result:
+        """The awaitable's result, but no longer than the pool lives. Raises PoolFailed."""
         assert self._failure is not None
-        task = asyncio.ensure_future(awaitable)  # type: ignore[call-overload]
-        done, _ = await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+        task = asyncio.ensure_future(awaitable)
+        either: set[asyncio.Future[Any]] = {task, self._failure}
+        done, _ = await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._failure in done:
             task.cancel()
             self._failure.result()
-        await task
+        return await task
 
     async def stop(self) -> None:
-        """Drain: no new requests, running ones finish within the timeout, then everybody ends."""
+        """No new requests; running ones finish within the timeout; then all processes end."""
         self._stopping.set()
-        gateways = [child for child in self._children if child.kind == "gateway"]
-        others = [child for child in self._children if child.kind != "gateway"]
         # The pool's own copy must close too, or clients could still connect and would hang.
         self._http.close()
-        await self._end(gateways, self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
+        await self._end(self._of_kind("gateway"), self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
         # Before its members: what ends with the pool is not lost, and not on record as that.
-        controllers = [child for child in others if child.kind == "controller"]
-        await self._end(controllers, _STOP_TIMEOUT_S)
-        await self._end(others, _STOP_TIMEOUT_S)
+        await self._end(self._of_kind("controller"), _STOP_TIMEOUT_S)
+        await self._end(self._children, _STOP_TIMEOUT_S)
         for server in self._fork_servers.values():
             server.end()
             await server.wait()
@@ -275,7 +279,7 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._close_state()
         if self._failure is not None and not self._failure.cancel():
-            self._failure.exception()  # whoever waited was told; asyncio must not tell again
+            self._failure.exception()  # reported where it was waited for: asyncio must not log it
 
     async def kill(self) -> None:
         """End every process at once."""
@@ -294,9 +298,8 @@ class Pool:
             await asyncio.sleep(LOOK_S)
             # A file may lie on another machine's disk.
             if await asyncio.to_thread(self._keys.look):
-                for child in self._children:
-                    if child.kind == "gateway":
-                        child.tell(self._keys.digests)
+                for gateway in self._of_kind("gateway"):
+                    gateway.tell(self._keys.digests)
 
     def _stop_watching(self) -> None:
         for watch in self._watching:
@@ -315,7 +318,7 @@ class Pool:
                 self._failure.set_exception(PoolFailed(reason))
                 return
             self._tell(_end_in_words(child))
-            with suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), child.restarts.pause_s)
             if self._stopping.is_set():
                 return
@@ -323,8 +326,11 @@ class Pool:
 
     def _peers(self, child: Child) -> list[Restarts]:
         """All who can do its work. Without host agents a pool can serve."""
-        able = [other.restarts for other in self._children if other.kind == child.kind]
-        return able if child.kind != "agent" else [c.restarts for c in self._children]
+        able = self._children if child.kind == "agent" else self._of_kind(child.kind)
+        return [other.restarts for other in able]
+
+    def _of_kind(self, kind: str) -> list[Child]:
+        return [child for child in self._children if child.kind == kind]
 
     async def _end(self, children: list[Child], timeout_s: float) -> None:
         for child in children:
@@ -334,7 +340,7 @@ class Pool:
             await asyncio.wait_for(asyncio.gather(*waits), timeout_s)
         except TimeoutError:
             for child in children:
-                if child.process is not None and child.process.returncode is None:
+                if child.is_alive:
                     _log.warning("%s does not end: killing it", child.name)
                     child.signal(signal.SIGKILL)
 

@@ -6,14 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from livescale.messages.attempts import (
-    Cancel,
-    Disown,
-)
-from livescale.runtime.boot import GatewayBoot
+from livescale.messages.attempts import Cancel, Disown
 from livescale.runtime.doors import token_door
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.wire import FromTokenServer, GatewayHello, Peer, Peers, Submit
+from livescale.runtime.protocol import FromTokenServer, GatewayHello, Peer, Peers, Submit
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import WorkerRef
 
@@ -25,13 +21,16 @@ class TokenWires:
 
     def __init__(
         self,
-        boot: GatewayBoot,
+        secret: str,
+        gateway: str,
         heartbeats: Heartbeats,
         received: Callable[[WorkerRef, FromTokenServer], None],
         gone: Callable[[WorkerRef], None],
     ) -> None:
-        """`gone` is called when a worker cannot be reached (any more)."""
-        self._boot = boot
+        """Of the gateway of this name. `gone` is called when a worker cannot be reached (any
+        more)."""
+        self._secret = secret
+        self._gateway = gateway
         self._heartbeats = heartbeats
         self._received = received
         self._gone = gone
@@ -75,13 +74,13 @@ class TokenWires:
             wire: Wire[FromTokenServer] = await open_wire(
                 peer.token_address,
                 FromTokenServer,
-                secret=self._boot.secret,
+                secret=self._secret,
                 door=token_door(worker),
             )
         except OSError as error:
             _log.warning("worker %s cannot be reached: %s", worker, error)
         else:
-            wire.send(GatewayHello(self._boot.gateway))
+            wire.send(GatewayHello(self._gateway))
             self._heartbeats.add(wire)
             self._wires[worker] = wire
             for unsent in self._unsent.pop(worker, []):
@@ -94,5 +93,5 @@ class TokenWires:
         self._unsent.pop(worker, None)
         self._gone(worker)
         # By then the controller has given it up, too, unless the trouble is on the way to here.
-        await asyncio.sleep(self._boot.lost_after_ms / 2000)
+        await asyncio.sleep(self._heartbeats.lost_after_ms / 2000)
         self._connect(worker)

@@ -12,16 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from livescale.gateway import backend
 from livescale.gateway.admission import WaitingLine
-from livescale.gateway.backend import (
-    GenerateRequest,
-    GenerationFailed,
-    ModelWithdrawn,
-    Reading,
-    TokenChunk,
-)
+from livescale.load.slo import RequestTiming, SloAbsolute
 from livescale.member.ledger import Finish
-from livescale.slo import RequestTiming, SloAbsolute
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, WorkerRef
 
@@ -30,10 +24,10 @@ from livescale.types import Outcome, RequestId, WorkerRef
 class Transcript:
     """One request until it is over."""
 
-    asked: GenerateRequest
+    asked: backend.GenerateRequest
     queued_ns: int
     #: what the client's handler reads; None ends the stream
-    chunks: asyncio.Queue[TokenChunk | GenerationFailed | None] = field(
+    chunks: asyncio.Queue[backend.TokenChunk | backend.GenerationFailed | None] = field(
         default_factory=asyncio.Queue
     )
     generated: list[int] = field(default_factory=list)
@@ -114,7 +108,7 @@ class Transcripts:
         """Places for requests that are not there yet. Raises ModelWithdrawn; entering QueueFull."""
         return self._line(model).holding(client, requests, prompt_tokens, time.monotonic())
 
-    def open(self, requests: Sequence[GenerateRequest]) -> list[Transcript]:
+    def open(self, requests: Sequence[backend.GenerateRequest]) -> list[Transcript]:
         """Begin with requests of one client to one model; all of them wait.
 
         Raises QueueFull or ModelWithdrawn for all.
@@ -165,15 +159,15 @@ class Transcripts:
         measured."""
         return self._lines[model].wait_s(client, time.monotonic())
 
-    def readings(self) -> list[Reading]:
+    def readings(self) -> list[backend.Reading]:
         """How many wait and run, by model."""
         readings = []
         for model, line in self._lines.items():
             label = (("model", model),)
             readings += [
-                Reading("num_requests_waiting", line.requests, label),
-                Reading("num_requests_running", self._running[model], label),
-                Reading("waiting_prompt_tokens", line.prompt_tokens, label),
+                backend.Reading("num_requests_waiting", line.requests, label),
+                backend.Reading("num_requests_running", self._running[model], label),
+                backend.Reading("waiting_prompt_tokens", line.prompt_tokens, label),
             ]
         return readings
 
@@ -183,14 +177,14 @@ class Transcripts:
     # -- helpers, in the order used ---------------------------------------------------------
 
     def _forget_if_gone(self, model: str) -> None:
-        """A model that is not on offer needs no line when nobody is in it."""
+        """A model that is not on offer needs no line when no request is in it."""
         has_requests = self._running[model] or self._lines[model].requests
         if model not in self._offered and not has_requests:
             del self._lines[model], self._running[model]
 
     def _line(self, model: str) -> WaitingLine:
         if model not in self._offered:
-            raise ModelWithdrawn(model)
+            raise backend.ModelWithdrawn(model)
         return self._lines[model]
 
     def _start_deadline(self, transcript: Transcript) -> None:

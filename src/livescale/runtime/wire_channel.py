@@ -2,9 +2,9 @@
 
 Both ends of a connection have proved that they belong to the pool before the first frame
 (`doors.py`). A frame is a 4-byte big-endian length and a msgpack body. Lengths are bounded before
-anything is allocated, bodies are decoded strictly into the types of `wire.py`, and a channel that
-breaks a rule is closed. A frame of length 0 is a heartbeat: it shows that the sender works, and
-nothing else.
+anything is allocated, bodies are decoded strictly into the types of `protocol.py`, and a channel
+that breaks a rule is closed. A frame of length 0 is a heartbeat: it shows that the sender works,
+and nothing else.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import asyncio
 import contextlib
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 import msgspec
 
 from livescale.runtime.doors import enter
-from livescale.runtime.wire import Address, AnyMessage
+from livescale.runtime.protocol import Address, AnyMessage
 from livescale.transfer.listener import notice_loss
 
 FRAME_BYTES_MAX = 64 << 20
@@ -31,10 +31,9 @@ _PART_BYTES = 256 << 10
 _HEARTBEAT = _LENGTH.pack(0)
 # A connection that cannot be opened in this time is tried anew: the system would wait for minutes.
 _CONNECT_S = 5.0
-
-
-class WireError(Exception):
-    """The peer sent something that is not a message of this channel."""
+# A peer that connects must present itself within this time.
+_HELLO_S = 10.0
+_PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -84,13 +83,21 @@ class Wire(Generic[Incoming]):
             while not length:
                 (length,) = _LENGTH.unpack(await self._take(_LENGTH.size))
             if length > FRAME_BYTES_MAX:
-                raise WireError(f"a frame of {length} bytes exceeds {FRAME_BYTES_MAX}")
+                raise msgspec.ValidationError(
+                    f"a frame of {length} bytes exceeds {FRAME_BYTES_MAX}"
+                )
             return self._decoder.decode(await self._take(length))
         except (OSError, EOFError) as error:
             self.error = self.error or str(error) or "connection closed"
-        except (WireError, msgspec.MsgspecError) as error:
+        except msgspec.MsgspecError as error:
             self.error = f"not a message of this channel: {error}"
         self.close()
+        return None
+
+    async def hello(self) -> Incoming | None:
+        """The first message; None if none comes in time."""
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(self.receive(), _HELLO_S)
         return None
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
@@ -101,14 +108,10 @@ class Wire(Generic[Incoming]):
             # A reader that is cancelled leaves no socket behind.
             self.close()
 
-    async def _take(self, size_bytes: int) -> bytes | bytearray:
+    async def _take(self, size_bytes: int) -> bytearray:
         """Raises OSError or EOFError at the end of the connection."""
         self.is_waiting = True
         try:
-            if size_bytes <= _PART_BYTES:
-                taken: bytes | bytearray = await self._reader.readexactly(size_bytes)
-                self.received_ns = time.monotonic_ns()
-                return taken
             taken = bytearray()
             while len(taken) < size_bytes:
                 part_bytes = min(_PART_BYTES, size_bytes - len(taken))
@@ -148,3 +151,26 @@ async def open_wire(
         reader, writer = await asyncio.open_connection(address.host, address.port)
     await enter(reader, writer, secret, door)
     return Wire(reader, writer, incoming)
+
+
+async def stay_connected(
+    address: Address,
+    incoming: object,
+    *,
+    secret: str,
+    door: str,
+    serve: Callable[[Wire[Incoming]], Awaitable[None]],
+) -> None:
+    """One wire after the other to the door of this name, whichever process is behind it: `serve`
+    gets each, until its end. For ever."""
+    pause_s = _PAUSE_S_MIN
+    while True:
+        try:
+            wire: Wire[Incoming] = await open_wire(address, incoming, secret=secret, door=door)
+        except OSError:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        else:
+            await serve(wire)
+            pause_s = _PAUSE_S_MIN
+            await asyncio.sleep(pause_s)

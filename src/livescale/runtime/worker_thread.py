@@ -9,52 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_messages import BatchKey, Handover, KvLayer
-from livescale.batching.run import SequenceSpec
+from livescale.batching.live_messages import Handover, KvLayer
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
 from livescale.engine.model_files import model_spec
 from livescale.engine.run_result import InstanceExecutor
-from livescale.member.effects import (
-    Answer,
-    Assign,
-    DropFetch,
-    Effect,
-    Emit,
-    Execute,
-    ForgetRows,
-    Materialize,
-    Measure,
-    Reach,
-    Refuse,
-    TakeOver,
-    TellPeer,
-    WriteKv,
-)
-from livescale.member.inputs import (
-    ExecutorReady,
-    FetchFailed,
-    PeerLost,
-    PeerSent,
-    RankLayers,
-    RateMeasured,
-    RunEnded,
-    Submitted,
-)
+from livescale.member import effects, inputs
+from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
-from livescale.member.serving import ServingLimits
 from livescale.messages.events import AnyEvent
 from livescale.runtime.boot import WorkerBoot
 from livescale.runtime.live_parcels import Letter, ParcelError
-from livescale.runtime.member_thread import MemberSetting, MemberThread
+from livescale.runtime.member_thread import MemberThread
 from livescale.runtime.peer_lines import PeerLines
+from livescale.runtime.protocol import Examined, FromTokenServer, Submit, Token, Tokens
 from livescale.runtime.run_lane import RunLane
-from livescale.runtime.wire import Examined, FromTokenServer, Submit, Token, Tokens
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import LayerSpan, RequestId, TokenLogprobs, WorkerRef
@@ -74,12 +48,8 @@ class Reporter(Protocol):
     def to_gateway(self, gateway: str, message: FromTokenServer) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """What came of a Run."""
-
-    news: RunEnded
-    logprobs: Mapping[RequestId, TokenLogprobs]
+# What came of a Run.
+_Ended = tuple[inputs.RunEnded, Mapping[RequestId, TokenLogprobs]]
 
 
 class WorkerThread(MemberThread):
@@ -95,19 +65,9 @@ class WorkerThread(MemberThread):
         make_member: Callable[..., Member] = Member,
     ) -> None:
         """`make_member` takes the arguments of a Member."""
-        limits = ServingLimits(boot.device.kind, boot.live, boot.resident_bytes)
-        super().__init__(
-            make_member(boot.worker, arena.size_bytes, limits),
-            arena,
-            data_plane,
-            reporter.to_controller,
-            MemberSetting(
-                storage_bytes_per_s=boot.storage_bytes_per_s,
-                lost_after_ms=boot.lost_after_ms,
-                stuck_after_ms=boot.stuck_after_ms,
-            ),
-        )
-        self._boot = boot
+        limits = ServingLimits(boot.place.kind, boot.live, boot.pool.resident_bytes)
+        member = make_member(boot.member, arena.size_bytes, limits)
+        super().__init__(boot, member, arena, data_plane, reporter.to_controller)
         self._executor = executor
         self._reporter = reporter
         self._peers = PeerLines(
@@ -116,7 +76,7 @@ class WorkerThread(MemberThread):
             post=self.post,
             expected=self._expected_bytes,
             came=self._came,
-            lost=lambda peer, is_refused: self._inputs.append(PeerLost(peer, is_refused)),
+            lost=lambda peer, is_refused: self._inputs.append(inputs.PeerLost(peer, is_refused)),
         )
         self._vocabulary = 0
         self._rows: dict[BatchKey, HiddenRows] = {}
@@ -128,18 +88,19 @@ class WorkerThread(MemberThread):
         #: of the Run that has just ended
         self._logprobs: Mapping[RequestId, TokenLogprobs] = {}
         self._carry |= {
-            Answer: lambda effect: reporter.to_gateway(effect.gateway, effect.answer),
-            Emit: self._emit,
-            TellPeer: self._tell,
-            Refuse: lambda effect: self._peers.refuse(effect.peer, effect.reason),
-            Reach: lambda effect: data_plane.reach(effect.peer),
-            Assign: self._assign,
-            Materialize: lambda effect: executor.materialize(effect.layer),
-            Measure: self._measure,
-            Execute: self._execute,
-            TakeOver: self._take_over,
-            WriteKv: self._write_kv,
-            ForgetRows: self._forget_rows,
+            effects.Answer: lambda effect: reporter.to_gateway(effect.gateway, effect.answer),
+            effects.Emit: self._emit,
+            effects.TellPeer: self._tell,
+            effects.Refuse: lambda effect: self._peers.refuse(effect.peer, effect.reason),
+            effects.Reach: lambda effect: data_plane.reach(effect.peer),
+            effects.Release: lambda effect: self._release(),
+            effects.Assign: self._assign,
+            effects.Materialize: lambda effect: executor.materialize(effect.layer),
+            effects.Measure: self._measure,
+            effects.Execute: self._execute,
+            effects.TakeOver: self._take_over,
+            effects.WriteKv: self._write_kv,
+            effects.ForgetRows: lambda effect: self._rows.pop(effect.batch, None),
         }
 
     def run(self) -> None:
@@ -165,7 +126,7 @@ class WorkerThread(MemberThread):
             message.sampling,
             message.generated_ids,
         )
-        self.post(Submitted(gateway, message.instance, spec))
+        self.post(inputs.Submitted(gateway, message.instance, spec))
 
     def lose_peer(self, peer: WorkerRef) -> None:
         """The controller gave this member up."""
@@ -173,7 +134,7 @@ class WorkerThread(MemberThread):
 
     # -- effects: the executor ------------------------------------------------------------------
 
-    def _assign(self, effect: Assign) -> None:
+    def _assign(self, effect: effects.Assign) -> None:
         fetch = self._fetches.get(effect.plan)
         if fetch is None:
             return  # its memory refused it
@@ -181,20 +142,21 @@ class WorkerThread(MemberThread):
         try:
             executor.assign(manifest, fetch.memory)
         except (ModelError, ValueError) as error:
-            self._inputs.append(FetchFailed(effect.plan, str(error)))
+            self._inputs.append(inputs.FetchFailed(effect.plan, str(error)))
             return
         where = f"config of {manifest.model}"
         self._vocabulary = parse_config(manifest.config_json, where).vocab_size
+        pool = self._boot.pool
         limits = BatcherConfig(
             kv_blocks=executor.kv_blocks,
-            block_tokens=self._boot.block_tokens,
-            run_tokens_max=self._boot.run_tokens_max,
-            sequences_max=self._boot.sequences_max,
-            oldest_prompt_percent=self._boot.oldest_prompt_percent,
-            growth_tokens=self._boot.growth_tokens,
+            block_tokens=pool.block_tokens,
+            run_tokens_max=pool.run_tokens_max,
+            sequences_max=pool.sequences_max,
+            oldest_prompt_percent=pool.oldest_prompt_percent,
+            growth_tokens=pool.growth_tokens,
         )
         self._inputs.append(
-            ExecutorReady(
+            inputs.ExecutorReady(
                 plan=effect.plan,
                 limits=limits,
                 kv_layer_bytes=executor.kv_layer_bytes(1),
@@ -202,50 +164,51 @@ class WorkerThread(MemberThread):
             )
         )
 
-    def _drop(self, effect: DropFetch) -> None:
+    def _drop(self, effect: effects.DropFetch) -> None:
         super()._drop(effect)
+        self._release()
+
+    def _release(self) -> None:
+        """Nothing computes with a model any more."""
         self._executor.release()
         self._rows.clear()
 
-    def _measure(self, effect: Measure) -> None:
+    def _measure(self, effect: effects.Measure) -> None:
         manifest = self._fetches[effect.plan].order.manifest
-        tokens = min(_MEASURED_TOKENS, self._boot.run_tokens_max)
+        tokens = min(_MEASURED_TOKENS, self._boot.pool.run_tokens_max)
         span = LayerSpan(0, len(manifest.layers))
         rate = self._executor.prefill_tokens_per_s(span, tokens)
-        self._inputs.append(RateMeasured(effect.plan, rate))
+        self._inputs.append(inputs.RateMeasured(effect.plan, rate))
 
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
+    def _carry_out(self, asked: Sequence[effects.Effect]) -> None:
         # Runs come last.
-        self._is_followed = len(effects) > 1 and isinstance(effects[-2], Execute)
-        super()._carry_out(effects)
+        self._is_followed = len(asked) > 1 and isinstance(asked[-2], effects.Execute)
+        super()._carry_out(asked)
 
-    def _execute(self, effect: Execute) -> None:
+    def _execute(self, effect: effects.Execute) -> None:
         if self._is_followed or self._lane.is_busy:
             self._lane.put(partial(self._run, effect))
         else:
             self._run_ended(self._run(effect))
 
-    def _run(self, effect: Execute) -> _Ended:
-        run, batch = effect.run, effect.batch
+    def _run(self, effect: effects.Execute) -> _Ended:
+        run, batch = effect.run, effect.run.batch
         rows = self._rows.pop(batch) if batch is not None and run.span.start else None
         began_ns = time.monotonic_ns()
         result = self._executor.run(run, rows)
         elapsed_ns = time.monotonic_ns() - began_ns
         if batch is not None and result.hidden is not None:
             self._rows[batch] = result.hidden
-        ended = RunEnded([(token,) for token in result.token_ids], elapsed_ns)
-        return _Ended(ended, result.logprobs)
+        ended = inputs.RunEnded([(token,) for token in result.token_ids], elapsed_ns)
+        return ended, result.logprobs
 
     def _run_ended(self, ended: _Ended) -> None:
-        self._logprobs = ended.logprobs
-        self._inputs.insert(0, ended.news)
-
-    def _forget_rows(self, effect: ForgetRows) -> None:
-        self._rows.pop(effect.batch, None)
+        news, self._logprobs = ended
+        self._inputs.insert(0, news)
 
     # -- effects: gateways ----------------------------------------------------------------------
 
-    def _emit(self, effect: Emit) -> None:
+    def _emit(self, effect: effects.Emit) -> None:
         logprobs = {} if effect.is_repeated else self._logprobs
         tokens = tuple(
             Token(
@@ -264,10 +227,10 @@ class WorkerThread(MemberThread):
 
     # -- effects: peers -------------------------------------------------------------------------
 
-    def _tell(self, effect: TellPeer) -> None:
+    def _tell(self, effect: effects.TellPeer) -> None:
         message, executor = effect.message, self._executor
         # The executor takes one rank only, and refuses more by name.
-        assert not isinstance(message, RankLayers), f"{self!r} has one rank"
+        assert not isinstance(message, inputs.RankLayers), f"{self!r} has one rank"
         # Where something is given away no Run is in flight.
         content: list[memoryview] = []
         if isinstance(message, Handover) and message.rows:
@@ -277,13 +240,13 @@ class WorkerThread(MemberThread):
         letter = Letter(message, effect.gateways, effect.size_bytes)
         self._peers.send(effect.peer, letter, content)
 
-    def _take_over(self, effect: TakeOver) -> None:
+    def _take_over(self, effect: effects.TakeOver) -> None:
         if effect.message.rows:
             content = memoryview(self._contents[effect.content])
             rows = self._executor.import_rows(content, effect.message.rows)
             self._rows[effect.message.batch] = rows
 
-    def _write_kv(self, effect: WriteKv) -> None:
+    def _write_kv(self, effect: effects.WriteKv) -> None:
         """Write it into the blocks of the requests that are still here."""
         first, view = 0, memoryview(self._contents[effect.content])
         for tokens, block_table in effect.places:
@@ -308,7 +271,9 @@ class WorkerThread(MemberThread):
     def _came(self, peer: WorkerRef, letter: Letter, content: bytearray) -> None:
         number = len(self._contents) + 1
         self._contents[number] = content
-        self._inputs.append(PeerSent(peer, letter.message, letter.gateways, len(content), number))
+        self._inputs.append(
+            inputs.PeerSent(peer, letter.message, letter.gateways, len(content), number)
+        )
 
     def _after_step(self) -> None:
         super()._after_step()

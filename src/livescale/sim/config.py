@@ -7,11 +7,11 @@ import msgspec
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.reports import REPORT_GAP_NS
+from livescale.clusters.topology import Device, Host
 from livescale.control.config import ControllerConfig
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
 from livescale.policies import ModelPolicy
-from livescale.topology import Device, Host
 from livescale.types import ModelSpec, Value
 
 _GBIT = 125_000_000
@@ -84,8 +84,8 @@ class SimConfig(Value, frozen=True):
     `devices` are the workers' by number. A device that names no host is dealt to the `hosts` in
     turn (each has an agent); without hosts it has one of its own, without an agent. Links are
     those of devices, hosts and the controller's leaves, group and remote storage. `latency` is by
-    model; the one called "" is everybody else's. `kv_blocks` None: what fits into a device's
-    `kv_bytes`. An instance that merely goes on says so every `report_gap_ns`. With `coalesces`,
+    model; the one called "" is that of all others. `kv_blocks` None: what fits into a device's
+    `kv_bytes`. An instance that merely goes on reports so every `report_gap_ns`. With `coalesces`,
     Runs in which nothing can change are one event. `load_ns` replaces every transfer of
     parameters to a device by a fixed time (0: instances are there at once). A device that receives
     from another member waits `group_setup_ns` before it asks for the first byte, as systems do
@@ -96,7 +96,7 @@ class SimConfig(Value, frozen=True):
     There are as many clients as `client_weights`: the first sends every other request, the others
     take turns with the rest. `live` bounds live work on every instance. Workers keep first layers
     of models that they gave up in the last `resident_bytes` of their arenas. `holder_wait_ns` is
-    how long a receiver waits for a holder to have what it was said to have, `stall_ns` how long for
+    how long a receiver waits for a holder to have what a plan expects, `stall_ns` how long for
     its bytes. The run is given up as stuck when it is not over `grace_ns` after the last arrival
     and the last fault.
     """

@@ -1,4 +1,4 @@
-"""The executor of a simulated worker: a Run takes what the latency model says.
+"""The executor of a simulated worker: a Run takes as long as the latency model computes.
 
 A Run of several steps (a stretch) is one event. It ends with the step that is under way when
 something comes in for the worker.
@@ -13,14 +13,14 @@ from collections.abc import Callable
 from functools import partial
 
 from livescale.batching.run import Run
+from livescale.clusters.topology import Device
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import RunWork, span_ns
 from livescale.member.effects import Execute
 from livescale.member.inputs import ExecutorReady, RunEnded
 from livescale.sim.clock import COMMIT_PRIORITY, Clock
 from livescale.sim.config import SimConfig
-from livescale.topology import Device
-from livescale.types import LayerSpan, ModelSpec, PlanId
+from livescale.types import ModelSpec, PlanId
 
 _NS_PER_S = 1_000_000_000
 
@@ -87,8 +87,8 @@ class SimExecutor:
         assert latency is not None
         now_ns = self._began_ns = self._clock.now_ns
         work = run.work
-        if effect.batch is not None:
-            layers = _decoder_layers(run.span, spec.layers)
+        if run.batch is not None:
+            layers = run.span.decoder_layers(spec.layers)
             self.step_ns = [now_ns + span_ns(latency, work, layers, spec.layers - 2)]
         elif run.steps == 1:
             self.step_ns = [now_ns + latency.run_ns(work)]
@@ -133,8 +133,3 @@ class SimExecutor:
         self._ended(RunEnded(token_ids, self.step_ns[-1] - began_ns))
         if self._run is None and self._waiting:
             self._begin(self._waiting.popleft())
-
-
-def _decoder_layers(span: LayerSpan, layers: int) -> int:
-    """How many of the span's layers are neither the embedding nor the head."""
-    return min(span.stop, layers - 1) - max(span.start, 1)

@@ -9,52 +9,52 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
 from livescale.batching.run import EmittedTokens, SequenceSpec
-from livescale.fair_line import FairLine
+from livescale.common.fair_line import FairLine
+from livescale.load.traces import TraceRow
+from livescale.member.inputs import Submitted
 from livescale.member.ledger import Announce, Finish, Forget, Ledger, LedgerEffect, Moved, Send
-from livescale.messages.attempts import AttemptFailed, AttemptTaken, Cancel, Disown
+from livescale.messages import attempts
 from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.requests import RequestChecker
 from livescale.sim.clock import Clock
 from livescale.sim.config import SimConfig
 from livescale.sim.links.channel import SimChannel
-from livescale.sim.worker_messages import FromWorkerMessage, SimSubmit, SimTokens, ToWorkerMessage
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, SamplingParams, WorkerRef
 
+GATEWAY = "gateway"
+"""The name of the one gateway of a simulated world."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimTokens:
+    """Worker to gateway: what a Run brought, with positions in the place of token ids. `step_ns`
+    are the times at which its steps ended; the tokens of a request are those of the last steps."""
+
+    step_ns: list[int]
+    emitted: list[EmittedTokens]
+
+
 GatewayEvent = RequestArrived | RequestCancelled | RequestEnded
 GatewayOrder = Dispatch | FailRequest
-
-
-class Row(Protocol):
-    """One request of a load, such as a line of a trace."""
-
-    @property
-    def arrival_ns(self) -> int: ...
-
-    @property
-    def input_tokens(self) -> int: ...
-
-    @property
-    def output_tokens(self) -> int: ...
+ToWorkerMessage = Submitted | attempts.Cancel | attempts.Disown
+FromWorkerMessage = (
+    SimTokens | attempts.AttemptFailed | attempts.AttemptTaken | attempts.AttemptReturned
+)
 
 
 @dataclass(slots=True)
 class _Transcript:
-    """One request until it is over."""
+    """One request until it is over, and what was asked first."""
 
-    request: RequestId
-    model: str
-    prompt_tokens: int
-    output_tokens: int
+    asked: RequestArrived
     queued_ns: int
-    client: str = ""
-    weight: int = 1
     token_ns: list[int] = field(default_factory=list)
     last_worker: WorkerRef | None = None
     dispatched_ns: int | None = None
@@ -69,53 +69,43 @@ class SimGateway:
         self,
         clock: Clock,
         config: SimConfig,
-        checkers: RequestChecker,
+        failures: FailureChecker,
+        serves: Callable[[str], bool],
         say: Callable[[GatewayEvent], None],
         write: Callable[[RequestLine], None],
     ) -> None:
+        """`serves` says whether requests may ask for a model; `say` sends an event to the
+        controller, if there is one; `write` gets RequestLines."""
         self._clock = clock
         self._config = config
         self._arrivals = 0
-        self._checkers = checkers
+        self._checkers = RequestChecker(config, failures)
+        self._serves = serves
         self._say = say
         self._write = write
-        #: names of models that requests may ask for
-        self._served: dict[str, None] = {}
         self._transcripts: dict[RequestId, _Transcript] = {}
         self._ledger = Ledger()
         self._workers: dict[WorkerRef, SimChannel[ToWorkerMessage]] = {}
         #: per model, requests that no worker has
         self._waiting: dict[str, FairLine] = {}
 
-    # -- models ---------------------------------------------------------------------------------
-
-    def serve(self, model: str) -> None:
-        """Requests for the model are accepted from now on."""
-        self._served[model] = None
-
-    def withdraw(self, model: str) -> None:
-        """No new requests; those that are here go on."""
-        self._served.pop(model, None)
-
     # -- clients --------------------------------------------------------------------------------
 
-    def arrive(self, request: RequestId, model: str, row: Row) -> None:
-        """Accept the request and tell the controller; reject it when the queue is full."""
+    def arrive(self, request: RequestId, model: str, row: TraceRow) -> None:
+        """Accept the request and report it to the controller; reject it when the queue is full."""
         weights, client = self._config.client_weights, self._next_client()
-        t = _Transcript(
+        asked = RequestArrived(
             request=request,
             model=model,
             prompt_tokens=row.input_tokens,
-            output_tokens=row.output_tokens,
-            queued_ns=self._clock.now_ns,
+            output_tokens_max=row.output_tokens,
             # One that is alone has no name, as in worlds without clients.
             client=f"client-{client}" if len(weights) > 1 else "",
             weight=weights[client],
         )
-        self._checkers.arrived(
-            t.queued_ns, request, model, t.client, row.input_tokens, row.output_tokens
-        )
-        refusal = self._refusal(t)
+        t = _Transcript(asked, self._clock.now_ns)
+        self._checkers.arrived(t.queued_ns, asked)
+        refusal = self._refusal(asked)
         if refusal is not None:
             refused = Finish(
                 request, Outcome.FAILED, attempts=0, owner=None, tokens=0, reason=refusal
@@ -136,17 +126,17 @@ class SimGateway:
         self._arrivals += 1
         return 0 if not others or number % 2 == 0 else 1 + number // 2 % others
 
-    def _refusal(self, t: _Transcript) -> str | None:
+    def _refusal(self, asked: RequestArrived) -> str | None:
         """Why the request cannot wait here; None if it can."""
         config = self._config
-        if t.model not in self._served:
-            return f"{t.model} is not served"
+        if not self._serves(asked.model):
+            return f"{asked.model} is not served"
         line = self._waiting.setdefault(
-            t.model, FairLine(config.queue_requests_max, config.queue_prompt_tokens_max)
+            asked.model, FairLine(config.queue_requests_max, config.queue_prompt_tokens_max)
         )
-        if not line.takes_requests(t.client, 1):
+        if not line.takes_requests(asked.client, 1):
             return f"{line.requests} requests wait already"
-        if not line.takes_prompt_tokens(t.client, t.prompt_tokens):
+        if not line.takes_prompt_tokens(asked.client, asked.prompt_tokens):
             return f"{line.prompt_tokens} prompt tokens wait already"
         return None
 
@@ -154,26 +144,30 @@ class SimGateway:
 
     def _wait(self, t: _Transcript) -> None:
         """The request waits for a worker from now on."""
-        self._waiting[t.model].add(t.client, 1, t.prompt_tokens)
+        self._waiting[t.asked.model].add(t.asked.client, 1, t.asked.prompt_tokens)
         timeout_ns = self._config.queue_timeout_ns
         if timeout_ns is not None:
             due_ns = self._clock.now_ns + timeout_ns
-            t.alarm = self._clock.at(due_ns, partial(self._waited_too_long, t))
+            t.alarm = self._clock.at(due_ns, partial(self._waited_too_long, t.asked))
 
     def _leave_line(self, t: _Transcript) -> None:
-        self._waiting[t.model].remove(t.client, 1, t.prompt_tokens)
+        self._waiting[t.asked.model].remove(t.asked.client, 1, t.asked.prompt_tokens)
         if t.alarm is not None:
             self._clock.cancel(t.alarm)
             t.alarm = None
 
-    def _waited_too_long(self, t: _Transcript) -> None:
-        reason = f"no instance of {t.model} took it in time"
-        self._carry_out(self._ledger.cancel(t.request, Outcome.FAILED, reason))
+    def _waited_too_long(self, asked: RequestArrived) -> None:
+        reason = f"no instance of {asked.model} took it in time"
+        self._carry_out(self._ledger.cancel(asked.request, Outcome.FAILED, reason))
+
+    def all_ended(self) -> None:
+        """The world is over: every request has ended."""
+        self._checkers.all_ended()
 
     # -- the controller -------------------------------------------------------------------------
 
     def joined(self) -> None:
-        """A new controller is there: tell it of every unfinished request."""
+        """A new controller is there: report every unfinished request."""
         self._carry_out(self._ledger.controller_joined())
 
     def take_order(self, order: GatewayOrder) -> None:
@@ -207,53 +201,47 @@ class SimGateway:
 
     def take_message(self, worker: WorkerRef, message: FromWorkerMessage) -> None:
         """Tokens and reports of a worker."""
-        ledger = self._ledger
         if isinstance(message, SimTokens):
             delay_ns = self._clock.now_ns - message.step_ns[-1]
             came_ns = [step_ns + delay_ns for step_ns in message.step_ns]
             for emitted in message.emitted:
                 self._take(worker, emitted, came_ns)
             return
-        request, attempt = message.request, message.attempt
-        if isinstance(message, AttemptTaken):
-            effects = ledger.taken(worker, request, attempt, message.moves)
-        elif isinstance(message, AttemptFailed):
-            effects = ledger.broke(worker, request, attempt, message.reason)
-        else:
-            effects = ledger.returned(worker, request, attempt)
-        self._carry_out(effects)
+        self._carry_out(self._ledger.reported(worker, message))
 
     def _take(self, worker: WorkerRef, emitted: EmittedTokens, came_ns: list[int]) -> None:
         """Note the times of tokens that are accepted."""
-        request, attempt = emitted.request, emitted.attempt
-        entry = self._ledger.get(request)
-        if entry is not None and entry.is_run_by(worker, attempt):
-            self._check(emitted, entry.tokens, entry.repeated_max)
+        request, index = emitted.request, emitted.index
+        t = self._transcripts.get(request)
+        is_next = t is not None and index == len(t.token_ns)
+        if not is_next:
+            self._check_repeated(worker, emitted)
         accepted, effects = self._ledger.came(
             worker,
             request,
-            attempt,
-            index=emitted.index,
+            emitted.attempt,
+            index=index,
             count=len(emitted.token_ids),
             is_last=emitted.finish_reason is not None,
         )
-        if accepted:
-            self._transcripts[request].token_ns += came_ns[-accepted:]
+        if accepted and t is not None:
+            if is_next:
+                self._checkers.tokens(emitted, index)
+            t.token_ns += came_ns if accepted == len(came_ns) else came_ns[-accepted:]
         if effects:
             self._carry_out(effects)
 
-    def _check(self, emitted: EmittedTokens, known: int, repeated_max: int) -> None:
+    def _check_repeated(self, worker: WorkerRef, emitted: EmittedTokens) -> None:
         """Tokens of the owner are the next ones, behind those that an owner may repeat."""
-        repeated = min(known, repeated_max) - emitted.index
-        if repeated > 0:
-            emitted = msgspec.structs.replace(
-                emitted,
-                index=emitted.index + repeated,
-                token_ids=emitted.token_ids[repeated:],
-            )
-        if emitted.token_ids:
-            prompt_tokens = self._transcripts[emitted.request].prompt_tokens
-            self._checkers.tokens(emitted, known, prompt_tokens)
+        entry = self._ledger.get(emitted.request)
+        if entry is None or not entry.is_run_by(worker, emitted.attempt):
+            return
+        repeated = max(min(entry.tokens, entry.repeated_max) - emitted.index, 0)
+        left = emitted.token_ids[repeated:]
+        if left:
+            index = emitted.index + repeated
+            emitted = msgspec.structs.replace(emitted, index=index, token_ids=left)
+            self._checkers.tokens(emitted, entry.tokens)
 
     # -- what follows ---------------------------------------------------------------------------
 
@@ -262,7 +250,7 @@ class SimGateway:
             if isinstance(effect, Send):
                 self._send(effect.order)
             elif isinstance(effect, Forget):
-                forget = Cancel if effect.is_over else Disown
+                forget = attempts.Cancel if effect.is_over else attempts.Disown
                 self._workers[effect.worker].send(forget(effect.request, effect.attempt))
             elif isinstance(effect, Moved):
                 self._move(effect)
@@ -274,25 +262,25 @@ class SimGateway:
                     self._leave_line(t)
                 self._close(t, effect)
             else:
-                self._say(effect)
+                self._report(effect)
 
     def _send(self, order: Dispatch) -> None:
         t, entry = self._transcripts[order.request], self._ledger.get(order.request)
         assert entry is not None
-        t.dispatched_ns = self._clock.now_ns
+        t.dispatched_ns, prompt_tokens = self._clock.now_ns, t.asked.prompt_tokens
         spec = SequenceSpec(
             order.request,
             order.attempt,
-            range(t.prompt_tokens),
-            SamplingParams(t.output_tokens),
-            tuple(range(t.prompt_tokens, t.prompt_tokens + entry.tokens)),
+            range(prompt_tokens),
+            SamplingParams(t.asked.output_tokens_max),
+            tuple(range(prompt_tokens, prompt_tokens + entry.tokens)),
             content=order.request,
         )
-        self._workers[order.worker].send(SimSubmit(order.instance, spec))
+        self._workers[order.worker].send(Submitted(GATEWAY, order.instance, spec))
 
     def _move(self, moved: Moved) -> None:
         t = self._transcripts[moved.request]
-        self._checkers.moved(self._clock.now_ns, t.request, moved.after)
+        self._checkers.moved(self._clock.now_ns, moved.request, moved.after)
         if moved.before is None:
             self._leave_line(t)
         if moved.after is None:
@@ -300,30 +288,23 @@ class SimGateway:
         t.last_worker = moved.after or t.last_worker
 
     def _announce(self, announced: Announce) -> None:
-        t = self._transcripts[announced.request]
-        self._say(
-            RequestArrived(
-                request=t.request,
-                model=t.model,
-                prompt_tokens=t.prompt_tokens,
-                output_tokens_max=t.output_tokens,
-                attempt=announced.attempt,
-                worker=announced.owner,
-                client=t.client,
-                weight=t.weight,
-                moves=announced.moves,
-            )
-        )
+        asked, attempt = self._transcripts[announced.request].asked, announced.attempt
+        worker, moves = announced.owner, announced.moves
+        self._report(msgspec.structs.replace(asked, attempt=attempt, worker=worker, moves=moves))
+
+    def _report(self, event: GatewayEvent) -> None:
+        self._checkers.reported(event)
+        self._say(event)
 
     def _close(self, t: _Transcript, end: Finish) -> None:
-        now_ns = self._clock.now_ns
-        self._checkers.ended(now_ns, t.request, end.outcome, end.tokens, t.output_tokens)
+        now_ns, asked = self._clock.now_ns, t.asked
+        self._checkers.ended(now_ns, end)
         self._write(
             RequestLine(
-                request=t.request,
-                model=t.model,
-                prompt_tokens=t.prompt_tokens,
-                output_tokens_max=t.output_tokens,
+                request=asked.request,
+                model=asked.model,
+                prompt_tokens=asked.prompt_tokens,
+                output_tokens_max=asked.output_tokens_max,
                 queued_ns=t.queued_ns,
                 finished_ns=now_ns,
                 outcome=end.outcome,

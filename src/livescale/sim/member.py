@@ -11,25 +11,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from livescale.batching.live_messages import Handover, Pull
 from livescale.chunks import ChunkGrid, Feed
+from livescale.clusters.topology import Device, Host
 from livescale.member import effects, inputs
-from livescale.member.member import ADDRESS_SPACES
-from livescale.member.serving import Serving, ServingLimits
+from livescale.member.instance import HostedInstance, ServingLimits
+from livescale.member.member import ADDRESS_SPACES, Member
 from livescale.messages.attempts import AttemptTaken
-from livescale.messages.commands import DropHolding, StartHolding
-from livescale.messages.events import HoldingFailed, HoldingReport, RequestEnded
+from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
+from livescale.messages.events import AnyEvent, RequestEnded
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.serving_view import ServingView
+from livescale.sim.checkers.live import LiveChecker, LiveEffect, live_batcher_of
+from livescale.sim.checkers.members import MemberChecker
+from livescale.sim.clock import Clock
+from livescale.sim.config import SimConfig
 from livescale.sim.executor import SimExecutor
-from livescale.sim.member_world import MemberWorld
-from livescale.sim.worker_messages import SimSubmit, SimTokens, ToWorkerMessage
-from livescale.types import FromWorker, InstanceId, ModelSpec, PlanId, RequestId, WorkerRef
+from livescale.sim.gateway import FromWorkerMessage, SimTokens
+from livescale.sim.links.transfers import Transfers
+from livescale.types import (
+    AGENT_NUMBERS_FROM,
+    FromWorker,
+    ModelSpec,
+    PlanId,
+    RequestId,
+    WorkerRef,
+)
 
-GATEWAY = "gateway"
-"""The name of the one gateway of a simulated world."""
-
-_NS_PER_S = 1_000_000_000
 _STEPS_MAX = 1 << 20
 
 
@@ -38,42 +44,59 @@ class _Arrival:
     """A holding as the simulated transfers know it."""
 
     order: StartHolding
-    key: tuple[WorkerRef, str, int]
-    feeds: tuple[Feed, ...]
     spec: ModelSpec
+    feeds: tuple[Feed, ...]
     is_asked_for: bool = False
+
+    @property
+    def key(self) -> tuple[WorkerRef, str, int]:
+        return self.order.holding.member, self.order.model, self.order.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all members of a world share. `report` sends a member's events to the controller, `emit`
+    its answers to the gateway, `tell` its messages to other workers."""
+
+    config: SimConfig
+    clock: Clock
+    transfers: Transfers
+    checker: MemberChecker
+    live_checker: LiveChecker
+    report: Callable[[WorkerRef, AnyEvent], None]
+    emit: Callable[[WorkerRef, FromWorkerMessage], None]
+    tell: Callable[[WorkerRef, effects.TellPeer], None]
 
 
 class SimMember:
-    """One life of a worker or an agent."""
+    """One life of a worker, which has a device, or of an agent, which has a host."""
 
-    def __init__(self, around: MemberWorld) -> None:
-        self.ref = around.ref
-        self.device, self.host = around.device, around.host
+    def __init__(self, ref: WorkerRef, around: Surroundings) -> None:
+        self.ref = ref
         self._around = around
-        self._config = around.config
+        self._config = config = around.config
         self._clock = around.clock
-        if around.device is not None:
-            limits = ServingLimits(
-                kind=around.device.kind,
-                live=around.config.live,
-                resident_bytes=around.config.resident_bytes,
-                report_gap_ns=around.config.report_gap_ns,
-            )
-            self.member = around.make_member(self.ref, around.device.arena_bytes, limits)
-            self._executor: SimExecutor | None = SimExecutor(
-                config=around.config,
-                device=around.device,
-                clock=around.clock,
-                shorten=self.member.shorten,
-                ended=self._run_ended,
-            )
+        self.device: Device | None = None
+        self.host: Host | None = None
+        self._executor: SimExecutor | None = None
+        if ref.is_agent:
+            self.host = config.hosts[ref.worker - AGENT_NUMBERS_FROM]
+            size_bytes = self.host.memory_bytes
+            self.member = Member(ref, size_bytes, address_bytes=ADDRESS_SPACES * size_bytes)
         else:
-            assert around.host is not None
-            size_bytes = around.host.memory_bytes
-            address_bytes = ADDRESS_SPACES * size_bytes
-            self.member = around.make_member(self.ref, size_bytes, address_bytes=address_bytes)
-            self._executor = None
+            self.device = config.device(ref.worker)
+            limits = ServingLimits(
+                kind=self.device.kind,
+                live=config.live,
+                resident_bytes=config.resident_bytes,
+                report_gap_ns=config.report_gap_ns,
+            )
+            self.member = Member(ref, self.device.arena_bytes, limits)
+            self._executor = SimExecutor(
+                config, self.device, around.clock, self.member.shorten, self._run_ended
+            )
+        #: until then there is no memory, or the executor fails
+        self.refuses_until_ns = 0
         self._inbox: list[inputs.MemberInput] = []
         #: how far the member's clock is ahead of the world's
         self._ahead_ns = 0
@@ -81,7 +104,7 @@ class SimMember:
         self._arrivals: dict[PlanId, _Arrival] = {}
         self._alarm: tuple[int, int] | None = None
         #: the instance that the checkers know
-        self._shown: Serving | None = None
+        self._shown: HostedInstance | None = None
         #: attempts that came from other instances
         self._taken: dict[tuple[RequestId, int], None] = {}
         self._carry: dict[type, Callable[[Any], None]] = {
@@ -90,18 +113,18 @@ class SimMember:
             effects.Emit: self._emit,
             effects.TellPeer: self._tell,
             effects.Refuse: self._refuse,
-            effects.Reach: _nothing,
             effects.Fetch: self._fetch,
+            effects.TakeUp: self._take_up,
+            effects.Release: self._release,
             effects.AmendFetch: self._amend,
             effects.DropFetch: self._drop,
-            effects.KeepLayers: _nothing,
             effects.Assign: self._assign,
-            effects.Materialize: self._materialize,
+            effects.Materialize: self._show,
             effects.Measure: self._measure,
             effects.Execute: self._execute,
-            effects.TakeOver: self._took_over,
-            effects.WriteKv: self._wrote_kv,
-            effects.ForgetRows: _nothing,
+            effects.TakeOver: self._show,
+            effects.WriteKv: self._show,
+            **dict.fromkeys((effects.Reach, effects.KeepLayers, effects.ForgetRows), _nothing),
         }
 
     # -- life -----------------------------------------------------------------------------------
@@ -110,25 +133,19 @@ class SimMember:
         """Nothing of this incarnation happens any more."""
         self._is_dead = True
         self._inbox.clear()
-        self._set_alarm(None)
+        self._set_alarm()
         if self._executor is not None:
             self._executor.stop()
         self._around.live_checker.leaves(self.ref)
         self._around.transfers.node_gone(self.ref)
         self._arrivals.clear()
-        self._show_memory()
-
-    @property
-    def reports(self) -> tuple[HoldingReport, ...]:
-        """What it tells a controller that it joins."""
-        return self.member.reports
 
     def come_to_rest(self) -> None:
         """The world is over: nothing of its requests is left."""
-        serving = self.member.serving
-        if serving is not None:
-            serving.live.validate()
-            self._around.checkers.at_rest(self.ref, serving.live.batcher.pool.used)
+        if self.member.instance is not None:
+            live = live_batcher_of(self.member.instance)
+            live.validate()
+            self._around.checker.at_rest(self.ref, live.batcher.pool.used)
 
     # -- what comes in --------------------------------------------------------------------------
 
@@ -137,40 +154,16 @@ class SimMember:
         ordered = inputs.Ordered(order)
         if isinstance(order, StartHolding):
             ordered = inputs.Ordered(order, self._config.spec(order.model).layer_bytes, order.model)
-            if order.duty is not None:
-                self._around.checkers.assigned(self.ref, bool(self.member.holdings), order)
-        elif isinstance(order, DropHolding) and self.device is not None:
-            self._check_drop(order)
+        elif isinstance(order, DropHolding | ReleaseHolding) and self.device is not None:
+            self._around.checker.taken_back(
+                order, self.member.holdings, self.member.instance, self._taken
+            )
         self.put(ordered)
-
-    def _check_drop(self, order: DropHolding) -> None:
-        serving = self.member.serving
-        asked: list[tuple[RequestId, int]] = []
-        if serving is not None and serving.is_loaded:
-            asked = [known for known in serving.live.requests() if known not in self._taken]
-        held = serving.order.holding if serving is not None else None
-        self._around.checkers.dropped(order, held, asked)
-
-    def take_request(self, message: ToWorkerMessage) -> None:
-        """A message of the gateway about an attempt."""
-        if isinstance(message, SimSubmit):
-            self.put(inputs.Submitted(GATEWAY, message.instance, message.spec))
-        else:
-            self.put(message)
-
-    def hear(self, peer: WorkerRef, told: effects.TellPeer) -> None:
-        """A message of another worker, with what came along."""
-        self.put(inputs.PeerSent(peer, told.message, told.gateways, told.size_bytes))
-
-    def peer_lost(self, peer: WorkerRef) -> None:
-        """Another worker died."""
-        self.put(inputs.PeerLost(peer))
 
     def jump_ahead(self, jump_ns: int) -> None:
         """The member's clock jumps."""
         self._ahead_ns += jump_ns
-        if not self._is_dead and not self._is_stepping:
-            self._set_alarm(self._wake_ns())
+        self._set_alarm()
 
     def put(self, news: inputs.MemberInput) -> None:
         """Now, or when the Run in flight is over."""
@@ -196,25 +189,25 @@ class SimMember:
         self._is_stepping = True
         while self._inbox and (self.is_idle or isinstance(self._inbox[0], inputs.RunEnded)):
             news, self._inbox = self._inbox, []
-            self._carry_out(self.member.step(self._now_ns, news, self._steps_max()))
+            self._take(news)
         self._is_stepping = False
-        self._set_alarm(self._wake_ns())
+        self._set_alarm()
         if self.device is not None:
             self._show_instance()
 
     def _show_instance(self) -> None:
         """The checker of live pairs looks at the instance."""
-        serving, checker = self.member.serving, self._around.live_checker
-        if serving is not self._shown:
+        instance, checker = self.member.instance, self._around.live_checker
+        if instance is not self._shown:
             if self._shown is not None:
                 checker.leaves(self.ref)
-            if serving is not None and serving.order.rank == 0:
-                checker.joins(self.ref, ServingView(self, serving))
-            self._shown = serving
+            if instance is not None and instance.order.rank == 0:
+                checker.joins(self.ref, instance, lambda: self.is_idle)
+            self._shown = instance
         checker.looks(self.ref, self._clock.now_ns)
 
-    def _carry_out(self, todo: Sequence[effects.Effect]) -> None:
-        for effect in todo:
+    def _take(self, news: Sequence[inputs.MemberInput]) -> None:
+        for effect in self.member.step(self._now_ns, news, self._steps_max()):
             self._carry[type(effect)](effect)
 
     @property
@@ -222,17 +215,15 @@ class SimMember:
         """By the member's clock."""
         return self._clock.now_ns + self._ahead_ns
 
-    def _wake_ns(self) -> int | None:
-        """By the world's clock."""
-        wake_ns = self.member.wake_ns()
-        return None if wake_ns is None else wake_ns - self._ahead_ns
-
     def _steps_max(self) -> int:
-        # Faults may come at any time, and what a worker said last decides what they destroy.
+        # Faults may come at any time, and what a worker sent last decides what they destroy.
         is_quiet = self._clock.now_ns >= self._config.faults.until_ns
         return _STEPS_MAX if self._config.coalesces and is_quiet else 1
 
-    def _set_alarm(self, at_ns: int | None) -> None:
+    def _set_alarm(self) -> None:
+        """Wake the member when that is due, by the world's clock."""
+        wake_ns = None if self._is_dead else self.member.wake_ns()
+        at_ns = None if wake_ns is None else wake_ns - self._ahead_ns
         if self._alarm is not None:
             if self._alarm[0] == at_ns:
                 return
@@ -244,68 +235,49 @@ class SimMember:
     def _wake(self) -> None:
         self._alarm = None
         if self.is_idle:
-            self._carry_out(self.member.step(self._now_ns, (), self._steps_max()))
+            self._take(())
             self._step()
 
     # -- effects: messages ----------------------------------------------------------------------
 
     def _report(self, effect: effects.Report) -> None:
         event = effect.event
-        if isinstance(event, HoldingFailed):
-            self._around.checkers.failed(event.holding)
-        elif isinstance(event, RequestEnded):
+        if isinstance(event, RequestEnded):
             self._taken.pop((event.request, event.attempt), None)
-        self._around.report(event)
+        self._around.report(self.ref, event)
 
     def _answer(self, effect: effects.Answer) -> None:
         answer = effect.answer
         if isinstance(answer, AttemptTaken):
             self._taken[answer.request, answer.attempt] = None
-        self._around.emit(answer)
+        self._around.emit(self.ref, answer)
 
     def _emit(self, effect: effects.Emit) -> None:
         step_ns = self.executor.step_ns
         if effect.is_repeated:
             step_ns = [self._clock.now_ns] * max(len(e.token_ids) for e in effect.emitted)
-        self._around.emit(SimTokens(step_ns, list(effect.emitted)))
+        self._around.emit(self.ref, SimTokens(step_ns, list(effect.emitted)))
 
     def _tell(self, effect: effects.TellPeer) -> None:
-        message, checker = effect.message, self._around.live_checker
-        if isinstance(message, Handover):
-            checker.hands(message)
-        elif isinstance(message, Pull) and message.without_rows:
-            checker.pulls_without_rows(message.batch.target)
-        self._around.tell(effect)
+        self._around.live_checker.sends(effect.message)
+        self._around.tell(self.ref, effect)
 
     def _refuse(self, effect: effects.Refuse) -> None:
         require(False, "members send what they agreed on", self.ref, effect)
 
-    def _took_over(self, effect: effects.TakeOver) -> None:
-        instance, _ = self._working
-        self._around.live_checker.handed(instance, effect.message)
-
-    def _wrote_kv(self, effect: effects.WriteKv) -> None:
-        (instance, _), message = self._working, effect.message
-        self._around.live_checker.kv_came(instance, message.batch, message.layer)
-
-    @property
-    def _working(self) -> tuple[InstanceId, StartHolding]:
-        """The instance that an effect is about, and its order: a worker has one at a time."""
-        (arrival,) = self._arrivals.values()
-        assert arrival.order.duty is not None
-        return arrival.order.duty.instance, arrival.order
-
     # -- effects: holdings ----------------------------------------------------------------------
 
     def _fetch(self, effect: effects.Fetch) -> None:
-        order = effect.order
-        key = (self.ref, order.model, order.rank)
-        spec = self._config.spec(order.model)
-        arrival = self._arrivals[effect.plan] = _Arrival(order, key, order.feeds, spec)
-        self._show_memory()
-        if self.host is not None and self._around.refusals.refuses(self.ref, order.model):
-            self._inbox.insert(0, inputs.FetchFailed(effect.plan, "there is no memory"))
-            return
+        order, spec = effect.order, self._config.spec(effect.order.model)
+        self._check_assignment(order)
+        arrival = self._arrivals[effect.plan] = _Arrival(order, spec, order.feeds)
+        if self.host is not None:
+            held = [arrival.key[1:] for arrival in self._arrivals.values()]
+            size = sum(arrival.spec.size_bytes for arrival in self._arrivals.values())
+            self._around.checker.holds(self.ref, self.host.memory_bytes, size, held)
+            if self._refuses(order.model):
+                self._inbox.insert(0, inputs.FetchFailed(effect.plan, "there is no memory"))
+                return
         resident = effect.resident
         present = range(resident.layers if resident is not None else 0)
         receive = partial(self._receive, arrival, present)
@@ -315,32 +287,46 @@ class SimMember:
         else:
             receive()
 
+    def _take_up(self, effect: effects.TakeUp) -> None:
+        arrival = self._arrivals.pop(effect.spare)
+        self._check_assignment(effect.order)
+        arrival.order = effect.order
+        self._arrivals[effect.plan] = arrival
+
+    def _release(self, effect: effects.Release) -> None:
+        """Nothing computes there; what the checkers know of it follows the step."""
+
+    def _check_assignment(self, order: StartHolding) -> None:
+        """Before the member has anything of the order."""
+        if order.duty is not None:
+            self._around.checker.assigned(self.ref, bool(self._arrivals), order)
+
+    def _refuses(self, model: str) -> bool:
+        """Whether the member refuses the model now; if so, the checkers know."""
+        is_refused = self._clock.now_ns < self.refuses_until_ns
+        if is_refused:
+            self._around.checker.refused(model, self._clock.now_ns)
+        return is_refused
+
     def _receive(self, arrival: _Arrival, present: range) -> None:
         """Ask for the parameters, unless the order was taken back meanwhile."""
         plan = arrival.order.holding.plan
         if self._arrivals.get(plan) is arrival:
             arrival.is_asked_for = True
             grid = ChunkGrid(arrival.spec.layer_bytes, arrival.order.chunk_bytes)
-            key, feeds = arrival.key, arrival.feeds
-            self._around.transfers.receive(plan, key, grid, feeds, self.put, present)
+            self._around.transfers.receive(
+                plan, arrival.key, grid, arrival.feeds, self.put, present
+            )
 
     def _amend(self, effect: effects.AmendFetch) -> None:
         arrival = self._arrivals[effect.plan]
         arrival.feeds = effect.feeds
         if arrival.is_asked_for:
-            self._around.transfers.amend(effect.plan, self.ref, effect.feeds)
+            self._around.transfers.amend(arrival.key, effect.feeds)
 
     def _drop(self, effect: effects.DropFetch) -> None:
         arrival = self._arrivals.pop(effect.plan)
         self._around.transfers.drop(arrival.key)
-        self._show_memory()
-
-    def _show_memory(self) -> None:
-        """The checkers look at what lies in host memory."""
-        if self.host is not None:
-            held = [arrival.key[1:] for arrival in self._arrivals.values()]
-            size = sum(arrival.spec.size_bytes for arrival in self._arrivals.values())
-            self._around.checkers.holds(self.ref, self.host.memory_bytes, size, held)
 
     # -- effects: the executor ------------------------------------------------------------------
 
@@ -351,22 +337,22 @@ class SimMember:
 
     def _assign(self, effect: effects.Assign) -> None:
         spec = self._arrivals[effect.plan].spec
-        if self._around.refusals.refuses(self.ref, spec.name):
+        if self._refuses(spec.name):
             self._inbox.insert(0, inputs.FetchFailed(effect.plan, "the executor refuses"))
         else:
             self._inbox.insert(0, self.executor.assign(effect.plan, spec))
 
-    def _materialize(self, effect: effects.Materialize) -> None:
-        instance, order = self._working
-        self._around.live_checker.has_layers(instance, order.rank, effect.layer + 1)
+    def _show(self, effect: LiveEffect) -> None:
+        """The checker of live pairs looks at what a worker does, which has one order at a time."""
+        (arrival,) = self._arrivals.values()
+        self._around.live_checker.sees(arrival.order, effect)
 
     def _measure(self, effect: effects.Measure) -> None:
         rate = self.executor.prefill_tokens_per_s()
         self._inbox.insert(0, inputs.RateMeasured(effect.plan, rate))
 
     def _execute(self, effect: effects.Execute) -> None:
-        (instance, order), is_live = self._working, effect.batch is not None
-        self._around.live_checker.runs(instance, order.model, effect.run, is_live=is_live)
+        self._show(effect)
         self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
 
     def _run_ended(self, ended: inputs.RunEnded) -> None:

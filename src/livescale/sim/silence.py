@@ -35,8 +35,8 @@ class Silences:
     def __init__(
         self, clock: Clock, lost_after_ns: int, until_ns: int, goes_on: Callable[[WorkerRef], None]
     ) -> None:
-        """Watchers look until a while after `until_ns`; `goes_on` is told of members whose silence
-        is over."""
+        """Watchers look until a while after `until_ns`; `goes_on` is called for a member whose
+        silence is over."""
         self._clock = clock
         self._lost_after_ns = lost_after_ns
         self._end_ns = until_ns + 4 * lost_after_ns

@@ -13,17 +13,16 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from livescale.batching.live_messages import BatchKey
-from livescale.batching.run import Run
+from livescale.batching.run import BatchKey, Run
 from livescale.member.effects import Effect, Execute
 from livescale.member.inputs import MemberInput
+from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
-from livescale.member.serving import ServingLimits
 from livescale.telemetry.record import Line, Sink, decoded_lines
 from livescale.telemetry.record_parts import RecordError
 from livescale.types import LayerSpan, RequestId, WorkerRef
 
-MEMBER_RECORD_VERSION = 2
+MEMBER_RECORD_VERSION = 5
 
 
 class MemberLine(Line, frozen=True, tag="member", forbid_unknown_fields=True):
@@ -136,7 +135,7 @@ def encode_effect(effect: Effect) -> bytes:
                 (s.request, s.attempt, s.first_position, s.token_count, s.samples)
                 for s in run.segments
             ),
-            batch=effect.batch,
+            batch=effect.run.batch,
             report_due_ns=effect.report_due_ns,
             digest=xxhash.xxh3_64_hexdigest(_digest_encoder.encode(digested)),
         )

@@ -3,7 +3,7 @@
 Both worlds write it, `livescale replay` feeds it to a fresh controller. A record may hold several
 starts of a pool, and each of these several lives of its controller; each life begins with a
 RunLine. Times are nanoseconds of the world's monotonic clock, ids are unique within one start of a
-pool. How a record is divided into files is told in `record_parts.py`.
+pool. How a record is divided into files stands in `record_parts.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import msgspec
 import zstandard
 
 from livescale.control.config import ControllerConfig
+from livescale.load.slo import RequestTiming, SloAbsolute
 from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
 from livescale.telemetry.record_file import create_record
 from livescale.telemetry.record_parts import RecordError, parts_of, whole_lines
 from livescale.types import InstanceId, Outcome, PlanId, RequestId, WorkerRef
 
-RECORD_VERSION = 3
+RECORD_VERSION = 6
 
 
 class Line(msgspec.Struct, frozen=True, tag_field="kind", omit_defaults=True):
@@ -81,6 +82,24 @@ class RequestLine(Line, frozen=True, tag="request"):
     worker: WorkerRef | None = None
     slo_met: bool | None = None
     error: str | None = None
+
+    @property
+    def due_ns(self) -> int:
+        """When the client meant to send it, or, where the record does not know, when it arrived."""
+        if self.scheduled_ns is not None:
+            return self.scheduled_ns
+        return self.queued_ns if self.arrived_ns is None else self.arrived_ns
+
+    def timing(self) -> RequestTiming:
+        """As an SLO judges it; where no client tells, it was sent when it was due."""
+        return RequestTiming(
+            request=self.request,
+            scheduled_ns=self.due_ns,
+            sent_ns=self.due_ns if self.sent_ns is None else self.sent_ns,
+            token_ns=self.token_ns,
+            finished_ns=self.finished_ns,
+            ok=self.outcome is Outcome.FINISHED,
+        )
 
 
 class LoadPhases(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -193,6 +212,28 @@ def starts_of(lines: Iterable[AnyLine]) -> list[list[AnyLine]]:
     return starts
 
 
+def with_client_times(
+    lines: Iterable[AnyLine], timings: Sequence[RequestTiming], slo: SloAbsolute | None
+) -> list[AnyLine]:
+    """The record with what only the client knows: when each request was due, sent, and well.
+
+    Requests are joined by id; lines of requests that the client does not know stay as they are.
+    """
+    by_request = {timing.request: timing for timing in timings}
+    joined: list[AnyLine] = []
+    for line in lines:
+        timing = by_request.get(line.request) if isinstance(line, RequestLine) else None
+        if timing is not None:
+            line = msgspec.structs.replace(
+                line,
+                scheduled_ns=timing.scheduled_ns,
+                sent_ns=timing.sent_ns,
+                slo_met=slo.is_met(timing) if slo is not None else None,
+            )
+        joined.append(line)
+    return joined
+
+
 def write_record(path: Path, lines: Iterable[AnyLine]) -> None:
     """Write a whole record at once, as one part. Parts that were there are replaced."""
     with create_record(path) as file:
@@ -204,32 +245,6 @@ class Sink(Protocol):
     """Takes bytes: an open file, or a record file that writes later."""
 
     def write(self, data: bytes, /) -> object: ...
-
-
-class RecordWriter:
-    """Appends lines to an open file."""
-
-    def __init__(self, file: Sink) -> None:
-        self._file = file
-
-    def begin(
-        self,
-        world: str,
-        config: ControllerConfig,
-        settings: dict[str, object] | None = None,
-        start: str = "",
-        *,
-        is_continued: bool = False,
-    ) -> None:
-        self.write(RunLine(RECORD_VERSION, world, config, settings or {}, start, is_continued))
-
-    def step(
-        self, now_ns: int, events: Sequence[AnyEvent], commands: Sequence[AnyCommand], done_ns: int
-    ) -> None:
-        self.write(StepLine(now_ns, tuple(events), tuple(commands), done_ns))
-
-    def write(self, line: AnyLine) -> None:
-        self._file.write(encode_line(line))
 
 
 def decoded_lines(

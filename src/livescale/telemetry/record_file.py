@@ -1,7 +1,7 @@
 """The files that records are written to: made, claimed, continued, and closed when they fail.
 
 A record says what serving knows and did; none of it may be read by other users, and nothing that
-happens to a record may stop the pool. What lines mean is told in `record.py`.
+happens to a record may stop the pool. What lines mean stands in `record.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from livescale.telemetry.record_parts import (
     part_path,
     parts_of,
 )
-from livescale.telemetry.record_tail import LINE_BEGINS, mend_compressed, mend_plain
+from livescale.telemetry.record_tail import LINE_BEGINS, mend_compressed, mend_plain, write_all
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class RecordFile:
             return
         text = b"".join(lines)
         data = self._compressed(text) if is_compressed(self._path) else text
-        _write_all(self._descriptor, data)
+        write_all(self._descriptor, data)
         self._bytes += len(data)
         self._written_bytes += len(text)
 
@@ -216,7 +216,7 @@ class RecordFile:
         if self._descriptor < 0:
             return
         if self._frame is not None:
-            _write_all(self._descriptor, self._frame.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
+            write_all(self._descriptor, self._frame.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH))
             self._frame = None
         descriptor, self._descriptor = self._descriptor, -1
         os.close(descriptor)
@@ -237,12 +237,6 @@ def create_record(path: Path) -> Iterator[IO[bytes]]:
             compressor = zstandard.ZstdCompressor(write_checksum=True)
             file = stack.enter_context(compressor.stream_writer(file, closefd=False))
         yield file
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _open(path: Path) -> int:

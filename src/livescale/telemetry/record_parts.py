@@ -15,13 +15,15 @@ from typing import IO, cast
 
 import zstandard
 
+from livescale.common.errors import UserError
+
 COMPRESSED = ".zst"
 FRAME_MAGIC = zstandard.FRAME_HEADER
 # What a reader is willing to keep of a file for its back references.
 _WINDOW_BYTES_MAX = 1 << 27
 
 
-class RecordError(Exception):
+class RecordError(UserError):
     """A run record cannot be read, or is not one that can be written: names the file."""
 
 

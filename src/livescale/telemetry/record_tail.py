@@ -44,13 +44,15 @@ def mend_compressed(descriptor: int) -> None:
     whole, rest = found if found is not None else (0, b"")
     _cut(descriptor, begin + whole, end)
     if rest:
-        _end_with(descriptor, zstandard.ZstdCompressor(write_checksum=True).compress(rest))
+        # The file was a little longer before: there is room where a disk is full.
+        write_all(descriptor, zstandard.ZstdCompressor(write_checksum=True).compress(rest))
 
 
-def _end_with(descriptor: int, frame: bytes) -> None:
-    """Append the frame. The file was a little longer before: there is room where a disk is full."""
-    while frame:
-        frame = frame[os.write(descriptor, frame) :]
+def write_all(descriptor: int, data: bytes) -> None:
+    """However often the system takes only a part. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def _last_frames(tail: bytes) -> tuple[int, bytes] | None:

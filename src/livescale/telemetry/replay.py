@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from livescale.common.errors import UserError
 from livescale.control.controller import Controller
 from livescale.member.member import Member
 from livescale.telemetry.member_record import (
@@ -24,7 +25,7 @@ _SHOWN = 60
 """Characters of an answer that are shown: of its beginning, and on each side of the difference."""
 
 
-class ReplayError(Exception):
+class ReplayError(UserError):
     """The answers are not those of the record, or the record cannot be replayed."""
 
 

@@ -79,7 +79,7 @@ class ScaleTracker:
             )
         elif isinstance(change, commands.Paired):
             # "zigzag: helps instance 7, sends no parameters on"
-            order = change.pairing.order if change.pairing is not None else "waits"
+            order = change.live_order or "waits"
             self._open[-1].pairings[change.instance] = f"{order}: {change.reason}"
         elif isinstance(change, commands.AmendHolding):
             new = f"{change.holding.member} from {' + '.join(sender_names(change.feeds))}"
@@ -166,7 +166,7 @@ class _OpenEvent:
         return LoadPhases(
             instance=number,
             worker=held.member,
-            upstream=" + ".join(held.senders),
+            upstream=" + ".join(held.senders) if held.order.spare is None else "spare",
             rank=held.rank,
             first_byte_ns=held.first_byte_ns,
             first_layer_ns=held.first_layer_ns,

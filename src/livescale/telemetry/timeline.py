@@ -1,16 +1,17 @@
-"""What a run record says over time: how many instances served, what the client saw."""
+"""What a run record says over time: instances that served, and copies of models in host memory.
+
+A copy takes memory from its order on until its agent reports that it is gone. Nothing is decided or
+drawn here.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-import msgspec
-
-from livescale.slo import RequestTiming, SloAbsolute
 from livescale.telemetry.history.reading import History
-from livescale.telemetry.record import AnyLine, RequestLine
-from livescale.types import InstanceState, RequestId
+from livescale.types import InstanceState, WorkerRef
 
 
 def instances_over_time(history: History) -> list[tuple[int, int]]:
@@ -34,23 +35,72 @@ def instances_over_time(history: History) -> list[tuple[int, int]]:
     return changes
 
 
-def with_client_times(
-    lines: Iterable[AnyLine], timings: Sequence[RequestTiming], slo: SloAbsolute | None
-) -> list[AnyLine]:
-    """The record with what only the client knows: when each request was due, sent, and well.
+@dataclass(frozen=True, slots=True)
+class HostCopyUse:
+    """Copies and bytes of one model in the memory of all hosts: averages over time, and maxima."""
 
-    Requests are joined by id; lines of requests that the client does not know stay as they are.
+    copies_mean: float
+    copies_max: int
+    bytes_mean: float
+    bytes_max: int
+
+
+def host_copy_use(history: History) -> dict[str, HostCopyUse]:
+    """Per model of the record, in the order in which they appear (BlitzScale, Figure 19).
+
+    Averages go over the time of all lives of the controller, from the first step to the last. A
+    controller that begins anew knows of no copy until the agents have joined it. What was there for
+    no time does not count.
     """
-    by_request: Mapping[RequestId, RequestTiming] = {t.request: t for t in timings}
-    joined: list[AnyLine] = []
-    for line in lines:
-        timing = by_request.get(line.request) if isinstance(line, RequestLine) else None
-        if timing is not None:
-            line = msgspec.structs.replace(
-                line,
-                scheduled_ns=timing.scheduled_ns,
-                sent_ns=timing.sent_ns,
-                slo_met=slo.is_met(timing) if slo is not None else None,
-            )
-        joined.append(line)
-    return joined
+    levels_of = _levels(history)
+    span_ns = max(history.end_ns - history.started_ns, 1)
+    uses = {}
+    for model in history.policies:
+        levels = [*levels_of.get(model, []), (history.end_ns, 0, 0)]
+        spans = [(after[0] - at_ns, n, size) for (at_ns, n, size), after in pairwise(levels)]
+        uses[model] = HostCopyUse(
+            sum(passed_ns * copies for passed_ns, copies, _ in spans) / span_ns,
+            max(copies for _, copies, _ in levels),
+            sum(passed_ns * size_bytes for passed_ns, _, size_bytes in spans) / span_ns,
+            max(size_bytes for _, _, size_bytes in levels),
+        )
+    return uses
+
+
+def copies_over_time(history: History) -> dict[str, list[tuple[int, int]]]:
+    """(now_ns, copies from then on) of every model that ever had a copy, one entry per change."""
+    return {
+        model: [
+            (at_ns, copies)
+            for (_, before, _), (at_ns, copies, _) in pairwise([(0, 0, 0), *levels])
+            if before != copies
+        ]
+        for model, levels in _levels(history).items()
+    }
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+def _levels(history: History) -> dict[str, list[tuple[int, int, int]]]:
+    """Per model that had a copy: (now_ns, copies, bytes) from then on. A copy counts once, however
+    many ranks it has."""
+    changes: dict[str, list[tuple[int, WorkerRef, int, int]]] = {}
+    for held in history.copies:
+        of_model = changes.setdefault(held.model, [])
+        for begun_ns, ended_ns in held.known_spans(history.end_ns + 1):
+            of_model.append((begun_ns, held.member, 1, held.size_bytes))
+            of_model.append((ended_ns, held.member, -1, -held.size_bytes))
+    levels_of = {}
+    for model, of_model in changes.items():
+        ranks: Counter[WorkerRef] = Counter()
+        levels: dict[int, tuple[int, int, int]] = {}
+        total_bytes = 0
+        for at_ns, agent, rank, size_bytes in sorted(of_model):
+            ranks[agent] += rank
+            total_bytes += size_bytes
+            # Of several changes at one time the last one holds.
+            levels[at_ns] = (at_ns, sum(count > 0 for count in ranks.values()), total_bytes)
+        levels.pop(history.end_ns + 1, None)
+        levels_of[model] = list(levels.values())
+    return levels_of

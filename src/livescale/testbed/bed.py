@@ -11,12 +11,11 @@ import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
+from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.testbed.commands import PREFIX, batch, check_machine, inside, own_mark, remove, run
 from livescale.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s, shaping
-from livescale.topology import Device, Host, Leaf, Topology
 from livescale.types import WorkerRef, agent_ref
 
 CONTROL = "control"
@@ -99,12 +98,7 @@ class Testbed:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -166,17 +160,11 @@ class Testbed:
         """The host of a worker or an agent of `topology`."""
         return self._place(worker)[0]
 
-    def topology(
-        self,
-        arena_bytes: int = 0,
-        kv_bytes: int = 0,
-        memory_bytes: int = 0,
-        kind: str = "cpu",
-        group_bytes_per_s: int | None = None,
-    ) -> Topology:
+    def topology(self, group_bytes_per_s: int | None = None) -> Topology:
         """The testbed as planners see it: worker 0 has the first device of h0, and so on.
 
-        Rates are those that one TCP stream reaches: `GOODPUT` of the line rate. Several devices of
+        Memory is not the testbed's: it is 0. Rates are those that one TCP stream reaches: `GOODPUT`
+        of the line rate. Several devices of
         a host are a scale-up group of `group_bytes_per_s`: their processes share memory.
         """
         rate = goodput_bytes_per_s(self.spec.link_bits_per_s)
@@ -185,11 +173,11 @@ class Testbed:
         shape = Topology(group_bytes_per_s=group_bytes_per_s)
         for host in self.hosts:
             agent = agent_ref(host.number)
-            shape.agents[agent] = Host(host.name, host.leaf, memory_bytes, rate, rate)
+            shape.agents[agent] = Host(host.name, host.leaf, 0, rate, rate)
             group = host.name if per_host > 1 else ""
             for number in range(per_host):
                 shape.devices[WorkerRef(host.number * per_host + number)] = Device(
-                    kind, host.name, host.leaf, arena_bytes, kv_bytes, rate, rate, group
+                    "cpu", host.name, host.leaf, 0, 0, rate, rate, group
                 )
         if self.spec.leaves > 1:
             for number in range(self.spec.leaves):

@@ -8,6 +8,7 @@ one is using.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -52,8 +53,8 @@ def run(words: Sequence[str], lines: Sequence[str] = ()) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TestbedError(f"{' '.join(words)}: {error}") from error
     if done.returncode != 0:
-        said = done.stderr.strip() or f"exit status {done.returncode}"
-        raise TestbedError(f"{' '.join(words)}: {said}{_failed_line(said, lines)}")
+        reason = done.stderr.strip() or f"exit status {done.returncode}"
+        raise TestbedError(f"{' '.join(words)}: {reason}{_failed_line(reason, lines)}")
     return done.stdout
 
 
@@ -82,9 +83,9 @@ def processes(namespace: str) -> list[int]:
         return []
 
 
-def _failed_line(said: str, lines: Sequence[str]) -> str:
+def _failed_line(reason: str, lines: Sequence[str]) -> str:
     """The line that a batch stopped at: the tools print its number only."""
-    number = said.rpartition("-:")[2].split(":")[0].strip()
+    number = reason.rpartition("-:")[2].split(":")[0].strip()
     if number.isdecimal() and 0 < int(number) <= len(lines):
         return f" ({lines[int(number) - 1]})"
     return ""
@@ -116,16 +117,14 @@ def own_mark() -> str:
 
 def existing_testbeds() -> list[ExistingTestbed]:
     """All testbeds, in the order of their names. Raises TestbedError."""
-    places: dict[str, list[str]] = {}
-    owners: dict[str, int | None] = {}
-    for namespace in namespaces():
-        found = _NAMESPACE.fullmatch(namespace)
-        if found is None:
-            continue
-        pid, started = int(found[2]), int(found[3])
-        places.setdefault(found[1], []).append(found[4])
-        owners[found[1]] = pid if _started(pid) == started else None
-    return [ExistingTestbed(name, owners[name], tuple(places[name])) for name in sorted(places)]
+    found = [match for name in namespaces() if (match := _NAMESPACE.fullmatch(name)) is not None]
+    testbeds = []
+    for (name, pid, started), places in itertools.groupby(
+        found, lambda match: match.group(1, 2, 3)
+    ):
+        owner = int(pid) if _started(int(pid)) == int(started) else None
+        testbeds.append(ExistingTestbed(name, owner, tuple(match[4] for match in places)))
+    return testbeds
 
 
 def remove(name: str) -> None:

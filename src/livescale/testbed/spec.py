@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from livescale.common.errors import UserError
 from livescale.types import Value
 
 
-class TestbedError(Exception):
+class TestbedError(UserError):
     """The testbed cannot be built or used; the message says what is missing or wrong."""
 
     __test__ = False  # pytest takes every class Test… for one of its own

@@ -10,6 +10,7 @@ follow its header (TCP), or the header says where they lie and the receiver fetc
 
 from __future__ import annotations
 
+import struct
 import threading
 from typing import Protocol
 
@@ -94,3 +95,17 @@ class Carrier(Protocol):
 
     def close(self) -> None:
         """Resources are freed. Only when no `accept` is under way."""
+
+
+PLACE = struct.Struct(">Q")
+"""What a channel sends in place of a range that its other end fetches: where it lies."""
+
+
+def receive_place(channel: Channel, size_bytes: int, memory_bytes: int) -> int:
+    """Where the range that comes next lies in the other side's memory. Raises OSError."""
+    start: int = PLACE.unpack(channel.receive(PLACE.size))[0]
+    if start + size_bytes > memory_bytes:
+        raise ChannelClosedError(
+            f"{size_bytes} bytes at {start} leave the other side's memory of {memory_bytes} bytes"
+        )
+    return start

@@ -16,10 +16,10 @@ from livescale.transfer.frames import (
     Frame,
     FrameError,
     FrameKind,
-    chunk_header,
     decode_header,
+    encode_header,
 )
-from livescale.transfer.orders import TransferError
+from livescale.transfer.orders import BytesMoved, TransferError
 from livescale.transfer.outbox import Outbox, OutboxFullError, ProbeBytes, Settle, WantedChunk, Word
 from livescale.types import WorkerRef
 
@@ -60,12 +60,7 @@ class Connection:
         self.is_own = is_own
         #: parcels went over it, or are about to: its end may have lost some
         self.carries_parcels = False
-        # Each is counted by one thread: the sending one, or the receiving one.
-        self.sent_bytes = 0
-        self.parcel_sent_bytes = 0
-        self.received_bytes = 0
-        self.parcel_received_bytes = 0
-        self.discarded_bytes = 0
+        self.moved = BytesMoved()
         self._worker = worker
         self._switchboard = switchboard
         self._probe_chunk_bytes = min(_PROBE_CHUNK_BYTES, memory_bytes)
@@ -122,8 +117,8 @@ class Connection:
 
     def count(self, received_bytes: int, discarded_bytes: int) -> None:
         """Bytes of ranges came, and some of them were of no use."""
-        self.received_bytes += received_bytes
-        self.discarded_bytes += discarded_bytes
+        self.moved.parameter_received_bytes += received_bytes
+        self.moved.discarded_bytes += discarded_bytes
 
     def _receive(self) -> None:
         reason = "its receiving thread failed"
@@ -156,7 +151,8 @@ class Connection:
     def _send_one(self, what: Word | WantedChunk | ProbeBytes | Settle) -> None:
         match what:
             case WantedChunk():
-                header = chunk_header(
+                header = encode_header(
+                    FrameKind.CHUNK,
                     self._worker,
                     what.plan,
                     what.attempt,
@@ -166,18 +162,18 @@ class Connection:
                     what.is_unproved,
                 )
                 self.channel.send_range(header, what.offset_bytes, what.size_bytes)
-                self.sent_bytes += what.size_bytes
+                self.moved.parameter_sent_bytes += what.size_bytes
             case Word(frame, None):
                 self.channel.send(frame)
             case Word(frame, parcel):
                 assert parcel is not None
                 self.channel.send(frame)
                 self.channel.send(parcel, is_urgent_payload=True)
-                self.parcel_sent_bytes += len(parcel)
+                self.moved.parcel_sent_bytes += len(parcel)
             case ProbeBytes(plan, size):
                 header = Frame(FrameKind.PROBED, self._worker, plan, payload_bytes=size).encode()
                 self.channel.send_range(header, 0, size)
-                self.sent_bytes += size
+                self.moved.parameter_sent_bytes += size
             case Settle():
                 self.channel.settle()
                 self._switchboard.settled(self)

@@ -7,6 +7,7 @@ knows no controller, no model code and no event loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from livescale.chunks import Feed
@@ -16,14 +17,14 @@ from livescale.transfer.carrier import Address, Channel
 from livescale.transfer.connection import Connection
 from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.exchange import Exchange, Introduction
-from livescale.transfer.holding import ModelBytes
-from livescale.transfer.holdings import Filling, Holdings
+from livescale.transfer.model_bytes import ModelBytes
 from livescale.transfer.nixl import NixlCarrier
 from livescale.transfer.outbox import Outbox
 from livescale.transfer.patience import Patience
 from livescale.transfer.probe import Probes
 from livescale.transfer.reception import Reception, Receptions
 from livescale.transfer.shm import ShmCarrier
+from livescale.transfer.store import Filling, Store
 from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import Manifest, PlanId, WorkerRef
@@ -86,9 +87,9 @@ class DataPlane:
         )
         self._downlink = TokenBucket(downlink_bytes_per_s)
         view = memory.view(0, memory.size_bytes)
-        self._holdings = Holdings(worker)
+        self._store = Store(worker)
         self._contents = ContentHashes(worker)
-        self._receptions = Receptions(worker, self._holdings)
+        self._receptions = Receptions(worker, self._store)
         self._probes = Probes(worker)
         tcp = TcpCarrier(host, view, self._uplink, self._downlink)
         network: TcpCarrier | NixlCarrier = tcp
@@ -107,13 +108,13 @@ class DataPlane:
             handshake_s=handshake_s,
             eager_peers_max=eager_peers_max,
             make=self._connection,
-            tell_connected=self._receptions.connected,
-            tell_unreachable=self._receptions.unreachable,
+            tell_connected=partial(self._receptions.tell, Reception.connected),
+            tell_unreachable=partial(self._receptions.tell, Reception.unreachable),
         )
         self._patience = Patience(
             worker=worker,
             receptions=self._receptions.all,
-            holdings=self._holdings,
+            store=self._store,
             exchange=self._exchange,
             stall_ns=int(stall_s * 1e9),
             order_wait_ns=int(order_wait_s * 1e9),
@@ -127,7 +128,7 @@ class DataPlane:
         """The peer, which listens there, can be asked. Returns at once; raises TransferError for
         this worker itself or an incarnation that was followed by another."""
         self._exchange.introduce(Introduction(peer, address, shm_path))
-        self._receptions.introduced(peer)
+        self._receptions.tell(Reception.introduced, peer)
 
     def reach(self, peer: WorkerRef) -> None:
         """If the peer was introduced, a connection is there or being opened. Returns at once."""
@@ -155,14 +156,14 @@ class DataPlane:
                 self.worker,
                 order,
                 self._memory,
-                self._holdings,
+                self._store,
                 listener,
                 observer=self._observer,
                 reach=self._exchange.reach,
                 tell_over=self._receptions.remove,
                 contents=self._contents,
             )
-            orders.check_feeds(order.feeds, reception.holding.grid.chunks)
+            orders.check_feeds(order.feeds, reception.held.grid.chunks)
             self._receptions.add(reception)
         except ValueError as error:  # ArenaError, too
             listener.failed(f"plan {order.plan}: {error}")
@@ -184,7 +185,7 @@ class DataPlane:
         reception = self._receptions.find(plan)
         if reception is not None:
             reception.fail(orders.ABORTED)
-            self._wait_unread(reception.holding)
+            self._wait_unread(reception.held)
 
     # -- giving -----------------------------------------------------------------------------------
 
@@ -192,24 +193,24 @@ class DataPlane:
         """The memory holds all of it: every peer that asks is answered. Nothing happens if it is
         offered already. Raises ArenaError if it does not fit or something else lies there."""
         self._memory.check_fits(manifest, offset_bytes)
-        known = self._holdings.find(frames.copy_id(manifest))
+        known = self._store.find(frames.copy_id(manifest))
         if known is None or not known.is_complete or known.offset_bytes != offset_bytes:
-            self._holdings.add(ModelBytes(manifest, _CHUNK_BYTES, offset_bytes), is_complete=True)
+            self._store.add(ModelBytes(manifest, _CHUNK_BYTES, offset_bytes), is_complete=True)
 
     def fill(self, manifest: Manifest, chunk_bytes: int, offset_bytes: int = 0) -> Filling:
         """The caller writes the bytes, and reports to the Filling. Raises ArenaError."""
         self._memory.check_fits(manifest, offset_bytes)
-        holding = ModelBytes(manifest, chunk_bytes, offset_bytes)
-        self._holdings.add(holding)
-        return Filling(holding, self._holdings)
+        held = ModelBytes(manifest, chunk_bytes, offset_bytes)
+        self._store.add(held)
+        return Filling(held, self._store)
 
     def withdraw(self, manifest: Manifest) -> None:
         """No peer reads these bytes any more; one that asks is refused. A peer that holds this up
         for `withdraw_wait_s` loses its connection. Nothing happens if it is not here."""
-        holding = self._holdings.find(frames.copy_id(manifest))
-        if holding is not None:
-            self._holdings.remove(holding, f"{self.worker} gave the model up")
-            self._wait_unread(holding)
+        held = self._store.find(frames.copy_id(manifest))
+        if held is not None:
+            self._store.remove(held, f"{self.worker} gave the model up")
+            self._wait_unread(held)
 
     # -- messages and measurements ----------------------------------------------------------------
 
@@ -260,11 +261,11 @@ class DataPlane:
                 self._take_chunk(connection, frame)
             case frames.FrameKind.WANT:
                 wanted = frames.decode_wanted(connection.channel.receive(frame.payload_bytes))
-                self._holdings.want(connection.outbox, frame.plan, frame.attempt, wanted)
+                self._store.want(connection.outbox, frame.plan, frame.attempt, wanted)
                 self._patience.wake()
             case frames.FrameKind.STOP:
                 ranges = frames.decode_ranges(connection.channel.receive(frame.payload_bytes))
-                self._holdings.stop(connection.outbox, frame.plan, frame.attempt, ranges)
+                self._store.stop(connection.outbox, frame.plan, frame.attempt, ranges)
             case frames.FrameKind.REFUSE:
                 reason = connection.channel.receive(frame.payload_bytes).decode(errors="replace")
                 reception = self._receptions.find(frame.plan)
@@ -280,13 +281,13 @@ class DataPlane:
                 raise frames.FrameError("HELLO on an open connection")
 
     def settled(self, connection: Connection) -> None:
-        self._holdings.settled(connection.outbox)
+        self._store.settled(connection.outbox)
 
     def ended(self, connection: Connection, reason: str) -> None:
-        self._holdings.forget_peer(connection.outbox)
+        self._store.forget_peer(connection.outbox)
         self._exchange.forget(connection)
         self._probes.connection_ended(connection, reason)
-        self._receptions.connection_ended(connection, reason)
+        self._receptions.tell(Reception.connection_ended, connection, reason)
         if connection.carries_parcels and self.on_disconnected is not None:
             self.on_disconnected(connection.peer)
 
@@ -305,7 +306,7 @@ class DataPlane:
 
     def _take_parcel(self, connection: Connection, frame: frames.Frame) -> None:
         body = connection.channel.receive(frame.payload_bytes, is_urgent_payload=True)
-        connection.parcel_received_bytes += len(body)
+        connection.moved.parcel_received_bytes += len(body)
         connection.carries_parcels = True
         if self.on_parcel is not None:
             self.on_parcel(connection.peer, body)
@@ -313,21 +314,21 @@ class DataPlane:
     # -- inside -----------------------------------------------------------------------------------
 
     def _connection(self, peer: WorkerRef, channel: Channel, is_own: bool) -> Connection:
-        outbox = Outbox(peer, self._holdings.lock)
+        outbox = Outbox(peer, self._store.lock)
         return Connection(self.worker, outbox, channel, self, self._memory.size_bytes, is_own)
 
-    def _wait_unread(self, holding: ModelBytes) -> None:
+    def _wait_unread(self, held: ModelBytes) -> None:
         """No peer reads from the copy, which was taken away; one that goes on is cut off."""
-        if self._holdings.wait_unread(holding, self._withdraw_wait_s):
+        if self._store.wait_unread(held, self._withdraw_wait_s):
             return
         for connection in self._exchange.connections():
-            if connection.outbox.reading is holding:
+            if connection.outbox.reading is held:
                 connection.break_off(f"{connection.peer} held up the withdrawal of a model")
-        self._holdings.wait_unread(holding, None)
+        self._store.wait_unread(held, None)
 
     def __repr__(self) -> str:
         host, port = self.address
         return (
             f"<DataPlane {self.worker} on {host}:{port}, {len(self.connected())} peers, "
-            f"{len(self._receptions.all())} receptions, {self._holdings}>"
+            f"{len(self._receptions.all())} receptions, {self._store}>"
         )

@@ -36,8 +36,8 @@ class Exchange:
     exist with each peer, and only with its newest incarnation that is known.
 
     A peer that is introduced on both sides is called by the side with the lower number, as long
-    as that has opened fewer than `eager_peers_max` connections; else whoever first wants
-    something calls.
+    as that has opened fewer than `eager_peers_max` connections; else the side that first
+    wants something calls.
     """
 
     def __init__(
@@ -102,11 +102,6 @@ class Exchange:
             known = self._introduced.get(peer.worker)
             return known is not None and known.peer == peer
 
-    def find(self, peer: WorkerRef) -> Connection | None:
-        """A connection with the peer, if there is one."""
-        with self._lock:
-            return self._find(peer)
-
     def reach(self, peer: WorkerRef) -> Connection | None:
         """A connection, or None: then one is being opened if the peer is introduced, and told."""
         with self._lock:
@@ -151,14 +146,14 @@ class Exchange:
                 del self._connections[key]
             if connection in self._ended:
                 self._ended.remove(connection)
-            self._moved = _with(self._moved, connection)
+            self._moved += connection.moved
             self._leaving = [c for c in self._leaving if c.is_running]
             self._leaving.append(connection)
 
     def usage(self) -> BytesMoved:
         """Payload bytes that went over all connections so far."""
         with self._lock:
-            return functools.reduce(_with, self.connections(), self._moved)
+            return sum((c.moved for c in self.connections()), self._moved)
 
     def disconnect(self, peer: WorkerRef) -> None:
         """The peer is a stranger again."""
@@ -311,13 +306,3 @@ class Exchange:
 
     def __repr__(self) -> str:
         return f"<Exchange {self._worker}, connected {len(self.connected())}>"
-
-
-def _with(moved: BytesMoved, connection: Connection) -> BytesMoved:
-    return BytesMoved(
-        parameter_sent_bytes=moved.parameter_sent_bytes + connection.sent_bytes,
-        parameter_received_bytes=moved.parameter_received_bytes + connection.received_bytes,
-        parcel_sent_bytes=moved.parcel_sent_bytes + connection.parcel_sent_bytes,
-        parcel_received_bytes=moved.parcel_received_bytes + connection.parcel_received_bytes,
-        discarded_bytes=moved.discarded_bytes + connection.discarded_bytes,
-    )

@@ -9,10 +9,11 @@ from __future__ import annotations
 import enum
 import struct
 
+import msgspec
 import xxhash
 
 from livescale.chunks import CHUNK_RANGES_MAX, ChunkRange
-from livescale.proofs import NONCE_BYTES, PROOF_BYTES
+from livescale.common.proofs import NONCE_BYTES, PROOF_BYTES
 from livescale.types import Manifest, Value, WorkerRef
 
 MAGIC = b"LScl"
@@ -86,38 +87,24 @@ class Frame(Value, frozen=True):
     def encode(self) -> bytes:
         """The HEADER_BYTES of this frame. Raises FrameError if a field does not fit."""
         try:
-            return _header(
-                self.kind,
-                self.sender,
-                self.plan,
-                self.attempt,
-                self.layer,
-                self.chunk,
-                self.payload_bytes,
-                flags=int(self.is_unproved),
-            )
+            return encode_header(*msgspec.structs.astuple(self))
         except struct.error as error:
             raise FrameError(f"{self} does not fit a header: {error}") from None
 
 
-def chunk_header(
+def encode_header(
+    kind: FrameKind,
     sender: WorkerRef,
     plan: int,
     attempt: int,
     layer: int,
     chunk: int,
-    size_bytes: int,
+    payload_bytes: int,
     is_unproved: bool,
 ) -> bytes:
-    """The header of a CHUNK frame: there are many, and `plan` and `attempt` came in a frame."""
-    fields = (plan, attempt, layer, chunk, size_bytes)
-    return _header(FrameKind.CHUNK, sender, *fields, flags=int(is_unproved))
-
-
-def _header(kind: FrameKind, sender: WorkerRef, *fields: int, flags: int) -> bytes:
-    header = _HEADER.pack(
-        MAGIC, VERSION, kind, flags, fields[0], sender.worker, sender.incarnation, *fields[1:]
-    )
+    """A header without its Frame, for chunks, which are many. Raises struct.error."""
+    head = (MAGIC, VERSION, kind, is_unproved, plan, sender.worker, sender.incarnation)
+    header = _HEADER.pack(*head, attempt, layer, chunk, payload_bytes)
     return header + _CHECK.pack(xxhash.xxh32_intdigest(header))
 
 

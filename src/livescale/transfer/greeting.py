@@ -1,7 +1,7 @@
 """The first words on a channel: both ends say who they are and prove that they belong to the pool.
 
-Three HELLO frames carry the messages of `livescale.proofs`; the names in them are those of both
-workers. What is said later is not protected: this keeps other processes of a host out, not a
+Three HELLO frames carry the messages of `livescale.common.proofs`; the names in them are those of
+both workers. What is sent later is not protected: this keeps other processes of a host out, not a
 network that listens. Channels whose other end has not proved yet who it is are counted and bounded.
 """
 
@@ -13,15 +13,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 
-from livescale.proofs import NONCE_BYTES, PROOF_BYTES, CalledProof, CallerProof, ProofError
+from livescale.common.proofs import NONCE_BYTES, PROOF_BYTES, CalledProof, CallerProof, ProofError
+from livescale.transfer import frames
 from livescale.transfer.carrier import Channel
-from livescale.transfer.frames import (
-    HEADER_BYTES,
-    Frame,
-    FrameError,
-    FrameKind,
-    decode_header,
-)
 from livescale.transfer.orders import TransferError
 from livescale.types import WorkerRef
 
@@ -45,11 +39,11 @@ class Greeting:
         self._say(channel, side.nonce)
         answered, answer = self._hear(channel, NONCE_BYTES + PROOF_BYTES)
         if answered != peer:
-            raise FrameError(f"{answered} answered in the place of {peer}")
+            raise frames.FrameError(f"{answered} answered in the place of {peer}")
         try:
             proof = side.answer(answer, _names(self._worker, peer))
         except ProofError as error:
-            raise FrameError(f"{peer} {error}") from None
+            raise frames.FrameError(f"{peer} {error}") from None
         self._say(channel, proof)
 
     def answer(self, channel: Channel, check: Callable[[WorkerRef], None]) -> WorkerRef:
@@ -61,21 +55,23 @@ class Greeting:
         self._say(channel, side.message)
         caller, proof = self._hear(channel, PROOF_BYTES)
         if caller != peer:
-            raise FrameError(f"{caller} went on in the place of {peer}")
+            raise frames.FrameError(f"{caller} went on in the place of {peer}")
         try:
             side.check(proof)
         except ProofError as error:
-            raise FrameError(f"{peer} {error}") from None
+            raise frames.FrameError(f"{peer} {error}") from None
         return peer
 
     def _say(self, channel: Channel, payload: bytes) -> None:
-        frame = Frame(FrameKind.HELLO, self._worker, payload_bytes=len(payload))
+        frame = frames.Frame(frames.FrameKind.HELLO, self._worker, payload_bytes=len(payload))
         channel.send(frame.encode() + payload)
 
     def _hear(self, channel: Channel, size_bytes: int) -> tuple[WorkerRef, bytes]:
-        frame = decode_header(channel.receive(HEADER_BYTES, self._timeout_s))
-        if frame.kind is not FrameKind.HELLO or frame.payload_bytes != size_bytes:
-            raise FrameError(f"{frame.kind.name} where HELLO with {size_bytes} bytes belongs")
+        frame = frames.decode_header(channel.receive(frames.HEADER_BYTES, self._timeout_s))
+        if frame.kind is not frames.FrameKind.HELLO or frame.payload_bytes != size_bytes:
+            raise frames.FrameError(
+                f"{frame.kind.name} where HELLO with {size_bytes} bytes belongs"
+            )
         return frame.sender, channel.receive(size_bytes, self._timeout_s)
 
     def __repr__(self) -> str:
@@ -107,7 +103,7 @@ class Strangers:
         try:
             with self._greeted(channel):
                 self._greeting.call(channel, peer)
-        except (OSError, FrameError) as error:
+        except (OSError, frames.FrameError) as error:
             channel.close()
             raise TransferError(str(error)) from error
         return channel
@@ -126,7 +122,7 @@ class Strangers:
         try:
             with self._greeted(channel):
                 return self._greeting.answer(channel, check)
-        except (OSError, FrameError):
+        except (OSError, frames.FrameError):
             channel.close()
             return None
 

@@ -15,7 +15,7 @@ import xxhash
 
 from livescale.transfer.arena import Arena
 from livescale.transfer.content_hashes import ContentHashes
-from livescale.transfer.holding import ModelBytes
+from livescale.transfer.model_bytes import ModelBytes
 from livescale.transfer.orders import ContentChecks, ReceiveOrder
 
 
@@ -42,7 +42,7 @@ class LayerChecks:
         self,
         order: ReceiveOrder,
         arena: Arena,
-        holding: ModelBytes,
+        held: ModelBytes,
         contents: ContentHashes,
         is_in_place: Callable[[int], bool],
         judged: Judged,
@@ -50,7 +50,7 @@ class LayerChecks:
         """`is_in_place` says of a chunk that its bytes lie in the memory."""
         self._order = order
         self._arena = arena
-        self._holding = holding
+        self._holding = held
         self._contents = contents
         self._is_in_place = is_in_place
         self._judged = judged

@@ -26,7 +26,13 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
+from livescale.transfer.carrier import (
+    PLACE,
+    Address,
+    ChannelClosedError,
+    WritePermit,
+    receive_place,
+)
 from livescale.transfer.tcp import TcpCarrier, TcpChannel
 from livescale.transfer.token_bucket import TokenBucket
 
@@ -34,7 +40,6 @@ _PACKAGE = "nixl_cu12._bindings"
 # magic, number of the channel, where the memory begins and its size, bytes that follow for NIXL
 _HELLO = struct.Struct(">4sIQQI")
 _MAGIC = b"LSnx"
-_PLACE = struct.Struct(">Q")
 _DONE = struct.Struct(">I")
 _ABOUT_BYTES_MAX = 64 << 10
 _IN_FLIGHT_MAX = 4
@@ -76,10 +81,10 @@ class NixlChannel:
         self._tcp.send(message, is_urgent_payload)
 
     def send_range(self, header: bytes, offset_bytes: int, size_bytes: int) -> None:
-        self._carrier.pay_uplink(size_bytes)
+        self._carrier.uplink.pay(size_bytes)
         self._await_reads(_IN_FLIGHT_MAX - 1)
         self._in_flight += 1
-        self._tcp.send(header + _PLACE.pack(offset_bytes))
+        self._tcp.send(header + PLACE.pack(offset_bytes))
 
     def settle(self) -> None:
         self._await_reads(0)
@@ -114,12 +119,7 @@ class NixlChannel:
 
     def _read(self, size_bytes: int) -> None:
         """The range that the other side says it sends lies in the buffer, and it knows that."""
-        start = _PLACE.unpack(self._tcp.receive(_PLACE.size))[0]
-        if start + size_bytes > self._peer_bytes:
-            raise ChannelClosedError(
-                f"{size_bytes} bytes at {start} leave the other side's memory "
-                f"of {self._peer_bytes} bytes"
-            )
+        start = receive_place(self, size_bytes, self._peer_bytes)
         if len(self._buffer) < size_bytes:
             self._carrier.release(self._buffer)
             self._buffer = self._carrier.buffer(size_bytes)
@@ -134,7 +134,7 @@ class NixlChannel:
                 raise ChannelClosedError("the channel was broken off")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-        self._carrier.pay_downlink(size_bytes)
+        self._carrier.downlink.pay(size_bytes)
         self.taken_bytes += size_bytes
         self._carrier.say_read(self._peer, self._peer_number)
 
@@ -171,8 +171,8 @@ class NixlCarrier:
             ) from error
         self.memory: Bytes = np.frombuffer(memory, np.uint8)
         self._tcp = tcp
-        self._uplink = uplink
-        self._downlink = downlink
+        self.uplink = uplink
+        self.downlink = downlink
         self._lock = threading.Lock()
         self._numbers = 0
         # By channel: reads by the other side that it has told of and no order has asked for.
@@ -285,21 +285,13 @@ class NixlCarrier:
 
     def reads_done(self, number: int) -> int:
         """Ranges sent on this channel that the other side has read since the last call."""
-        with self._lock, _as_os_error("cannot hear the other side"):
+        with self._lock, _as_os_error("cannot receive from the other side"):
             said: dict[Any, list[bytes]] = self._agent.getNotifs({}, [self._backend])
             for message in (message for messages in said.values() for message in messages):
                 if len(message) == _DONE.size and _DONE.unpack(message)[0] in self._done:
                     self._done[_DONE.unpack(message)[0]] += 1
             count, self._done[number] = self._done[number], 0
             return count
-
-    def pay_uplink(self, size_bytes: int) -> None:
-        """A limited uplink has carried so much more."""
-        _pay(self._uplink, size_bytes)
-
-    def pay_downlink(self, size_bytes: int) -> None:
-        """A limited downlink has carried so much more."""
-        _pay(self._downlink, size_bytes)
 
     def _new_agent(self) -> Any:
         config = self._nixl.nixlAgentConfig()
@@ -331,13 +323,6 @@ def _choose_network(host: str) -> None:
             os.environ.setdefault("UCX_TLS", "tcp")
             return
     raise OSError(f"no interface has the address {host}: set UCX_NET_DEVICES")
-
-
-def _pay(bucket: TokenBucket, size_bytes: int) -> None:
-    while size_bytes:
-        step = bucket.slice_bytes(size_bytes)
-        bucket.take(step)
-        size_bytes -= step
 
 
 @contextlib.contextmanager

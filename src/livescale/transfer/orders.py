@@ -6,7 +6,9 @@ Values and interfaces only.
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 from livescale.chunks import Feed
@@ -81,8 +83,10 @@ class ChunkObserver(Protocol):
         """`at_ns` is `time.monotonic_ns()` when the whole chunk lay in the memory."""
 
 
-class BytesMoved(Value, frozen=True):
-    """Payload bytes that a data plane has moved so far, by class.
+@dataclass(slots=True)
+class BytesMoved:
+    """Payload bytes that a connection, or a data plane, has moved so far, by class. Those sent are
+    counted by one thread of a connection, those received by the other.
 
     Parameters are chunks of models and probes; parcels are urgent. `discarded_bytes` are those of
     `parameter_received_bytes` that came too late or twice, and those of probes.
@@ -93,6 +97,9 @@ class BytesMoved(Value, frozen=True):
     parcel_sent_bytes: int = 0
     parcel_received_bytes: int = 0
     discarded_bytes: int = 0
+
+    def __add__(self, other: BytesMoved) -> BytesMoved:
+        return BytesMoved(*map(operator.add, astuple(self), astuple(other)))
 
 
 def holder_of(feed: Feed) -> WorkerRef:

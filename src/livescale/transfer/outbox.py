@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from livescale.chunks import ChunkGrid, ChunkRange
 from livescale.transfer.frames import FrameError, WantedChunks
-from livescale.transfer.holding import ModelBytes
+from livescale.transfer.model_bytes import ModelBytes
 from livescale.types import PlanId, Value, WorkerRef
 
 _WORDS_MAX = 4096
@@ -74,17 +74,17 @@ class Want:
         self.copy = first.copy
         self.chunk_bytes = first.chunk_bytes
         self.since_ns = since_ns
-        self.holding: ModelBytes | None = None
+        self.held: ModelBytes | None = None
         self.ready: collections.deque[int] = collections.deque()
         #: chunks that are not there yet, and whether they must be verified
-        self._pending: dict[int, bool] = {}
-        self._grid = ChunkGrid((), 1)
+        self.pending: dict[int, bool] = {}
+        self.grid = ChunkGrid((), 1)
         self._early: list[WantedChunks | tuple[ChunkRange, ...]] = []
 
-    def bind(self, holding: ModelBytes) -> None:
+    def bind(self, held: ModelBytes) -> None:
         """The copy is here. Raises FrameError if what was wanted is not a part of it."""
-        self.holding = holding
-        self._grid = ChunkGrid(holding.grid.layer_bytes, self.chunk_bytes)
+        self.held = held
+        self.grid = ChunkGrid(held.grid.layer_bytes, self.chunk_bytes)
         early, self._early = self._early, []
         for said in early:
             if isinstance(said, WantedChunks):
@@ -96,28 +96,28 @@ class Want:
         """More chunks are wanted. Raises FrameError."""
         if (wanted.copy, wanted.chunk_bytes) != (self.copy, self.chunk_bytes):
             raise FrameError(f"plan {self.plan} wants two copies or two sizes of chunks")
-        if self.holding is None:
+        if self.held is None:
             self._keep(wanted)
             return
-        count = sum(map(len, wanted.ranges)) + len(self._pending) + len(self.ready)
+        count = sum(map(len, wanted.ranges)) + len(self.pending) + len(self.ready)
         if count > _WANTED_CHUNKS_MAX:
             raise FrameError(f"plan {self.plan} wants {count} chunks, above {_WANTED_CHUNKS_MAX}")
-        if max(part.stop for part in wanted.ranges) > self._grid.chunks:
+        if max(part.stop for part in wanted.ranges) > self.grid.chunks:
             raise FrameError(f"plan {self.plan} wants chunks that the copy does not have")
         for part in wanted.ranges:
-            if self.holding.is_complete:
+            if self.held.is_complete:
                 self.ready.extend(part)
                 continue
             for chunk in part:
                 if self._is_there(chunk, wanted.is_verified_only):
                     self.ready.append(chunk)
                 else:
-                    self._pending[chunk] = wanted.is_verified_only
+                    self.pending[chunk] = wanted.is_verified_only
         self._take_turn()
 
     def stop(self, ranges: tuple[ChunkRange, ...]) -> None:
         """These chunks are not wanted any more. Raises FrameError."""
-        if self.holding is None:
+        if self.held is None:
             self._keep(ranges)
             return
 
@@ -125,39 +125,31 @@ class Want:
             return not any(chunk in part for part in ranges)
 
         self.ready = collections.deque(filter(is_wanted, self.ready))
-        self._pending = {c: flag for c, flag in self._pending.items() if is_wanted(c)}
+        self.pending = {c: flag for c, flag in self.pending.items() if is_wanted(c)}
 
     def bytes_came(self, chunks: Iterable[int]) -> None:
         """Chunks (of this want's grid) may be there now."""
-        assert self.holding is not None
+        assert self.held is not None
         for chunk in chunks:
-            flag = self._pending.get(chunk)
+            flag = self.pending.get(chunk)
             if flag is not None and self._is_there(chunk, flag):
-                del self._pending[chunk]
+                del self.pending[chunk]
                 self.ready.append(chunk)
         self._take_turn()
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
-
-    @property
-    def grid(self) -> ChunkGrid:
-        return self._grid
-
     def next_chunk(self) -> WantedChunk:
-        assert self.holding is not None
+        assert self.held is not None
         chunk = self.ready.popleft()
-        layer, offset, size = self._grid.place(chunk)
-        place = self.holding.place(layer, offset)
-        is_unproved = self.holding.is_unproved(layer)
+        layer, offset, size = self.grid.place(chunk)
+        place = self.held.place(layer, offset)
+        is_unproved = self.held.is_unproved(layer)
         return WantedChunk(self.plan, self.attempt, layer, chunk, place, size, is_unproved)
 
     def _is_there(self, chunk: int, is_verified_only: bool) -> bool:
-        assert self.holding is not None
-        if not is_verified_only and self.chunk_bytes == self.holding.grid.chunk_bytes:
-            return self.holding.has_chunk(chunk)
-        return self.holding.has(*self._grid.place(chunk), is_verified_only)
+        assert self.held is not None
+        if not is_verified_only and self.chunk_bytes == self.held.grid.chunk_bytes:
+            return self.held.has_chunk(chunk)
+        return self.held.has(*self.grid.place(chunk), is_verified_only)
 
     def _keep(self, said: WantedChunks | tuple[ChunkRange, ...]) -> None:
         if len(self._early) >= _EARLY_FRAMES_MAX:
@@ -258,13 +250,13 @@ class Outbox:
     def _next_chunk(self) -> WantedChunk | Settle | None:
         while self._turns:
             want = self._turns[0]
-            if not want.ready or want.holding is None:
+            if not want.ready or want.held is None:
                 self._turns.popleft()
                 continue
-            if self.reading is not want.holding:
+            if self.reading is not want.held:
                 if self.reading is not None:
                     return Settle()
-                self.reading = want.holding
+                self.reading = want.held
                 self.reading.readers.append(self.changed)
             chunk = want.next_chunk()
             self._turns.rotate(-1)

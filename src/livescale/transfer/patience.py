@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from livescale.transfer.exchange import Exchange
-from livescale.transfer.holdings import Holdings
 from livescale.transfer.reception import Reception
+from livescale.transfer.store import Store
 from livescale.types import WorkerRef
 
 _TICKS_PER_WAIT = 8
@@ -24,14 +24,14 @@ class Patience:
         self,
         worker: WorkerRef,
         receptions: Callable[[], list[Reception]],
-        holdings: Holdings,
+        store: Store,
         exchange: Exchange,
         *,
         stall_ns: int,
         order_wait_ns: int,
     ) -> None:
         self._receptions = receptions
-        self._holdings = holdings
+        self._store = store
         self._exchange = exchange
         self._stall_ns = stall_ns
         self._order_wait_ns = order_wait_ns
@@ -60,12 +60,12 @@ class Patience:
             with self._changed:
                 if self._is_closed:
                     return
-                is_needed = self._receptions() or self._holdings.has_early_wants
+                is_needed = self._receptions() or self._store.has_early_wants
                 self._changed.wait(tick_s if is_needed else None)
             self._look(time.monotonic_ns())
 
     def _look(self, now_ns: int) -> None:
-        self._holdings.expire(now_ns - self._order_wait_ns)
+        self._store.expire(now_ns - self._order_wait_ns)
         for reception in self._receptions():
             reception.check_stalls(now_ns, self._stall_ns)
             for peer in reception.unconnected(now_ns - self._order_wait_ns):

@@ -15,14 +15,20 @@ from livescale.chunks import Feed
 from livescale.transfer import orders
 from livescale.transfer.arena import Arena, ArenaError
 from livescale.transfer.carrier import WritePermit
-from livescale.transfer.chunk_sources import ChunkSources
+from livescale.transfer.chunk_sources import (
+    Arrival,
+    ChunkSources,
+    Intake,
+    stop_all_word,
+    stop_words,
+    want_words,
+)
 from livescale.transfer.connection import Connection
 from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.frames import Frame, FrameError
-from livescale.transfer.holding import ModelBytes
-from livescale.transfer.holdings import Holdings
-from livescale.transfer.intake import Arrival, Intake, stop_all_word, stop_words, want_words
 from livescale.transfer.layer_checks import LayerChecks
+from livescale.transfer.model_bytes import ModelBytes
+from livescale.transfer.store import Store
 from livescale.types import PlanId, WorkerRef
 
 _CORRUPT_MAX = 2
@@ -36,7 +42,7 @@ class Reception:
         worker: WorkerRef,
         order: orders.ReceiveOrder,
         arena: Arena,
-        holdings: Holdings,
+        store: Store,
         listener: orders.ReceiveListener,
         *,
         observer: orders.ChunkObserver | None,
@@ -45,22 +51,20 @@ class Reception:
         contents: ContentHashes,
     ) -> None:
         self.order = order
-        self.holding = ModelBytes(order.manifest, order.chunk_bytes, order.offset_bytes)
+        self.held = ModelBytes(order.manifest, order.chunk_bytes, order.offset_bytes)
         self.permit = WritePermit()
         self.received_bytes = 0
         self.is_over = False
         self._worker = worker
-        self._holdings = holdings
+        self._store = store
         self._listener = listener
         self._observer = observer
         self._reach = reach
         self._tell_over = tell_over
-        grid = self.holding.grid
+        grid = self.held.grid
         self._lock = threading.Lock()
         self._chunks = ChunkSources(grid.chunks)
-        self._checks = LayerChecks(
-            order, arena, self.holding, contents, self._chunks.is_there, self
-        )
+        self._checks = LayerChecks(order, arena, self.held, contents, self._chunks.is_there, self)
         self._missing_layers = set(range(len(order.manifest.layers)))
         # Layers that were corrupt are wanted only from holders that have verified them.
         self._was_corrupt: set[int] = set()
@@ -75,11 +79,11 @@ class Reception:
         order = self.order
         for layer in order.present_layers:
             self._missing_layers.discard(layer)
-            for chunk in self.holding.grid.of_layer(layer):
+            for chunk in self.held.grid.of_layer(layer):
                 self._chunks.set_there(chunk)
-                self._holdings.mark(self.holding, chunk)
-            self._holdings.verify(self.holding, layer)
-        empty = [layer for layer, size in enumerate(self.holding.grid.layer_bytes) if not size]
+                self._store.mark(self.held, chunk)
+            self._store.verify(self.held, layer)
+        empty = [layer for layer, size in enumerate(self.held.grid.layer_bytes) if not size]
         for layer in empty:
             if layer in self._missing_layers:
                 self._checks.is_empty(layer)
@@ -91,7 +95,7 @@ class Reception:
         """These feeds, and no others, bring what is missing. Raises ValueError for feeds from
         storage or chunks that the model does not have."""
         feeds = tuple(feeds)
-        orders.check_feeds(feeds, self.holding.grid.chunks)
+        orders.check_feeds(feeds, self.held.grid.chunks)
         with self._lock:
             if self.is_over:
                 return
@@ -127,7 +131,7 @@ class Reception:
             index = self._chunks.index_asked(connection, chunk)
             if index is None:
                 return None
-            layer, offset, size = self.holding.grid.place(chunk)
+            layer, offset, size = self.held.grid.place(chunk)
             if (frame.layer, frame.payload_bytes) != (layer, size):
                 raise FrameError(
                     f"chunk {chunk} is {frame.payload_bytes} bytes of layer {frame.layer} where "
@@ -137,11 +141,11 @@ class Reception:
                 self._ask(self._chunks.intakes[index])
                 return None
             if frame.is_unproved or connection.channel.is_network:
-                self.holding.doubt(layer)
+                self.held.doubt(layer)
             is_first, self._has_begun = not self._has_begun, True
         if is_first:
             self._tell(self._listener.first_byte)
-        return Arrival(index, chunk, layer, self.holding.place(layer, offset), size)
+        return Arrival(index, chunk, layer, self.held.place(layer, offset), size)
 
     def chunk_ends(self, arrival: Arrival, written_bytes: int) -> None:
         """The chunk's bytes are in place (those that were permitted)."""
@@ -155,7 +159,7 @@ class Reception:
             if intake.to_ask:
                 self._ask(intake)
         # Before hashing: a peer that wants the chunk gets it as early as possible, and verifies it.
-        self._holdings.mark(self.holding, chunk)
+        self._store.mark(self.held, chunk)
         if self._observer is not None:
             self._observer(self.order.plan, chunk, arrival.size_bytes, time.monotonic_ns())
         self._checks.chunk_came(arrival.layer)
@@ -210,7 +214,7 @@ class Reception:
             if self.is_over:
                 return
             self._end(reason)
-            self._holdings.remove(self.holding, f"{self._worker} gave it up: {reason}")
+            self._store.remove(self.held, f"{self._worker} gave it up: {reason}")
             self._listener.failed(reason)
 
     def _end(self, reason: str | None) -> None:
@@ -231,7 +235,7 @@ class Reception:
         with self._telling:
             if self.is_over:
                 return
-            self._holdings.verify(self.holding, layer)
+            self._store.verify(self.held, layer)
             self._missing_layers.discard(layer)
             self._listener.layer_arrived(layer)
             self._complete_if_whole()
@@ -240,17 +244,17 @@ class Reception:
         # The listener may have aborted the plan.
         if self.is_over or self._missing_layers:
             return
-        self._holdings.complete(self.holding)
+        self._store.complete(self.held)
         self._end(None)
         self._listener.completed(self.received_bytes)
 
     def layer_is_corrupt(self, layer: int, problem: str) -> None:
         """Its chunks are asked for again where they came from; one that was wrong twice fails."""
-        self._holdings.reset(self.holding, layer)
+        self._store.reset(self.held, layer)
         wrong_twice = []
         with self._lock:
             self._was_corrupt.add(layer)
-            chunks = self.holding.grid.of_layer(layer)
+            chunks = self.held.grid.of_layer(layer)
             for index in self._chunks.sources(chunks):
                 self._corrupt[index, layer] = self._corrupt.get((index, layer), 0) + 1
                 if self._corrupt[index, layer] >= _CORRUPT_MAX:
@@ -301,11 +305,11 @@ class Reception:
         if intake.connection is None or intake.is_closed or self.is_over:
             return
         chunks = intake.next_to_ask()
-        grid = self.holding.grid
+        grid = self.held.grid
         for word in want_words(
             self.order,
             self._worker,
-            self.holding.copy,
+            self.held.copy,
             chunks,
             lambda chunk: bool(self._was_corrupt) and grid.layer(chunk) in self._was_corrupt,
         ):
@@ -332,9 +336,9 @@ class Reception:
 class Receptions:
     """Thread-safe."""
 
-    def __init__(self, worker: WorkerRef, holdings: Holdings) -> None:
+    def __init__(self, worker: WorkerRef, store: Store) -> None:
         self._worker = worker
-        self._holdings = holdings
+        self._store = store
         self._lock = threading.Lock()
         self._receptions: dict[PlanId, Reception] = {}
         self._is_closed = False
@@ -346,7 +350,7 @@ class Receptions:
                 raise ArenaError(f"{self._worker} closed its data plane")
             if reception.order.plan in self._receptions:
                 raise ArenaError("it is already being received")
-            self._holdings.add(reception.holding)
+            self._store.add(reception.held)
             self._receptions[reception.order.plan] = reception
 
     def remove(self, reception: Reception) -> None:
@@ -364,25 +368,13 @@ class Receptions:
         with self._lock:
             return [self._receptions[plan] for plan in sorted(self._receptions)]
 
-    def introduced(self, peer: WorkerRef) -> None:
+    def tell(self, news: Callable[..., None], *about: object) -> None:
+        """Let all of them take in what concerns connections: `news` is a method of Reception."""
         for reception in self.all():
-            reception.introduced(peer)
-
-    def connected(self, connection: Connection) -> None:
-        for reception in self.all():
-            reception.connected(connection)
-
-    def unreachable(self, peer: WorkerRef, reason: str) -> None:
-        for reception in self.all():
-            reception.unreachable(peer, reason)
-
-    def connection_ended(self, connection: Connection, reason: str) -> None:
-        for reception in self.all():
-            reception.connection_ended(connection, reason)
+            news(reception, *about)
 
     def close(self, reason: str) -> None:
         """All fail, and none begins any more."""
         with self._lock:
             self._is_closed = True
-        for reception in self.all():
-            reception.fail(reason)
+        self.tell(Reception.fail, reason)

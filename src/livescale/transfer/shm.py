@@ -9,32 +9,28 @@ Nothing here pays for the NIC.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
 import select
 import socket
-import struct
-import time
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from livescale.transfer.carrier import ChannelClosedError, WritePermit
-from livescale.transfer.listener import Listener
+from livescale.transfer.carrier import PLACE, ChannelClosedError, WritePermit, receive_place
+from livescale.transfer.listener import Listener, SocketChannel
 
 _MAGIC = b"LSsm\x01"
 _HOST_NAME_BYTES_MAX = 64
-_PLACE = struct.Struct(">Q")
 _IN_FLIGHT_MAX = 4
 _STEP_BYTES = 1 << 20
 Bytes = npt.NDArray[np.uint8]
 _PATH_BYTES_MAX = 107
 
 
-class ShmChannel:
+class ShmChannel(SocketChannel):
     """A Channel over a unix socket and both sides' memory.
 
     Ranges are copied by numpy, which does not hold the interpreter's lock meanwhile.
@@ -44,9 +40,8 @@ class ShmChannel:
         self, sock: socket.socket, memory: memoryview, memory_fd: int, hello: bytes
     ) -> None:
         """`memory_fd` and `hello` are what the other side is given once it has proved itself."""
+        super().__init__(sock)
         self.is_network = False
-        self.taken_bytes = 0
-        self._sock = sock
         self._memory = _array(memory)
         self._memory_fd = memory_fd
         self._hello = hello
@@ -84,16 +79,11 @@ class ShmChannel:
         while self._in_flight >= _IN_FLIGHT_MAX:
             self._await_acks()
         self._in_flight += 1
-        self._sock.sendall(header + _PLACE.pack(offset_bytes))
+        self._sock.sendall(header + PLACE.pack(offset_bytes))
 
     def settle(self) -> None:
         while self._in_flight:
             self._await_acks()
-
-    def receive(
-        self, size_bytes: int, timeout_s: float | None = None, is_urgent_payload: bool = False
-    ) -> bytes:
-        return _receive(self._sock, size_bytes, timeout_s)
 
     def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
         source = self._receive_place(size_bytes)
@@ -119,10 +109,6 @@ class ShmChannel:
             np.copyto(self._scratch[: len(part)], part)
         self._taken(size_bytes)
 
-    def break_off(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         self._sock.close()
         self._memory = self._peer_memory = _array(b"")
@@ -132,12 +118,7 @@ class ShmChannel:
 
     def _receive_place(self, size_bytes: int) -> Bytes:
         """The range of the peer's memory that the peer says it sends."""
-        start = _PLACE.unpack(self.receive(_PLACE.size))[0]
-        if start + size_bytes > len(self._peer_memory):
-            raise ChannelClosedError(
-                f"{size_bytes} bytes at {start} leave the other side's memory "
-                f"of {len(self._peer_memory)} bytes"
-            )
+        start = receive_place(self, size_bytes, len(self._peer_memory))
         return self._peer_memory[start : start + size_bytes]
 
     def _taken(self, size_bytes: int) -> None:
@@ -225,22 +206,3 @@ def _map(memory: int) -> mmap.mmap:
 
 def _array(memory: bytes | memoryview | mmap.mmap) -> Bytes:
     return np.frombuffer(memory, np.uint8)
-
-
-def _receive(sock: socket.socket, size_bytes: int, timeout_s: float | None) -> bytes:
-    message = bytearray(size_bytes)
-    view = memoryview(message)
-    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    got = 0
-    while got < size_bytes:
-        if deadline_s is not None:
-            rest_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
-            waiting = select.poll()
-            waiting.register(sock, select.POLLIN)
-            if not waiting.poll(rest_ms):
-                raise TimeoutError("nothing was received in time")
-        taken = sock.recv_into(view[got:])
-        if taken == 0:
-            raise ChannelClosedError("the other side closed the connection")
-        got += taken
-    return bytes(message)

@@ -6,13 +6,11 @@ Socket options, pacing and partial reads live here. What the bytes say does not.
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
-import time
 
 from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
 from livescale.transfer.frames import HEADER_BYTES
-from livescale.transfer.listener import Listener, notice_loss
+from livescale.transfer.listener import Listener, SocketChannel, notice_loss
 from livescale.transfer.token_bucket import TokenBucket
 
 # 64 KiB of socket buffer cuts throughput to a quarter; 1-4 MiB is right.
@@ -28,20 +26,17 @@ _WAKE_MS = 50.0
 _LOST_AFTER_S = 10.0
 
 
-class TcpChannel:
+class TcpChannel(SocketChannel):
     """A Channel over one connected socket. The downlink is paid after bytes were taken from it."""
 
     def __init__(
         self, sock: socket.socket, memory: memoryview, uplink: TokenBucket, downlink: TokenBucket
     ) -> None:
+        super().__init__(sock)
         self.is_network = True
-        self.taken_bytes = 0
-        self._sock = sock
         self._memory = memory
         self._uplink = uplink
         self._downlink = downlink
-        self._readable = select.poll()
-        self._readable.register(sock, select.POLLIN)
         self._wake_bytes = 1
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         # What follows a range is a header: taken along with it, that needs no waking of its own.
@@ -55,46 +50,13 @@ class TcpChannel:
         if not is_urgent_payload:
             self._sock.sendall(message)
             return
-        view = memoryview(message)
-        while view:
-            step = self._uplink.slice_bytes(len(view))
-            self._uplink.take(step, is_urgent=True)
-            self._sock.sendall(view[:step])
-            view = view[step:]
+        self._send_paced(b"", memoryview(message), is_urgent=True)
 
     def send_range(self, header: bytes, offset_bytes: int, size_bytes: int) -> None:
-        end_bytes = offset_bytes + size_bytes
-        step = self._uplink.slice_bytes(size_bytes)
-        self._uplink.take(step)
-        self._send_pair(header, self._memory[offset_bytes : offset_bytes + step])
-        offset_bytes += step
-        while offset_bytes < end_bytes:
-            step = self._uplink.slice_bytes(end_bytes - offset_bytes)
-            self._uplink.take(step)
-            self._sock.sendall(self._memory[offset_bytes : offset_bytes + step])
-            offset_bytes += step
+        self._send_paced(header, self._memory[offset_bytes : offset_bytes + size_bytes])
 
     def settle(self) -> None:
         """The network has its own copy of what was sent."""
-
-    def receive(
-        self, size_bytes: int, timeout_s: float | None = None, is_urgent_payload: bool = False
-    ) -> bytes:
-        message = bytearray(size_bytes)
-        view = memoryview(message)
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        got = 0
-        while got < size_bytes:
-            wait_ms = None
-            if deadline_s is not None:
-                wait_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
-            if not self._wait_readable(1, wait_ms):
-                raise TimeoutError("nothing was received in time")
-            taken = self._take_into(view[got:])
-            if is_urgent_payload:
-                self._downlink.take(taken, is_urgent=True)
-            got += taken
-        return bytes(message)
 
     def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
         place = self._memory[offset_bytes : offset_bytes + size_bytes]
@@ -122,23 +84,22 @@ class TcpChannel:
             self.taken_bytes += taken
             self._downlink.take(taken)
 
-    def break_off(self) -> None:
-        # Shutting down wakes threads that wait on the socket; closing it here would let the
-        # system give its number to another socket under them.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         self._sock.close()
         self._memory = memoryview(b"")
 
-    def _send_pair(self, header: bytes, payload: memoryview) -> None:
-        sent = self._sock.sendmsg((header, payload))
-        if sent < len(header):
-            self._sock.sendall(header[sent:])
-            sent = len(header)
-        if sent < len(header) + len(payload):
-            self._sock.sendall(payload[sent - len(header) :])
+    def _send_paced(self, header: bytes, payload: memoryview, is_urgent: bool = False) -> None:
+        """The header goes along with the first bytes."""
+        while payload:
+            step = self._uplink.slice_bytes(len(payload))
+            self._uplink.take(step, is_urgent)
+            sent = self._sock.sendmsg((header, payload[:step])) - len(header)
+            if sent < 0:
+                self._sock.sendall(header[sent:])
+                sent = 0
+            if sent < step:
+                self._sock.sendall(payload[sent:step])
+            header, payload = b"", payload[step:]
 
     def _take_into(self, view: memoryview, is_end: bool = False) -> int:
         """Bytes that were there to take, 0 if none are there yet. `is_end`: of a range."""
@@ -158,6 +119,9 @@ class TcpChannel:
             self._ahead_start, self._ahead_stop = 0, taken - len(view)
             return len(view)
         return taken
+
+    def _took_urgent(self, size_bytes: int) -> None:
+        self._downlink.take(size_bytes, is_urgent=True)
 
     def _take_from_ahead(self, view: memoryview) -> int:
         taken = min(self._ahead_stop - self._ahead_start, len(view))
@@ -194,20 +158,17 @@ class TcpCarrier:
         try:
             _tune(sock)
             sock.bind((host, 0))
-            self._address: Address = sock.getsockname()[:2]
+            #: where it listens
+            self.address: Address = sock.getsockname()[:2]
             self._listener = Listener(sock)
         except OSError:
             sock.close()
             raise
 
-    @property
-    def address(self) -> Address:
-        return self._address
-
     def connect(self, address: Address, timeout_s: float) -> TcpChannel:
         """A channel to the member that listens there. Raises OSError."""
         # From the own address: a host with several NICs would take the first one for everything.
-        sock = socket.create_connection(address, timeout_s, source_address=(self._address[0], 0))
+        sock = socket.create_connection(address, timeout_s, source_address=(self.address[0], 0))
         return self._channel(sock)
 
     def accept(self) -> TcpChannel:

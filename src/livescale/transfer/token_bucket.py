@@ -75,6 +75,13 @@ class TokenBucket:
             clear_ns = self._book(line_ns) if is_urgent else self._take_turn(line_ns)
             self._wait_until(clear_ns)
 
+    def pay(self, size_bytes: int) -> None:
+        """As many slices as it takes for parameters that have moved another way."""
+        while size_bytes:
+            step = self.slice_bytes(size_bytes)
+            self.take(step)
+            size_bytes -= step
+
     def close(self) -> None:
         """Every thread that waits, now or later, gets BucketClosedError."""
         with self._changed:

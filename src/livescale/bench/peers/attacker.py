@@ -53,8 +53,7 @@ class _Sent(asyncio.Protocol):
     def leave(self) -> None:
         """Go away, whatever has come of it."""
         self._is_counted = True
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def _count(self, status: str) -> None:
         if not self._is_counted:
@@ -75,10 +74,9 @@ async def _attack(job: Job, request: bytes) -> Job:
             break
         open_ones = {sent for sent in open_ones if not sent.is_over}
         if len(open_ones) < job["connections"]:
-            sent = _Sent(request, statuses)
-            open_ones.add(sent)
             offered += 1
-            await loop.create_connection(partial(_same, sent), job["host"], job["port"])
+            made = partial(_Sent, request, statuses)
+            open_ones.add((await loop.create_connection(made, job["host"], job["port"]))[1])
     await asyncio.sleep(max(0.0, begin_s + job["seconds"] - loop.time()))
     elapsed_s = loop.time() - begin_s
     ended = dict(statuses)
@@ -86,10 +84,6 @@ async def _attack(job: Job, request: bytes) -> Job:
         sent.leave()
     await asyncio.sleep(0)  # connections are closed in the loop's next turn
     return {"offered": offered, "statuses": ended, "elapsed_s": elapsed_s}
-
-
-def _same(sent: _Sent) -> _Sent:
-    return sent
 
 
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:

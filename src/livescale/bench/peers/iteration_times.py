@@ -16,8 +16,9 @@ import torch
 
 from livescale.batching.run import Run, Segment
 from livescale.bench.peers.line_server import Job, serve_lines
+from livescale.bench.peers.livescale_engine import load_executor
 from livescale.engine.executor import TorchExecutor
-from livescale.engine.model_files import model_spec, read_layers, read_manifest
+from livescale.engine.model_files import read_manifest
 from livescale.transfer.arena import Arena
 from livescale.types import Manifest, SamplingParams
 
@@ -27,21 +28,8 @@ _TOKEN_ID = 2
 
 def load(job: Job) -> tuple[str, partial[Job]]:
     """Read the model into an arena; the settings are the accelerator's name."""
-    torch.set_num_threads(job["threads"])
-    device, block_tokens = job["device"], job["block_tokens"]
-    directory = Path(job["directory"])
-    manifest = read_manifest(directory, job["model"])
-    arena = Arena(manifest.size_bytes)
-    executor = TorchExecutor(
-        job["kv_blocks"] * block_tokens * model_spec(manifest).kv_bytes_per_token,
-        block_tokens,
-        device,
-        parameter_bytes=0 if device == "cpu" else manifest.size_bytes,
-    )
-    view = arena.view(0, manifest.size_bytes)
-    executor.assign(manifest, view)
-    for layer in read_layers(directory, manifest, view):
-        executor.materialize(layer)
+    manifest = read_manifest(Path(job["directory"]), job["model"])
+    executor, arena = load_executor(job, manifest, job["kv_blocks"], job["device"])
     name = "cpu"
     if executor.device.type == "cuda":
         name = torch.cuda.get_device_name(executor.device).lower().replace(" ", "-")

@@ -1,21 +1,19 @@
 """Libraries that read safetensors, as loaders: all tensors of a directory in host memory.
 
 An interpreter that has the library runs this file by its path, so nothing of this package can be
-imported here; the words are those of `line_server.py`.
+imported here but the file beside it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 import torch
+from line_server import Job, serve_lines  # type: ignore[import-not-found]
 
 
 def safetensors(files: list[str], buffer: torch.Tensor) -> int:
@@ -67,30 +65,21 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _answers(job: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+    """The buffer is there, touched as in a process that waits for work."""
     package, loader = LOADERS[job["loader"]]
     files = sorted(str(path) for path in Path(job["directory"]).glob("*.safetensors"))
     size = sum(os.path.getsize(file) for file in files) if job["loader"] == "safetensors" else 0
     buffer = torch.zeros(size, dtype=torch.uint8)
-    buffer.fill_(1)  # touched, as in a process that waits for work
+    buffer.fill_(1)
 
-    def read() -> dict[str, Any]:
+    def read(_: Job) -> Job:
         began_ns = perf_counter_ns()
         done = loader(files, buffer)
         return {"elapsed_ns": perf_counter_ns() - began_ns, "bytes": done}
 
-    return {"settings": f"{package} {metadata.version(package)}"}, read
-
-
-def main() -> None:
-    # Libraries print: only this descriptor may carry answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    first, read = _answers(json.loads(sys.stdin.readline()))
-    print(json.dumps(first), file=answers, flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(read()), file=answers, flush=True)
+    return f"{package} {metadata.version(package)}", read
 
 
 if __name__ == "__main__":
-    main()
+    serve_lines(load)

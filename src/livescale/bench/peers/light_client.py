@@ -23,17 +23,7 @@ _ERRORS_MAX = 5
 _SERVER_ERROR = 500
 
 
-class _Seen:
-    """What the requests of one window came to. `failed` counts all that were not answered whole."""
-
-    def __init__(self) -> None:
-        self.ttft_ns: list[int] = []
-        self.failed = 0
-        self.http_5xx = 0
-        self.errors: list[str] = []
-
-
-async def _ask(job: Job, request: bytes, seen: _Seen) -> None:
+async def _ask(job: Job, request: bytes, seen: Job) -> None:
     """One completion to its end. What it came to is in `seen`."""
     try:
         async with asyncio.timeout(_WAIT_S):
@@ -45,49 +35,49 @@ async def _ask(job: Job, request: bytes, seen: _Seen) -> None:
                 writer.write(request)
                 head = await reader.readuntil(b"\r\n\r\n")
                 if not head.startswith(b"HTTP/1.1 200"):
-                    seen.http_5xx += int(head.split(b" ", 2)[1]) >= _SERVER_ERROR
+                    seen["http_5xx"] += int(head.split(b" ", 2)[1]) >= _SERVER_ERROR
                     raise ValueError(head[:200].decode(errors="replace"))
                 await reader.readuntil(b"\n\n")
                 first_ns = perf_counter_ns()
                 await reader.readuntil(b"data: [DONE]\n\n")
-                seen.ttft_ns.append(first_ns - asked_ns)
+                seen["ttft_ns"].append(first_ns - asked_ns)
             finally:
                 writer.transport.abort()
     except (OSError, EOFError, TimeoutError, ValueError) as error:
-        seen.failed += 1
-        if len(seen.errors) < _ERRORS_MAX:
-            seen.errors.append(f"{type(error).__name__}: {error}")
+        seen["failed"] += 1
+        if len(seen["errors"]) < _ERRORS_MAX:
+            seen["errors"].append(f"{type(error).__name__}: {error}")
 
 
-def _request(job: Job, rng: random.Random) -> bytes:
-    """With a prompt of its own: nothing of it is in any cache."""
+def completion_request(
+    job: Job, rng: random.Random, tokens: int, head: bytes = b"", **more: object
+) -> bytes:
+    """A streamed completion of so many tokens, whole, with lines of its head and fields of its body
+    `more`. It has a prompt of its own: nothing of it is in any cache."""
     body = {
         "model": job["model"],
         "prompt": [rng.randrange(2, job["vocabulary"]) for _ in range(job["prompt_tokens"])],
-        "max_tokens": job["output_tokens"],
+        "max_tokens": tokens,
         "ignore_eos": True,
         "stream": True,
+        **more,
     }
-    head = b"connection: close\r\n"
     return http_request("/v1/completions", json.dumps(body).encode(), head)
 
 
 async def _play(job: Job, rng: random.Random) -> Job:
     """One window: `rate` requests per second for `seconds`, and until all are answered."""
-    seen, tasks = _Seen(), []
+    # `failed` counts all that were not answered whole.
+    seen: Job = {"ttft_ns": [], "failed": 0, "http_5xx": 0, "errors": []}
+    tasks = []
     begin_s = asyncio.get_running_loop().time()
     for number in range(round(job["rate"] * job["seconds"])):
-        request = _request(job, rng)
+        request = completion_request(job, rng, job["output_tokens"], b"connection: close\r\n")
         due_s = begin_s + (number + rng.random()) / job["rate"]
         await asyncio.sleep(max(0.0, due_s - asyncio.get_running_loop().time()))
         tasks.append(asyncio.create_task(_ask(job, request, seen)))
     await asyncio.gather(*tasks)
-    return {
-        "ttft_ns": seen.ttft_ns,
-        "failed": seen.failed,
-        "http_5xx": seen.http_5xx,
-        "errors": seen.errors,
-    }
+    return seen
 
 
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:

@@ -1,7 +1,8 @@
 """How a peer talks: one JSON object per line, in and out, and nothing else on standard output.
 
 The first line describes the model; every further line is a round, answered with its outputs and
-times. The closed loop of engines that are stepped lives here, too.
+times. The closed loop of engines that are stepped lives here, too. Other interpreters run peers by
+their path and find this file beside them: it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -25,13 +26,6 @@ class RoundResult:
     elapsed_ns: int
     token_ids: list[list[int]]
     ttft_ns: list[int] = field(default_factory=list)
-
-    def as_json(self) -> Job:
-        return {
-            "elapsed_ns": self.elapsed_ns,
-            "token_ids": self.token_ids,
-            "ttft_ns": self.ttft_ns,
-        }
 
 
 def serve_lines(load: Callable[[Job], tuple[str, Callable[[Job], Job]]]) -> None:

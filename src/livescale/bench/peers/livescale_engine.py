@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -17,21 +18,34 @@ from livescale.transfer.arena import Arena
 from livescale.types import Manifest, SamplingParams
 
 
-def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
-    """Read the model into an arena, layer by layer, as a worker does."""
+def load_executor(
+    job: Job, manifest: Manifest, kv_blocks: int, device: str = "cpu", *, packed: bool = True
+) -> tuple[TorchExecutor, Arena]:
+    """The model of the job's directory, layer by layer, as a worker has it. The executor computes
+    from views of the arena, which must live as long."""
     torch.set_num_threads(job["threads"])
-    directory = Path(job["directory"])
-    manifest = read_manifest(directory, "bench")
+    arena = Arena(manifest.size_bytes)
+    executor = TorchExecutor(
+        kv_blocks * job["block_tokens"] * model_spec(manifest).kv_bytes_per_token,
+        job["block_tokens"],
+        device,
+        parameter_bytes=0 if device == "cpu" else manifest.size_bytes,
+        packed_weights=packed,
+    )
+    view = arena.view(0, manifest.size_bytes)
+    executor.assign(manifest, view)
+    for layer in read_layers(Path(job["directory"]), manifest, view):
+        executor.materialize(layer)
+    return executor, arena
+
+
+def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
+    """KV blocks for as many requests as are in flight at most."""
+    manifest = read_manifest(Path(job["directory"]), "bench")
     block_tokens = job["block_tokens"]
     request_blocks = -(-(job["prompt_tokens"] + job["output_tokens"]) // block_tokens)
     kv_blocks = request_blocks * job["in_flight_max"]
-    kv_bytes = kv_blocks * block_tokens * model_spec(manifest).kv_bytes_per_token
-    arena = Arena(manifest.size_bytes)
-    executor = TorchExecutor(kv_bytes, block_tokens, packed_weights=job["packed_weights"])
-    view = arena.view(0, manifest.size_bytes)
-    executor.assign(manifest, view)
-    for layer in read_layers(directory, manifest, view):
-        executor.materialize(layer)
+    executor, arena = load_executor(job, manifest, kv_blocks, packed=job["packed_weights"])
     config = BatcherConfig(
         kv_blocks=executor.kv_blocks,
         block_tokens=block_tokens,
@@ -56,12 +70,12 @@ def _play(
         batcher.add(SequenceSpec(str(index), 0, tuple(job["prompts"][index]), sampling))
 
     def step() -> Iterable[tuple[int, list[int], bool]]:
-        run = batcher.next_run()
+        run = batcher.next()
         assert run is not None, f"{batcher!r} has nothing to run"
-        for e in batcher.commit(run, executor.run(run).token_ids):
-            yield int(e.request), [e.token_id], e.finish_reason is not None
+        for e in batcher.done(run, [(token_id,) for token_id in executor.run(run).token_ids]):
+            yield int(e.request), [*e.token_ids], e.finish_reason is not None
 
-    return closed_loop(len(job["prompts"]), job["in_flight"], start, step).as_json()
+    return asdict(closed_loop(len(job["prompts"]), job["in_flight"], start, step))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One plain TCP stream between two processes: the yardstick of `bench multicast`.
 
-One side is told to receive and says its port, the other is told to send there.
+One side receives and reports its port, the other sends there.
 """
 
 from __future__ import annotations

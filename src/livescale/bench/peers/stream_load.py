@@ -8,7 +8,6 @@ reports its own CPU time to show that.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import socket
@@ -21,8 +20,10 @@ from typing import Any
 import psutil
 import uvloop
 
+from livescale.bench.machine import own_cpu_s
+from livescale.bench.peers.light_client import completion_request
 from livescale.bench.peers.line_server import Job, serve_lines
-from livescale.slo import percentile
+from livescale.load.slo import percentile
 
 _EVENT_END = b"\n\n"
 _ANSWER_END = b"0\r\n\r\n"
@@ -95,8 +96,7 @@ class _Stream(asyncio.Protocol):
     def close(self) -> None:
         """Leave: what is under way is cancelled by the gateway."""
         self._is_over = True
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     # -- helpers, in the order used ---------------------------------------------------------
 
@@ -149,8 +149,7 @@ class _Stalled(asyncio.Protocol):
 
     def close(self) -> None:
         """Leave at last."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
 
 class _Load:
@@ -165,25 +164,29 @@ class _Load:
     async def play(self) -> Job:
         job = self._job
         loop = asyncio.get_running_loop()
-        stalled = [_Stalled(self._request(job["stalled_tokens"])) for _ in range(job["stalled"])]
-        streams = [
-            _Stream(self._request(job["output_tokens"]), self._counts)
+        stalled: list[_Stalled] = []
+        streams: list[_Stream] = []
+        # Made before any is sent, so that making them costs no time later.
+        idle = [partial(_Stalled, self._request("stalled_tokens")) for _ in range(job["stalled"])]
+        busy = [
+            partial(_Stream, self._request("output_tokens"), self._counts)
             for _ in range(job["streams"])
         ]
         rss_bytes = self._gateway.memory_info().rss
         try:
-            for idle in stalled:
-                await loop.create_connection(partial(_same, idle), sock=await self._socket(True))
-            for stream in streams:
-                await loop.create_connection(partial(_same, stream), sock=await self._socket())
-                await asyncio.sleep(job["ramp_s"] / len(streams))
+            for made in idle:
+                connected = await loop.create_connection(made, sock=await self._socket(True))
+                stalled.append(connected[1])
+            for each in busy:
+                streams.append((await loop.create_connection(each, sock=await self._socket()))[1])
+                await asyncio.sleep(job["ramp_s"] / len(busy))
             await self._first_tokens(streams)
             figures = await self._measure()
         finally:
             for stream in streams:
                 stream.close()
-            for idle in stalled:
-                idle.close()
+            for silent in stalled:
+                silent.close()
         counts = self._counts
         return {
             **figures,
@@ -192,26 +195,15 @@ class _Load:
             "streams_held": sum(stream.window_events > 0 for stream in streams),
         }
 
-    def _request(self, tokens: int) -> bytes:
-        """A whole HTTP request with a prompt of its own."""
-        job = self._job
-        prompt = [self._rng.randrange(2, job["vocabulary"]) for _ in range(job["prompt_tokens"])]
-        body = json.dumps(
-            {
-                "model": job["model"],
-                "prompt": prompt,
-                "max_tokens": tokens,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "return_token_ids": True,
-            }
-        ).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {job['host']}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    def _request(self, tokens: str) -> bytes:
+        """A whole HTTP request for as many tokens as this entry of the job says."""
+        return completion_request(
+            self._job,
+            self._rng,
+            self._job[tokens],
+            stream_options={"include_usage": True},
+            return_token_ids=True,
         )
-        return head.encode() + body
 
     async def _socket(self, is_stalled: bool = False) -> socket.socket:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -233,7 +225,7 @@ class _Load:
 
     async def _measure(self) -> Job:
         counts, gateway = self._counts, self._gateway
-        gateway_s, own_s = _cpu_s(gateway), process_time()
+        gateway_s, own_s = own_cpu_s(gateway), process_time()
         began_ns = perf_counter_ns()
         counts.is_open = True
         await asyncio.sleep(self._job["seconds"])
@@ -241,7 +233,7 @@ class _Load:
         elapsed_s = (perf_counter_ns() - began_ns) / 1e9
         figures: Job = {
             "elapsed_s": elapsed_s,
-            "gateway_cpu_s": _cpu_s(gateway) - gateway_s,
+            "gateway_cpu_s": own_cpu_s(gateway) - gateway_s,
             "load_cpu_s": process_time() - own_s,
             "rss_after_bytes": gateway.memory_info().rss,
             "requests": counts.requests,
@@ -255,15 +247,6 @@ class _Load:
                     "p99": percentile(values, 99),
                 }
         return figures
-
-
-def _same(protocol: Any) -> Any:
-    return protocol
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def load(_: Job) -> tuple[str, Callable[[Job], Job]]:

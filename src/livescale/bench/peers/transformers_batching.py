@@ -6,14 +6,15 @@ Which setting is best depends on how many requests are in flight, so each number
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter, perf_counter_ns
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from time import perf_counter
 from typing import Any
 
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from livescale.bench.peers.line_server import Job, RoundResult, serve_lines
+from livescale.bench.peers.line_server import Job, RoundResult, closed_loop, serve_lines
 from livescale.bench.peers.stock_model import load_stock_model
 
 _ANSWER_S_MAX = 120.0
@@ -33,12 +34,12 @@ class _Batching:
     def play(self, job: Job) -> Job:
         in_flight = job["in_flight"]
         if in_flight in self._best:
-            return self._round(job, self._best[in_flight]).as_json()
+            return asdict(self._round(job, self._best[in_flight]))
         tried = [(self._round(job, candidate), candidate) for candidate in _CANDIDATES]
         result, self._best[in_flight] = min(tried, key=lambda pair: pair[0].elapsed_ns)
         page_tokens, batch_tokens = self._best[in_flight]
         settings = f"page_size {page_tokens}, max_batch_tokens {batch_tokens}"
-        return {**result.as_json(), "settings": settings}
+        return {**asdict(result), "settings": settings}
 
     def _round(self, job: Job, candidate: tuple[int, int]) -> RoundResult:
         page_tokens, batch_tokens = candidate
@@ -70,25 +71,24 @@ class _Batching:
 
     def _closed_loop(self, manager: Any, job: Job) -> RoundResult:
         prompts = job["prompts"]
-        result = RoundResult(0, [[] for _ in prompts], [0] * len(prompts))
-        started_s: dict[str, float] = {}
+        started_s, ttft_ns = [0.0] * len(prompts), [0] * len(prompts)
+
+        def start(index: int) -> None:
+            started_s[index] = perf_counter()
+            self._add(manager, str(index), prompts[index], job["output_tokens"])
+
+        def step() -> Iterable[tuple[int, list[int], bool]]:
+            output = self._wait(manager)
+            index = int(output.request_id)
+            ttft_ns[index] = int((output.timestamps[0] - started_s[index]) * 1_000_000_000)
+            yield index, list(output.generated_tokens), True
+
         # Its thread builds the cache on the first request: that is no part of the round.
         self._add(manager, "first", prompts[0], 1)
         self._wait(manager)
-        begin_ns = perf_counter_ns()
-        started = done = 0
-        while done < len(prompts):
-            while started < len(prompts) and started - done < job["in_flight"]:
-                started_s[str(started)] = perf_counter()
-                self._add(manager, str(started), prompts[started], job["output_tokens"])
-                started += 1
-            output = self._wait(manager)
-            index = int(output.request_id)
-            result.token_ids[index] = list(output.generated_tokens)
-            first_s = output.timestamps[0] - started_s[output.request_id]
-            result.ttft_ns[index] = int(first_s * 1_000_000_000)
-            done += 1
-        result.elapsed_ns = perf_counter_ns() - begin_ns
+        result = closed_loop(len(prompts), job["in_flight"], start, step)
+        # Tokens come when all of a request are there; the engine reports when the first was.
+        result.ttft_ns = ttft_ns
         return result
 
     def _add(self, manager: Any, request: str, prompt: list[int], tokens: int) -> None:

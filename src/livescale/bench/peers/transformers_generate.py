@@ -4,6 +4,7 @@ the next batch starts when all of the last one are done."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -59,7 +60,7 @@ def _play(model: Any, job: Job) -> Job:
         result.token_ids += output[:, batch.shape[1] :].tolist()
         result.ttft_ns += [streamer.first_ns - started_ns] * len(batch)
     result.elapsed_ns = perf_counter_ns() - begin_ns
-    return result.as_json()
+    return asdict(result)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ import httpx
 import psutil
 
 from livescale.bench.attack_bodies import ATTACKS
+from livescale.bench.made_models import gauge_sum
 from livescale.bench.soak.load import SoakLoad
+from livescale.client.completion import completion_body
 from livescale.runtime.supervisor import Pool
 from livescale.testbed.bed import Testbed
 
@@ -44,16 +46,16 @@ HEAL_S = 5.0
 """A fault is to be healed within `lost_after_ms` and this."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StruckFault:
     """What came of one fault. `healed_s` runs from the strike (None: it never was), and so does
     `whole_s`, when all processes were back. `problem` is what was wrong besides."""
 
     kind: str
-    what: str
     bound_s: float
-    healed_s: float | None
-    whole_s: float | None
+    what: str = ""
+    healed_s: float | None = None
+    whole_s: float | None = None
     problem: str = ""
 
     @property
@@ -65,13 +67,8 @@ class StruckFault:
         return self.healed_s is not None and self.healed_s > self.bound_s
 
 
-@dataclass(slots=True)
-class Strike:
-    """A fault that has been struck: what it was, and what ends it."""
-
-    what: str
-    undo: Coroutine[Any, Any, None] | None = None
-    problem: str = ""
+Undo = Coroutine[Any, Any, None] | None
+"""What ends a fault that has been struck; None where it ends by itself."""
 
 
 @dataclass(slots=True)
@@ -106,28 +103,28 @@ class FaultScene:
 async def strike(scene: FaultScene, kind: str) -> StruckFault:
     """Strike a fault and return when it is healed and undone and the pool is whole again."""
     at_ns = time.monotonic_ns()
-    struck = await FAULT_KINDS[kind](scene)
-    undoing = asyncio.create_task(struck.undo) if struck.undo is not None else None
-    healed_s = await _seconds_until(lambda: _is_healed(scene, at_ns), at_ns, _GIVE_UP_S)
+    fault = StruckFault(kind, scene.lost_after_s + HEAL_S)
+    undo = await FAULT_KINDS[kind](scene, fault)
+    undoing = asyncio.create_task(undo) if undo is not None else None
+    fault.healed_s = await _seconds_until(lambda: _is_healed(scene, at_ns), at_ns, _GIVE_UP_S)
     if undoing is not None:
         await undoing
-    whole_s = await _seconds_until(lambda: _is_whole(scene), at_ns, _WHOLE_S)
-    return StruckFault(
-        kind, struck.what, scene.lost_after_s + HEAL_S, healed_s, whole_s, struck.problem
-    )
+    fault.whole_s = await _seconds_until(lambda: _is_whole(scene), at_ns, _WHOLE_S)
+    return fault
 
 
 # -- what is struck -------------------------------------------------------------------------------
 
 
-async def _kill(scene: FaultScene) -> Strike:
-    """A process dies without a word."""
+async def _kill(scene: FaultScene, fault: StruckFault) -> Undo:
+    """A process dies without a last message."""
     name, process = _victim(scene)
     process.send_signal(signal.SIGKILL)
-    return Strike(f"killed {name}")
+    fault.what = f"killed {name}"
+    return None
 
 
-async def _stop(scene: FaultScene) -> Strike:
+async def _stop(scene: FaultScene, fault: StruckFault) -> Undo:
     """A process stops, shorter or longer than the time after which it counts as lost."""
     name, process = _victim(scene)
     seconds = scene.rng.uniform(0.1, 2 * scene.lost_after_s)
@@ -139,10 +136,11 @@ async def _stop(scene: FaultScene) -> Strike:
             # psutil compares start times: a successor with the same pid is left alone.
             process.send_signal(signal.SIGCONT)
 
-    return Strike(f"stopped {name} for {seconds:.1f} s", go_on())
+    fault.what = f"stopped {name} for {seconds:.1f} s"
+    return go_on()
 
 
-async def _cut(scene: FaultScene) -> Strike:
+async def _cut(scene: FaultScene, fault: StruckFault) -> Undo:
     """The links of a host carry nothing: those of its data, or with them the one of control."""
     assert scene.bed is not None
     bed, host = scene.bed, scene.rng.choice(scene.bed.hosts)
@@ -156,10 +154,11 @@ async def _cut(scene: FaultScene) -> Strike:
         await asyncio.to_thread(links[1], host.name)
 
     what = "all links" if is_silent else "the data link"
-    return Strike(f"cut {what} of {host.name} for {seconds:.1f} s", restore())
+    fault.what = f"cut {what} of {host.name} for {seconds:.1f} s"
+    return restore()
 
 
-async def _fill_disk(scene: FaultScene) -> Strike:
+async def _fill_disk(scene: FaultScene, fault: StruckFault) -> Undo:
     """The disk that the record is on has no byte left."""
     assert scene.record_disk is not None
     filler = scene.record_disk / "filler"
@@ -169,10 +168,11 @@ async def _fill_disk(scene: FaultScene) -> Strike:
         await asyncio.sleep(_FULL_DISK_S)
         filler.unlink()
 
-    return Strike(f"filled the record's disk for {_FULL_DISK_S:g} s", free())
+    fault.what = f"filled the record's disk for {_FULL_DISK_S:g} s"
+    return free()
 
 
-async def _damage_files(scene: FaultScene) -> Strike:
+async def _damage_files(scene: FaultScene, fault: StruckFault) -> Undo:
     """A model is published, its host copies go, and its files are damaged: its requests end soon
     with a 503 that names the reason, and with its files it can be served again."""
     scene.serial += 1
@@ -180,11 +180,11 @@ async def _damage_files(scene: FaultScene) -> Strike:
     await asyncio.to_thread(shutil.copytree, scene.model, directory)
     name = directory.name
     asked = {"path": str(directory), "name": name, "min_replicas": 0}
-    struck = Strike(f"damaged the files of {name}")
+    fault.what = f"damaged the files of {name}"
     answer = await scene.client.post("/admin/models", json=asked, timeout=_ANSWER_S)
     if answer.status_code != httpx.codes.CREATED:
-        struck.problem = f"not published: {answer.text[:200]}"
-        return struck
+        fault.problem = f"not published: {answer.text[:200]}"
+        return None
     weights = next(iter(sorted(directory.glob("*.safetensors"))))
     size_bytes = weights.stat().st_size
     os.truncate(weights, size_bytes // 2)
@@ -200,28 +200,22 @@ async def _damage_files(scene: FaultScene) -> Strike:
             answer = await scene.client.post("/v1/completions", json=body, timeout=_ANSWER_S)
             # 200: the copy was in memory, where damage to a file does not reach.
             if answer.status_code not in (httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE):
-                struck.problem = f"a model with bad files: {answer.status_code} {answer.text[:200]}"
+                fault.problem = f"a model with bad files: {answer.status_code} {answer.text[:200]}"
         except httpx.TransportError as error:
-            struck.problem = f"a request of a model with bad files: {type(error).__name__}"
+            fault.problem = f"a request of a model with bad files: {type(error).__name__}"
         took_s = time.monotonic() - began
-        if not struck.problem and took_s > scene.lost_after_s + HEAL_S:
-            struck.problem = f"a request of a model with bad files waited for {took_s:.1f} s"
+        if not fault.problem and took_s > scene.lost_after_s + HEAL_S:
+            fault.problem = f"a request of a model with bad files waited for {took_s:.1f} s"
         await scene.client.request("DELETE", f"/admin/models/{name}", headers=_JSON)
         await asyncio.to_thread(shutil.rmtree, directory)
 
-    struck.undo = judge()
-    return struck
+    return judge()
 
 
-async def _leave(scene: FaultScene) -> Strike:
+async def _leave(scene: FaultScene, fault: StruckFault) -> Undo:
     """Many clients go away at once, in the midst of their streams."""
-    body = {
-        "model": scene.models[0],
-        "prompt": scene.load.prompt_ids(0),
-        "max_tokens": scene.load.shape.output_tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
+    load = scene.load
+    body = completion_body(scene.models[0], load.prompt_ids(0), load.shape.output_tokens)
 
     async def leave_early() -> None:
         with contextlib.suppress(httpx.TransportError):
@@ -230,20 +224,20 @@ async def _leave(scene: FaultScene) -> Strike:
                     return
 
     await asyncio.gather(*(leave_early() for _ in range(_LEAVING_CLIENTS)))
-    return Strike(f"{_LEAVING_CLIENTS} clients left in the midst of their streams")
+    fault.what = f"{_LEAVING_CLIENTS} clients left in the midst of their streams"
+    return None
 
 
-async def _send_hostile_bodies(scene: FaultScene) -> Strike:
+async def _send_hostile_bodies(scene: FaultScene, fault: StruckFault) -> Undo:
     """Requests that are made to do harm: each is refused as it should be, or cut off."""
-    struck = Strike("sent")
     attacks = scene.rng.sample(ATTACKS, _ATTACKS)
     for attack in attacks:
         request = await asyncio.to_thread(attack.request, scene.models[0])
         status = await _status_of(scene.pool.base_url, request)
         if status is not None and status not in attack.statuses:
-            struck.problem = f"{attack.name}: answered with {status}"
-    struck.what = f"sent {', '.join(attack.name for attack in attacks)}"
-    return struck
+            fault.problem = f"{attack.name}: answered with {status}"
+    fault.what = f"sent {', '.join(attack.name for attack in attacks)}"
+    return None
 
 
 async def _status_of(base_url: str, request: bytes) -> int | None:
@@ -270,7 +264,7 @@ async def _send(writer: asyncio.StreamWriter, request: bytes) -> None:
         await writer.drain()
 
 
-FAULT_KINDS: dict[str, Callable[[FaultScene], Awaitable[Strike]]] = {
+FAULT_KINDS: dict[str, Callable[[FaultScene, StruckFault], Awaitable[Undo]]] = {
     "kill": _kill,
     "stop": _stop,
     "cut": _cut,
@@ -316,7 +310,7 @@ async def _seconds_until(
 
 
 async def _is_healed(scene: FaultScene, at_ns: int) -> bool:
-    """The pool says that it is well, a new request is answered, and all that were under way have
+    """The pool reports that it is well, a new request is answered, and all that were under way have
     moved since the strike."""
     if time.monotonic_ns() < at_ns + _IN_FLIGHT_NS:
         return False
@@ -343,9 +337,3 @@ async def _is_whole(scene: FaultScene) -> bool:
         return False
     are_there = all(gauge_sum(text, name) == amount for name, amount in wanted.items())
     return are_there and await _is_healthy(scene)
-
-
-def gauge_sum(metrics: str, name: str) -> float:
-    """The sum of a gauge's samples on a page of metrics."""
-    rows = [row for row in metrics.splitlines() if row.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(row.rsplit(" ", 1)[1]) for row in rows)

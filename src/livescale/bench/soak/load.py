@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from livescale.client.completion import CompletionStream, StreamError, error_message
+from livescale.client.completion import (
+    CompletionStream,
+    StreamError,
+    completion_body,
+    error_message,
+)
 from livescale.types import Value
 
 #: a stream that sends nothing for so long hangs
@@ -64,7 +69,6 @@ class SoakRequest:
     leaves_after: int | None = None
     sent_ns: int = 0
     moved_ns: int = 0
-    first_token_ns: int | None = None
     tries: int = 0
     token_ids: list[int] = field(default_factory=list)
     end: SoakEnd | None = None
@@ -161,15 +165,8 @@ class SoakLoad:
     async def _read(self, request: SoakRequest) -> SoakEnd:
         """Raises StreamError where the answer is not a whole one."""
         stream = CompletionStream()
-        body = {
-            "model": request.model,
-            "prompt": self.prompt_ids(request.prompt),
-            "max_tokens": request.output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
+        prompt_ids = self.prompt_ids(request.prompt)
+        body = completion_body(request.model, prompt_ids, request.output_tokens)
         async with self._client.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 message = error_message(await response.aread())
@@ -178,8 +175,6 @@ class SoakLoad:
                 request.moved_ns = time.monotonic_ns()
                 stream.push(piece, request.moved_ns)
                 request.token_ids = stream.token_ids
-                if stream.token_ids and request.first_token_ns is None:
-                    request.first_token_ns = request.moved_ns
                 if request.leaves_after is not None and (
                     len(stream.token_ids) > request.leaves_after
                 ):

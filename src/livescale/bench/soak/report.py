@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from livescale.bench.soak.faults import StruckFault
 from livescale.bench.soak.load import SoakEnd, SoakRequest
@@ -10,23 +10,23 @@ from livescale.bench.soak.load import SoakEnd, SoakRequest
 _SHOWN_MAX = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SoakReport:
     """All that was seen. `broken` are connections that faults of the gateway broke (their requests
     were sent again), `left_out` faults that this machine cannot do, `left_over` requests that the
     pool still counted when all clients were gone. Growth is per 1,000 requests and kind of
     process."""
 
-    requests: tuple[SoakRequest, ...]
-    broken: int
-    faults: tuple[StruckFault, ...]
+    requests: list[SoakRequest]
     left_out: tuple[str, ...]
-    tokens: int
-    token_mismatches: int
-    rss_growth: dict[str, float]
-    descriptor_growth: dict[str, float]
-    left_over: int
-    elapsed_s: float
+    faults: list[StruckFault] = field(default_factory=list)
+    broken: int = 0
+    tokens: int = 0
+    token_mismatches: int = 0
+    rss_growth: dict[str, float] = field(default_factory=dict)
+    descriptor_growth: dict[str, float] = field(default_factory=dict)
+    left_over: int = 0
+    elapsed_s: float = 0.0
 
     @property
     def is_good(self) -> bool:

@@ -13,27 +13,25 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, linear_regression
 
 import httpx
-import msgspec
 import psutil
 
 from livescale.bench.errors import BenchError
-from livescale.bench.made_models import pool_config
+from livescale.bench.made_models import gauge_sum, pool_config, vocabulary_of
 from livescale.bench.soak.faults import (
     FAULT_KINDS,
     FaultScene,
-    StruckFault,
-    gauge_sum,
     strike,
 )
 from livescale.bench.soak.load import LoadShape, SoakLoad
 from livescale.bench.soak.report import SoakReport, fault_line
 from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
-from livescale.config import PoolConfig
+from livescale.config.pool import PoolConfig
 from livescale.engine.make import make_model
 from livescale.runtime.pool_layout import layout_of
 from livescale.runtime.supervisor import Pool, PoolFailed
@@ -84,16 +82,12 @@ def run_soak(options: SoakOptions, say: Callable[[str], None]) -> SoakReport:
 @contextmanager
 def _network() -> Iterator[Testbed | None]:
     """Hosts as network namespaces; None where they cannot be made (root, iproute2)."""
-    try:
-        bed = Testbed(NetworkSpec(hosts=_HOSTS, link_bits_per_s=_LINK_BITS_PER_S))
-        bed.__enter__()
-    except TestbedError:
-        yield None
-        return
-    try:
+    with ExitStack() as stack:
+        bed = None
+        with suppress(TestbedError):
+            spec = NetworkSpec(hosts=_HOSTS, link_bits_per_s=_LINK_BITS_PER_S)
+            bed = stack.enter_context(Testbed(spec))
         yield bed
-    finally:
-        bed.close()
 
 
 @contextmanager
@@ -102,10 +96,9 @@ def _record_disk(directory: Path) -> Iterator[Path | None]:
     directory.mkdir()
     size = f"size={_RECORD_DISK_BYTES}"
     words = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(directory)]
-    try:
+    is_there = False
+    with suppress(FileNotFoundError):
         is_there = subprocess.run(words, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        is_there = False
     try:
         yield directory if is_there else None
     finally:
@@ -124,7 +117,7 @@ async def _soak(
     layout = None if bed is None else layout_of(bed.topology(), config, bed)
     pool = Pool(config, layout=layout)
     manifest = pool.models[0].manifest
-    vocabulary = msgspec.json.decode(manifest.config_json)["vocab_size"]
+    vocabulary = vocabulary_of(manifest)
     shape = LoadShape(options.requests, options.seed, options.rate, _MODELS, vocabulary)
     say(f"starting {pool.layout} …")
     async with pool, httpx.AsyncClient(base_url=pool.base_url, trust_env=False) as client:
@@ -186,9 +179,10 @@ class _Soak:
         self._say = say
         self._kinds = tuple(kind for kind in options.faults if kind in scene.kinds())
         self._watch = HeldWatch()
-        self._faults: list[StruckFault] = []
-        self._elapsed_s = 0.0
-        self._left_over = 0
+        self._report = SoakReport(
+            requests=scene.load.requests,
+            left_out=tuple(k for k in options.faults if k not in self._kinds),
+        )
 
     async def play(self) -> None:
         """Until all requests have ended and nothing runs any more."""
@@ -198,8 +192,8 @@ class _Soak:
         try:
             await load
             await others[0]
-            self._elapsed_s = time.monotonic() - began
-            self._left_over = await self._unfinished()
+            self._report.elapsed_s = time.monotonic() - began
+            self._report.left_over = await self._unfinished()
         finally:
             for task in (load, *others):
                 task.cancel()
@@ -216,7 +210,7 @@ class _Soak:
                 return
             kind = waiting.pop() if waiting else rng.choice(self._kinds)
             fault = await strike(self._scene, kind)
-            self._faults.append(fault)
+            self._report.faults.append(fault)
             self._say(fault_line(len(self._scene.load.requests), fault))
 
     async def _look_on(self) -> None:
@@ -237,20 +231,14 @@ class _Soak:
 
     def report(self, wrong: Sequence[int]) -> SoakReport:
         """`wrong`: tokens of each distinct output that are wrong."""
-        load = self._scene.load
+        report, load = self._report, self._scene.load
         times = load.outputs.values()
-        return SoakReport(
-            requests=tuple(load.requests),
-            broken=load.broken,
-            faults=tuple(self._faults),
-            left_out=tuple(k for k in self._options.faults if k not in self._kinds),
-            tokens=sum(len(ids) * n for (_, ids), n in load.outputs.items()),
-            token_mismatches=sum(count * n for count, n in zip(wrong, times, strict=True)),
-            rss_growth=self._watch.rss_growth(),
-            descriptor_growth=self._watch.descriptor_growth(),
-            left_over=self._left_over,
-            elapsed_s=self._elapsed_s,
-        )
+        report.broken = load.broken
+        report.tokens = sum(len(ids) * n for (_, ids), n in load.outputs.items())
+        report.token_mismatches = sum(count * n for count, n in zip(wrong, times, strict=True))
+        report.rss_growth = _growth(self._watch.rss_bytes)
+        report.descriptor_growth = _growth(self._watch.descriptors)
+        return report
 
 
 # What a process allocates at its first requests is not growth.
@@ -259,26 +247,16 @@ _WARM_REQUESTS = 100
 _LIFE_REQUESTS_MIN = 50
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLook:
-    """What one process held after so many requests of the load."""
-
-    name: str
-    pid: int
-    requests: int
-    rss_bytes: int
-    descriptors: int
-
-    @property
-    def kind(self) -> str:
-        return self.name.split(" ")[0]
+# By kind of process: (pid, requests of the load so far, what the process held).
+_Looks = dict[str, list[tuple[int, int, int]]]
 
 
 class HeldWatch:
     """Looks at every process of the pool now and then."""
 
     def __init__(self) -> None:
-        self.looks: list[HeldLook] = []
+        self.rss_bytes: _Looks = {}
+        self.descriptors: _Looks = {}
         #: requests served when a process was seen first, by pid
         self._born: dict[int, int] = {}
 
@@ -293,21 +271,15 @@ class HeldWatch:
                 rss, descriptors = process.memory_info().rss, process.num_fds()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-            self.looks.append(HeldLook(name, pid, requests, rss, descriptors))
+            kind = name.split(" ")[0]
+            self.rss_bytes.setdefault(kind, []).append((pid, requests, rss))
+            self.descriptors.setdefault(kind, []).append((pid, requests, descriptors))
 
-    def rss_growth(self) -> dict[str, float]:
-        """Bytes per 1,000 requests, by kind of process; kinds that lived too shortly are absent."""
-        return self._growth([(x.kind, x.pid, x.requests, x.rss_bytes) for x in self.looks])
 
-    def descriptor_growth(self) -> dict[str, float]:
-        """Descriptors per 1,000 requests, by kind of process."""
-        return self._growth([(x.kind, x.pid, x.requests, x.descriptors) for x in self.looks])
-
-    @staticmethod
-    def _growth(rows: Sequence[tuple[str, int, int, int]]) -> dict[str, float]:
-        kinds = sorted({kind for kind, *_ in rows})
-        slopes = {kind: slope_within(r[1:] for r in rows if r[0] == kind) for kind in kinds}
-        return {kind: 1000 * slope for kind, slope in slopes.items() if slope is not None}
+def _growth(looks: _Looks) -> dict[str, float]:
+    """Per 1,000 requests, by kind of process; kinds that lived too shortly are absent."""
+    slopes = {kind: slope_within(rows) for kind, rows in sorted(looks.items())}
+    return {kind: 1000 * slope for kind, slope in slopes.items() if slope is not None}
 
 
 def slope_within(rows: Iterable[tuple[int, int, int]]) -> float | None:
@@ -316,13 +288,11 @@ def slope_within(rows: Iterable[tuple[int, int, int]]) -> float | None:
     lives: dict[int, list[tuple[int, int]]] = {}
     for life, x, y in rows:
         lives.setdefault(life, []).append((x, y))
-    products = squares = 0.0
+    from_means: list[tuple[float, float]] = []
     for points in lives.values():
-        xs = [x for x, _ in points]
-        if max(xs) - min(xs) < _LIFE_REQUESTS_MIN:
-            continue
-        mean_x = sum(xs) / len(points)
-        mean_y = sum(y for _, y in points) / len(points)
-        products += sum((x - mean_x) * (y - mean_y) for x, y in points)
-        squares += sum((x - mean_x) ** 2 for x in xs)
-    return products / squares if squares else None
+        xs, ys = zip(*points, strict=True)
+        if max(xs) - min(xs) >= _LIFE_REQUESTS_MIN:
+            from_means += [(x - fmean(xs), y - fmean(ys)) for x, y in points]
+    if not from_means:
+        return None
+    return linear_regression(*zip(*from_means, strict=True), proportional=True).slope

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from livescale.clusters.topology import Direction, Leaf, LinkKind, LinkUse, Topology
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.topology import Direction, Leaf, LinkKind, LinkUse, Topology
 from livescale.types import FromStorage, Upstream, WorkerRef
 
 IN, OUT = Direction.IN, Direction.OUT
 UNLIMITED = 1 << 62
-"""Stands for a rate nobody knows where rates are compared."""
+"""Stands for an unknown rate where rates are compared."""
 
 
 class Fabric:
@@ -50,7 +50,7 @@ class Fabric:
 
     @property
     def is_quiet(self) -> bool:
-        """Nobody shares a link: rates are those of the topology."""
+        """No link is shared: rates are those of the topology."""
         return not self._others
 
     # -- paths ----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Fabric:
         return self._number(LinkKind.NIC, ref, direction, rate)
 
     def nic_bytes_per_s(self, ref: WorkerRef, direction: Direction) -> int:
-        """What a NIC has left for a plan; UNLIMITED if nobody knows its rate.
+        """What a NIC has left for a plan; UNLIMITED if its rate is not known.
 
         Numbers no link: placing looks at many devices that a plan then does not use.
         """

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from livescale.clusters.topology import LinkKind, LinkUse
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.placing import Element
 from livescale.control.multicast.request import PlanRequest
-from livescale.topology import LinkKind, LinkUse
 from livescale.types import WorkerRef
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
+from livescale.clusters.topology import LinkKind, LinkUse
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.request import PlanRequest, Source
-from livescale.topology import LinkKind, LinkUse
 from livescale.types import WorkerRef
 
 Element = tuple[WorkerRef, ...]
@@ -50,7 +50,7 @@ class Preference(enum.Enum):
 
     LEAF = "leaf"  # same leaf, then bandwidth: the rule
     RATE = "rate"  # the rate at which a source can reach it, then same leaf
-    GROUP = "group"  # like RATE, but whoever shares a group with the best follows at once
+    GROUP = "group"  # like RATE, but devices that share a group with the best follow at once
 
 
 def choose_targets(

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from livescale.chunks import ChunkGrid
+from livescale.clusters.topology import LinkKind, Topology
+from livescale.common.errors import UserError
 from livescale.control.multicast.binomial import BinomialPlan
 from livescale.control.multicast.bound import Bound, lower_bound
 from livescale.control.multicast.chain import FeedsOf, chain_feeds, sharded_feeds
@@ -28,7 +30,6 @@ from livescale.control.multicast.placing import (
 )
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.plans import LinkBytes, PlannedLoad, ScalePlan
-from livescale.topology import LinkKind, Topology
 from livescale.types import WorkerRef
 
 STRATEGIES = ("auto", "chain", "sharded", "binomial", "tree", "unicast", "host", "storage")
@@ -37,11 +38,11 @@ _SERVING_PERCENT = 150
 """How much longer a transfer takes that meets serving traffic (BlitzScale §1: 1.5 times)."""
 _TARGETS_FEW = 64
 """Up to so many `auto` tries everything. With more it takes the first plan that is near the lower
-bound and disturbs nobody, and leaves out the binomial pipeline, which takes long to lay out."""
+bound and disturbs no traffic, and leaves out the binomial pipeline, which takes long to lay out."""
 _NEAR_PERCENT = 105
 
 
-class PlanError(ValueError):
+class PlanError(UserError, ValueError):
     """No plan is possible; the message says why."""
 
 
@@ -165,7 +166,7 @@ class Drafting:
         return Fabric.of(self._request, self._topology)
 
     def _knows_storage(self) -> bool:
-        """How fast every target can read storage. What nobody knows is not taken for fast."""
+        """How fast every target can read storage. What is not known is not taken for fast."""
         if self._topology.remote_storage_bytes_per_s is not None:
             return True
         hosts = {self._topology.host_of(w): None for target in self._targets for w in target}

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.clusters.topology import Topology
 from livescale.control.multicast.ranges import covers, overlap
-from livescale.topology import Topology
 from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef
 
 FeedsByReceiver = Mapping[WorkerRef, tuple[Feed, ...]]
@@ -33,11 +33,11 @@ def repair(
     `feeds_of` are the feeds of everybody who is loading this rank of the model now, those of
     `lost` too while they are known (they may be those it had when it died). `holders` have
     complete copies of the rank, agents among them; `readers` counts who reads from each already.
-    Nobody is sent to those that are `avoided`.
+    No receiver is sent to those that are `avoided`.
 
     In this order: the lost one's own upstream for these chunks, so that a chain closes over the
     gap; a holder (idle ones first, then by nearness: same group, host, leaf); somebody who is
-    loading the same chunks; storage. Nobody is ever fed by someone who waits for him. A receiver
+    loading the same chunks; storage. No member is ever fed by one that waits for it. A receiver
     without any way is not in the answer.
     """
     answer: dict[WorkerRef, tuple[Feed, ...]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from livescale.topology import LinkUse
+from livescale.clusters.topology import LinkUse
 from livescale.types import PlanId, Value, WorkerRef
 
 

@@ -17,7 +17,7 @@ _OrderKey = tuple[type[_Order], HoldingId]
 
 
 class AnswerChecker:
-    """Orders of one life of a controller, and their ends. Lost attempts are told to `failures`."""
+    """Orders of one life of a controller, and their ends. `failures` gets the lost attempts."""
 
     def __init__(self, knowledge: Knowledge, failures: FailureChecker) -> None:
         self._knowledge = knowledge
@@ -29,10 +29,10 @@ class AnswerChecker:
         self._attempts: dict[RequestId, int] = {}
         #: how often the current attempt was taken over
         self._moves: dict[RequestId, int] = {}
-        self._running: dict[RequestId, WorkerRef] = {}
-        #: requests that nobody waits for any more, and those that are over
+        self.running: dict[RequestId, WorkerRef] = {}
+        #: requests that are not waited for any more, and those that are over
         self._cancelled: dict[RequestId, None] = {}
-        self._over: dict[RequestId, None] = {}
+        self.over: dict[RequestId, None] = {}
 
     def absorb(self, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
@@ -46,21 +46,21 @@ class AnswerChecker:
             self._lost(event.worker)
         elif isinstance(event, events.RequestArrived):
             # What was over here may not be at the gateway: it begins anew.
-            was_over = self._over.pop(event.request, 0) is None
+            was_over = self.over.pop(event.request, 0) is None
             if was_over or event.attempt > self._attempts.get(event.request, -1):
                 self._attempts[event.request] = event.attempt
                 self._moves[event.request] = event.moves
                 if event.worker is not None:
-                    self._running[event.request] = event.worker
+                    self.running[event.request] = event.worker
             elif self._is_given_back(event):
                 self._stops(event.request)
         elif isinstance(event, events.RequestEnded):
             self._ended(event)
         elif isinstance(event, events.RequestCancelled):
-            if event.request in self._running:
+            if event.request in self.running:
                 self._cancelled[event.request] = None
             else:
-                self._over[event.request] = None
+                self.over[event.request] = None
         elif isinstance(event, events.BatchTaken):
             self._taken(event)
         elif isinstance(event, events.HoldingCompleted | events.HoldingFailed):
@@ -74,46 +74,33 @@ class AnswerChecker:
         elif isinstance(command, commands.Dispatch):
             attempt = self._attempts.get(command.request, 0)
             require(command.attempt > attempt, "attempts grow", command, attempt)
-            is_alone = command.request not in self._running
+            is_alone = command.request not in self.running
             require(is_alone, "one attempt at a time", command)
             self._require_alive(command, command.worker)
             self._attempts[command.request] = command.attempt
             self._moves[command.request] = 0
-            self._running[command.request] = command.worker
+            self.running[command.request] = command.worker
         elif isinstance(command, commands.FailRequest):
-            is_over = command.request not in self._running
+            is_over = command.request not in self.running
             require(is_over, "a request fails after its last attempt", command)
-            self._over[command.request] = None
+            self.over[command.request] = None
 
     def all_answered(self) -> None:
         require(not self._open, "every order is answered", self._open)
-        require(not self._running, "every attempt ends", self._running)
-
-    # -- what can be asked ----------------------------------------------------------------------
-
-    def is_over(self, request: RequestId) -> bool:
-        return request in self._over
-
-    def is_running(self, request: RequestId) -> bool:
-        """An attempt of it is under way."""
-        return request in self._running
-
-    def running_on(self, worker: WorkerRef) -> list[RequestId]:
-        """Requests whose attempt is under way there."""
-        return [request for request, runs in self._running.items() if runs == worker]
+        require(not self.running, "every attempt ends", self.running)
 
     # -- helpers --------------------------------------------------------------------------------
 
     def _is_given_back(self, event: events.RequestArrived) -> bool:
-        """A gateway announces the attempt that is under way as one that nobody runs: the worker's
-        own word of that may be lost."""
+        """A gateway announces the attempt that is under way as one that no worker runs. The report
+        of the worker itself may be lost."""
         is_current = event.attempt == self._attempts[event.request] and event.worker is None
-        return is_current and event.request in self._running
+        return is_current and event.request in self.running
 
     def _ended(self, event: events.RequestEnded) -> None:
         """Gateway and worker may both see the end: the second news is stale. So is that of a worker
         from which the attempt was taken over."""
-        worker = self._running.get(event.request)
+        worker = self.running.get(event.request)
         is_current = event.attempt == self._attempts.get(event.request)
         is_lost = event.outcome is Outcome.WORKER_LOST
         if worker is None or not is_current or not (is_lost or event.worker in (None, worker)):
@@ -122,25 +109,25 @@ class AnswerChecker:
             self._failures.lost(event.request, event.attempt)
         self._stops(event.request)
         if event.outcome not in (Outcome.WORKER_LOST, Outcome.RETURNED):
-            self._over[event.request] = None
+            self.over[event.request] = None
 
     def _taken(self, event: events.BatchTaken) -> None:
         """Current attempts are this worker's now, wherever they were, and it ends them; but not
         those that another one has taken over since."""
-        for request, attempt, moves in event.takings:
-            is_current = attempt == self._attempts.get(request) and request not in self._over
+        for request, attempt, moves in event.requests:
+            is_current = attempt == self._attempts.get(request) and request not in self.over
             if not is_current or moves < self._moves[request]:
                 continue
             self._moves[request] = moves
             self._failures.found(request, attempt)
             if self._knowledge.is_alive(event.worker):
-                self._running[request] = event.worker
+                self.running[request] = event.worker
 
     def _stops(self, request: RequestId) -> None:
         """Its attempt is not under way any more."""
-        del self._running[request]
+        del self.running[request]
         if self._cancelled.pop(request, 0) is None:
-            self._over[request] = None
+            self.over[request] = None
 
     def _require_alive(self, order: object, member: WorkerRef) -> None:
         require(self._knowledge.is_alive(member), "only living members get orders", order, member)
@@ -172,6 +159,6 @@ class AnswerChecker:
         firsts = [ranks[0].member for ranks in copies if 0 in ranks]
         for key in [key for key in self._open if key[1].member == member]:
             del self._open[key]
-        for request in [r for r, runs in self._running.items() if runs in (member, *firsts)]:
+        for request in [r for r, runs in self.running.items() if runs in (member, *firsts)]:
             self._failures.lost(request, self._attempts[request])
             self._stops(request)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from livescale.chunks import Feed, senders
 from livescale.control.config import ControllerConfig
 from livescale.messages import commands, events
 from livescale.placements import AllCopies, SpreadCopies
+from livescale.sim.checkers.ahead import AheadChecker
 from livescale.sim.checkers.answers import AnswerChecker
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.knowledge import Knowledge
-from livescale.sim.checkers.last_copies import LastCopyChecker
+from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
 from livescale.sim.checkers.turns import TurnChecker
 from livescale.types import WorkerRef
 
@@ -29,10 +31,11 @@ class CommandChecker:
         """`failures` are those of all lives of this controller."""
         self._knowledge = Knowledge(config.models)
         self._answers = AnswerChecker(self._knowledge, failures)
-        keeps_last = isinstance(config.placement, SpreadCopies | AllCopies)
-        self._copies = LastCopyChecker(self._knowledge, config.models, keeps_last)
+        # Other placements rely on storage alone.
+        self._keeps_last = isinstance(config.placement, SpreadCopies | AllCopies)
         self._failures = failures
         self._turns = TurnChecker(self._knowledge, self._answers, config.sequences_max)
+        self._ahead = AheadChecker(self._knowledge, self._answers, config.binding)
         failures.begin_life(self._knowledge)
 
     def observe(
@@ -43,23 +46,30 @@ class CommandChecker:
     ) -> None:
         """Check one step."""
         for event in received:
-            self._answers.absorb(event)
-            self._copies.absorb(event)
             if isinstance(event, events.InstanceReported):
                 is_within = 0 <= event.kv_blocks_used <= event.kv_blocks
                 require(is_within, "KV blocks are not overdrawn", event)
+                self._ahead.reported(event)
+            if isinstance(event, PROGRESS):
+                continue
+            self._answers.absorb(event)
             self._failures.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
+            if isinstance(event, events.RequestArrived):
+                self._ahead.arrived(event)
         for command in ordered:
             self._check(command)
             self._answers.check(command)
             self._turns.check(command)
-            self._copies.check(command)
+            self._ahead.check(command)
             self._failures.check(now_ns, command)
             self._knowledge.ordered(command)
             if isinstance(command, commands.StartHolding):
                 self._check_memory(command)
+        for command in ordered:
+            if isinstance(command, commands.Resume):
+                self._check_resumed(command)
 
     def all_answered(self) -> None:
         self._answers.all_answered()
@@ -97,11 +107,16 @@ class CommandChecker:
             is_open = held is not None and not held.is_whole
             require(is_open, "only open loads are amended", command)
             self._check_feeds(command.holding.member, command.feeds)
+        elif isinstance(command, commands.ReleaseHolding):
+            self._check_release(command)
+        elif isinstance(command, commands.ChangeDuty):
+            self._check_duty(command)
         elif isinstance(command, commands.DropHolding):
             is_there = command.holding in knowledge.holdings
             require(is_there, "only what is there is dropped", command)
+            self._check_copy(command)
         elif isinstance(command, commands.Dispatch):
-            model = self._failures.model_of(command.request)
+            model = knowledge.requested[command.request]
             may_serve = knowledge.may_serve(model, command.instance)
             require(may_serve, "complete models serve, and live instances", command)
             is_draining = command.instance in knowledge.draining
@@ -109,8 +124,8 @@ class CommandChecker:
             first = knowledge.ranks(model, command.instance)[0].member
             require(command.worker == first, "rank 0 gets the requests", command)
         elif isinstance(command, commands.ModelGone):
-            requests = self._failures.requests_of(command.model)
-            left = [request for request in requests if not self._answers.is_over(request)]
+            requests = [r for r, model in knowledge.requested.items() if model == command.model]
+            left = [request for request in requests if request not in self._answers.over]
             require(not left, "a model with requests stays", command, left)
         elif isinstance(command, commands.Drain):
             model = knowledge.model_of(command.instance)
@@ -125,19 +140,92 @@ class CommandChecker:
         member, duty = command.holding.member, command.duty
         require(member.is_agent == (duty is None), "workers serve, agents hold", command)
         if duty is not None:
-            held = self._knowledge.on(member)
+            held = [h for h in self._knowledge.on(member) if not self._makes_way(h, command)]
             require(not held, "a worker is in one instance", command, held)
             ranks = self._knowledge.tp_size(command.model)
             is_in_place = len(duty.workers) == ranks and duty.workers[command.rank] == member
             require(is_in_place, "workers stand in the order of their ranks", command)
 
+    @staticmethod
+    def _makes_way(held: Held, command: commands.StartHolding) -> bool:
+        """A warm spare that was dropped before, or whose bytes the order takes up."""
+        order = held.order
+        is_same = (order.model, order.rank, order.span) == (
+            command.model,
+            command.rank,
+            command.span,
+        )
+        is_taken_up = order.holding.plan == command.spare and is_same
+        return held.is_spare and held.is_leaving != is_taken_up
+
+    def _check_release(self, command: commands.ReleaseHolding) -> None:
+        """What drains becomes a warm spare; so do the other ranks of one that an earlier life of
+        the controller began to release."""
+        knowledge = self._knowledge
+        held = knowledge.holdings.get(command.holding)
+        require(held is not None, "only what is there is released", command)
+        assert held is not None
+        is_copy = knowledge.is_copy(held.order.model, held.copy)
+        require(is_copy, "only whole copies become spares", command, held)
+        ranks = knowledge.ranks(held.order.model, held.copy).values()
+        is_over = any(rank.is_spare for rank in ranks)
+        require(is_over or held.instance in knowledge.draining, "only what drains ends", command)
+
+    def _check_resumed(self, command: commands.Resume) -> None:
+        """After the step in which the instance is wanted again."""
+        model = self._knowledge.model_of(command.instance)
+        held = self._knowledge.ranks(model, command.instance)[0]
+        duty = held.order.duty
+        is_kept = duty is not None and not duty.drains_to
+        require(is_kept, "instances that serve keep their requests", command, duty)
+
+    def _check_duty(self, command: commands.ChangeDuty) -> None:
+        """Only draining instances pass on what they have, to others of their model that are whole
+        and stay."""
+        knowledge = self._knowledge
+        held = knowledge.holdings.get(command.holding)
+        is_there = held is not None and held.is_whole and not held.is_leaving
+        require(is_there, "only instances that are there change duties", command)
+        assert held is not None
+        duty, takers = held.order.duty, command.duty.drains_to
+        assert duty is not None
+        is_same = msgspec.structs.replace(duty, drains_to=takers) == command.duty
+        require(is_same, "a duty changes only in where it drains to", command, duty)
+        is_draining = duty.instance in knowledge.draining
+        require(is_draining or not takers, "instances that serve keep their requests", command)
+        others = knowledge.holders(held.order.model)
+        for taker in (taker.partner for taker in takers):
+            is_apart = taker.instance != duty.instance and taker.instance not in knowledge.draining
+            is_whole = taker.instance in others and is_apart
+            require(is_whole, "takers are whole and stay", command, taker)
+            first = knowledge.ranks(held.order.model, taker.instance)[0].member
+            require(taker.worker == first, "rank 0 takes requests", command, taker)
+
+    def _check_copy(self, command: commands.DropHolding) -> None:
+        """A model's last copy is never dropped, nor one that is being read. Faults may take the
+        last copy; what the controller cannot know (that the other one has just died) is no fault of
+        its own."""
+        knowledge = self._knowledge
+        held = knowledge.holdings[command.holding]
+        model, ranks = held.order.model, knowledge.ranks(held.order.model, held.copy).values()
+        # A part of a copy is none: what is left of it has no use. What members that come late
+        # still have of a model that is gone may all go, in any order.
+        is_one = held.instance is not None or all(rank.is_whole for rank in ranks)
+        if not is_one or not knowledge.is_placed(model, held.copy) or model not in knowledge.specs:
+            return
+        others = [copy for copy in knowledge.copies(model) if copy != held.copy]
+        is_needed = self._keeps_last and model not in knowledge.withdrawn
+        require(bool(others) or not is_needed, "the last copy is kept", command)
+        readers = knowledge.readers(model, held.member)
+        require(not readers, "a copy that is read from is kept", command, readers)
+
     def _check_memory(self, command: commands.StartHolding) -> None:
         """After the knowledge has this command. A member carries out its orders one after the
-        other: what it was told to drop makes room, what it holds of a model that is gone does
+        other: what it was ordered to drop makes room, what it holds of a model that is gone does
         not."""
         knowledge, member = self._knowledge, command.holding.member
         staying = [held.order.model for held in knowledge.on(member) if not held.is_leaving]
-        # Of models that were gone before this life of the controller, nobody knows the size.
+        # Of models that were gone before this life of the controller, the size is not known.
         held_bytes = sum(knowledge.sizes.get(model, 0) for model in staying)
         is_within = held_bytes <= knowledge.memory_bytes[member]
         require(is_within, "holdings fit their member's memory", command, held_bytes)

@@ -27,7 +27,8 @@ class FailureChecker:
         self._may_loads_fail = may_loads_fail
         #: attempts of each request that were lost with their worker
         self._lost: dict[RequestId, dict[int, None]] = {}
-        self._failed: dict[RequestId, None] = {}
+        #: requests that a controller has failed when nothing else was left
+        self.failed: dict[RequestId, None] = {}
         self._gone: dict[str, None] = {}
         #: when the loads of each instance were ordered: virtual time, and place among all news
         self._ordered: dict[InstanceId, tuple[int, int]] = {}
@@ -40,7 +41,6 @@ class FailureChecker:
         #: per model, failed loads since one ended well, and the place of the last one
         self._failures: dict[str, int] = {}
         self._last_failure: dict[str, int] = {}
-        self._model_of: dict[RequestId, str] = {}
 
     # -- attempts -------------------------------------------------------------------------------
 
@@ -52,26 +52,12 @@ class FailureChecker:
         """Another worker has taken the attempt over before its worker was lost."""
         self._lost.get(request, {}).pop(attempt, None)
 
-    def has_failed(self, request: RequestId) -> bool:
-        """A controller has failed the request, and nothing else was left."""
-        return request in self._failed
-
-    def model_of(self, request: RequestId) -> str:
-        """Of a request that arrived in this life."""
-        return self._model_of[request]
-
-    def requests_of(self, model: str) -> list[RequestId]:
-        """The model's requests that arrived in this life."""
-        return [request for request, of in self._model_of.items() if of == model]
-
     # -- events and commands --------------------------------------------------------------------
 
     def absorb(self, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
         self._news += 1
-        if isinstance(event, events.RequestArrived):
-            self._model_of[event.request] = event.model
-        elif isinstance(event, events.HoldingCompleted | events.HoldingFailed):
+        if isinstance(event, events.HoldingCompleted | events.HoldingFailed):
             held = self._knowledge.holdings.get(event.holding)
             if held is None or held.is_leaving:
                 return
@@ -94,11 +80,11 @@ class FailureChecker:
         elif isinstance(command, commands.FailRequest):
             if command.retry_after_ns is not None:
                 self._check_given_up(command)
-            elif self._model_of[command.request] not in self._gone:
+            elif self._knowledge.requested[command.request] not in self._gone:
                 lost = list(self._lost.get(command.request, ()))
                 is_due = len(lost) >= self._config.request_attempts_max
                 require(is_due, "a request fails after its last attempt is lost", command, lost)
-            self._failed[command.request] = None
+            self.failed[command.request] = None
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -124,7 +110,7 @@ class FailureChecker:
             self._last_failure[model] = self._news
 
     def _check_given_up(self, command: commands.FailRequest) -> None:
-        model, knowledge = self._model_of[command.request], self._knowledge
+        knowledge, model = self._knowledge, self._knowledge.requested[command.request]
         failures = self._failures.get(model, 0)
         is_given_up = failures >= self._config.load_failures_max
         require(is_given_up, "a model is given up after failed loads", command, failures)

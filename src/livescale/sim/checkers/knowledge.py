@@ -14,7 +14,10 @@ import msgspec
 from livescale.chunks import senders
 from livescale.messages import commands, events
 from livescale.policies import ModelPolicy
-from livescale.types import HoldingId, InstanceId, ModelSpec, WorkerRef
+from livescale.types import HoldingId, InstanceId, ModelSpec, RequestId, WorkerRef
+
+PROGRESS = (events.InstanceReported, events.LayerArrived)
+"""By far the most events; none of them answers an order, or changes what may be ordered."""
 
 CopyKey = InstanceId | WorkerRef
 """A copy of a model is all ranks of an instance, or all ranks in the memory of an agent's host."""
@@ -28,6 +31,8 @@ class Held:
     is_whole: bool = False
     #: it was dropped, and there is no answer yet
     is_leaving: bool = False
+    #: no instance computes with it any more
+    is_spare: bool = False
 
     @property
     def member(self) -> WorkerRef:
@@ -35,8 +40,14 @@ class Held:
 
     @property
     def instance(self) -> InstanceId | None:
-        """Of a worker."""
-        return None if self.order.duty is None else self.order.duty.instance
+        """Of a worker, but for a warm spare."""
+        is_none = self.is_spare or self.order.duty is None
+        return None if is_none or self.order.duty is None else self.order.duty.instance
+
+    @property
+    def has_bytes(self) -> bool:
+        """All are there. What was made of a warm spare has them before its worker says so."""
+        return self.is_whole or self.order.spare is not None
 
     @property
     def copy(self) -> CopyKey:
@@ -50,10 +61,15 @@ class Knowledge:
         self.specs: dict[str, ModelSpec] = {policy.spec.name: policy.spec for policy in models}
         #: bytes of a rank of every model that was ever served, gone ones included
         self.sizes: dict[str, int] = {name: spec.size_bytes for name, spec in self.specs.items()}
+        #: models that were withdrawn: they need no copy any more
+        self.withdrawn: dict[str, None] = {}
+        #: the model of every request that arrived
+        self.requested: dict[RequestId, str] = {}
         #: living members and the bytes that they have room for
         self.memory_bytes: dict[WorkerRef, int] = {}
         #: there is something of these on their members
         self.holdings: dict[HoldingId, Held] = {}
+        self._copies: dict[tuple[str, CopyKey], dict[HoldingId, Held]] = {}
         #: instances that take requests, whatever of them is there
         self.live: dict[InstanceId, None] = {}
         #: instances that lost a rank or failed: what is left of them is dropped
@@ -79,14 +95,14 @@ class Knowledge:
 
     def ranks(self, model: str, copy: CopyKey) -> dict[int, Held]:
         """What there is of a copy, by rank."""
-        held_of_model = [h for h in self.holdings.values() if h.order.model == model]
-        return {held.order.rank: held for held in held_of_model if held.copy == copy}
+        ranks = self._copies.get((model, copy), {})
+        return {held.order.rank: held for held in ranks.values()}
 
     def instances(self, model: str) -> list[InstanceId]:
         """Instances of which some worker has something, and that are not given up."""
         of_model = [h.instance for h in self.holdings.values() if h.order.model == model]
-        found = [instance for instance in of_model if instance is not None]
-        return [i for i in dict.fromkeys(found) if not self._is_over(model, i)]
+        found = [instance for instance in dict.fromkeys(of_model) if instance is not None]
+        return [instance for instance in found if not self._is_over(model, instance)]
 
     def is_placed(self, model: str, copy: CopyKey) -> bool:
         """Every rank is there or on its way, and an instance did not end otherwise."""
@@ -96,8 +112,13 @@ class Knowledge:
     def is_copy(self, model: str, copy: CopyKey) -> bool:
         """Every rank is whole, none was lost, and none is being dropped."""
         ranks = self.ranks(model, copy).values()
-        whole = [held for held in ranks if held.is_whole and not held.is_leaving]
+        whole = [held for held in ranks if held.has_bytes and not held.is_leaving]
         return len(whole) == self.tp_size(model) and copy not in self.ended
+
+    def is_loaded(self, model: str, copy: CopyKey) -> bool:
+        """It is a copy, and its members have said so."""
+        ranks = self.ranks(model, copy).values()
+        return self.is_copy(model, copy) and all(held.is_whole for held in ranks)
 
     def copies(self, model: str) -> list[CopyKey]:
         of_model = [h.copy for h in self.holdings.values() if h.order.model == model]
@@ -105,17 +126,18 @@ class Knowledge:
 
     def holders(self, model: str) -> list[InstanceId]:
         """Instances that are complete and not given up."""
-        return [i for i in self.instances(model) if self.is_copy(model, i)]
+        return [i for i in self.instances(model) if self.is_loaded(model, i)]
 
     def may_serve(self, model: str, instance: InstanceId) -> bool:
         """It is complete, or live, and not given up."""
         is_live = instance in self.live and not self._is_over(model, instance)
-        return is_live or self.is_copy(model, instance)
+        is_instance = instance in self.instances(model)
+        return is_live or (is_instance and self.is_loaded(model, instance))
 
     def loading(self, model: str) -> list[InstanceId]:
         """Instances that will be complete, if all goes well."""
         placed = [i for i in self.instances(model) if self.is_placed(model, i)]
-        return [instance for instance in placed if not self.is_copy(model, instance)]
+        return [instance for instance in placed if not self.is_loaded(model, instance)]
 
     def open(self) -> list[Held]:
         """What is not whole yet."""
@@ -154,16 +176,28 @@ class Knowledge:
             # One that is not whole has failed before.
             if held is not None and held.is_whole:
                 self._gone(event.holding, is_end=False)
+        elif isinstance(event, events.RequestArrived):
+            self.requested[event.request] = event.model
         elif isinstance(event, events.ModelAdded):
             spec = event.policy.spec
             self.specs[spec.name], self.sizes[spec.name] = spec, spec.size_bytes
+            self.withdrawn.pop(spec.name, None)
+        elif isinstance(event, events.ModelRemoved):
+            self.withdrawn[event.model] = None
 
     def ordered(self, command: commands.AnyCommand) -> None:
         if isinstance(command, commands.StartHolding):
-            self.holdings[command.holding] = Held(command)
+            if command.spare is not None:
+                self._gone(HoldingId(command.spare, command.holding.member), is_end=False)
+            self._hold(Held(command))
+        elif isinstance(command, commands.ReleaseHolding):
+            self.holdings[command.holding].is_spare = True
         elif isinstance(command, commands.AmendHolding):
             held = self.holdings[command.holding]
             held.order = msgspec.structs.replace(held.order, feeds=command.feeds)
+        elif isinstance(command, commands.ChangeDuty):
+            held = self.holdings[command.holding]
+            held.order = msgspec.structs.replace(held.order, duty=command.duty)
         elif isinstance(command, commands.DropHolding):
             self.holdings[command.holding].is_leaving = True
         elif isinstance(command, commands.Drain):
@@ -186,9 +220,14 @@ class Knowledge:
         self.memory_bytes[member] = memory_bytes
         for report in reports:
             duty = report.order.duty
-            self.holdings[report.order.holding] = Held(report.order, report.is_whole)
-            if duty is not None and duty.pairing is not None:
+            self._hold(Held(report.order, report.is_whole, is_spare=report.is_spare))
+            if duty is not None and duty.live_order is not None:
                 self.live[duty.instance] = None
+
+    def _hold(self, held: Held) -> None:
+        order = held.order
+        self.holdings[order.holding] = held
+        self._copies.setdefault((order.model, held.copy), {})[order.holding] = held
 
     def _lost(self, member: WorkerRef) -> None:
         self.memory_bytes.pop(member, None)
@@ -198,7 +237,10 @@ class Knowledge:
     def _gone(self, holding: HoldingId, is_end: bool) -> None:
         """Nothing of it is left, which may be the end of its instance."""
         held = self.holdings.pop(holding, None)
-        if held is not None and held.instance is not None and is_end:
+        if held is None:
+            return
+        del self._copies[held.order.model, held.copy][holding]
+        if held.instance is not None and is_end:
             self.ended[held.instance] = None
 
     def _is_over(self, model: str, instance: InstanceId) -> bool:

@@ -1,24 +1,36 @@
 """What must hold of live batches, and of an overloaded instance that a loading one helps.
 
-Stated from what workers run and what they tell each other. No layer is run before it is there, each
-layer of a request is run once and in order by whoever owns it, rows and KV come from layers that
+Stated from what workers run and what they send each other. No layer is run before it is there, each
+layer of a request is run once and in order by its owner, rows and KV come from layers that
 were run, and no token is computed from KV that is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from livescale.batching.live_messages import BatchKey, Handover
-from livescale.batching.run import Run
+from livescale.batching.live_batcher import LiveBatcher
+from livescale.batching.live_messages import Handover, Pull
+from livescale.batching.run import BatchKey, Run
+from livescale.member.effects import Execute, Materialize, TakeOver, WriteKv
+from livescale.member.inputs import PeerMessage
+from livescale.member.instance import HostedInstance
+from livescale.messages.commands import StartHolding
+from livescale.routes import Duty, Partner
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.serving_view import ServingView
 from livescale.sim.config import SimConfig
 from livescale.types import InstanceId, LayerSpan, RequestId, WorkerRef
 
+LiveEffect = Execute | Materialize | TakeOver | WriteKv
 _SLACK_NS = 1_000_000
 """What a pull may take besides messages on their way."""
+
+
+def live_batcher_of(instance: HostedInstance) -> LiveBatcher:
+    """What serves on a simulated worker, for those who look inside."""
+    assert isinstance(instance.serving, LiveBatcher), f"{instance!r}"
+    return instance.serving
 
 
 @dataclass(slots=True)
@@ -32,6 +44,37 @@ class _Part:
     is_from_prompt: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Instance:
+    """An instance on a simulated worker. `is_idle` says whether no Run is in flight there."""
+
+    hosted: HostedInstance
+    is_idle: Callable[[], bool]
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.duty.instance
+
+    @property
+    def duty(self) -> Duty:
+        return self.hosted.duty
+
+    @property
+    def waits_for_layer(self) -> tuple[tuple[int, int], ...]:
+        """Requests of its first batch, if it can run no decoder layer yet and has a source that may
+        pull: known tokens of each, and those that it can ever need KV for."""
+        live = live_batcher_of(self.hosted)
+        line = live.batches.line
+        if live.loaded or live.giver.is_parted or not line:
+            return ()
+        return tuple((s.known_tokens, s.tokens_max) for s in line[0].sequences)
+
+    def has_room(self, needs: Sequence[tuple[int, int]]) -> bool:
+        """The instance is complete, and requests with such needs fit beside its own."""
+        live = live_batcher_of(self.hosted)
+        return live.is_full and live.batcher.room.fits(needs)
+
+
 class LiveChecker:
     """Live work of all instances, over all lives of the controller. `free_ns` says since when
     nothing that a worker has sent is under way: now, if something is."""
@@ -41,26 +84,46 @@ class LiveChecker:
         self._layers = {policy.spec.name: policy.spec.layers for policy in config.policies}
         self._ranks = {policy.spec.name: policy.spec.tp_size for policy in config.policies}
         late_ns = config.faults.late_ns_max if config.faults.late_permille else 0
-        #: an offer, a pull and a handover; and the loss of a source that a target has not heard of
+        #: an offer, a pull and a handover; and the loss of a source that a target does not know of
         self._slack_ns = 4 * (config.message_delay_ns + late_ns) + _SLACK_NS
         #: layers 0…watermark-1 that the ranks of an instance have
         self._watermarks: dict[InstanceId, dict[int, int]] = {}
         self._parts: dict[InstanceId, dict[tuple[RequestId, int], _Part]] = {}
         self._taken: dict[tuple[InstanceId, BatchKey], list[tuple[RequestId, int]]] = {}
-        self._members: dict[WorkerRef, ServingView] = {}
+        self._members: dict[WorkerRef, _Instance] = {}
         #: workers of loading instances, by the worker of the source that they were given
         self._targets: dict[WorkerRef, list[WorkerRef]] = {}
         self._idle_since_ns: dict[InstanceId, int] = {}
         #: targets that were asked for batches without their rows
         self._pulled_bare: dict[InstanceId, None] = {}
 
+    def sees(self, order: StartHolding, effect: LiveEffect) -> None:
+        """A worker, which has the order, carries the effect out."""
+        assert order.duty is not None
+        instance = order.duty.instance
+        if isinstance(effect, Materialize):
+            self._watermarks.setdefault(instance, {})[order.rank] = effect.layer + 1
+        elif isinstance(effect, Execute):
+            self._runs(instance, order.model, effect.run, is_live=effect.run.batch is not None)
+        elif isinstance(effect, TakeOver):
+            self._handed(instance, effect.message)
+        else:
+            # The KV of one layer of a batch that was taken over is here.
+            for known in self._taken.get((instance, effect.message.batch), ()):
+                part = self._parts[instance].get(known)
+                if part is not None:
+                    part.kv_missing.pop(effect.message.layer, None)
+
+    def sends(self, message: PeerMessage) -> None:
+        """A worker is about to send this to another one."""
+        if isinstance(message, Handover):
+            self._hands(message)
+        elif isinstance(message, Pull) and message.without_rows:
+            self._pulled_bare[message.batch.target] = None
+
     # -- layers ---------------------------------------------------------------------------------
 
-    def has_layers(self, instance: InstanceId, rank: int, watermark: int) -> None:
-        """A rank has layers 0…watermark-1."""
-        self._watermarks.setdefault(instance, {})[rank] = watermark
-
-    def runs(self, instance: InstanceId, model: str, run: Run, *, is_live: bool) -> None:
+    def _runs(self, instance: InstanceId, model: str, run: Run, *, is_live: bool) -> None:
         """The instance starts a Run: some layers of a live batch, or the whole model."""
         ranks = self._watermarks.get(instance, {})
         has_all = len(ranks) == self._ranks[model] and min(ranks.values()) >= run.span.stop
@@ -100,11 +163,7 @@ class LiveChecker:
 
     # -- what passes from one to the other ------------------------------------------------------
 
-    def pulls_without_rows(self, target: InstanceId) -> None:
-        """A source asks the target for a batch without what was run of it."""
-        self._pulled_bare[target] = None
-
-    def hands(self, message: Handover) -> None:
+    def _hands(self, message: Handover) -> None:
         """The batch leaves its target."""
         parts = self._parts.get(message.batch.target, {})
         if not message.next_layer:
@@ -116,7 +175,7 @@ class LiveChecker:
             is_done = part is not None and part.next_layer == message.next_layer
             require(is_done, "rows are those of the layers that were run", message, spec, part)
 
-    def handed(self, instance: InstanceId, message: Handover) -> None:
+    def _handed(self, instance: InstanceId, message: Handover) -> None:
         """The instance takes the batch over."""
         parts = self._parts.setdefault(instance, {})
         taken = self._taken[instance, message.batch] = []
@@ -135,20 +194,15 @@ class LiveChecker:
                     part.kv_missing = dict.fromkeys(range(1, message.next_layer - message.decoding))
                 taken.append(known)
 
-    def kv_came(self, instance: InstanceId, batch: BatchKey, layer: int) -> None:
-        """The KV of one layer of a batch that was taken over is here."""
-        for known in self._taken.get((instance, batch), ()):
-            part = self._parts[instance].get(known)
-            if part is not None:
-                part.kv_missing.pop(layer, None)
-
     # -- pairs ----------------------------------------------------------------------------------
 
-    def joins(self, worker: WorkerRef, member: ServingView) -> None:
+    def joins(
+        self, worker: WorkerRef, instance: HostedInstance, is_idle: Callable[[], bool]
+    ) -> None:
         """The worker is rank 0 of this instance from now on."""
-        self._members[worker] = member
-        if member.pairing is not None and member.pairing.source is not None:
-            self._targets.setdefault(member.pairing.source, []).append(worker)
+        member = self._members[worker] = _Instance(instance, is_idle)
+        for partner in member.duty.gives_to:
+            self._targets.setdefault(partner.worker, []).append(worker)
 
     def leaves(self, worker: WorkerRef) -> None:
         """The worker has no instance any more."""
@@ -157,36 +211,37 @@ class LiveChecker:
             return
         self._idle_since_ns.pop(member.instance, None)
         self._parts.pop(member.instance, None)
-        if member.pairing is not None and member.pairing.source is not None:
-            self._targets[member.pairing.source].remove(worker)
+        for partner in member.duty.gives_to:
+            self._targets[partner.worker].remove(worker)
 
     def looks(self, worker: WorkerRef, now_ns: int) -> None:
         """Something has happened on the worker's instance."""
         for target in self._targets.get(worker, ()):
             self._check_pair(target, worker, now_ns)
         member = self._members.get(worker)
-        pairing = member.pairing if member is not None else None
-        if member is not None and pairing is not None and pairing.source is not None:
-            self._check_pair(worker, pairing.source, now_ns)
+        for partner in member.duty.gives_to if member is not None else ():
+            self._check_pair(worker, partner.worker, now_ns)
 
     def _check_pair(self, worker: WorkerRef, source: WorkerRef, now_ns: int) -> None:
         target = self._members[worker]
-        since_ns = self._idle_since_ns.get(target.instance, now_ns)
-        # Words wait behind rows and KV, also behind those that nobody wants any more.
-        since_ns = max(since_ns, self._free_ns(worker), self._free_ns(source))
+        since_ns = self._idle_since_ns.pop(target.instance, None)
+        is_idle = self._is_idle_source(target, source)
+        if since_ns is None and not is_idle:
+            return
+        # Messages wait behind rows and KV, also behind those that are not wanted any more.
+        since_ns = max(since_ns or now_ns, self._free_ns(worker), self._free_ns(source))
         rule = "a source is not idle while its target waits for its first layer"
         if now_ns - since_ns > self._slack_ns:
             require(False, rule, target, self._members.get(source), since_ns, now_ns)
-        if self._is_idle_source(target, source):
+        if is_idle:
             self._idle_since_ns[target.instance] = since_ns
-        else:
-            self._idle_since_ns.pop(target.instance, None)
 
-    def _is_idle_source(self, target: ServingView, worker: WorkerRef) -> bool:
+    def _is_idle_source(self, target: _Instance, worker: WorkerRef) -> bool:
         """The target's first batch could run on its source, which does nothing."""
-        source, needs, pairing = self._members.get(worker), target.waits_for_layer, target.pairing
-        if source is None or pairing is None or not needs:
+        source, needs = self._members.get(worker), target.waits_for_layer
+        if source is None or not needs:
             return False
         # With several targets it may wait for another one's answer.
-        is_its_own = source.instance == pairing.source_instance and len(self._targets[worker]) == 1
-        return is_its_own and source.is_idle and source.has_room(needs)
+        partner = Partner(source.instance, worker)
+        is_its_own = partner in target.duty.gives_to and len(self._targets[worker]) == 1
+        return is_its_own and source.is_idle() and source.has_room(needs)

@@ -2,7 +2,7 @@
 
 A request ends once, with all its tokens, or fails because its world makes that inevitable: at its
 arrival the model was not served, or as many requests waited as may; or it waited too long; or a
-controller failed it, for which there are rules of their own (`failure_checker.py`); or no device
+controller failed it, for which there are rules of their own (`failures.py`); or no device
 could hold it.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 
 from livescale.batching.run import EmittedTokens
-from livescale.fair_line import OVERFULL
+from livescale.common.fair_line import OVERFULL
+from livescale.member.ledger import Finish
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.sim.checkers.failures import FailureChecker
@@ -30,8 +31,7 @@ class RequestChecker:
     def __init__(self, config: SimConfig, failures: FailureChecker) -> None:
         self._config = config
         self._failures = failures
-        #: of each request the model, the client and how many tokens its prompt and its output have
-        self._requests: dict[RequestId, tuple[str, str, int, int]] = {}
+        self._requests: dict[RequestId, RequestArrived] = {}
         self._outcomes: dict[RequestId, Outcome] = {}
         #: requests that no worker has, since when, and by model and client their number and tokens
         self._waiting: dict[RequestId, int] = {}
@@ -40,19 +40,12 @@ class RequestChecker:
         #: why requests that have just arrived must be refused ("": they must not)
         self._refusals: dict[RequestId, str] = {}
 
-    def arrived(
-        self,
-        now_ns: int,
-        request: RequestId,
-        model: str,
-        client: str,
-        prompt_tokens: int,
-        output_tokens: int,
-    ) -> None:
+    def arrived(self, now_ns: int, asked: RequestArrived) -> None:
         """Before the request is accepted or refused."""
+        request = asked.request
         require(request not in self._requests, "request ids are unique", request)
-        self._requests[request] = model, client, prompt_tokens, output_tokens
-        self._refusals[request] = self._refusal(now_ns, model, client, prompt_tokens)
+        self._requests[request] = asked
+        self._refusals[request] = self._refusal(now_ns, asked)
         self._wait(now_ns, request)
 
     def moved(self, now_ns: int, request: RequestId, worker: WorkerRef | None) -> None:
@@ -62,8 +55,8 @@ class RequestChecker:
         else:
             self._leave_line(request)
 
-    def said(self, event: RequestArrived | RequestCancelled | RequestEnded) -> None:
-        """The gateway tells the controller, or would if there were one."""
+    def reported(self, event: RequestArrived | RequestCancelled | RequestEnded) -> None:
+        """The gateway sends this to the controller, or would if there were one."""
         if isinstance(event, RequestArrived):
             refusal = self._refusals.pop(event.request, "")
             require(not refusal, "what must be refused is not accepted", event, refusal)
@@ -73,8 +66,8 @@ class RequestChecker:
     def dispatched(self, order: Dispatch, attempt: int, worker: WorkerRef | None) -> None:
         require(order.attempt > attempt, "attempts grow", order, attempt, worker)
 
-    def tokens(self, emitted: EmittedTokens, accepted: int, prompt_tokens: int) -> None:
-        first = prompt_tokens + emitted.index
+    def tokens(self, emitted: EmittedTokens, accepted: int) -> None:
+        first = self._requests[emitted.request].prompt_tokens + emitted.index
         expected = range(first, first + len(emitted.token_ids))
         # The busiest of all rules: nothing is put together for the one that holds.
         if emitted.index != accepted or emitted.token_ids != expected:
@@ -82,16 +75,16 @@ class RequestChecker:
             are_same = list(emitted.token_ids) == list(expected)
             require(are_same, "a retry goes on with the same tokens", emitted)
 
-    def ended(
-        self, now_ns: int, request: RequestId, outcome: Outcome, tokens: int, wanted: int
-    ) -> None:
+    def ended(self, now_ns: int, end: Finish) -> None:
+        request, outcome = end.request, end.outcome
         require(request not in self._outcomes, "a request ends once", request)
         self._outcomes[request] = outcome
         waited_ns = now_ns - self._waiting.get(request, now_ns)
         self._leave_line(request)
         refusal = self._refusals.pop(request, "")
         if outcome is Outcome.FINISHED:
-            require(tokens == wanted, "a finished request has all its tokens", request, tokens)
+            has_all = end.tokens == self._requests[request].output_tokens_max
+            require(has_all, "a finished request has all its tokens", request, end.tokens)
         elif outcome is Outcome.FAILED and not refusal:
             self._check_failure(request, waited_ns)
 
@@ -103,16 +96,16 @@ class RequestChecker:
 
     def _check_failure(self, request: RequestId, waited_ns: int) -> None:
         """The request was accepted, and fails."""
-        model, _, prompt_tokens, output_tokens = self._requests[request]
-        timeout_ns = self._config.queue_timeout_ns
+        asked, timeout_ns = self._requests[request], self._config.queue_timeout_ns
         was_late = timeout_ns is not None and waited_ns >= timeout_ns
-        could_run = prompt_tokens + output_tokens <= self._tokens_held_max(model)
-        if could_run and not was_late and not self._failures.has_failed(request):
-            raise UnexplainedFailure(f"a request fails that need not: {request} of {model}")
+        tokens = asked.prompt_tokens + asked.output_tokens_max
+        could_run = tokens <= self._tokens_held_max(asked.model)
+        if could_run and not was_late and request not in self._failures.failed:
+            raise UnexplainedFailure(f"a request fails that need not: {request} of {asked.model}")
 
-    def _refusal(self, now_ns: int, model: str, client: str, prompt_tokens: int) -> str:
-        """Why a request of the client is refused now ("": it is not)."""
-        config = self._config
+    def _refusal(self, now_ns: int, asked: RequestArrived) -> str:
+        """Why the request is refused now ("": it is not)."""
+        config, model, client = self._config, asked.model, asked.client
         if not self._is_served(now_ns, model):
             return "its model is not served"
         if not self._lines.get(model):
@@ -120,7 +113,7 @@ class RequestChecker:
         if _is_full(self._lines[model], client, 1, config.queue_requests_max):
             return "too many requests wait"
         most = config.queue_prompt_tokens_max
-        if most is not None and _is_full(self._prompts[model], client, prompt_tokens, most):
+        if most is not None and _is_full(self._prompts[model], client, asked.prompt_tokens, most):
             return "too many prompt tokens wait"
         return ""
 
@@ -143,17 +136,19 @@ class RequestChecker:
     def _wait(self, now_ns: int, request: RequestId) -> None:
         if request not in self._waiting:
             self._waiting[request] = now_ns
-            model, client, prompt_tokens, _ = self._requests[request]
-            self._lines.setdefault(model, Counter())[client] += 1
-            self._prompts.setdefault(model, Counter())[client] += prompt_tokens
+            asked = self._requests[request]
+            self._lines.setdefault(asked.model, Counter())[asked.client] += 1
+            self._prompts.setdefault(asked.model, Counter())[asked.client] += asked.prompt_tokens
 
     def _leave_line(self, request: RequestId) -> None:
         if self._waiting.pop(request, None) is not None:
-            model, client, prompt_tokens, _ = self._requests[request]
-            for line, amount in ((self._lines[model], 1), (self._prompts[model], prompt_tokens)):
-                line[client] -= amount
-                if not line[client]:
-                    del line[client]
+            asked = self._requests[request]
+            amounts = ((self._lines, 1), (self._prompts, asked.prompt_tokens))
+            for lines, amount in amounts:
+                line = lines[asked.model]
+                line[asked.client] -= amount
+                if not line[asked.client]:
+                    del line[asked.client]
 
 
 def _is_full(line: Counter[str], client: str, more: int, most: int) -> bool:

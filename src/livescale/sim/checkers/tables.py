@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from livescale.control.fleet import Fleet
 from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
+from livescale.sim.checkers.knowledge import PROGRESS
 from livescale.types import HoldingId, InstanceId, InstanceState, Value, WorkerRef
 
 _Cause = type[Value]
@@ -24,6 +25,7 @@ _MOVES: tuple[tuple[InstanceState | None, _Cause, InstanceState], ...] = (
     (None, events.HoldingReport, InstanceState.SERVING),
     (InstanceState.STARTING, events.FirstByteArrived, InstanceState.LOADING),
     (InstanceState.STARTING, events.LiveStarted, InstanceState.LIVE),
+    (InstanceState.STARTING, events.HoldingCompleted, InstanceState.SERVING),
     (InstanceState.STARTING, events.HoldingFailed, InstanceState.STOPPED),
     (InstanceState.STARTING, events.WorkerLost, InstanceState.LOST),
     (InstanceState.LOADING, events.LiveStarted, InstanceState.LIVE),
@@ -36,16 +38,17 @@ _MOVES: tuple[tuple[InstanceState | None, _Cause, InstanceState], ...] = (
     (InstanceState.SERVING, commands.Drain, InstanceState.DRAINING),
     (InstanceState.SERVING, events.WorkerLost, InstanceState.LOST),
     (InstanceState.DRAINING, commands.Resume, InstanceState.SERVING),
+    (InstanceState.DRAINING, commands.ReleaseHolding, InstanceState.STOPPED),
     (InstanceState.DRAINING, events.HoldingDropped, InstanceState.STOPPED),
     (InstanceState.DRAINING, events.WorkerLost, InstanceState.LOST),
 )
 _ARRIVES = events.FirstByteArrived | events.LiveStarted | events.HoldingCompleted
-_GOES = events.HoldingFailed | events.HoldingDropped
+_GOES = events.HoldingFailed | events.HoldingDropped | commands.ReleaseHolding
 _ENDS = {InstanceState.STOPPED: None, InstanceState.LOST: None}
 
 
 class TableChecker:
-    """Looks at one life's fleet whenever it says that it changed."""
+    """Looks at one life's fleet whenever it has changed."""
 
     def __init__(self) -> None:
         self._version = -1
@@ -62,7 +65,8 @@ class TableChecker:
         ordered: Sequence[commands.AnyCommand],
     ) -> None:
         """Check one step."""
-        causes = self._causes(received, ordered)
+        telling = [event for event in received if not isinstance(event, PROGRESS)]
+        causes = self._causes(telling, ordered)
         if fleet.version == self._version:
             return
         self._version = fleet.version
@@ -85,25 +89,25 @@ class TableChecker:
     def _causes(
         self, received: Sequence[events.AnyEvent], ordered: Sequence[commands.AnyCommand]
     ) -> dict[InstanceId, dict[_Cause, None]]:
-        """What this step says of each instance."""
+        """What this step reports or orders of each instance."""
         causes: dict[InstanceId, dict[_Cause, None]] = {}
-        for said in (*received, *ordered):
-            orders = [said] if isinstance(said, commands.StartHolding) else []
-            if isinstance(said, commands.Drain | commands.Resume):
-                causes.setdefault(said.instance, {})[type(said)] = None
-            elif isinstance(said, _ARRIVES | _GOES) and said.holding in self._instance_of:
-                causes.setdefault(self._instance_of[said.holding], {})[type(said)] = None
-            elif isinstance(said, events.WorkerLost | events.WorkerJoined):
+        for news in (*received, *ordered):
+            orders = [news] if isinstance(news, commands.StartHolding) else []
+            if isinstance(news, commands.Drain | commands.Resume):
+                causes.setdefault(news.instance, {})[type(news)] = None
+            elif isinstance(news, _ARRIVES | _GOES) and news.holding in self._instance_of:
+                causes.setdefault(self._instance_of[news.holding], {})[type(news)] = None
+            elif isinstance(news, events.WorkerLost | events.WorkerJoined):
                 # A next incarnation is news of the loss of the one before.
                 for number, workers in self._workers.items():
-                    if any(worker.worker == said.worker.worker for worker in workers):
+                    if any(worker.worker == news.worker.worker for worker in workers):
                         causes.setdefault(number, {})[events.WorkerLost] = None
-            if isinstance(said, events.WorkerJoined):
-                orders = [report.order for report in said.holdings]
+            if isinstance(news, events.WorkerJoined):
+                orders = [report.order for report in news.holdings]
             for order in orders:
                 if order.duty is not None:
                     self._instance_of[order.holding] = order.duty.instance
-                    cause = commands.StartHolding if said is order else events.HoldingReport
+                    cause = commands.StartHolding if news is order else events.HoldingReport
                     causes.setdefault(order.duty.instance, {})[cause] = None
         return causes
 

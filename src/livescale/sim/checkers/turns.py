@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 from livescale.messages.commands import AnyCommand, Dispatch
 from livescale.messages.events import AnyEvent, BatchTaken, RequestArrived, RequestEnded
@@ -14,13 +13,6 @@ from livescale.types import Outcome, RequestId
 
 _Pair = tuple[str, str, str]
 """A model, a client that waits for it, and one that was served meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    model: str
-    client: str
-    weight: int
 
 
 class TurnChecker:
@@ -36,7 +28,7 @@ class TurnChecker:
         self._knowledge = knowledge
         self._answers = answers
         self._places_fair = max(1, places * 3 // 4)
-        self._requests: dict[RequestId, _Request] = {}
+        self._requests: dict[RequestId, RequestArrived] = {}
         self._clients: dict[str, None] = {}
         #: requests that were on a worker that was lost: they may keep away from it
         self._avoiding: dict[RequestId, None] = {}
@@ -46,14 +38,14 @@ class TurnChecker:
     def absorb(self, event: AnyEvent) -> None:
         """After the answers have this event."""
         if isinstance(event, RequestArrived):
-            self._requests[event.request] = _Request(event.model, event.client, event.weight)
+            self._requests[event.request] = event
             self._clients[event.client] = None
         elif isinstance(event, RequestEnded) and event.outcome is Outcome.WORKER_LOST:
             self._avoiding[event.request] = None
         if len(self._clients) < 2:
             return
         if isinstance(event, BatchTaken):
-            for request, _ in event.requests:
+            for request, *_ in event.requests:
                 self._served(request)
         waiting = self._waiting()
         for pair in [pair for pair in self._passed if pair[:2] not in waiting]:
@@ -67,7 +59,7 @@ class TurnChecker:
         self._served(command.request)
         if not self._knowledge.is_copy(served.model, command.instance):
             return
-        running = self._answers.running_on(command.worker)
+        running = [r for r, runs in self._answers.running.items() if runs == command.worker]
         held = Counter(self._requests[r].client for r in running if r in self._requests)
         for model, client in self._waiting():
             has_place = held[client] < self._places_fair
@@ -88,9 +80,9 @@ class TurnChecker:
 
     def _waiting(self) -> dict[tuple[str, str], None]:
         """Clients that have requests waiting for a model, all of which may go to any worker."""
-        for request in [r for r in self._requests if self._answers.is_over(r)]:
+        for request in [r for r in self._requests if r in self._answers.over]:
             del self._requests[request]
-        waiting = [r for r in self._requests if not self._answers.is_running(r)]
+        waiting = [r for r in self._requests if r not in self._answers.running]
         keys = {r: (self._requests[r].model, self._requests[r].client) for r in waiting}
         choosy = {keys[request]: None for request in waiting if request in self._avoiding}
         return {key: None for key in keys.values() if key not in choosy}

@@ -1,16 +1,71 @@
 """One direction of a connection: messages arrive in order, each after a delay, and then the end.
 
-No message is looked at here, and nothing is decided about when a connection breaks.
+Nothing is decided here about when a connection breaks.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from livescale.messages.events import AnyEvent, InstanceReported, LayerArrived
 from livescale.sim.clock import Action, Clock
+from livescale.sim.config import SimConfig
 
 Message = TypeVar("Message")
+_SENT_AGAIN_NS = 50_000_000
+
+
+class Delays:
+    """What happens to messages on their way, drawn from a seed: a constant delay, and now and then
+    more."""
+
+    def __init__(self, config: SimConfig, clock: Clock, seed: int) -> None:
+        self._clock = clock
+        self._faults = config.faults
+        self._message_delay_ns = config.message_delay_ns
+        self._rng = random.Random(f"delays {seed}")
+        self._losses = random.Random(f"lost messages {seed}")
+        self._pairs = random.Random(f"lost pairs {seed}")
+
+    def plain_ns(self) -> int:
+        return self._message_delay_ns
+
+    def of_worker_ns(self) -> int:
+        """The delay of a worker's message: late ones happen while faults do."""
+        faults = self._faults
+        if (
+            self._clock.now_ns < faults.until_ns
+            and self._rng.randrange(1000) < faults.late_permille
+        ):
+            return self._message_delay_ns + self._rng.randrange(faults.late_ns_max + 1)
+        return self._message_delay_ns
+
+    def loses(self) -> bool:
+        """A progress message of this time is lost."""
+        faults = self._faults
+        if self._clock.now_ns >= faults.until_ns or not faults.lost_permille:
+            return False
+        return self._losses.randrange(1000) < faults.lost_permille
+
+    def loss_window_ns(self) -> int:
+        """How much of what a dying worker last sent is lost."""
+        return self._rng.randrange(2 * self._message_delay_ns + 1)
+
+    def pair_loss(self) -> tuple[int, int] | None:
+        """Whether a handover of this time loses one of its two workers: which, and how soon."""
+        faults = self._faults
+        if self._clock.now_ns >= faults.until_ns or not faults.pair_loss_permille:
+            return None
+        if self._pairs.randrange(1000) >= faults.pair_loss_permille:
+            return None
+        soon_ns = 2 * self._message_delay_ns + self._pairs.choice([1, faults.late_ns_max + 1])
+        return self._pairs.randrange(2), self._pairs.randrange(soon_ns)
+
+    def reconnect_ns(self) -> int:
+        """How long a peer takes to find a controller that has just begun."""
+        return self._rng.randint(1, self._faults.reconnect_ns_max)
 
 
 class SimChannel(Generic[Message]):
@@ -63,3 +118,41 @@ class SimChannel(Generic[Message]):
             self._held.append((sent_ns, message))
         elif self._lost_after_ns is None or sent_ns <= self._lost_after_ns:
             self._deliver(message)
+
+
+class LossyChannel(SimChannel[AnyEvent]):
+    """A member's way to the controller on which progress may be lost though the connection stands.
+    `loses` is asked for every progress message.
+
+    Terminal events, joins and troubles are never lost, only late: senders keep them until they were
+    delivered. Progress may be overtaken. A layer's arrival is not sent again, because the end of
+    the load reports it; an instance's report makes way for a newer one, and comes late if there is
+    none, as from a sender that keeps only the last one.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        delay_ns: Callable[[], int],
+        deliver: Callable[[AnyEvent], None],
+        loses: Callable[[], bool],
+    ) -> None:
+        super().__init__(clock, delay_ns, deliver)
+        self._loses = loses
+        self._reports = 0
+
+    def send(self, message: AnyEvent) -> None:
+        """Queue a message, or lose it."""
+        if isinstance(message, LayerArrived) and self._loses():
+            return
+        if isinstance(message, InstanceReported):
+            self._reports += 1
+            number = self._reports
+            if self._loses():
+                self._clock.after(_SENT_AGAIN_NS, lambda: self._send_again(number, message))
+                return
+        super().send(message)
+
+    def _send_again(self, number: int, report: InstanceReported) -> None:
+        if number == self._reports:
+            super().send(report)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from livescale.chunks import ChunkGrid, Feed
+from livescale.clusters.topology import LinkUse
 from livescale.member import inputs
 from livescale.sim.clock import Action
 from livescale.sim.links.feeding import LayerPiece, bytes_in, lowest
-from livescale.topology import LinkUse
 from livescale.types import PlanId, WorkerRef
 
 HoldingKey = tuple[WorkerRef, str, int]
@@ -25,7 +25,7 @@ NANO = 1_000_000_000
 
 @dataclass(slots=True, eq=False)
 class SimLink:
-    """One direction of a link. Its rate is None if nobody knows it; `permille` of it are left.
+    """One direction of a link. Its rate is None if it is not known; `permille` of it are left.
     Serving traffic comes first; parameters get `parameter_percent` of it at most."""
 
     use: LinkUse
@@ -95,10 +95,6 @@ class SimReception:
     is_failing: bool = False
     #: wanted only from those who have all of the layer, as the real reception does
     was_corrupt: dict[int, None] = field(default_factory=dict)
-
-    @property
-    def place(self) -> tuple[PlanId, WorkerRef]:
-        return self.plan, self.key[0]
 
     def begin(self) -> None:
         """Its first byte comes. Layers that need no bytes are there with it. Idempotent."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from livescale.clusters.topology import Direction, LinkKind, LinkUse, Topology
 from livescale.control.multicast.fabric import Fabric
 from livescale.sim.checkers.invariants import require
 from livescale.sim.links.flows import NANO, SimLink
-from livescale.topology import Direction, LinkKind, LinkUse, Topology
 from livescale.types import FromStorage, Upstream, WorkerRef
 
 #: kinds of which a hop crosses two; the sender's counts

@@ -1,34 +1,29 @@
 """Messages between workers: live pairs, and the ranks of a live instance.
 
 Their bytes cross links as serving traffic (`serving_traffic.py`); from one worker to another they
-stay in order. What is under way from or to a worker that dies is lost, and those that talked to it
-hear of the loss. Nothing is decided here.
+stay in order. What is under way from or to a worker that dies is lost, and those that
+talked to that worker get news of the loss. Nothing is decided here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from livescale.batching.live_messages import Handover, KvLayer, Taken
 from livescale.member.effects import TellPeer
+from livescale.member.inputs import MemberInput, PeerLost, PeerSent
 from livescale.sim.clock import Clock
 from livescale.sim.links.serving_traffic import ServingTraffic
 from livescale.types import WorkerRef
 
-
-class LivePeer(Protocol):
-    """A worker as others reach it."""
-
-    def hear(self, peer: WorkerRef, told: TellPeer) -> None: ...
-
-    def peer_lost(self, peer: WorkerRef) -> None: ...
+Put = Callable[[MemberInput], None]
+"""What hands a worker its inputs."""
 
 
 class LiveLink:
-    """Connections between all living workers. `delay_ns` is drawn for every message; `hands` hears
-    of those with which a live batch goes over, before they are under way."""
+    """Connections between all living workers. `delay_ns` is drawn for every message; `hands` is
+    called for those with which a live batch goes over, before they are under way."""
 
     def __init__(
         self,
@@ -41,7 +36,7 @@ class LiveLink:
         self._serving = serving
         self._delay_ns = delay_ns
         self._hands = hands
-        self._living: dict[WorkerRef, LivePeer] = {}
+        self._living: dict[WorkerRef, Put] = {}
         #: who has ever talked to whom, both ways
         self._known: dict[WorkerRef, dict[WorkerRef, None]] = {}
         self._last_ns: dict[tuple[WorkerRef, WorkerRef], int] = {}
@@ -51,9 +46,9 @@ class LiveLink:
         #: when workers were silent last
         self._spoke_ns: dict[WorkerRef, int] = {}
 
-    def join(self, worker: WorkerRef, peer: LivePeer) -> None:
-        """The worker can be reached from now on. It is in the topology."""
-        self._living[worker] = peer
+    def join(self, worker: WorkerRef, put: Put) -> None:
+        """The worker, which is in the topology, can be reached from now on."""
+        self._living[worker] = put
 
     def leave(self, worker: WorkerRef) -> None:
         """The worker died, or was given up."""
@@ -64,9 +59,9 @@ class LiveLink:
             self._known.get(other, {}).pop(worker, None)
             self._clock.after(self._delay_ns(), partial(self._tell_lost, other, worker))
 
-    def send(self, sender: WorkerRef, told: TellPeer) -> None:
+    def send(self, sender: WorkerRef, sent: TellPeer) -> None:
         """Queue a message behind those that the sender has sent the same peer before."""
-        receiver = told.peer
+        receiver = sent.peer
         if sender not in self._living:
             return
         if receiver not in self._living:
@@ -74,10 +69,10 @@ class LiveLink:
             return
         self._known.setdefault(sender, {})[receiver] = None
         self._known.setdefault(receiver, {})[sender] = None
-        if isinstance(told.message, Handover | Taken | KvLayer):
+        if isinstance(sent.message, Handover | Taken | KvLayer):
             self._hands(sender, receiver)
-        left = partial(self._left, sender, told)
-        self._serving.send(sender, receiver, told.size_bytes, left)
+        left = partial(self._left, sender, sent)
+        self._serving.send(sender, receiver, sent.size_bytes, left)
 
     def hold(self, worker: WorkerRef) -> None:
         """Nothing comes from the worker or reaches it from now on, and nothing is lost."""
@@ -88,8 +83,8 @@ class LiveLink:
         del self._silent[worker]
         self._spoke_ns[worker] = self._clock.now_ns
         held, self._held = self._held, []
-        for sender, told in held:
-            self._arrive(sender, told)
+        for sender, sent in held:
+            self._arrive(sender, sent)
 
     def free_ns(self, sender: WorkerRef) -> int:
         """Since when nothing of the worker is under way; now, if something is, or if it is
@@ -100,23 +95,22 @@ class LiveLink:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _left(self, sender: WorkerRef, told: TellPeer) -> None:
+    def _left(self, sender: WorkerRef, sent: TellPeer) -> None:
         """All of it has crossed the links."""
-        pair = (sender, told.peer)
+        pair = (sender, sent.peer)
         arrival_ns = max(self._last_ns.get(pair, 0), self._clock.now_ns + self._delay_ns())
         self._last_ns[pair] = arrival_ns
-        self._clock.at(arrival_ns, partial(self._arrive, sender, told))
+        self._clock.at(arrival_ns, partial(self._arrive, sender, sent))
 
-    def _arrive(self, sender: WorkerRef, told: TellPeer) -> None:
-        receiver = told.peer
+    def _arrive(self, sender: WorkerRef, sent: TellPeer) -> None:
+        receiver = sent.peer
         if sender in self._silent or receiver in self._silent:
-            self._held.append((sender, told))
+            self._held.append((sender, sent))
             return
-        peer = self._living.get(receiver)
-        if peer is not None and sender in self._living:
-            peer.hear(sender, told)
+        put = self._living.get(receiver)
+        if put is not None and sender in self._living:
+            put(PeerSent(sender, sent.message, sent.gateways, sent.size_bytes))
 
     def _tell_lost(self, worker: WorkerRef, lost: WorkerRef) -> None:
-        peer = self._living.get(worker)
-        if peer is not None:
-            peer.peer_lost(lost)
+        if worker in self._living:
+            self._living[worker](PeerLost(lost))

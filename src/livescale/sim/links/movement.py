@@ -1,7 +1,7 @@
 """Bytes on their way: which flow moves what at which rate, and when it has to be looked at again.
 
 All that happens at one instant happens first; then the flows that it touched are looked at, and
-rates are shared once. What arrives is told; what it means for receptions is in `transfers.py`.
+rates are shared once. What arrives is reported; what it means for receptions is in `transfers.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from livescale.clusters.topology import Topology
 from livescale.sim.clock import Clock
 from livescale.sim.links.feeding import LayerPiece
 from livescale.sim.links.flows import (
@@ -23,12 +24,11 @@ from livescale.sim.links.link_table import SimLinks
 from livescale.sim.links.sender_stock import SenderStock, Supply
 from livescale.sim.links.serving_traffic import ServingTraffic
 from livescale.sim.links.sharing import Sharing
-from livescale.topology import Topology
 from livescale.types import WorkerRef
 
 
 class Movement:
-    """All flows. `tell_arrived` hears of every piece that is in place: flow and layer."""
+    """All flows. `tell_arrived` is called for every piece that is in place: flow and layer."""
 
     def __init__(
         self,
@@ -40,17 +40,16 @@ class Movement:
         self.holdings: dict[HoldingKey, SimHolding] = {}
         #: receptions under way
         self.receiving: dict[HoldingKey, SimReception] = {}
-        #: flows by what they come from, and that by member
+        #: flows by what they come from
         self._readers: dict[HoldingKey, dict[SimFlow, None]] = {}
-        self._asked: dict[WorkerRef, dict[HoldingKey, None]] = {}
         self._clock = clock
         self._tell_arrived = tell_arrived
         self._links = SimLinks(topology, parameter_percent)
         self._sharing = Sharing()
         self.serving = ServingTraffic(clock, self._links, self._sharing, self._settle_soon)
         self._supplies = SenderStock(self.holdings, self.receiving)
-        #: members from which nothing comes
-        self._frozen: dict[WorkerRef, None] = {}
+        #: members from which nothing comes until then. Touch what such a member sends
+        self.frozen: dict[WorkerRef, int] = {}
         #: flows to look at before this instant is over
         self._touched: dict[SimFlow, None] = {}
         self._settles = False
@@ -61,7 +60,6 @@ class Movement:
         """The flow moves what it can from now on."""
         if flow.sender is not None:
             self._readers.setdefault(flow.sender, {})[flow] = None
-            self._asked.setdefault(flow.sender[0], {})[flow.sender] = None
         self.touch(flow)
 
     def close(self, flow: SimFlow) -> None:
@@ -88,7 +86,8 @@ class Movement:
 
     def sent_by(self, member: WorkerRef) -> list[SimFlow]:
         """The flows that come from the member, or will when it has something."""
-        return [flow for key in self._asked.get(member, ()) for flow in self._readers[key]]
+        asked = [flows for key, flows in self._readers.items() if key[0] == member]
+        return [flow for flows in asked for flow in flows]
 
     def received_by(self, member: WorkerRef) -> list[SimFlow]:
         """Flows that bring something to the member."""
@@ -106,13 +105,6 @@ class Movement:
 
     # -- links and members --------------------------------------------------------------------
 
-    def freeze(self, member: WorkerRef, is_frozen: bool) -> None:
-        """Nothing leaves the member, or something does again. Touch what it sends."""
-        if is_frozen:
-            self._frozen[member] = None
-        else:
-            self._frozen.pop(member, None)
-
     def set_nic(self, member: WorkerRef, permille: int) -> None:
         """The member's NIC carries so much of its rate; bytes from storage cross that of a host,
         too, on their way to its devices."""
@@ -126,12 +118,14 @@ class Movement:
                     self.touch(flow)
 
     def carried_bytes(self) -> dict[str, int]:
-        """Parameters that links have carried by now, by kind of link."""
+        """Parameters that links have carried by now, by kind of link. Each byte counts once per
+        link that it crossed; of the two ends of a hop, the sender's NIC and leaf count."""
         self._advance_all()
         return self._links.carried_bytes()
 
     def check_links(self) -> None:
-        """Raises InvariantBroken if some link has carried, or gives, more than it can."""
+        """No link has carried more than its rate times time. Raises InvariantBroken. That none
+        is given away above its rate is looked at whenever rates change, without this."""
         self._advance_all()
         self._links.check(self._clock.now_ns)
 
@@ -179,7 +173,7 @@ class Movement:
     def _is_blocked(self, flow: SimFlow) -> bool:
         """Its sender has nothing, or nothing gets through."""
         sender = flow.sender
-        if sender is not None and (sender not in self.holdings or sender[0] in self._frozen):
+        if sender is not None and (sender not in self.holdings or sender[0] in self.frozen):
             return True
         if flow.path is None:
             receiver, now_ns = flow.reception.key[0], self._clock.now_ns
@@ -247,7 +241,7 @@ class Movement:
         return True
 
     def _set_aside(self, flow: SimFlow) -> bool:
-        """The sender has no more of the piece, and nobody brings it: maybe there is another, if
+        """The sender has no more of the piece, and no flow brings it: maybe there is another, if
         something had moved."""
         moved = flow.moved_nanobytes
         self._give_up(flow, moved)

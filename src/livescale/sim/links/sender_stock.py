@@ -25,7 +25,7 @@ class Supply:
     there_nanobytes: int = 0
     coming_nanobytes: int = 0
     feeders: tuple[Feeder, ...] = ()
-    #: when somebody else begins to be a feeder, or one ends, without any other event
+    #: when another flow begins to be a feeder, or one ends, without any other event
     change_ns: int | None = None
 
     @property
@@ -63,6 +63,9 @@ class SenderStock:
         A holder sends what it has of all that it was asked for, so that a later piece may go
         first. With a window it was asked for the first ones only (`Feed.window`).
         """
+        grid, missing = flow.reception.holding.grid, None
+        if flow.sender is not None:
+            missing = self._holdings[flow.sender].missing
         first = flow.next_wanted(flow.first)
         flow.first = len(flow.pieces) if first is None else first
         best = None
@@ -70,9 +73,10 @@ class SenderStock:
         moving = self._layers_moving_to(flow)
         while number is not None:
             piece = flow.wanted(number)
-            if best is None or piece.layer in moving or self._has_some(flow, piece):
+            is_there = missing is None or piece.chunks & ~missing[piece.layer]
+            if best is None or piece.layer in moving or is_there:
                 supply = self.of(flow, piece, now_ns)
-                if supply.can_begin(self._unit_nanobytes(flow, piece)):
+                if supply.can_begin(min(grid.chunk_bytes, bytes_in(grid, piece)) * NANO):
                     return number, piece, supply
                 if best is None or (supply.feeders and not best[2].feeders):
                     best = number, piece, supply
@@ -115,15 +119,12 @@ class SenderStock:
         grid = flow.reception.holding.grid
         whole, awaited = piece.chunks & ~lacking, lacking
         if flow.feed.window is not None:
-            # Asked for in order: nothing counts behind the first chunk that nobody brings.
+            # Asked for in order: nothing counts behind the first chunk that no flow brings.
             awaited = lacking & -lacking
             whole &= awaited - 1
-        there, coming, feeders, change_ns = (
-            bytes_in(grid, LayerPiece(layer, whole)) * NANO,
-            0,
-            [],
-            [],
-        )
+        there, coming = bytes_in(grid, LayerPiece(layer, whole)) * NANO, 0
+        feeders: list[Feeder] = []
+        change_ns: list[int] = []
         for other, its in self._coming(flow.sender, LayerPiece(layer, awaited)):
             other.advance(now_ns)
             moved, wanted = other.moved_nanobytes, its.chunks & lacking
@@ -180,16 +181,6 @@ class SenderStock:
         reception = None if flow.sender is None else self._receptions.get(flow.sender)
         flows = reception.flows if reception is not None else ()
         return {f.piece.layer: None for f in flows if f.piece is not None and f.is_active}
-
-    def _has_some(self, flow: SimFlow, piece: LayerPiece) -> bool:
-        """The sender has some chunk of the piece."""
-        if flow.sender is None:
-            return True
-        return bool(piece.chunks & ~self._holdings[flow.sender].missing[piece.layer])
-
-    def _unit_nanobytes(self, flow: SimFlow, piece: LayerPiece) -> int:
-        grid = flow.reception.holding.grid
-        return min(grid.chunk_bytes, bytes_in(grid, piece)) * NANO
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from livescale.types import FromWorker, WorkerRef
 
 class ServingTraffic:
     """All of it. `settle_soon` is called when rates have to be shared out anew before this instant
-    is over; whoever does that tells `paced`."""
+    is over; that code calls `paced`."""
 
     def __init__(
         self, clock: Clock, links: SimLinks, sharing: Sharing, settle_soon: Callable[[], None]

@@ -12,20 +12,18 @@ from livescale.types import FromWorker, WorkerRef
 
 
 class Slowdowns:
-    """`stall_ns` is how long a receiver waits for bytes before it says so."""
+    """`stall_ns` is how long a receiver waits for bytes before it reports a stall."""
 
     def __init__(self, clock: Clock, moves: Movement, stall_ns: int) -> None:
         self._clock = clock
         self._moves = moves
         self._stall_ns = stall_ns
-        #: members from which nothing comes until then, and whose NICs are slow until then
-        self._frozen: dict[WorkerRef, int] = {}
+        #: members whose NICs are slow until then
         self._slow: dict[WorkerRef, int] = {}
 
     def freeze(self, member: WorkerRef, until_ns: int) -> None:
         """Nothing leaves the member until then, though its connections stand."""
-        self._frozen[member] = max(until_ns, self._frozen.get(member, 0))
-        self._moves.freeze(member, True)
+        self._moves.frozen[member] = max(until_ns, self._moves.frozen.get(member, 0))
         self._expect_stalls(self._moves.sent_by(member))
         self._moves.touch_all(self._moves.sent_by(member))
         self._clock.at(until_ns, partial(self._thaw, member))
@@ -44,7 +42,7 @@ class Slowdowns:
     def begins(self, flow: SimFlow, sender: WorkerRef) -> None:
         """A flow that begins may wait from the start."""
         ends = (sender, flow.reception.key[0])
-        if any(member in self._frozen or member in self._slow for member in ends):
+        if any(member in self._moves.frozen or member in self._slow for member in ends):
             self._expect_stall(flow)
 
     def _expect_stalls(self, flows: list[SimFlow]) -> None:
@@ -77,9 +75,8 @@ class Slowdowns:
         self._clock.after(self._stall_ns, look)
 
     def _thaw(self, member: WorkerRef) -> None:
-        if self._frozen.get(member) == self._clock.now_ns:
-            del self._frozen[member]
-            self._moves.freeze(member, False)
+        if self._moves.frozen.get(member) == self._clock.now_ns:
+            del self._moves.frozen[member]
             self._moves.touch_all(self._moves.sent_by(member))
 
     def _speed_up(self, member: WorkerRef) -> None:

@@ -3,7 +3,7 @@
 Every feed is a flow over the links of its path and moves one part of a layer at a time; rates
 change when flows come and go, and when one catches up with what its sender itself is getting. So
 there is an event per feed and layer, whatever the number of chunks. A receiver passes on what it
-has while it receives, one chunk behind. Receivers are told, nothing is decided.
+has while it receives, one chunk behind. Receivers get the news, nothing is decided.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from functools import partial
 
 from livescale.chunks import ChunkGrid, Feed
+from livescale.clusters.topology import Topology
 from livescale.member import inputs
 from livescale.sim.clock import Clock
 from livescale.sim.links.feeding import LayerPiece, all_chunks, bytes_in, pieces_of
 from livescale.sim.links.flows import HoldingKey, SimFlow, SimHolding, SimReception
 from livescale.sim.links.movement import Movement
 from livescale.sim.links.slowdowns import Slowdowns
-from livescale.topology import Topology
 from livescale.types import FromWorker, PlanId, WorkerRef
 
 _CORRUPT_MAX = 2
@@ -29,10 +29,10 @@ class Transfers:
     """All holdings and receptions of the world.
 
     `wait_ns` is how long a holder may take to have (or begin to get) what it is asked for;
-    `stall_ns` how long a receiver waits for bytes before it says so. With `load_ns` a device has
-    all its layers after that time, whatever its feeds say. Members must be in the topology while
+    after `stall_ns` without bytes a receiver reports a stall. With `load_ns` a device has all its
+    layers after that time, whatever its feeds say. Members must be in the topology while
     they hold, receive or send something. Parameters take `parameter_percent` of a NIC's way out at
-    most. `serving` is what workers send each other beside them.
+    most. What workers send each other beside them is `moves.serving`.
     """
 
     def __init__(
@@ -47,13 +47,10 @@ class Transfers:
         self._clock = clock
         self._wait_ns = wait_ns
         self._load_ns = load_ns
-        self._moves = Movement(clock, topology, parameter_percent, self._arrived)
-        self.serving = self._moves.serving
-        self.slowdowns = Slowdowns(clock, self._moves, stall_ns)
-        self._holdings = self._moves.holdings
-        self._receiving = self._moves.receiving
-        self._receptions: dict[tuple[PlanId, WorkerRef], SimReception] = {}
-        self._keys_of: dict[WorkerRef, dict[HoldingKey, None]] = {}
+        self.moves = Movement(clock, topology, parameter_percent, self._arrived)
+        self.slowdowns = Slowdowns(clock, self.moves, stall_ns)
+        self._holdings = self.moves.holdings
+        self._receiving = self.moves.receiving
         #: models whose files are wrong until then
         self._spoiled: dict[str, int] = {}
 
@@ -74,8 +71,7 @@ class Transfers:
         holding = self._holdings[key] = SimHolding(grid, all_chunks(grid))
         is_timed = self._load_ns is not None and not key[0].is_agent
         reception = SimReception(plan, key, holding, tell, is_timed)
-        self._receptions[reception.place] = self._receiving[key] = reception
-        self._keys_of.setdefault(key[0], {})[key] = None
+        self._receiving[key] = reception
         if present_layers and not is_timed:
             reception.begin()
             for layer in present_layers:
@@ -85,17 +81,17 @@ class Transfers:
             self._clock.after(self._load_ns, partial(self._load_at_once, reception))
             return
         self._ask(reception, feeds)
-        self._moves.touch_all(self._moves.readers(key))
+        self.moves.touch_all(self.moves.readers(key))
 
-    def amend(self, plan: PlanId, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
+    def amend(self, key: HoldingKey, feeds: tuple[Feed, ...]) -> None:
         """What is missing comes by these feeds. Feeds that stay go on; late orders are ignored."""
-        reception = self._receptions.get((plan, receiver))
+        reception = self._receiving.get(key)
         if reception is None or reception.is_timed:
             return
         kept = [flow for flow in reception.flows if not flow.is_over and flow.feed in feeds]
         for flow in reception.flows:
             if flow not in kept:
-                self._moves.close(flow)
+                self.moves.close(flow)
         reception.flows = kept
         known = [flow.feed for flow in kept]
         self._ask(reception, tuple(feed for feed in feeds if feed not in known))
@@ -105,32 +101,21 @@ class Transfers:
         reception = self._receiving.get(key)
         if reception is not None:
             self._end(reception)
-        for flow in self._moves.readers(key):
+        for flow in self.moves.readers(key):
             if not flow.is_over:
                 self._fail(flow, "was dropped there")
-        if self._holdings.pop(key, None) is not None:
-            del self._keys_of[key[0]][key]
+        self._holdings.pop(key, None)
 
     def node_gone(self, member: WorkerRef) -> None:
         """The member died with all it held."""
-        for key in list(self._keys_of.get(member, ())):
+        for key in [key for key in self._holdings if key[0] == member]:
             self.drop(key)
-
-    def carried_bytes(self) -> dict[str, int]:
-        """Parameters that links have carried by now, by kind of link. Each byte counts once per
-        link that it crossed; of the two ends of a hop, the sender's NIC and leaf count."""
-        return self._moves.carried_bytes()
 
     def missing_bytes(self, member: WorkerRef, model: str, rank: int, layer: int) -> int:
         """Bytes of a layer that the member, which receives or holds the rank, still lacks."""
         holding = self._holdings[member, model, rank]
         missing = holding.missing[layer]
         return bytes_in(holding.grid, LayerPiece(layer, missing)) if missing else 0
-
-    def check_links(self) -> None:
-        """No link has carried more than its rate times time. Raises InvariantBroken. That none
-        is given away above its rate is looked at whenever rates change, without this."""
-        self._moves.check_links()
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -146,7 +131,7 @@ class Transfers:
         """One of the feeds under way fails: the number `choice`, counted round and round."""
         flows = [
             flow
-            for reception in self._receptions.values()
+            for reception in self._receiving.values()
             for flow in reception.flows
             if not flow.is_over and flow.sender is not None and flow.next_wanted(0) is not None
         ]
@@ -156,7 +141,7 @@ class Transfers:
     def corrupt(self, choice: int) -> None:
         """The next layer that is complete on one of the receptions under way is wrong, and comes
         again from the same feeds. Counted round and round."""
-        receptions = [r for r in self._receptions.values() if not r.is_timed]
+        receptions = [r for r in self._receiving.values() if not r.is_timed]
         if receptions:
             receptions[choice % len(receptions)].corruptions += 1
 
@@ -186,7 +171,7 @@ class Transfers:
             if flow.sender not in self._holdings:
                 self._clock.after(self._wait_ns, partial(self._fail_without_holder, flow))
             self.slowdowns.begins(flow, upstream.worker)
-        self._moves.add(flow)
+        self.moves.add(flow)
 
     def _fail_without_holder(self, flow: SimFlow) -> None:
         if not flow.is_over and flow.sender not in self._holdings:
@@ -194,14 +179,14 @@ class Transfers:
 
     def _load_at_once(self, reception: SimReception) -> None:
         """All layers are there, in their order."""
-        if self._receptions.get(reception.place) is not reception:
+        if self._receiving.get(reception.key) is not reception:
             return
         plan, tell, missing = reception.plan, reception.tell, reception.holding.missing
         tell(inputs.FirstByteCame(plan))
         for layer in range(len(missing)):
             missing[layer] = 0
             tell(inputs.LayerCame(plan, layer))
-        self._moves.touch_all(self._moves.readers(reception.key))
+        self.moves.touch_all(self.moves.readers(reception.key))
         self._complete_if_whole(reception)
 
     # -- what comes ---------------------------------------------------------------------------
@@ -230,25 +215,25 @@ class Transfers:
 
     def _fail_load(self, reception: SimReception, layer: int) -> None:
         """Nothing of it is kept: there is no other holder to ask."""
-        if self._receptions.get(reception.place) is reception:
+        if self._receiving.get(reception.key) is reception:
             self.drop(reception.key)
             reason = f"layer {layer} has another checksum"
             reception.tell(inputs.FetchFailed(reception.plan, reason))
 
     def _end(self, reception: SimReception) -> None:
-        del self._receptions[reception.place], self._receiving[reception.key]
+        del self._receiving[reception.key]
         for flow in reception.flows:
-            self._moves.close(flow)
+            self.moves.close(flow)
 
     def _fetch_again(self, reception: SimReception, layer: int) -> None:
         """Its chunks are missing again, and asked for next where they came from, but only from
-        those who have all of it. Whoever was wrong twice fails."""
+        those who have all of it. A feed that was wrong twice fails."""
         reception.was_corrupt[layer] = None
-        readers = self._moves.readers(reception.key)
+        readers = self.moves.readers(reception.key)
         gave_up: dict[SimReception, SimFlow] = {}
         for reader in readers:
             if reader.piece is not None and reader.piece.layer == layer:
-                self._moves.give_up(reader)
+                self.moves.give_up(reader)
                 gave_up[reader.reception] = reader
         left = all_chunks(reception.holding.grid)[layer]
         reception.holding.missing[layer] = left
@@ -265,7 +250,7 @@ class Transfers:
         if left:
             # Who brought these is gone; any other may bring them.
             is_open[0].want_again(LayerPiece(layer, left))
-        self._moves.touch_all([*readers, *is_open])
+        self.moves.touch_all([*readers, *is_open])
         for flow in wrong_twice:
             if not flow.is_over:
                 self._fail(flow, f"layer {layer} was corrupt for the second time")
@@ -280,5 +265,5 @@ class Transfers:
         assert isinstance(upstream, FromWorker)
         for other in reception.flows:
             if other.feed.upstream == upstream:
-                self._moves.close(other)
+                self.moves.close(other)
         reception.tell(inputs.FeedEnded(reception.plan, upstream.worker, reason, is_stalled=False))

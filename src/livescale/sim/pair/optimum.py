@@ -45,14 +45,10 @@ def finish_times(
 ) -> tuple[int, ...]:
     """The closed form above: when each batch ends with this split."""
     ends: list[int] = []
-    waits = [0] * layers  # by m: what the target has to do from layer m on, of all batches so far
-    free_ns = 0
+    end_ns, waits = 0, (0,) * layers
     for count, each_ns in zip(target_layers, layer_ns, strict=True):
-        for m in range(count):
-            waits[m] += each_ns * (count - m)
-        ready_ns = max((loaded_ns[m] + waits[m] for m in range(count)), default=0)
-        free_ns = max(free_ns, ready_ns) + each_ns * (layers - count)
-        ends.append(free_ns)
+        end_ns, waits = _next_end(end_ns, waits, count, each_ns, loaded_ns)
+        ends.append(end_ns)
     return tuple(ends)
 
 
@@ -72,11 +68,7 @@ def best_split(layers: int, layer_ns: Sequence[int], loaded_ns: Sequence[int]) -
             return
         each_ns = layer_ns[number]
         for on_target in range(layers + 1):
-            now_waits = tuple(
-                wait + each_ns * max(on_target - m, 0) for m, wait in enumerate(waits)
-            )
-            ready = (loaded_ns[m] + now_waits[m] for m in range(on_target))
-            end_ns = max(free_ns, max(ready, default=0)) + each_ns * (layers - on_target)
+            end_ns, now_waits = _next_end(free_ns, waits, on_target, each_ns, loaded_ns)
             # Those that follow end no earlier.
             if total_ns + end_ns * (count - number) < best_ns:
                 split.append(on_target)
@@ -120,10 +112,8 @@ def solve_split(
     x = _add_program(solver, layers, scaled, [at_ns / scale_ns for at_ns in loaded_ns])
     status = solver.getModelStatus()
     values = solver.getSolution().col_value
-    if (
-        not solver.getInfo().primal_solution_status
-        == highspy.SolutionStatus.kSolutionStatusFeasible
-    ):
+    feasible = highspy.SolutionStatus.kSolutionStatusFeasible
+    if solver.getInfo().primal_solution_status != feasible:
         raise TimeoutError(f"HiGHS found no split within {limit_s:g} s")
     split = tuple(sum(round(values[column.index]) for column in row) for row in x)
     ends = finish_times(split, layers, layer_ns, loaded_ns)
@@ -131,6 +121,16 @@ def solve_split(
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _next_end(
+    free_ns: int, waits: tuple[int, ...], count: int, each_ns: int, loaded_ns: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
+    """E_i and, by m, what the target then has to do from layer m on, of all batches so far, from
+    the same of the batch before."""
+    waits = tuple(wait + each_ns * max(count - m, 0) for m, wait in enumerate(waits))
+    ready_ns = max((loaded_ns[m] + waits[m] for m in range(count)), default=0)
+    return max(free_ns, ready_ns) + each_ns * (len(waits) - count), waits
 
 
 def _highspy() -> Any:

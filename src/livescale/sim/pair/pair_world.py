@@ -18,8 +18,8 @@ from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.live_messages import Handover, KvLayer, LiveMessage
 from livescale.batching.live_order import LIVE_ORDERS
-from livescale.batching.run import Emission, Run, Segment, SequenceSpec
-from livescale.plans import Pairing
+from livescale.batching.run import EmittedTokens, Run, Segment, SequenceSpec
+from livescale.routes import Partner
 from livescale.sim.clock import COMMIT_PRIORITY, Action, Clock
 from livescale.types import LayerSpan, SamplingParams, WorkerRef
 
@@ -130,7 +130,7 @@ class _Member:
 class PairWorld:
     """Both instances, what is on its way between them, and the time.
 
-    Members, which start a Run in the same step in which they hear that one has ended, would not
+    Members, which start a Run in the same step in which they learn that one has ended, would not
     know what the other one ends at that instant: here nothing but the protocol may cost anything.
     """
 
@@ -138,8 +138,8 @@ class PairWorld:
         self._load = load
         self._clock = Clock()
         self._is_live = LIVE_ORDERS[load.order].is_live
-        pairing = Pairing(load.order, _SOURCE, 1) if self._is_live else None
-        self._members = [self._member(_SOURCE, None), self._member(_TARGET, pairing)]
+        order = load.order if self._is_live else None
+        self._members = [self._member(_SOURCE, None), self._member(_TARGET, order)]
         self._left = deque(range(len(load.tokens)))
         self._link_free_ns = 0
         self._decoded_ns = 0
@@ -157,7 +157,7 @@ class PairWorld:
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    def _member(self, ref: WorkerRef, pairing: Pairing | None) -> _Member:
+    def _member(self, ref: WorkerRef, live_order: str | None) -> _Member:
         load = self._load
         requests = len(load.tokens) + load.decodes
         config = BatcherConfig(
@@ -169,7 +169,8 @@ class PairWorld:
         batcher = Batcher(config, LayerSpan(0, load.layers + 2))
         # One request is one batch.
         limits = msgspec.structs.replace(load.limits, batch_tokens_max=1)
-        return _Member(ref, LiveBatcher(batcher, ref.worker + 1, limits, pairing))
+        gives_to = () if live_order is None else (Partner(1, _SOURCE),)
+        return _Member(ref, LiveBatcher(batcher, ref.worker + 1, limits, live_order, gives_to))
 
     def _begin(self) -> None:
         source, target = self._members
@@ -177,9 +178,9 @@ class PairWorld:
         for number in range(self._load.decodes):
             sampling = SamplingParams(_BLOCK_TOKENS // 2)
             source.batcher.add(SequenceSpec(f"d{number}", 1, range(1), sampling))
-        run = source.batcher.next_run()
+        run = source.batcher.next()
         if run is not None:  # they decode already
-            source.batcher.commit(run, [0] * len(run.segments))
+            source.batcher.done(run, [(0,)] * len(run.segments), 0)
         arrived_ns = itertools.accumulate(self._load.arrived_ns, max, initial=0)
         for watermark, at_ns in enumerate(arrived_ns):
             self._expect(at_ns, target, partial(target.batcher.layers_arrived, watermark))
@@ -214,14 +215,14 @@ class PairWorld:
     def _end(self, member: _Member, run: Run, work: PairWork) -> None:
         member.is_running = False
         count = sum(segment.samples for segment in run.segments)
-        for emission in member.batcher.commit(run, [0] * count):
+        took_ns = work.stop_ns - work.start_ns
+        for emission in member.batcher.done(run, [(0,)] * count, took_ns):
             self._emitted(emission)
         if work.decodes and not work.on_target and self._load.decodes:
             self._run.tbt_ns.append(self._clock.now_ns - self._decoded_ns)
             self._decoded_ns = self._clock.now_ns
-        member.batcher.ran(run, work.stop_ns - work.start_ns)
 
-    def _emitted(self, emission: Emission) -> None:
+    def _emitted(self, emission: EmittedTokens) -> None:
         if not emission.request.startswith("b"):
             return
         number = int(emission.request[1:])
@@ -273,7 +274,7 @@ class PairWorld:
     def _start(self, member: _Member) -> None:
         if member.is_running:
             return
-        run = member.batcher.next_run()
+        run = member.batcher.next()
         if run is not None:
             member.is_running, work = True, self._work(member, run)
             self._run.works.append(work)
@@ -285,7 +286,7 @@ class PairWorld:
         load = self._load
         on_target = member.ref == _TARGET
         layer_ns = (on_target and load.target_layer_ns) or load.batch_layer_ns
-        layers = min(run.span.stop, load.layers + 1) - max(run.span.start, 1)
+        layers = run.span.decoder_layers(load.layers + 2)
         batches = []
         took_ns, decodes = 0, 0
         for segment in run.segments:

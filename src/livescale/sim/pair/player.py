@@ -8,7 +8,7 @@ knows at once. `pair_world.py` is the same with the production protocol.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from livescale.batching.live_order import LiveOrder, Progress
 
@@ -74,7 +74,10 @@ def play(
     arrive and Runs that end at one time are known before anything begins, and the source chooses
     first.
     """
-    return _Machines(order, layers, layer_ns, loaded_ns, has_source=has_source).play()
+    if list(loaded_ns) != sorted(loaded_ns) or len(loaded_ns) > layers:
+        raise ValueError(f"{list(loaded_ns)}: rising times of at most {layers} layers")
+    line = [NumberedBatch(number=number) for number in range(len(layer_ns))]
+    return _Machines(order, layers, layer_ns, loaded_ns, has_source, line).play()
 
 
 def loaded_every(layer_ns: int, layers: int) -> tuple[int, ...]:
@@ -86,86 +89,76 @@ def loaded_every(layer_ns: int, layers: int) -> tuple[int, ...]:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class _Machines:
     """Both machines, and the time."""
 
-    def __init__(
-        self,
-        order: LiveOrder,
-        layers: int,
-        layer_ns: Sequence[int],
-        loaded_ns: Sequence[int],
-        *,
-        has_source: bool,
-    ) -> None:
-        if list(loaded_ns) != sorted(loaded_ns) or len(loaded_ns) > layers:
-            raise ValueError(f"{list(loaded_ns)}: rising times of at most {layers} layers")
-        self._order = order
-        self._has_source = has_source
-        self._layers = layers
-        self._layer_ns = layer_ns
-        self._loaded_ns = loaded_ns
-        #: what neither machine has finished nor the source taken
-        self._line = [NumberedBatch(number=number) for number in range(len(layer_ns))]
-        self._finished: dict[int, int] = {}
-        self._stretches: list[Stretch] = []
-        #: by machine (on_target), what it is in
-        self._in: dict[bool, Stretch | None] = {False: None, True: None}
-        self._now_ns = 0
+    order: LiveOrder
+    layers: int
+    layer_ns: Sequence[int]
+    loaded_ns: Sequence[int]
+    has_source: bool
+    #: what neither machine has finished nor the source taken
+    line: list[NumberedBatch]
+    finished: dict[int, int] = field(default_factory=dict)
+    stretches: list[Stretch] = field(default_factory=list)
+    #: by machine (on_target), what it is in
+    running: dict[bool, Stretch | None] = field(default_factory=lambda: {False: None, True: None})
+    now_ns: int = 0
 
     def play(self) -> LivePlay:
-        while len(self._finished) < len(self._layer_ns):
+        while len(self.finished) < len(self.layer_ns):
             for on_target in (False, True):
                 self._end(on_target)
-            loaded = sum(at_ns <= self._now_ns for at_ns in self._loaded_ns)
+            loaded = sum(at_ns <= self.now_ns for at_ns in self.loaded_ns)
             self._begin_source(loaded)
             self._begin_target(loaded)
-            coming = [at_ns for at_ns in self._loaded_ns if at_ns > self._now_ns]
-            coming += [stretch.stop_ns for stretch in self._in.values() if stretch is not None]
+            coming = [at_ns for at_ns in self.loaded_ns if at_ns > self.now_ns]
+            coming += [stretch.stop_ns for stretch in self.running.values() if stretch is not None]
             if coming:
-                self._now_ns = min(coming)
-            elif len(self._finished) < len(self._layer_ns):
-                waiting = [batch.number for batch in self._line]
+                self.now_ns = min(coming)
+            elif len(self.finished) < len(self.layer_ns):
+                waiting = [batch.number for batch in self.line]
                 raise ValueError(f"batches {waiting} wait for layers that never come")
-        ends = tuple(self._finished[number] for number in range(len(self._layer_ns)))
-        return LivePlay(ends, tuple(self._stretches))
+        ends = tuple(self.finished[number] for number in range(len(self.layer_ns)))
+        return LivePlay(ends, tuple(self.stretches))
 
     def _end(self, on_target: bool) -> None:
-        stretch = self._in[on_target]
-        if stretch is None or stretch.stop_ns > self._now_ns:
+        stretch = self.running[on_target]
+        if stretch is None or stretch.stop_ns > self.now_ns:
             return
-        self._in[on_target] = None
+        self.running[on_target] = None
         if not on_target:
-            self._finished[stretch.batch] = self._now_ns
+            self.finished[stretch.batch] = self.now_ns
             return
-        batch = next(b for b in self._line if b.number == stretch.batch)
+        batch = next(b for b in self.line if b.number == stretch.batch)
         batch.layers_done += stretch.layers
         batch.is_running = False
-        if batch.layers_done == self._layers:
-            self._line.remove(batch)
-            self._finished[batch.number] = self._now_ns
+        if batch.layers_done == self.layers:
+            self.line.remove(batch)
+            self.finished[batch.number] = self.now_ns
 
     def _begin_source(self, loaded: int) -> None:
-        if self._in[False] is not None or not self._has_source:
+        if self.running[False] is not None or not self.has_source:
             return
-        index = self._order.source_pull(self._line, loaded, self._layers)
+        index = self.order.source_pull(self.line, loaded, self.layers)
         if index is not None:
-            batch = self._line.pop(index)
-            self._begin(False, batch, self._layers - batch.layers_done)
+            batch = self.line.pop(index)
+            self._begin(False, batch, self.layers - batch.layers_done)
 
     def _begin_target(self, loaded: int) -> None:
-        if self._in[True] is not None:
+        if self.running[True] is not None:
             return
-        turn = self._order.target_turn(self._line, loaded, self._layers)
+        turn = self.order.target_turn(self.line, loaded, self.layers)
         if turn is not None:
-            batch = self._line[turn.batch]
+            batch = self.line[turn.batch]
             assert 0 < turn.layers <= loaded - batch.layers_done, "runs what is there"
             batch.is_running = batch.had_turn = True
             self._begin(True, batch, turn.layers)
 
     def _begin(self, on_target: bool, batch: NumberedBatch, layers: int) -> None:
-        stop_ns = self._now_ns + layers * self._layer_ns[batch.number]
+        stop_ns = self.now_ns + layers * self.layer_ns[batch.number]
         done = batch.layers_done
-        stretch = Stretch(on_target, batch.number, done, layers, self._now_ns, stop_ns)
-        self._in[on_target] = stretch
-        self._stretches.append(stretch)
+        stretch = Stretch(on_target, batch.number, done, layers, self.now_ns, stop_ns)
+        self.running[on_target] = stretch
+        self.stretches.append(stretch)

@@ -6,17 +6,17 @@ Both are searches over whole simulations; these write no records.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from livescale.common.errors import UserError
+from livescale.load.slo import TIME, exact_ns, percentile
+from livescale.load.traces import TraceRow, upscale
 from livescale.sim.config import SimConfig
-from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
-from livescale.slo import TIME, exact_ns, percentile
-from livescale.traces import TraceRow, upscale
+from livescale.sim.pools.runs import Loads, PoolRun, lead_ns, run_pool
 from livescale.types import Outcome, Value
 
-TraceLoads = Mapping[str, Sequence[TraceRow]]
 _NS_PER_S = 1_000_000_000
 
 UNLOADED_MULTIPLE = 5
@@ -29,7 +29,7 @@ _STEPS_MAX = 24
 _TOLERANCE_PERCENT = 2
 
 
-class CapacityError(ValueError):
+class CapacityError(UserError):
     """No capacity can be measured, or a bound cannot be read; the message says why."""
 
 
@@ -110,7 +110,7 @@ class ServingCapacity:
     simulations: int
 
 
-def measure_capacity(loads: TraceLoads, config: SimConfig, seed: int) -> ServingCapacity:
+def measure_capacity(loads: Loads, config: SimConfig, seed: int) -> ServingCapacity:
     """The highest rate of these loads that the pool keeps up with, to two percent.
 
     A pool keeps up if 98 % of the requests end well and no queue is left growing: the 90th
@@ -128,7 +128,10 @@ def measure_capacity(loads: TraceLoads, config: SimConfig, seed: int) -> Serving
         raise CapacityError("not even single requests end well in this pool")
     limit_ns = UNLOADED_MULTIPLE * unloaded_ns
 
+    tried: list[float] = []
+
     def keeps_up(factor: float) -> bool:
+        tried.append(factor)
         scaled = scale_loads(loads, factor, seed)
         if not any(scaled.values()):
             return True
@@ -138,20 +141,29 @@ def measure_capacity(loads: TraceLoads, config: SimConfig, seed: int) -> Serving
         is_late = ttft_ns is not None and ttft_ns > limit_ns
         return not is_late and (requests - run.failed) * 1000 >= requests * FINISHED_PERMILLE
 
-    search = _Search(keeps_up)
-    low, high = search.bracket(1.0)
-    while high > low * (1 + _TOLERANCE_PERCENT / 100) and search.steps < _STEPS_MAX:
+    # A factor that holds and one of twice that does not, then between the two.
+    low = 1.0
+    rises = keeps_up(low)
+    step = 2.0 if rises else 0.5
+    while keeps_up(low * step) == rises:
+        low *= step
+        if len(tried) >= _STEPS_MAX and rises:
+            raise CapacityError(f"the pool keeps up with {low:g} times this load")
+        if len(tried) >= _STEPS_MAX:
+            raise CapacityError("the pool does not keep up with any part of this load")
+    low, high = sorted((low, low * step))
+    while high > low * (1 + _TOLERANCE_PERCENT / 100) and len(tried) < _STEPS_MAX:
         middle = (low + high) / 2
-        if search.holds(middle):
+        if keeps_up(middle):
             low = middle
         else:
             high = middle
     scaled_count = sum(map(len, scale_loads(loads, low, seed).values()))
     rate = scaled_count * _NS_PER_S / duration_ns
-    return ServingCapacity(low, high, rate, unloaded_ns, search.steps + 1)
+    return ServingCapacity(low, high, rate, unloaded_ns, len(tried) + 1)
 
 
-def scale_loads(loads: TraceLoads, factor: float, seed: int) -> dict[str, list[TraceRow]]:
+def scale_loads(loads: Loads, factor: float, seed: int) -> dict[str, list[TraceRow]]:
     """Every model's load by the same factor (TraceUpscaler's rule)."""
     return {model: upscale(rows, factor, seed) for model, rows in loads.items()}
 
@@ -209,34 +221,7 @@ def _smaller(answer: int, holds: Callable[[int], bool]) -> int | None:
     return next((size for size in near if holds(size)), None)
 
 
-class _Search:
-    """Tries factors and counts."""
-
-    def __init__(self, holds: Callable[[float], bool]) -> None:
-        self._holds = holds
-        self.steps = 0
-
-    def holds(self, factor: float) -> bool:
-        self.steps += 1
-        return self._holds(factor)
-
-    def bracket(self, start: float) -> tuple[float, float]:
-        """A factor that holds and one of twice that does not."""
-        factor = start
-        if self.holds(factor):
-            while self.holds(factor * 2):
-                factor *= 2
-                if self.steps >= _STEPS_MAX:
-                    raise CapacityError(f"the pool keeps up with {factor:g} times this load")
-            return factor, factor * 2
-        while not self.holds(factor / 2):
-            factor /= 2
-            if self.steps >= _STEPS_MAX:
-                raise CapacityError("the pool does not keep up with any part of this load")
-        return factor / 2, factor
-
-
-def _alone(loads: TraceLoads) -> dict[str, list[TraceRow]]:
+def _alone(loads: Loads) -> dict[str, list[TraceRow]]:
     """A sample of the requests, each long after the one before it."""
     rows = [(model, row) for model, load in loads.items() for row in load]
     chosen = rows[:: max(len(rows) // _SAMPLE, 1)]

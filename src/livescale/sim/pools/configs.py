@@ -6,22 +6,24 @@ activations and the runtime, and the rest of nine tenths for KV.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import msgspec
 
+from livescale.clusters.files import NamedTopology
+from livescale.common.errors import UserError
+from livescale.common.settings import unknown
 from livescale.control.config import ControllerConfig
 from livescale.latency.accelerators import ACCELERATORS
 from livescale.latency.models import AnyLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import EXECUTED, PRESETS
-from livescale.policies import Bounds, ModelPolicy
-from livescale.settings import unknown
+from livescale.policies import Bounds, ModelPolicy, SloAim
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.systems import System
-from livescale.topology import Device
-from livescale.topology_files import NamedTopology
 from livescale.types import ModelSpec, Value, WorkerRef
 
 MEMORY_PERCENT = 90
@@ -33,7 +35,7 @@ _GRACE_NS = 30 * 86_400_000_000_000
 """A pool that is far too small ends late: a month of virtual time, not a fault of the world."""
 
 
-class PoolError(ValueError):
+class PoolError(UserError, ValueError):
     """A cluster cannot run these models; the message names what is too large or not known."""
 
 
@@ -99,7 +101,7 @@ def build_config(
     room = _room(cluster, kind, specs, system.resident_percent)
     limits = _limits(cluster, models, fitting, system, weights)
     policies = tuple(
-        _policy(model, spec, limit, room)
+        _aimed(_policy(model, spec, limit, room), system.aim)
         for model, spec, limit in zip(models, specs, limits, strict=True)
     )
     topology = cluster.topology
@@ -110,17 +112,21 @@ def build_config(
         multicast=system.multicast,
         placement=system.placement,
         live_order=system.live_order,
+        warm_spares=system.warm_spares,
+        drain=system.drain,
+        binding=system.binding,
         leaves=tuple(topology.leaves.values()),
         group_bytes_per_s=topology.group_bytes_per_s,
         remote_storage_bytes_per_s=topology.remote_storage_bytes_per_s,
     )
+    controller = msgspec.structs.replace(controller, **system.controller)
     devices = tuple(
         msgspec.structs.replace(
             topology.devices[ref], arena_bytes=room.arena_bytes, kv_bytes=room.kv_bytes
         )
         for ref in sorted(topology.devices)
     )
-    return SimConfig(
+    world = SimConfig(
         controller=controller,
         devices=devices,
         latency=_latencies(kind, models),
@@ -131,6 +137,7 @@ def build_config(
         resident_bytes=room.resident_bytes,
         grace_ns=_GRACE_NS,
     )
+    return msgspec.structs.replace(world, **system.world)
 
 
 def tokens_max(config: SimConfig, model: str) -> int:
@@ -142,8 +149,8 @@ def tokens_max(config: SimConfig, model: str) -> int:
 
 def first_hosts(cluster: NamedTopology, count: int) -> NamedTopology:
     """The cluster's first hosts with all their devices."""
-    kept = [host.name for host in cluster.topology.agents.values()][:count]
     devices = cluster.topology.devices
+    kept = list(dict.fromkeys(device.host for device in devices.values()))[:count]
     return _part(cluster, [ref for ref in devices if devices[ref].host in kept], kept)
 
 
@@ -199,10 +206,10 @@ def _only_kind(cluster: NamedTopology) -> str:
 
 def _fitting(cluster: NamedTopology, spec: ModelSpec) -> int:
     """Instances that the pool has room for, each within one scale-up group, or one host."""
-    sizes: dict[str, int] = {}
-    for device in cluster.topology.devices.values():
-        place = _neighbourhood(device)
-        sizes[place] = sizes.get(place, 0) + 1
+    sizes = Counter(
+        ("group", device.group) if device.group else ("host", device.host)
+        for device in cluster.topology.devices.values()
+    )
     largest = max(sizes.values())
     if spec.tp_size > largest:
         raise PoolError(
@@ -210,10 +217,6 @@ def _fitting(cluster: NamedTopology, spec: ModelSpec) -> int:
             f" the largest has {largest} devices"
         )
     return sum(size // spec.tp_size for size in sizes.values())
-
-
-def _neighbourhood(device: Device) -> str:
-    return f"group {device.group}" if device.group else f"host {device.host}"
 
 
 def _room(
@@ -258,10 +261,14 @@ def _limits(
                 )
             limits.append((model.instances_min, most))
         return limits
+    if system.fixed_like is not None:
+        raise PoolError(f"{system.name} has no size before {system.fixed_like} has run")
     if system.fixed_instances is not None:
         counts = [system.fixed_instances] * len(models)
     else:
         devices = len(cluster.topology.devices) * (system.fixed_percent or 0) // 100
+        if system.fixed_devices is not None:
+            devices = system.fixed_devices
         counts = _dealt(devices, models, fitting, weights)
     needed = sum(c * model.tp_size for c, model in zip(counts, models, strict=True))
     if needed > len(cluster.topology.devices) or any(
@@ -280,7 +287,8 @@ def _dealt(
     fitting: Sequence[int],
     weights: Mapping[str, int] | None,
 ) -> list[int]:
-    """Instances by model: one each, then to whoever has most weight per device (D'Hondt)."""
+    """Instances by model: one each, then to the model with most weight per device (D'Hondt)."""
+    asked = [weights.get(m.name, 0) if weights is not None else 1 for m in models]
     counts = [1] * len(models)
     left = devices - sum(model.tp_size for model in models)
     while True:
@@ -289,13 +297,9 @@ def _dealt(
         ]
         if not able:
             return counts
-        chosen = max(able, key=lambda i: (_weight(models[i], weights) / (counts[i] + 1), -i))
+        chosen = max(able, key=lambda i: (asked[i] / models[i].tp_size / (counts[i] + 1), -i))
         counts[chosen] += 1
         left -= models[chosen].tp_size
-
-
-def _weight(model: PooledModel, weights: Mapping[str, int] | None) -> float:
-    return (weights.get(model.name, 0) if weights is not None else 1) / model.tp_size
 
 
 def _policy(
@@ -325,19 +329,25 @@ def _policy(
     )
 
 
+def _aimed(policy: ModelPolicy, aim: SloAim | None) -> ModelPolicy:
+    """The model scales by that aim, if there is one; its other bounds stay."""
+    if aim is None:
+        return policy
+    room = policy.scaling if isinstance(policy.scaling, Bounds) else aim.room
+    return msgspec.structs.replace(policy, scaling=msgspec.structs.replace(aim, room=room))
+
+
 def _latencies(kind: str, models: Sequence[PooledModel]) -> dict[str, AnyLatency]:
     """One value per preset and TP size, however many models share it."""
-    made: dict[tuple[str, int], AnyLatency] = {}
-    for model in models:
-        key = (model.preset, model.tp_size)
-        if key in made:
-            continue
-        shape = PRESETS.get(model.preset)
-        if shape is not None:
-            made[key] = RooflineLatency.of(kind, shape, model.tp_size)
-        else:
-            made[key] = EXECUTED[model.preset].latency()
-    return {model.name: made[model.preset, model.tp_size] for model in models}
+
+    @cache
+    def latency(preset: str, tp_size: int) -> AnyLatency:
+        shape = PRESETS.get(preset)
+        if shape is None:
+            return EXECUTED[preset].latency()
+        return RooflineLatency.of(kind, shape, tp_size)
+
+    return {model.name: latency(model.preset, model.tp_size) for model in models}
 
 
 def _part(cluster: NamedTopology, refs: Sequence[WorkerRef], hosts: Sequence[str]) -> NamedTopology:

@@ -6,20 +6,23 @@ host copies can be there, and times count from that moment.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
+from livescale.load.slo import RequestTiming
+from livescale.load.traces import TraceRow
 from livescale.placements import AllCopies, NoCopies
 from livescale.sim.config import SimConfig
-from livescale.sim.gateway import Row
-from livescale.sim.simulate import SimResult, simulate
-from livescale.slo import RequestTiming
-from livescale.telemetry.record import RequestLine
-from livescale.traces import TraceRow
+from livescale.sim.run_notes import SimResult
+from livescale.sim.simulate import simulate
+from livescale.telemetry.history.reading import History, read_history
+from livescale.telemetry.record import read_record
 from livescale.types import Outcome
 
-Loads = Mapping[str, Sequence[Row]]
+Loads = Mapping[str, Sequence[TraceRow]]
 _NS_PER_S = 1_000_000_000
 
 
@@ -43,12 +46,12 @@ class PoolRun:
 
     def timings(self) -> list[RequestTiming]:
         """Of all requests, in the order of their ends."""
-        return [timing_of(line) for line in self.result.requests]
+        return [line.timing() for line in self.result.requests]
 
     def loads_from(self) -> dict[str, int]:
         """Where ranks of new instances got their parameters since the load began: how many from
-        "devices", "host_memory" and "storage" (a per-host cache's misses)."""
-        counts = {"devices": 0, "host_memory": 0, "storage": 0}
+        "devices", "host_memory" and "storage" (a per-host cache's misses); "spares" had them."""
+        counts = {"devices": 0, "host_memory": 0, "storage": 0, "spares": 0}
         for line in self.result.scales:
             for load in line.loads if line.decided_ns >= self.started_ns else ():
                 counts[_place(load.upstream)] += 1
@@ -85,6 +88,16 @@ def run_pool(
     return PoolRun(config, simulate(shifted, config, seed, record_file), lead_ns)
 
 
+def run_with_history(
+    config: SimConfig, loads: Loads, lead_ns: int, seed: int
+) -> tuple[PoolRun, History]:
+    """The same, and what its run record says; the record is not kept."""
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        run = run_pool(config, loads, lead_ns, seed, file)
+        file.flush()
+        return run, read_history(read_record(Path(file.name)))
+
+
 def lead_ns(config: SimConfig) -> int:
     """By then the first instances and host copies can have been read from storage.
 
@@ -116,8 +129,8 @@ def lead_ns(config: SimConfig) -> int:
 
 
 def _place(upstream: str) -> str:
-    if upstream == "storage":
-        return "storage"
+    if upstream in ("storage", "spare"):
+        return "storage" if upstream == "storage" else "spares"
     return "host_memory" if upstream.startswith("h") else "devices"
 
 
@@ -136,15 +149,3 @@ def fit_rows(rows: Sequence[TraceRow], tokens_max: int) -> tuple[list[TraceRow],
         output = min(row.output_tokens, max(tokens_max // 2, 1))
         fitted.append(TraceRow(row.arrival_ns, min(row.input_tokens, tokens_max - output), output))
     return fitted, sum(new != old for new, old in zip(fitted, rows, strict=True))
-
-
-def timing_of(line: RequestLine) -> RequestTiming:
-    """A simulated client is never late: requests are due and sent when they are queued."""
-    return RequestTiming(
-        request=line.request,
-        scheduled_ns=line.queued_ns,
-        sent_ns=line.queued_ns,
-        token_ns=line.token_ns,
-        finished_ns=line.finished_ns,
-        ok=line.outcome is Outcome.FINISHED,
-    )

@@ -1,37 +1,47 @@
 """Systems for comparison: what the papers compare with, as settings of one and the same pool.
 
-Every system runs the same engine, the same policy and the same load; it differs in how parameters
-come to a device, in which host keeps them, in what a new instance does until they are there, and in
-whether instances are added at all.
+Every system runs the same engine and the same load; it differs in how parameters come to a device,
+in which host keeps them, in what a new instance does until they are there, and in whether instances
+are added at all. All but those named for it scale by the same policy.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 
 import msgspec
 
+from livescale.batching.live_batch import LiveLimits
+from livescale.bindings import Binding, EarlyBinding, LateBinding
+from livescale.common.errors import UserError
+from livescale.load.slo import TIME, exact_ns
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.slo import TIME, exact_ns
-from livescale.types import Value
+from livescale.policies import Bounds, SloAim
+from livescale.types import SEQUENCES_MAX, Value
 
 _NS_PER_S = 1_000_000_000
 _COUNT = re.compile(r"[1-9]\d{0,5}")
 
 
-class UnknownSystem(ValueError):
+class UnknownSystem(UserError):
     """There is no system of that name, or its parameter cannot be read."""
 
 
 class System(Value, frozen=True):
     """One way to run a pool.
 
-    `multicast`, `placement` and `live_order` are the controller's settings. `load_ns` replaces
-    transfers to devices by a fixed time. A system with `fixed_percent` never scales: that share of
-    the pool's instances is always there (`fixed_instances`: so many of each model). Who receives
-    from another member waits `group_setup_ns` before the first byte. Workers keep first layers of
-    models that they gave up in `resident_percent` of the largest model's size, which KV lacks.
+    `multicast`, `placement`, `live_order`, `drain`, `binding` and `warm_spares` are the
+    controller's. `load_ns` replaces transfers to devices by a fixed time. A system with
+    `fixed_percent` never scales: that share of the pool's instances is always there
+    (`fixed_instances`: so many of each model; `fixed_devices`: as many as so many devices hold;
+    `fixed_like`: the device time of the system of that name, which `equal_time` turns into
+    devices). Who receives from another member waits `group_setup_ns` before the first byte. Workers
+    keep first layers of models that they gave up in `resident_percent` of the largest model's size,
+    which KV lacks. `aim` replaces the bounds on queued prefill work that models scale by.
+    `controller` and `world` are fields of ControllerConfig and SimConfig that do not follow the
+    product's defaults.
     """
 
     name: str
@@ -39,31 +49,98 @@ class System(Value, frozen=True):
     multicast: str = "auto"
     placement: Placement = SpreadCopies()
     live_order: str = "stop-the-world"
+    drain: str = "finish"
+    binding: Binding = LateBinding()
     load_ns: int | None = None
     group_setup_ns: int = 0
     resident_percent: int = 0
+    warm_spares: str = "off"
     fixed_percent: int | None = None
     fixed_instances: int | None = None
+    fixed_devices: int | None = None
+    fixed_like: str | None = None
+    aim: SloAim | None = None
+    controller: Mapping[str, object] = {}
+    world: Mapping[str, object] = {}
 
     @property
     def is_fixed(self) -> bool:
-        return self.fixed_percent is not None or self.fixed_instances is not None
+        sizes = (self.fixed_percent, self.fixed_instances, self.fixed_devices, self.fixed_like)
+        return any(size is not None for size in sizes)
 
     @property
     def file_name(self) -> str:
         """The name where it becomes a file's."""
-        return self.name.replace(":", "-")
+        return self.name.replace(":", "-").replace("=", "-").replace(EARLY, "-early")
 
 
+EARLY = "+early"
+"""Behind a system's name: requests are bound early there."""
 _GROUP_SETUP_NS = 200_000_000
 """Forming a communication group: 100 ms in BlitzScale's Figure 23, "up to hundreds of milliseconds"
 in λScale §7.2."""
+
+BASELINE: Mapping[str, object] = {
+    "settle_ns": _NS_PER_S,
+    "binding": EarlyBinding(ahead_max=8),
+    "dispatched_ahead_max": 8,
+    "sequences_max": SEQUENCES_MAX,
+    "request_attempts_max": 2,
+    "load_retry_ns": _NS_PER_S,
+    "load_retry_ns_max": 30 * _NS_PER_S,
+    "load_failures_max": 3,
+    "avoid_ns": _NS_PER_S,
+    "scaling": Bounds(
+        token_rate_upper_permille=900,
+        token_rate_lower_permille=600,
+        backlog_upper_ns=700_000_000,
+        backlog_lower_ns=500_000_000,
+        kv_upper_permille=850,
+        kv_lower_permille=750,
+        requests_upper_permille=850,
+        requests_lower_permille=750,
+        load_window_ns=_NS_PER_S,
+        scale_down_timeout_ns=333_000_000,
+    ),
+    "drain": "finish",
+    "warm_spares": "off",
+    "live_over_ns": 100_000_000,
+    "live_ahead_max": 8,
+    "chunk_bytes": 1 << 20,
+    "assumes_group_rate": False,
+    "parameter_share_percent": 100,
+}
+"""Of stop, overlap and zigzag: settings of the controller that stay what they are when the
+product's defaults change, so that figures of different versions compare. Scaling follows bounds,
+requests are bound to instances early, and released devices keep nothing."""
+BASELINE_WORLD: Mapping[str, object] = {
+    "run_tokens_max": 2048,
+    "oldest_prompt_percent": 50,
+    "growth_tokens": 64,
+    "live": LiveLimits(
+        batches_max=16,
+        batch_tokens_max=2048,
+        span_ns=20_000_000,
+        gap_ns=0,
+        kv_layers_ahead=4,
+        answer_ns=5 * _NS_PER_S,
+        pulls_max=2,
+        move_factor=0,
+    ),
+}
+"""Of the same, settings of the instances."""
 
 _ALL = (
     System(
         "livescale",
         "the best multicast by prediction, one host copy of each model, live from the first layer"
-        " on (ZigZag)",
+        " on (ZigZag), parameters stay on released devices",
+        live_order="zigzag",
+        warm_spares="recent",
+    ),
+    System(
+        "livescale-cold",
+        "livescale, but released devices keep nothing",
         live_order="zigzag",
     ),
     System(
@@ -71,17 +148,53 @@ _ALL = (
         "livescale, and workers keep half of the layers of a model that they gave up",
         live_order="zigzag",
         resident_percent=60,
+        warm_spares="recent",
     ),
-    System("livescale-stop", "livescale, but new instances serve when everything is there"),
+    System(
+        "livescale-slo",
+        "livescale, but it scales by an aim for the TTFT of 450 ms (livescale-slo:300ms: another)",
+        live_order="zigzag",
+        aim=SloAim(),
+        warm_spares="recent",
+    ),
+    System(
+        "livescale-move",
+        "livescale, and requests of an instance that is given up move to others",
+        live_order="zigzag",
+        drain="move",
+        warm_spares="recent",
+    ),
+    System(
+        "livescale-stop",
+        "livescale, but new instances serve when everything is there",
+        warm_spares="recent",
+    ),
+    System("livescale-stop-cold", "the same, and released devices keep nothing"),
     System(
         "best-effort",
         "livescale, but a new instance runs what it has of each batch once (BlitzScale Figure 15)",
         live_order="best-effort",
+        warm_spares="recent",
+    ),
+    System(
+        "stop",
+        "a baseline that stays as it is: new instances serve when everything is there",
+        controller=BASELINE,
+        world=BASELINE_WORLD,
     ),
     System(
         "overlap",
-        "livescale, but a new instance runs layers as they arrive and helps nobody (PipeSwitch)",
+        "stop, but a new instance runs layers as they arrive and shares no work (PipeSwitch)",
         live_order="overlap",
+        controller=BASELINE,
+        world=BASELINE_WORLD,
+    ),
+    System(
+        "zigzag",
+        "stop, but overloaded instances finish what new ones began (BlitzScale)",
+        live_order="zigzag",
+        controller=BASELINE,
+        world=BASELINE_WORLD,
     ),
     System(
         "serverlessllm",
@@ -103,7 +216,12 @@ _ALL = (
     ),
     System("fixed-full", "the whole pool serves all the time", fixed_percent=100),
     System("fixed-half", "half of the pool serves all the time", fixed_percent=50),
-    System("fixed", "N instances of each model serve all the time (fixed:N)", fixed_instances=1),
+    System(
+        "fixed",
+        "N instances of each model serve all the time (fixed:N); fixed:auto: the device time of"
+        " livescale (fixed:auto=NAME: of that system)",
+        fixed_instances=1,
+    ),
     System("unicast", "one copy sends to every new instance over the network", multicast="unicast"),
     System("tree", "a binary tree (FaaSNet)", multicast="tree"),
     System(
@@ -121,10 +239,16 @@ SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}
 
 
 def find_system(text: str) -> System:
-    """The system of that name; "fixed-delay:2s" and "fixed:6" carry a parameter.
+    """The system of that name; "fixed-delay:2s", "livescale-slo:300ms", "fixed:6" and "fixed:auto"
+    carry a parameter. With "+early" behind it an instance gets all requests at once that it has
+    room for.
 
     Raises UnknownSystem.
     """
+    if text.endswith(EARLY):
+        late = find_system(text.removesuffix(EARLY))
+        sentence = f"{late.sentence}, and requests are bound early"
+        return msgspec.structs.replace(late, name=text, sentence=sentence, binding=EarlyBinding())
     name, colon, parameter = text.partition(":")
     system = SYSTEMS.get(name)
     if system is None:
@@ -134,17 +258,44 @@ def find_system(text: str) -> System:
     if not colon:
         return system
     if name == "fixed-delay":
-        found = re.fullmatch(TIME, parameter)
-        if found is None:
-            hint = "write a time, as in fixed-delay:2s or fixed-delay:250ms"
-            raise UnknownSystem(f"'{text}': {hint}")
-        delay_ns = exact_ns(found[1], found[2])
+        delay_ns = _time_ns(name, parameter)
         sentence = f"each load takes {parameter}"
         return msgspec.structs.replace(system, name=text, sentence=sentence, load_ns=delay_ns)
+    if system.aim is not None:
+        aim_ns = _time_ns(name, parameter)
+        if not aim_ns:
+            raise UnknownSystem(f"'{text}': the aim is longer than no time")
+        aim = msgspec.structs.replace(system.aim, ttft_ns=aim_ns)
+        sentence = f"livescale, but it scales by an aim for the TTFT of {parameter}"
+        return msgspec.structs.replace(system, name=text, sentence=sentence, aim=aim)
+    auto, _, like = parameter.partition("=")
+    if name == "fixed" and auto == "auto":
+        return _fixed_like(text, find_system(like) if like else SYSTEMS["livescale"])
     if name == "fixed":
         if _COUNT.fullmatch(parameter) is None:
-            raise UnknownSystem(f"'{text}': write a number of instances, as in fixed:6")
+            hint = "write a number of instances, as in fixed:6, or fixed:auto"
+            raise UnknownSystem(f"'{text}': {hint}")
         sentence = f"{parameter} instances of each model serve all the time"
         count = int(parameter)
         return msgspec.structs.replace(system, name=text, sentence=sentence, fixed_instances=count)
-    raise UnknownSystem(f"'{text}': only fixed-delay:TIME and fixed:N have a parameter")
+    words = "only fixed-delay:TIME, livescale-slo:TIME and fixed:N have a parameter"
+    raise UnknownSystem(f"'{text}': {words}")
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _time_ns(name: str, parameter: str) -> int:
+    """Raises UnknownSystem."""
+    found = re.fullmatch(TIME, parameter)
+    if found is None:
+        hint = f"write a time, as in {name}:2s or {name}:250ms"
+        raise UnknownSystem(f"'{name}:{parameter}': {hint}")
+    return exact_ns(found[1], found[2])
+
+
+def _fixed_like(text: str, other: System) -> System:
+    if other.is_fixed:
+        raise UnknownSystem(f"'{text}': {other.name} is fixed itself: name a system that scales")
+    sentence = f"as many instances, all the time, as take the device time of {other.name}"
+    return System(text, sentence, fixed_like=other.name)

@@ -1,70 +1,88 @@
-"""What was added to drawn worlds later: more kinds of faults, and clients. Each is drawn apart from
-all else, in a world that was drawn without."""
+"""What was added to drawn worlds later: more kinds of faults, clients, limits that change while a
+world runs, and wide bounds. Each is drawn apart from all else, in a world that was drawn without.
+
+Narrow bounds make requests fail. In most worlds they are wide, so that little fails and much is
+served; the faults stay as they are.
+"""
 
 from __future__ import annotations
 
 import random
 
-import msgspec
+from msgspec.structs import replace
 
-from livescale.sim.swarm.worlds import MS, SwarmWorld
+from livescale.bindings import Binding, EarlyBinding, LateBinding
+from livescale.load.traces import TraceRow
+from livescale.sim.config import ModelChange, SimConfig
+from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
+
+_UNTIL_NS = 3_000 * MS
+_NARROW_SHARE = 0.04
+"""Of the worlds so many keep each of the narrow bounds."""
+_STRAYS = 12
+"""Where bounds are wide, one of so many requests may be for a model that is not served."""
 
 
 def with_bad_files(world: SwarmWorld) -> SwarmWorld:
     """The world with files that cannot be loaded now and then, or as it is. Failed loads are
     given up early and tried again soon in some worlds."""
     rng = random.Random(f"files {world.seed}")
-    faults = world.config.faults
-    if not faults.until_ns or rng.random() < 0.5:
+    if not world.config.faults.until_ns or rng.random() < 0.5:
         return world
-    faults = msgspec.structs.replace(
-        faults, bad_files=rng.choice([1, 3, 10]), bad_files_ns=rng.choice([50, 500, 5_000]) * MS
+    return world.changed(
+        faults={
+            "bad_files": rng.choice([1, 3, 10]),
+            "bad_files_ns": rng.choice([50, 500, 5_000]) * MS,
+        },
+        controller={
+            "load_failures_max": rng.choice([1, 2, 3]),
+            "load_retry_ns_max": rng.choice([20, 1_000, 30_000]) * MS,
+        },
     )
-    controller = msgspec.structs.replace(
-        world.config.controller,
-        load_failures_max=rng.choice([1, 2, 3]),
-        load_retry_ns_max=rng.choice([20, 1_000, 30_000]) * MS,
-    )
-    config = msgspec.structs.replace(world.config, faults=faults, controller=controller)
-    return SwarmWorld(world.rows, config, world.seed)
 
 
 def with_silence(world: SwarmWorld) -> SwarmWorld:
     """In a third of the worlds with faults members stop or are cut off, for less and for more than
-    anybody waits for them."""
+    watchers wait for them."""
     rng = random.Random(f"silence {world.seed}")
-    faults = world.config.faults
-    if not faults.until_ns or rng.random() < 0.67:
+    if not world.config.faults.until_ns or rng.random() < 0.67:
         return world
-    faults = msgspec.structs.replace(
-        faults,
-        silences=rng.choice([1, 5, 20]),
-        silence_ns_max=rng.choice([50, 300, 2_000]) * MS,
-        lost_after_ns=rng.choice([50, 200]) * MS,
-    )
-    config = msgspec.structs.replace(world.config, faults=faults)
-    return SwarmWorld(world.rows, config, world.seed)
+    faults = {
+        "silences": rng.choice([1, 5, 20]),
+        "silence_ns_max": rng.choice([50, 300, 2_000]) * MS,
+        "lost_after_ns": rng.choice([50, 200]) * MS,
+    }
+    return world.changed(faults=faults)
 
 
 def with_refusals_and_jumps(world: SwarmWorld) -> SwarmWorld:
     """In a third of the worlds with faults members refuse what they are to hold for a while; in a
     third clocks jump."""
     rng = random.Random(f"members {world.seed}")
-    faults = world.config.faults
-    if not faults.until_ns:
+    if not world.config.faults.until_ns:
         return world
+    faults = {}
     if rng.random() < 0.33:
-        faults = msgspec.structs.replace(
-            faults, refusals=rng.choice([1, 5, 20]), refusal_ns=rng.choice([5, 50, 500]) * MS
-        )
+        faults["refusals"] = rng.choice([1, 5, 20])
+        faults["refusal_ns"] = rng.choice([5, 50, 500]) * MS
     if rng.random() < 0.33:
-        faults = msgspec.structs.replace(
-            faults,
-            clock_jumps=rng.choice([1, 5, 20]),
-            clock_jump_ns_max=rng.choice([10, 1_000, 100_000]) * MS,
+        faults["clock_jumps"] = rng.choice([1, 5, 20])
+        faults["clock_jump_ns_max"] = rng.choice([10, 1_000, 100_000]) * MS
+    return world.changed(faults=faults)
+
+
+def with_binding(world: SwarmWorld) -> SwarmWorld:
+    """In a quarter of the worlds requests are bound early, else late, with small bounds in some."""
+    rng = random.Random(f"binding {world.seed}")
+    if rng.random() < 0.25:
+        binding: Binding = EarlyBinding(rng.choice([1, 8]))
+    else:
+        binding = LateBinding(
+            ahead_tokens_max=rng.choice([1, 2, 2, 2]) * world.config.run_tokens_max,
+            oldest_prompt_percent=rng.choice([1, 50, 50, 100]),
+            passes_max=rng.choice([1, 4, 64]),
         )
-    config = msgspec.structs.replace(world.config, faults=faults)
-    return SwarmWorld(world.rows, config, world.seed)
+    return world.changed(controller={"binding": binding})
 
 
 def with_clients(world: SwarmWorld) -> SwarmWorld:
@@ -72,6 +90,104 @@ def with_clients(world: SwarmWorld) -> SwarmWorld:
     rng = random.Random(f"clients {world.seed}")
     if rng.random() < 0.5:
         return world
-    weights = tuple(rng.choice([1, 1, 2, 5]) for _ in range(rng.randint(2, 5)))
-    config = msgspec.structs.replace(world.config, client_weights=weights)
+    clients = range(rng.randint(2, 5))
+    return world.changed(client_weights=tuple(rng.choice([1, 1, 2, 5]) for _ in clients))
+
+
+def with_changed_limits(world: SwarmWorld) -> SwarmWorld:
+    """In a third of the worlds a model of the start gets other limits, once or twice.
+
+    A least number rises only where every model still gets an instance beside the least numbers of
+    all others. No model gives up its least number: without room beside them requests wait for
+    ever, and the world is impossible. (A pool's gateway ends such requests after the queue timeout,
+    which drawn worlds do not have.)
+    """
+    rng = random.Random(f"limits {world.seed}")
+    if rng.random() < 0.67:
+        return world
+    config = world.config
+    for _ in range(rng.randint(1, 2)):
+        policy = rng.choice(config.controller.models)
+        least = rng.randint(0, max(policy.instances_min, 1))
+        limits = replace(
+            policy,
+            instances_min=least,
+            instances_max=rng.randint(max(least, 1), max(config.workers, least)),
+            priority=rng.choice([0, 1, 2]),
+            idle_ns=rng.choice([10, 500]) * MS,
+        )
+        at_ns = rng.randrange(_UNTIL_NS)
+        drawn = _with_change(config, ModelChange(at_ns, changed=limits))
+        if least > policy.instances_min and not _has_room(drawn):
+            limits = replace(limits, instances_min=policy.instances_min)
+            drawn = _with_change(config, ModelChange(at_ns, changed=limits))
+        config = drawn
     return SwarmWorld(world.rows, config, world.seed)
+
+
+def with_wide_bounds(world: SwarmWorld) -> SwarmWorld:
+    """The world with most of its bounds widened."""
+    rng = random.Random(f"bounds {world.seed}")
+    rows, controller, most = world.rows, world.config.controller, world.config.queue_requests_max
+    attempts, failures = controller.request_attempts_max, controller.load_failures_max
+    if rng.random() >= _NARROW_SHARE:
+        rows = _with_few_strays(rows, world.config)
+    if rng.random() >= _NARROW_SHARE:
+        attempts += rng.choice([2, 5, 20])
+    if rng.random() >= _NARROW_SHARE:
+        failures += rng.choice([10, 30])
+    if rng.random() >= _NARROW_SHARE:
+        most = max(most, _places(rows))
+    wide = {"request_attempts_max": attempts, "load_failures_max": failures}
+    config = changed(world.config, controller=wide, queue_requests_max=most)
+    return SwarmWorld(rows, config, world.seed)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _has_room(config: SimConfig) -> bool:
+    """Every model can have an instance while all others have the largest least number that they
+    have at any time."""
+    policies = [*config.controller.models]
+    for change in config.changes:
+        policies += [policy for policy in (change.added, change.changed) if policy is not None]
+    least: dict[str, int] = {}
+    for policy in policies:
+        workers = policy.instances_min * policy.spec.tp_size
+        least[policy.spec.name] = max(workers, least.get(policy.spec.name, 0))
+    taken = sum(least.values())
+    return all(
+        taken + max(policy.spec.tp_size - least[policy.spec.name], 0) <= config.workers
+        for policy in policies
+    )
+
+
+def _with_change(config: SimConfig, change: ModelChange) -> SimConfig:
+    return changed(config, changes=(*config.changes, change))
+
+
+def _with_few_strays(
+    rows: dict[str, list[TraceRow]], config: SimConfig
+) -> dict[str, list[TraceRow]]:
+    """The last requests before a model is there, and the first ones after it was withdrawn."""
+    added = {c.added.spec.name: c.at_ns for c in config.changes if c.added is not None}
+    removed = {c.removed: c.at_ns for c in config.changes if c.removed}
+    found = {}
+    for model, load in rows.items():
+        begin_ns, end_ns = added.get(model, 0), removed.get(model)
+        early = [row for row in load if row.arrival_ns < begin_ns]
+        late = [row for row in load if end_ns is not None and row.arrival_ns >= end_ns]
+        served = [row for row in load if row not in early and row not in late]
+        few = len(served) // _STRAYS
+        found[model] = [*early[len(early) - few // 2 :], *served, *late[: few - few // 2]]
+    return found
+
+
+def _places(rows: dict[str, list[TraceRow]]) -> int:
+    """Places in the line for all but every twelfth request, should all of them wait at a time."""
+    total = sum(map(len, rows.values()))
+    places = max(map(len, rows.values()), default=0)
+    while places > 1 and sum(max(0, len(r) - places + 1) for r in rows.values()) * _STRAYS <= total:
+        places -= 1
+    return places

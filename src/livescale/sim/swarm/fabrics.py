@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import random
 
-import msgspec
+from msgspec.structs import replace
 
+from livescale.clusters.topology import Device, Host, Leaf
 from livescale.latency.work import LinearLatency
+from livescale.load.traces import TraceRow
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import ModelPolicy
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.swarm.worlds import MIB, MS, SwarmWorld, draw_rows, make_model
-from livescale.topology import Device, Host, Leaf
-from livescale.traces import TraceRow
+from livescale.sim.swarm.worlds import MIB, MS, SwarmWorld, changed, draw_rows, make_model
 
 _RATE = 1 << 30
 
@@ -30,7 +30,7 @@ def with_fabric(world: SwarmWorld) -> SwarmWorld:
     config, rows = _with_more_models(world.config, rng)
     config = _with_links(_with_hosts(config, rng), rng)
     config = _with_small_arenas(_with_strategy(config, rng), world.seed)
-    config = msgspec.structs.replace(
+    config = changed(
         config,
         coalesces=rng.random() < 0.5,
         report_gap_ns=rng.choice([5, 100]) * MS,
@@ -46,8 +46,7 @@ def with_fabric(world: SwarmWorld) -> SwarmWorld:
 def _with_more_models(
     config: SimConfig, rng: random.Random
 ) -> tuple[SimConfig, dict[str, list[TraceRow]]]:
-    """Models that may go to zero and take turns on whatever is nobody's by right."""
-    controller = config.controller
+    """Models that may go to zero and take turns on whatever is no model's by right."""
     taken = sum(max(p.instances_min, 1) * p.spec.tp_size for p in config.policies)
     room = config.workers - taken
     if room < 1 or rng.random() < 0.5:
@@ -55,7 +54,7 @@ def _with_more_models(
     more, rows, latency = [], {}, dict(config.latency)
     for number in range(rng.randint(1, 4)):
         spec = make_model(f"more{number}", rng.randint(1, 6), rng.randint(1, 6) * MIB)
-        spec = msgspec.structs.replace(spec, tp_size=rng.randint(1, min(room, 2)))
+        spec = replace(spec, tp_size=rng.randint(1, min(room, 2)))
         most = rng.randint(1, max(room // spec.tp_size, 1))
         idle_ns = rng.choice([10, 300]) * MS
         more.append(ModelPolicy(spec, 0, most, priority=rng.choice([0, 0, 2]), idle_ns=idle_ns))
@@ -64,14 +63,10 @@ def _with_more_models(
         latency[spec.name] = LinearLatency(rng.choice([1, 8]) * MS, rng.choice([5_000, 90_000]), 10)
     size_bytes = sum(policy.spec.size_bytes * policy.spec.tp_size for policy in more)
     hosts = tuple(
-        msgspec.structs.replace(host, memory_bytes=host.memory_bytes + size_bytes)
-        for host in config.hosts
+        replace(host, memory_bytes=host.memory_bytes + size_bytes) for host in config.hosts
     )
-    controller = msgspec.structs.replace(controller, models=(*controller.models, *more))
-    return (
-        msgspec.structs.replace(config, controller=controller, hosts=hosts, latency=latency),
-        rows,
-    )
+    models = (*config.controller.models, *more)
+    return changed(config, controller={"models": models}, hosts=hosts, latency=latency), rows
 
 
 def _with_hosts(config: SimConfig, rng: random.Random) -> SimConfig:
@@ -112,7 +107,7 @@ def _with_hosts(config: SimConfig, rng: random.Random) -> SimConfig:
         for number, host in enumerate(config.hosts)
     )
     kv_blocks = rng.choice([config.kv_blocks, None])
-    return msgspec.structs.replace(config, devices=tuple(devices), hosts=hosts, kv_blocks=kv_blocks)
+    return changed(config, devices=tuple(devices), hosts=hosts, kv_blocks=kv_blocks)
 
 
 def _with_small_arenas(config: SimConfig, seed: int) -> SimConfig:
@@ -126,8 +121,8 @@ def _with_small_arenas(config: SimConfig, seed: int) -> SimConfig:
     devices = list(config.devices)
     for number in rng.sample(range(config.workers), small):
         arena_bytes = rng.choice(sizes[:-1])
-        devices[number] = msgspec.structs.replace(devices[number], arena_bytes=arena_bytes)
-    return msgspec.structs.replace(config, devices=tuple(devices))
+        devices[number] = replace(devices[number], arena_bytes=arena_bytes)
+    return changed(config, devices=tuple(devices))
 
 
 def _with_links(config: SimConfig, rng: random.Random) -> SimConfig:
@@ -140,13 +135,12 @@ def _with_links(config: SimConfig, rng: random.Random) -> SimConfig:
     )
     has_local = config.hosts and all(h.storage_bytes_per_s is not None for h in config.hosts)
     remote = config.controller.remote_storage_bytes_per_s
-    controller = msgspec.structs.replace(
-        config.controller,
-        leaves=leaves,
-        group_bytes_per_s=rng.choice([None, 8 * _RATE]),
-        remote_storage_bytes_per_s=rng.choice([remote, None]) if has_local else remote,
-    )
-    return msgspec.structs.replace(config, controller=controller)
+    controller = {
+        "leaves": leaves,
+        "group_bytes_per_s": rng.choice([None, 8 * _RATE]),
+        "remote_storage_bytes_per_s": rng.choice([remote, None]) if has_local else remote,
+    }
+    return changed(config, controller=controller)
 
 
 def _with_strategy(config: SimConfig, rng: random.Random) -> SimConfig:
@@ -160,23 +154,20 @@ def _with_strategy(config: SimConfig, rng: random.Random) -> SimConfig:
         choices += [(NoCopies(), name) for name in ("auto", "sharded", "unicast", "storage")]
     placement, multicast = rng.choice(choices)
     chunk_bytes = rng.choice([MIB // 4, MIB])
-    controller = msgspec.structs.replace(
-        config.controller, placement=placement, multicast=multicast, chunk_bytes=chunk_bytes
-    )
-    return msgspec.structs.replace(config, controller=controller)
+    controller = {"placement": placement, "multicast": multicast, "chunk_bytes": chunk_bytes}
+    return changed(config, controller=controller)
 
 
-def _more_faults(faults: FaultConfig, rng: random.Random) -> FaultConfig:
+def _more_faults(faults: FaultConfig, rng: random.Random) -> dict[str, int]:
     """Faults of whole hosts, links, bytes and progress messages, where there are any."""
     if not faults.until_ns:
-        return faults
-    return msgspec.structs.replace(
-        faults,
-        host_losses=rng.choice([0, 0, 1, 3]),
-        slow_links=rng.choice([0, 1, 5]),
-        slow_permille=rng.choice([1, 50, 500]),
-        cut_links=rng.choice([0, 1, 3]),
-        link_ns=rng.choice([5, 100, 1000]) * MS,
-        corruptions=rng.choice([0, 1, 10]),
-        lost_permille=rng.choice([0, 100, 500]),
-    )
+        return {}
+    return {
+        "host_losses": rng.choice([0, 0, 1, 3]),
+        "slow_links": rng.choice([0, 1, 5]),
+        "slow_permille": rng.choice([1, 50, 500]),
+        "cut_links": rng.choice([0, 1, 3]),
+        "link_ns": rng.choice([5, 100, 1000]) * MS,
+        "corruptions": rng.choice([0, 1, 10]),
+        "lost_permille": rng.choice([0, 100, 500]),
+    }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-import msgspec
+from msgspec.structs import replace
 
 from livescale.batching.live_batch import LiveLimits
+from livescale.load.traces import TraceRow
 from livescale.policies import ModelPolicy
-from livescale.sim.swarm.worlds import MS, SwarmWorld
-from livescale.traces import TraceRow
+from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
 
 _SPAN_NS = 6_000 * MS
 
@@ -25,16 +25,15 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
     row_bytes = rng.choice([0, 256, 1 << 16])
 
     def with_rows(policy: ModelPolicy) -> ModelPolicy:
-        spec = msgspec.structs.replace(policy.spec, row_bytes_per_token=row_bytes)
-        return msgspec.structs.replace(policy, spec=spec)
+        spec = replace(policy.spec, row_bytes_per_token=row_bytes)
+        return replace(policy, spec=spec)
 
-    controller = msgspec.structs.replace(
-        config.controller,
-        models=tuple(map(with_rows, config.controller.models)),
-        live_order=order,
-        live_over_ns=rng.choice([0, 0, 0, config.controller.live_over_ns]),
-        live_ahead_max=rng.choice([1, 8, 32]),
-    )
+    controller = {
+        "models": tuple(map(with_rows, config.controller.models)),
+        "live_order": order,
+        "live_over_ns": rng.choice([0, 0, 0, config.controller.live_over_ns]),
+        "live_ahead_max": rng.choice([1, 8, 32]),
+    }
     batches_max, batch_tokens_max = rng.choice([1, 2, 16]), rng.choice([16, 300, 2048])
     span_ns = rng.choice([1, 5, 20]) * MS
     limits = LiveLimits(
@@ -48,27 +47,24 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         move_factor=random.Random(f"moves {world.seed}").choice([0, 1, 16]),
     )
     changes = tuple(
-        change
-        if change.added is None
-        else msgspec.structs.replace(change, added=with_rows(change.added))
+        change if change.added is None else replace(change, added=with_rows(change.added))
         for change in config.changes
     )
-    config = msgspec.structs.replace(config, controller=controller, live=limits, changes=changes)
-    world = SwarmWorld(world.rows, config, world.seed)
+    world = world.changed(controller=controller, live=limits, changes=changes)
     return _with_long_loads(world, rng) if rng.random() < 0.6 else world
 
 
 def _with_long_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
     """Links on which a load takes its time, room for the KV of many requests, and bursts that
-    overload whoever serves: there is something to help with while layers arrive."""
-    config, faults = world.config, world.config.faults
+    overload those that serve: there is something to help with while layers arrive."""
+    config = world.config
     most_bytes = max(policy.spec.size_bytes for policy in config.policies)
     rate = most_bytes * 1_000 // rng.choice([100, 300, 1_000])
 
     def grown(policy: ModelPolicy) -> ModelPolicy:
         known = rng.choice([policy.prefill_tokens_per_s, 5_000])
         least = max(policy.instances_min, 1)
-        return msgspec.structs.replace(
+        return replace(
             policy, instances_min=least, instances_max=config.workers, prefill_tokens_per_s=known
         )
 
@@ -77,25 +73,18 @@ def _with_long_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
     if needed < config.workers:
         models = tuple(map(grown, models))
     devices = tuple(
-        msgspec.structs.replace(device, uplink_bytes_per_s=rate, downlink_bytes_per_s=rate)
+        replace(device, uplink_bytes_per_s=rate, downlink_bytes_per_s=rate)
         for device in config.devices
     )
-    if faults.until_ns:
-        losses = rng.choice([0, 100, 300])
-        faults = msgspec.structs.replace(faults, until_ns=_SPAN_NS, pair_loss_permille=losses)
+    faults = {}
+    if config.faults.until_ns:
+        faults = {"until_ns": _SPAN_NS, "pair_loss_permille": rng.choice([0, 100, 300])}
     rows = {}
     for model, steady in world.rows.items():
         burst = [row for _ in range(rng.randint(1, 4)) for row in _burst(rng)]
         rows[model] = sorted([*steady, *burst], key=lambda row: row.arrival_ns)
-    config = msgspec.structs.replace(
-        config,
-        controller=msgspec.structs.replace(
-            config.controller, models=models, sequences_max=rng.choice([4, 32])
-        ),
-        devices=devices,
-        faults=faults,
-        kv_blocks=512,
-    )
+    controller = {"models": models, "sequences_max": rng.choice([4, 32])}
+    config = changed(config, controller=controller, devices=devices, faults=faults, kv_blocks=512)
     return SwarmWorld(rows, config, world.seed)
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO
 
-from livescale.member.member import Member
 from livescale.sim.checkers.requests import UnexplainedFailure
-from livescale.sim.simulate import SimResult, simulate
+from livescale.sim.run_notes import SimResult
+from livescale.sim.simulate import simulate
 from livescale.sim.swarm import additions
-from livescale.sim.swarm.bounds import with_wide_bounds
+from livescale.sim.swarm.drains import with_drains
 from livescale.sim.swarm.fabrics import with_fabric
-from livescale.sim.swarm.limits import with_changed_limits
 from livescale.sim.swarm.live import with_live
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
 from livescale.types import Outcome
@@ -45,23 +43,20 @@ class SeedOutcome:
 
 def draw_world(seed: int) -> SwarmWorld:
     """The world of a seed."""
-    return with_wide_bounds(draw_narrow_world(seed))
+    return additions.with_wide_bounds(draw_narrow_world(seed))
 
 
 def draw_narrow_world(seed: int) -> SwarmWorld:
     """The same with all its bounds narrow: much fails in it."""
     drawn = additions.with_bad_files(with_live(with_fabric(draw_flat_world(seed))))
     drawn = additions.with_refusals_and_jumps(additions.with_silence(drawn))
-    return additions.with_clients(with_changed_limits(drawn))
+    drawn = additions.with_clients(additions.with_changed_limits(drawn))
+    return with_drains(additions.with_binding(drawn))
 
 
-def run_world(
-    world: SwarmWorld,
-    record_file: IO[bytes] | None = None,
-    make_member: Callable[..., Member] = Member,
-) -> SimResult:
+def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:
     """Run a world to its rest. Raises what breaks: InvariantBroken, or the product's own error."""
-    result = simulate(world.rows, world.config, world.seed, record_file, make_member)
+    result = simulate(world.rows, world.config, world.seed, record_file)
     sent = sum(len(rows) for rows in world.rows.values())
     assert len(result.requests) == sent, f"{len(result.requests)} of {sent} requests are written"
     return result

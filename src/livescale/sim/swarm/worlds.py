@@ -6,31 +6,53 @@ its own, so that a seed that was found before means the same world.
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
+from livescale.clusters.topology import Device, Host
 from livescale.control.config import ControllerConfig
 from livescale.latency.work import LinearLatency
+from livescale.load.traces import TraceRow
 from livescale.placements import AllCopies, CacheCopies, NoCopies, SpreadCopies
-from livescale.policies import Bounds, ModelPolicy, TargetOngoing
+from livescale.policies import Bounds, ModelPolicy, SloAim, TargetOngoing
 from livescale.sim.config import FaultConfig, ModelChange, SimConfig
-from livescale.topology import Device, Host
-from livescale.traces import TraceRow
 from livescale.types import ModelSpec
 
 MS = 1_000_000
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SwarmWorld:
     """What `simulate` wants, without the record: loads by model, and what shapes the pool."""
 
     rows: dict[str, list[TraceRow]]
     config: SimConfig
     seed: int
+
+    def changed(self, **settings: Any) -> SwarmWorld:
+        """The world with other settings (see `changed`)."""
+        return dataclasses.replace(self, config=changed(self.config, **settings))
+
+
+def changed(
+    config: SimConfig,
+    *,
+    faults: Mapping[str, object] | None = None,
+    controller: Mapping[str, object] | None = None,
+    **settings: Any,
+) -> SimConfig:
+    """Other settings in place of some; those of the faults and of the controller by their names."""
+    return replace(
+        config,
+        faults=replace(config.faults, **(faults or {})),
+        controller=replace(config.controller, **(controller or {})),
+        **settings,
+    )
 
 
 def make_model(name: str, layers: int, layer_bytes: int) -> ModelSpec:
@@ -54,7 +76,7 @@ def draw_flat_world(seed: int) -> SwarmWorld:
     for number in range(count):
         spec = make_model(f"m{number}", rng.randint(1, 12), rng.randint(1, 8) * MIB)
         tp_size = _tp_size(seed, workers // count)
-        spec = msgspec.structs.replace(spec, tp_size=tp_size)
+        spec = replace(spec, tp_size=tp_size)
         least = max(1, rng.randint(1, max(1, workers // count // 2)) // tp_size)
         is_known = rng.random() < 0.5
         policies.append(
@@ -84,13 +106,11 @@ def draw_flat_world(seed: int) -> SwarmWorld:
         rng.choice([500_000, 5 * MS]), rng.choice([10_000, 200_000]), rng.choice([0, 100])
     )
     kv_blocks, run_tokens_max = rng.choice([40, 512]), rng.choice([32, 512])
-    controller = msgspec.structs.replace(
-        controller,
-        remote_storage_bytes_per_s=storage,
-        sequences_max=rng.choice([1, 4, 32]),
-    )
+    sequences_max = rng.choice([1, 4, 32])
     config = SimConfig(
-        controller=controller,
+        controller=replace(
+            controller, remote_storage_bytes_per_s=storage, sequences_max=sequences_max
+        ),
         devices=(make_device(link),) * workers,
         latency={"": latency},
         kv_blocks=kv_blocks,
@@ -106,24 +126,40 @@ def draw_flat_world(seed: int) -> SwarmWorld:
         faults=_faults(rng, until_ns),
     )
     config = _with_elastic_planes(config, seed)
+    keeping = random.Random(f"spares {seed}").choice(["off", "recent", "recent", "slow-links"])
+    config = changed(config, controller={"warm_spares": keeping})
     rows = {policy.spec.name: draw_rows(rng, until_ns) for policy in policies}
     config, more_rows = _with_changes(config, seed, until_ns)
     return SwarmWorld(rows | more_rows, config, seed)
 
 
+def _aim(rng: random.Random) -> SloAim:
+    """Aims that are met, and some that never are."""
+    return SloAim(
+        ttft_ns=rng.choice([1, 20, 450]) * MS,
+        floor_decay_ns=rng.choice([0, 50, 1_000]) * MS,
+        scale_down_timeout_ns=rng.choice([0, 30]) * MS,
+        load_window_ns=rng.choice([50, 1_000]) * MS,
+    )
+
+
 def _with_elastic_planes(config: SimConfig, seed: int) -> SimConfig:
     """Hosts with agents, strategies, priorities, models that may go to zero, broken feeds."""
     rng = random.Random(f"elastic {seed}")
-    controller = config.controller
     policies = tuple(
-        msgspec.structs.replace(
+        replace(
             policy,
             instances_min=rng.choice([0, policy.instances_min]),
             priority=rng.choice([0, 0, 1]),
             idle_ns=rng.choice([10, 500]) * MS,
             scaling=rng.choice([None, None, TargetOngoing(2000, 900, 30 * MS)]),
         )
-        for policy in controller.models
+        for policy in config.controller.models
+    )
+    aims = random.Random(f"aims {seed}")
+    policies = tuple(
+        replace(policy, scaling=_aim(aims)) if aims.random() < 0.3 else policy
+        for policy in policies
     )
     hosts: tuple[Host, ...] = ()
     placement, multicast = rng.choice(
@@ -146,24 +182,22 @@ def _with_elastic_planes(config: SimConfig, seed: int) -> SimConfig:
     else:
         placement, multicast = NoCopies(), rng.choice(["chain", "auto"])
         # Without host copies nothing brings back a model whose last instance went.
-    faults = config.faults
-    if faults.until_ns:
-        faults = msgspec.structs.replace(
-            faults,
-            agent_losses=rng.choice([0, 0, 1, 3]),
-            feed_failures=rng.choice([0, 2, 20]),
-            stalls=rng.choice([0, 0, 3]),
-            stall_ns=rng.choice([10, 1000]) * MS,
-        )
-    controller = msgspec.structs.replace(
-        controller,
-        models=policies,
-        agents_expected=len(hosts),
-        placement=placement,
-        multicast=multicast,
-        chunk_bytes=MIB,
-    )
-    return msgspec.structs.replace(config, controller=controller, hosts=hosts, faults=faults)
+    faults: dict[str, object] = {}
+    if config.faults.until_ns:
+        faults = {
+            "agent_losses": rng.choice([0, 0, 1, 3]),
+            "feed_failures": rng.choice([0, 2, 20]),
+            "stalls": rng.choice([0, 0, 3]),
+            "stall_ns": rng.choice([10, 1000]) * MS,
+        }
+    controller: dict[str, object] = {
+        "models": policies,
+        "agents_expected": len(hosts),
+        "placement": placement,
+        "multicast": multicast,
+        "chunk_bytes": MIB,
+    }
+    return changed(config, controller=controller, hosts=hosts, faults=faults)
 
 
 def _with_changes(
@@ -176,7 +210,7 @@ def _with_changes(
     changes, rows = [], {}
     if rng.random() < 0.7:
         spec = make_model("added", rng.randint(1, 6), rng.randint(1, 4) * MIB)
-        # Where all workers are somebody's by right it comes only when there is room.
+        # Where all workers are some model's by right it comes only when there is room.
         taken = sum(max(p.instances_min, 1) * p.spec.tp_size for p in config.controller.models)
         room = config.workers - taken
         if room > 0:
@@ -188,10 +222,10 @@ def _with_changes(
     if rng.random() < 0.7:
         changes.append(ModelChange(rng.randrange(until_ns), removed=rng.choice(names)))
     hosts = tuple(
-        msgspec.structs.replace(host, memory_bytes=host.memory_bytes + rng.choice([0, 64 * MIB]))
+        replace(host, memory_bytes=host.memory_bytes + rng.choice([0, 64 * MIB]))
         for host in config.hosts
     )
-    return msgspec.structs.replace(config, changes=tuple(changes), hosts=hosts), rows
+    return replace(config, changes=tuple(changes), hosts=hosts), rows
 
 
 def _tp_size(seed: int, workers: int) -> int:

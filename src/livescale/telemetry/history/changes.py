@@ -29,24 +29,29 @@ class MemberLost:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingBegun:
+class _OfHolding:
+    holding: HoldingHistory
+
+
+class HoldingBegun(_OfHolding):
     """A holding was ordered, or reported for the first time."""
 
-    holding: HoldingHistory
 
-
-@dataclass(frozen=True, slots=True)
-class HoldingWhole:
+class HoldingWhole(_OfHolding):
     """Every layer of a holding is there."""
 
-    holding: HoldingHistory
 
-
-@dataclass(frozen=True, slots=True)
-class HoldingEnded:
+class HoldingEnded(_OfHolding):
     """Nothing of a holding is left: `ending` and `reason` are known."""
 
-    holding: HoldingHistory
+
+class SpareBegun(_OfHolding):
+    """A released worker keeps its parameters as a warm spare, or reported one for the first
+    time. What they were before has ended."""
+
+
+class SpareEnded(_OfHolding):
+    """A warm spare was dropped or lost, or became another holding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ Change = (
     | HoldingBegun
     | HoldingWhole
     | HoldingEnded
+    | SpareBegun
+    | SpareEnded
     | FirstToken
     | Decided
     | AnyEvent

@@ -42,7 +42,8 @@ class Follower:
             events.WorkerJoined: self._joined,
             events.AgentJoined: self._joined,
             events.WorkerLost: lambda event: self._lose(event.worker, event.reason),
-            commands.StartHolding: lambda order: self._begin(order, is_ordered=True),
+            commands.StartHolding: self._start,
+            commands.ReleaseHolding: self._released,
             events.FirstByteArrived: self._first_byte,
             events.LiveStarted: self._live,
             events.LayerArrived: self._arrived,
@@ -121,13 +122,25 @@ class Follower:
         self._changes.append(changes.MemberJoined(ref))
         for report in event.holdings:
             order = report.order
-            held = self._holdings.get(order.holding) or self._begin(order, is_ordered=False)
+            held = self._reported_holding(report)
             held.know(self._now_ns, is_known=True)
             held.watermark = max(held.watermark, report.watermark)
-            if held.instance is not None and order.duty is not None and order.duty.pairing:
+            if held.instance is not None and order.duty is not None and order.duty.live_order:
                 held.instance.go_live(self._now_ns)
-            if report.is_whole:
+            if report.is_whole and not report.is_spare:
                 self._whole(held, self._now_ns if held.whole_ns is None else held.whole_ns)
+
+    def _reported_holding(self, report: events.HoldingReport) -> HoldingHistory:
+        """The history of what a member reports when it joins, which may begin with that."""
+        held = self._holdings.get(report.order.holding)
+        if held is not None and held.is_spare == report.is_spare:
+            return held
+        if held is not None:
+            # The order that makes the difference is not on record, or was lost.
+            self._end(held, Ending.RELEASED, "")
+        if report.is_spare:
+            return self._begin_spare(report.order)
+        return self._begin(report.order, is_ordered=False)
 
     def _lose(self, ref: WorkerRef, reason: str) -> None:
         lost = self.on(ref)
@@ -144,11 +157,42 @@ class Follower:
 
     # -- holdings -------------------------------------------------------------------------------
 
+    def _start(self, order: commands.StartHolding) -> None:
+        spare = HoldingId(order.spare, order.holding.member) if order.spare is not None else None
+        if spare in self._holdings:
+            self._end(self._holdings[spare], Ending.REUSED, "")
+        self._begin(order, is_ordered=True)
+
+    def _released(self, command: commands.ReleaseHolding) -> None:
+        """The holding ends, and a warm spare begins; but its rank may have been one already."""
+        held = self._holdings.get(command.holding)
+        if held is not None and not held.is_spare:
+            self._end(held, Ending.RELEASED, "")
+            self._begin_spare(held.order)
+
+    def _begin_spare(self, order: commands.StartHolding) -> HoldingHistory:
+        policy = self.policies.get(order.model)
+        layer_bytes = () if policy is None else policy.spec.layer_bytes
+        held = HoldingHistory(
+            order=order,
+            instance=None,
+            begun_ns=self._now_ns,
+            is_ordered=False,
+            layer_bytes=layer_bytes,
+            is_spare=True,
+            known_ns=[self._now_ns],
+            watermark=order.span.stop,
+            whole_ns=self._now_ns,
+        )
+        self._holdings[held.id] = held
+        self._changes.append(changes.SpareBegun(held))
+        return held
+
     def _begin(self, order: commands.StartHolding, *, is_ordered: bool) -> HoldingHistory:
         now_ns, duty, instance = self._now_ns, order.duty, None
         if duty is not None:
             states = [(now_ns, InstanceState.LOADING)]
-            new = InstanceHistory(duty.instance, order.model, duty.pairing, states)
+            new = InstanceHistory(duty, order.model, states)
             instance = self.instances.setdefault(duty.instance, new)
         policy = self.policies.get(order.model)
         held = HoldingHistory(
@@ -208,7 +252,8 @@ class Follower:
         instance = held.instance
         if instance is not None and all(h.ended_ns is not None for h in instance.holdings):
             self.instances.pop(instance.number, None)
-        self._changes.append(changes.HoldingEnded(held))
+        change = changes.SpareEnded if held.is_spare else changes.HoldingEnded
+        self._changes.append(change(held))
 
     # -- instances ------------------------------------------------------------------------------
 
@@ -222,7 +267,7 @@ class Follower:
         instance.emitted_tokens = max(instance.emitted_tokens, event.emitted_tokens)
 
     def _taken(self, event: events.BatchTaken) -> None:
-        for request, _ in event.requests:
+        for request, *_ in event.requests:
             if request in self.running:
                 self.running[request] = event.worker
         instance = self.instances.get(event.target)

@@ -11,7 +11,7 @@ import msgspec
 from livescale.chunks import Feed
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, HoldingReport
-from livescale.plans import Pairing
+from livescale.routes import Duty
 from livescale.types import HoldingId, InstanceId, InstanceState, WorkerRef
 
 Stretch = tuple[InstanceState, int, int]
@@ -19,9 +19,11 @@ Stretch = tuple[InstanceState, int, int]
 
 
 class Ending(enum.StrEnum):
-    """How a holding ended: given up on order, its load failed, or its member was lost."""
+    """How a holding ended: given up on order, its load failed, or its member was lost. A warm spare
+    may also be used again."""
 
     RELEASED = "released"
+    REUSED = "reused"
     FAILED = "failed"
     LOST = "lost"
 
@@ -41,7 +43,8 @@ class LayerArrival:
 class HoldingHistory:
     """One rank of a model in the memory of one member, from its order until nothing is left.
 
-    `instance` is the one that computes with it (None: a copy in host memory). `is_ordered` is
+    `instance` is the one that computes with it (None: a copy in host memory, or a warm spare, which
+    begins when an instance releases its holding). `is_ordered` is
     False if the `order` is on record only in a member's report. `known_ns` are times at which the
     controller began (even places) and ceased to know of it: one that starts anew knows of nothing
     before the members have joined.
@@ -52,6 +55,7 @@ class HoldingHistory:
     begun_ns: int
     is_ordered: bool
     layer_bytes: tuple[int, ...]
+    is_spare: bool = False
     known_ns: list[int] = field(default_factory=list)
     arrivals: list[LayerArrival] = field(default_factory=list)
     #: a bit per layer that has arrived, the bytes of these, and how many of the first are there
@@ -135,12 +139,12 @@ class HoldingHistory:
 
     def as_report(self) -> HoldingReport:
         """What the member would report, but not from whom it gets the rest. Only an instance that
-        takes requests while it loads has a pairing."""
+        takes requests while it loads has a live order."""
         duty, instance = self.order.duty, self.instance
         if duty is not None and instance is not None and instance.state is not InstanceState.LIVE:
-            duty = msgspec.structs.replace(duty, pairing=None)
+            duty = msgspec.structs.replace(duty, live_order=None, gives_to=())
         order = msgspec.structs.replace(self.order, feeds=(), duty=duty)
-        return HoldingReport(order, self.watermark, self.whole_ns is not None)
+        return HoldingReport(order, self.watermark, self.whole_ns is not None, self.is_spare)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,9 +157,8 @@ class InstanceHistory:
     ended; empty while it is there.
     """
 
-    number: InstanceId
+    duty: Duty
     model: str
-    pairing: Pairing | None
     changes: list[tuple[int, InstanceState]]
     holdings: list[HoldingHistory] = field(default_factory=list)
     emitted_tokens: int = 0
@@ -166,6 +169,10 @@ class InstanceHistory:
     ending: str = ""
 
     @property
+    def number(self) -> InstanceId:
+        return self.duty.instance
+
+    @property
     def state(self) -> InstanceState:
         """Its last state, which an instance that has ended keeps."""
         return self.changes[-1][1]
@@ -174,6 +181,11 @@ class InstanceHistory:
     def is_ordered(self) -> bool:
         """The order to load it is on record."""
         return self.holdings[0].is_ordered
+
+    @property
+    def is_woken(self) -> bool:
+        """It was made of a warm spare: nothing had to be loaded."""
+        return self.holdings[0].order.spare is not None
 
     @property
     def is_whole(self) -> bool:

@@ -12,6 +12,7 @@ from livescale.telemetry.history.changes import (
     HoldingBegun,
     MemberJoined,
     MemberLost,
+    SpareBegun,
     member_name,
 )
 from livescale.telemetry.history.follower import Follower
@@ -43,19 +44,22 @@ class Loss:
 class History:
     """What became of one start of a pool. Times are the record's.
 
-    `instances` and `copies` (host copies, one entry per rank) are in order of their beginning,
-    `losses` in their own. `policies` has every model that was ever served, `workers` the numbers
-    of all that appeared. A gateway is no member: a record does not have its end. `is_cut`: the
-    record begins with a further part.
+    `instances`, `copies` (host copies, one entry per rank) and `spares` (what workers hold for no
+    instance, likewise) are in order of their beginning, `losses` in their own. `policies` has every
+    model that was ever served, `workers` the numbers of all that appeared, `absent_ns` of those
+    that were lost the times when (even places) and when their successors joined. A gateway is no
+    member: a record does not have its end. `is_cut`: the record begins with a further part.
     """
 
     instances: list[InstanceHistory] = field(default_factory=list)
     copies: list[HoldingHistory] = field(default_factory=list)
+    spares: list[HoldingHistory] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     requests: list[RequestLine] = field(default_factory=list)
     measured: list[CapacityMeasured] = field(default_factory=list)
     policies: dict[str, ModelPolicy] = field(default_factory=dict)
     workers: dict[int, None] = field(default_factory=dict)
+    absent_ns: dict[int, list[int]] = field(default_factory=dict)
     is_cut: bool = False
     started_ns: int = 0
     end_ns: int = 0
@@ -133,14 +137,17 @@ class _Reader:
         if isinstance(change, HoldingBegun):
             held = change.holding
             if held.instance is None:
-                history.copies.append(held)
+                (history.copies if held.member.is_agent else history.spares).append(held)
             else:
                 if held.instance.holdings[0] is held:
                     history.instances.append(held.instance)
                 history.workers[held.member.worker] = None
+        elif isinstance(change, SpareBegun):
+            history.spares.append(change.holding)
         elif isinstance(change, MemberJoined):
             if not change.member.is_agent:
                 history.workers[change.member.worker] = None
+                self._attends(now_ns, change.member.worker, is_there=True)
             loss = self._away.pop(change.member.worker, None)
             if loss is not None:
                 loss.back_ns = now_ns
@@ -150,5 +157,14 @@ class _Reader:
             loss = Loss(now_ns, name, change.reason, held_models, change.requests)
             self._away[change.member.worker] = loss
             history.losses.append(loss)
+            if not change.member.is_agent:
+                self._attends(now_ns, change.member.worker, is_there=False)
         elif isinstance(change, CapacityMeasured):
             history.measured.append(change)
+
+    def _attends(self, now_ns: int, worker: int, *, is_there: bool) -> None:
+        """A worker joined, or is lost; workers whose joining is not on record were there."""
+        times_ns = self.history.absent_ns.get(worker, [])
+        was_there = len(times_ns) % 2 == 0
+        if was_there != is_there:
+            self.history.absent_ns[worker] = [*times_ns, now_ns]

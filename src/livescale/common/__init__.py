@@ -1,0 +1,1 @@
+"""Small rules with users on several floors."""

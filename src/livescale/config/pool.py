@@ -1,0 +1,432 @@
+"""Configuration: the one table of settings.
+
+The fields of PoolConfig and ModelConfig *are* the table: type, default, unit, bounds and help
+stand in one place. Flags and documentation are made from it (`reading.py`). What a value
+leads to is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from livescale.common.settings import About, settings_of
+from livescale.config.model import ModelConfig
+from livescale.types import SEQUENCES_MAX, Value
+
+_KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+
+ROOFLINE_PREFIX = "roofline:"
+"""What a `timed_profile` begins with that is no file."""
+
+
+class PoolConfig(Value, frozen=True, kw_only=True):
+    """All settings of a pool. Made by `load_config`, which also checks them."""
+
+    host: Annotated[str, About("address that the HTTP API listens on")] = "127.0.0.1"
+    port: Annotated[int, About("port of the HTTP API; 0 takes a free one", upper=65535)] = 8000
+    workers: Annotated[
+        int,
+        About("worker processes, one per device; those of `topology` if it is given", "", 1, 4096),
+    ] = 3
+    hosts: Annotated[
+        int,
+        About(
+            "hosts that the workers are taken for, all on this machine: sockets between them",
+            "",
+            1,
+            256,
+        ),
+    ] = 1
+    topology: Annotated[
+        str | None, About("file of hosts, devices and links; none: one host without limits")
+    ] = None
+    worker_threads: Annotated[int, About("compute threads of a worker", "", 1, 1024)] = 1
+    device: Annotated[
+        str,
+        About(
+            "what a worker computes on; cuda: not yet tried on a GPU; timed: it only waits",
+            choices=("cpu", "cuda", "timed"),
+        ),
+    ] = "cpu"
+    timed_run_us: Annotated[
+        int, About("time that a timed worker takes for anything it computes", "us", 0, 60_000_000)
+    ] = 8000
+    timed_token_us: Annotated[
+        int, About("time that a timed worker takes for every token on top", "us", 0, 60_000_000)
+    ] = 67
+    timed_profile: Annotated[
+        str | None,
+        About(
+            "instead of these two: a file of `bench profile`, or roofline:ACCELERATOR:MODEL, such"
+            " as roofline:a100:llama-3-8b"
+        ),
+    ] = None
+    weights_layout: Annotated[
+        str,
+        About(
+            "packed: a CPU computes with a second, faster copy of the parameters; plain: without",
+            choices=("packed", "plain"),
+        ),
+    ] = "packed"
+    arena_bytes: Annotated[int, About("memory for parameters, per worker", "bytes", _MIB, _TIB)] = (
+        _GIB
+    )
+    resident_bytes: Annotated[
+        int,
+        About(
+            "end of a worker's arena that keeps first layers of models that it gave up; 0: none",
+            "bytes",
+            0,
+            _TIB,
+        ),
+    ] = 0
+    kv_bytes: Annotated[
+        int, About("memory for the KV cache, per worker", "bytes", 64 * _KIB, _TIB)
+    ] = 256 * _MIB
+    block_tokens: Annotated[int, About("tokens of one KV block", "tokens", 1, 1024)] = 16
+    chunk_bytes: Annotated[
+        int, About("unit of transfer inside a layer", "bytes", 4 * _KIB, 16 * _MIB)
+    ] = _MIB
+    uplink_bytes_per_s: Annotated[
+        int | None, About("limit on what a worker sends; none: no limit", "bytes/s", _KIB)
+    ] = None
+    downlink_bytes_per_s: Annotated[
+        int | None, About("limit on what a worker receives; none: no limit", "bytes/s", _KIB)
+    ] = None
+    carrier: Annotated[
+        str,
+        About(
+            "auto: shared memory within a host, TCP between hosts; tcp: no shared memory; nixl:"
+            " NIXL instead of TCP, for RDMA networks (extra rdma)",
+            choices=("auto", "tcp", "nixl"),
+        ),
+    ] = "auto"
+    stall_ms: Annotated[
+        int,
+        About("time without a byte after which parameters are asked for elsewhere", "ms", 100),
+    ] = 2000
+    lost_after_ms: Annotated[
+        int,
+        About(
+            "silence after which a worker, an agent, the controller or a gateway is given up",
+            "ms",
+            200,
+            3_600_000,
+        ),
+    ] = 5000
+    stuck_after_ms: Annotated[
+        int,
+        About(
+            "time after which a single piece of a worker's or agent's work counts as silence",
+            "ms",
+            1000,
+            86_400_000,
+        ),
+    ] = 60_000
+    parameter_share_percent: Annotated[
+        int, About("share of a limited uplink that parameters may take at most", "%", 1, 100)
+    ] = 100
+    multicast: Annotated[
+        str, About("how parameters get from those who have them to those who need them")
+    ] = "auto"
+    warm_spares: Annotated[
+        str,
+        About(
+            "which parameters stay longest on released workers, until another model needs the"
+            " memory: recent: those used last; slow-links: those whose links are slow; off: none",
+            choices=("recent", "slow-links", "off"),
+        ),
+    ] = "recent"
+    live_order: Annotated[
+        str,
+        About(
+            "how a loading instance works before everything is there: zigzag and best-effort share"
+            " prompts with an overloaded instance, overlap works alone, stop-the-world waits",
+            choices=("zigzag", "best-effort", "overlap", "stop-the-world"),
+        ),
+    ] = "zigzag"
+    live_over_ms: Annotated[
+        int | None,
+        About(
+            "loads that should take no longer are waited for; none: a quarter of the SLO's TTFT,"
+            " or 100 if that is relative",
+            "ms",
+            0,
+            3_600_000,
+        ),
+    ] = None
+    live_ahead_max: Annotated[
+        int,
+        About(
+            "requests sent to a loading instance before it or its partner has KV for them",
+            "requests",
+            1,
+            4096,
+        ),
+    ] = 8
+    live_batches_max: Annotated[
+        int, About("batches of prompts that a loading instance works on", "batches", 1, 4096)
+    ] = 16
+    live_gap_ms: Annotated[
+        int | None,
+        About(
+            "time that batches from loading instances may keep decodes waiting; none: no longer"
+            " than a Run full of prompts",
+            "ms",
+            1,
+            60_000,
+        ),
+    ] = None
+    live_migration: Annotated[
+        str,
+        About(
+            "when a loading instance has everything, requests that decode stay where they are, or"
+            " move to it with their KV where that pays",
+            choices=("stay", "move"),
+        ),
+    ] = "stay"
+    drain: Annotated[
+        str,
+        About(
+            "requests of an instance that is given up end there (finish), or move to others of"
+            " their model, with a pause no longer than live_gap_ms (move)",
+            choices=("finish", "move"),
+        ),
+    ] = "finish"
+    placement: Annotated[
+        str,
+        About(
+            "copies in host memory: spread: one of each model in the cluster; cache: on each host"
+            " what it loaded last; all: every model on every host; none",
+            choices=("spread", "cache", "all", "none"),
+        ),
+    ] = "spread"
+    cache_ttl_s: Annotated[
+        int, About("time after its last use that placement cache keeps a copy", "s", 1, 31_536_000)
+    ] = 30
+    host_memory_bytes: Annotated[
+        int | None,
+        About(
+            "memory for copies, per host; 0: no agents; none: what placement keeps, and one more;"
+            " for models that come later up to half of what the machine has left",
+            "bytes",
+            upper=64 * _TIB,
+        ),
+    ] = None
+    storage_bytes_per_s: Annotated[
+        int | None,
+        About("limit on what a process reads of models; none: no limit", "bytes/s", _KIB),
+    ] = None
+    run_tokens_max: Annotated[
+        int, About("tokens that an instance computes at once", "tokens", 1, 1 << 20)
+    ] = 128
+    sequences_max: Annotated[
+        int, About("requests that an instance computes at once", "requests", 1, 1 << 16)
+    ] = SEQUENCES_MAX
+    oldest_prompt_percent: Annotated[
+        int,
+        About("share of prompt work for the oldest prompt; shorter ones get the rest", "%", 1, 100),
+    ] = 50
+    growth_tokens: Annotated[
+        int,
+        About("room kept for each running request when another is admitted", "tokens", 0, 1 << 20),
+    ] = 64
+    binding: Annotated[
+        str,
+        About(
+            "late: an instance gets the requests that it computes next, the others wait for"
+            " whichever comes free first; early: it gets all that its KV has room for",
+            choices=("late", "early"),
+        ),
+    ] = "late"
+    runs_ahead_max: Annotated[
+        int,
+        About(
+            "with late binding, Runs of prompt tokens that an instance holds and has not computed",
+            "Runs",
+            1,
+            4096,
+        ),
+    ] = 2
+    passes_max: Annotated[
+        int,
+        About(
+            "with late binding, requests that may go before another one of their client that came"
+            " earlier",
+            "requests",
+            1,
+            1 << 20,
+        ),
+    ] = 64
+    dispatched_ahead_max: Annotated[
+        int,
+        About(
+            "requests sent to an instance before their first token; with early binding, before"
+            " they have KV there: 8 at most",
+            "requests",
+            1,
+            4096,
+        ),
+    ] = 64
+    queue_requests_max: Annotated[
+        int, About("waiting requests of a model above which new ones are refused", "requests", 1)
+    ] = 1024
+    queue_prompt_tokens_max: Annotated[
+        int | None,
+        About("prompt tokens of those, above which new ones are refused; none: no limit", "tokens"),
+    ] = 1 << 20
+    queue_timeout_s: Annotated[
+        int | None,
+        About("time that a request waits for an instance, then it is refused; none: any", "s", 1),
+    ] = 60
+    request_timeout_s: Annotated[
+        int | None,
+        About("time from arrival to last token, then a request is ended; none: no limit", "s", 1),
+    ] = None
+    receive_timeout_s: Annotated[
+        int, About("time that a client has to send a request", "s", 1, 86_400)
+    ] = 60
+    stalled_client_s: Annotated[
+        int, About("time without reading after which a client is cut off", "s", 1, 86_400)
+    ] = 60
+    api_key_file: Annotated[
+        str | None,
+        About(
+            "file of the keys that /v1 asks for, one per line, perhaps with weight=N behind;"
+            " none: open to all"
+        ),
+    ] = None
+    admin_key_file: Annotated[
+        str | None,
+        About("file of the keys that /admin asks for, one per line; none: see operations.md"),
+    ] = None
+    cors_origins: Annotated[
+        str,
+        About("origins of web pages that may use /v1, separated by commas, '*': all; empty: none"),
+    ] = ""
+    metrics_compat: Annotated[
+        str, About("names under which /metrics shows its figures again", choices=("none", "vllm"))
+    ] = "none"
+    step_gap_us: Annotated[
+        int, About("shortest time between two decisions", "us", 0, 1_000_000)
+    ] = 1000
+    load_window_ms: Annotated[
+        int, About("window over which the token rate is taken", "ms", 10, 3_600_000)
+    ] = 1000
+    token_rate_upper_percent: Annotated[
+        int, About("arriving prompt tokens above which a model grows", "% of capacity", 1, 1000)
+    ] = 90
+    token_rate_lower_percent: Annotated[
+        int, About("arriving prompt tokens below which it may shrink", "% of capacity", 0, 1000)
+    ] = 60
+    prefill_queue_upper_ms: Annotated[
+        int, About("queued prefill work above which a model grows", "ms", 1, 3_600_000)
+    ] = 700
+    prefill_queue_lower_ms: Annotated[
+        int, About("queued prefill work below which it may shrink", "ms", 0, 3_600_000)
+    ] = 500
+    kv_upper_percent: Annotated[
+        int, About("KV blocks in use above which a model grows", "%", 1, 100)
+    ] = 85
+    kv_lower_percent: Annotated[
+        int, About("KV blocks in use below which it may shrink", "%", 0, 100)
+    ] = 75
+    requests_upper_percent: Annotated[
+        int,
+        About("unfinished requests above which a model grows", "% of sequences_max", 1, 100),
+    ] = 85
+    requests_lower_percent: Annotated[
+        int,
+        About("unfinished requests below which it may shrink", "% of sequences_max", 1, 100),
+    ] = 75
+    target_ongoing_requests: Annotated[
+        int | None,
+        About(
+            "unfinished requests per instance to scale to; none: by scaling_policy", "requests", 1
+        ),
+    ] = None
+    scaling_policy: Annotated[
+        str,
+        About(
+            "what a model scales by; bounds: all bounds above; slo: an aim for the TTFT instead of"
+            " the queued prefill work's",
+            choices=("bounds", "slo"),
+        ),
+    ] = "bounds"
+    ttft_aim_ms: Annotated[
+        int | None,
+        About("TTFT that scaling_policy slo aims at; none: the SLO's", "ms", 1, 3_600_000),
+    ] = None
+    floor_decay_ms: Annotated[
+        int,
+        About(
+            "with scaling_policy slo: time in which the least number of instances falls from the"
+            " last peak to nothing",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = 20_000
+    scale_down_timeout_ms: Annotated[
+        int, About("time below every lower bound before a model shrinks", "ms", 0, 86_400_000)
+    ] = 333
+    settle_ms: Annotated[
+        int, About("time to wait at start for all workers to join", "ms", 0, 3_600_000)
+    ] = 1000
+    drain_timeout_s: Annotated[
+        int, About("time that running requests get when the pool stops", "s", 0, 86_400)
+    ] = 30
+    request_attempts_max: Annotated[
+        int, About("times a request is tried when workers are lost", "attempts", 1, 100)
+    ] = 2
+    record: Annotated[
+        str | None, About("file for the run record (.zst: compressed); none: no record")
+    ] = None
+    record_bytes_max: Annotated[
+        int | None,
+        About(
+            "size at which a further part of the run record begins (FILE.2.jsonl, …); none: never",
+            "bytes",
+            1 << 16,
+            _TIB,
+        ),
+    ] = None
+    record_members: Annotated[
+        str | None,
+        About(
+            "directory for records of workers and host agents, prompts included, in a folder"
+            " for each start; none: no records"
+        ),
+    ] = None
+    state: Annotated[
+        str | None,
+        About(
+            "directory that keeps models and limits of the running pool for its next start;"
+            " none: they go with the pool"
+        ),
+    ] = None
+    slo: Annotated[str, About("what counts as good: '5x-mean' or 'ttft=450ms,tbt=150ms'")] = (
+        "5x-mean"
+    )
+    log_level: Annotated[
+        str,
+        About(
+            "what processes log besides the pool's news",
+            choices=("debug", "info", "warning", "error"),
+        ),
+    ] = "warning"
+    models: tuple[ModelConfig, ...] = ()
+
+
+SETTINGS = settings_of(PoolConfig)
+MODEL_SETTINGS = settings_of(ModelConfig)
+CHANGEABLE_SETTINGS = tuple(
+    setting
+    for setting in MODEL_SETTINGS
+    if setting.name
+    in (
+        *("min_replicas", "max_replicas", "idle_s", "priority"),
+        *("target_ongoing_requests", "schedule"),
+    )
+)
+"""Those of a model that can be changed while it runs."""

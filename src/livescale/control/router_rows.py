@@ -1,0 +1,178 @@
+"""What the router deals with: a request's record, what a worker has of requests, and routes as they
+are chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from livescale.messages.events import InstanceReported
+from livescale.routes import Route
+from livescale.types import InstanceId, Part, RequestId, WorkerRef
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request that has not ended. `worker` is set while an attempt is under way."""
+
+    id: RequestId
+    part: Part
+    prompt_tokens: int
+    output_tokens_max: int
+    #: order of arrival: a retried request goes back to its place
+    order: int
+    #: who sent it, and how many requests a turn of that client is worth
+    client: str = ""
+    weight: int = 1
+    attempt: int = 0
+    #: how often the current attempt was taken over
+    moves: int = 0
+    worker: WorkerRef | None = None
+    #: the instance gave it a place and KV, and emitted its first token
+    is_admitted: bool = False
+    is_started: bool = False
+    is_cancelled: bool = False
+    #: attempts that came to nothing (one that was given back is none of them), and while it waits
+    #: how the last one did
+    failures: int = 0
+    failure: str = ""
+    #: a worker that the gateway could not reach, and until when it is left alone
+    avoided: WorkerRef | None = None
+    avoided_until_ns: int = 0
+
+
+@dataclass(slots=True)
+class Outstanding:
+    """What a worker has: `records` were dispatched to it and have not ended. So many of them are
+    not admitted and not started; tokens are those of prompts. Then what it reported last."""
+
+    records: dict[RequestId, RequestRecord] = field(default_factory=dict)
+    clients: dict[str, int] = field(default_factory=dict)
+    unadmitted: int = 0
+    unstarted: int = 0
+    unstarted_tokens: int = 0
+    tokens: int = 0
+    queued_tokens: int = 0
+    begun_tokens: int = 0
+    left_out: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        self.records[record.id] = record
+        self.clients[record.client] = self.clients.get(record.client, 0) + 1
+        self._count(record, 1)
+
+    def remove(self, record: RequestRecord) -> None:
+        del self.records[record.id]
+        self.clients[record.client] -= 1
+        if not self.clients[record.client]:
+            del self.clients[record.client]
+        self._count(record, -1)
+        if not record.is_started:
+            # Some of what was begun may be of this one: the next report says how much is left.
+            self.begun_tokens = 0
+
+    def admit(self, record: RequestRecord) -> None:
+        """One of them has a place and KV."""
+        self._count(record, -1)
+        record.is_admitted = True
+        self._count(record, 1)
+
+    def start(self, record: RequestRecord) -> None:
+        """One of them has its first token."""
+        self._count(record, -1)
+        record.is_admitted = record.is_started = True
+        self._count(record, 1)
+
+    def reported(self, report: InstanceReported) -> None:
+        self.queued_tokens = report.queued_prefill_tokens
+        self.begun_tokens = report.begun_prompt_tokens
+        self.left_out = report.left_out
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Prompt tokens that it has yet to compute. What it reports counts where that is more: of
+        preempted requests, or of an earlier life of the controller."""
+        return max(self.unstarted_tokens - self.begun_tokens, self.queued_tokens)
+
+    def _count(self, record: RequestRecord, sign: int) -> None:
+        self.tokens += sign * record.prompt_tokens
+        self.unadmitted += 0 if record.is_admitted else sign
+        if not record.is_started:
+            self.unstarted += sign
+            self.unstarted_tokens += sign * record.prompt_tokens
+
+    def validate(self, worker: WorkerRef) -> None:
+        """The counts are those of the records. Raises AssertionError."""
+        counted = Outstanding()
+        for request, record in self.records.items():
+            assert record.worker == worker, request
+            counted.add(record)
+        counted.queued_tokens, counted.begun_tokens = self.queued_tokens, self.begun_tokens
+        counted.left_out = self.left_out
+        assert counted == self, worker
+
+
+@dataclass(slots=True)
+class RouteRow:
+    """A route: `tokens` of prompts are to be done on its `workers`, `room` more requests can go
+    there, and prompts up to `tokens_max` together (None: any). `amount` is what it is chosen by
+    among its like (thousandths of a token), then `held_tokens`."""
+
+    route: Route
+    tokens: int
+    held_tokens: int
+    room: int
+    tokens_max: int | None
+    instance: InstanceId = field(init=False)
+    workers: tuple[WorkerRef, ...] = field(init=False)
+    cost_permille: int = field(init=False)
+    lag_tokens: int = field(init=False)
+    amount: int = 0
+
+    def __post_init__(self) -> None:
+        route = self.route
+        self.instance, self.workers = route.first.instance, route.workers
+        self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
+        self.add(0)
+
+    @property
+    def worker(self) -> WorkerRef:
+        return self.workers[0]
+
+    def add(self, tokens: int) -> None:
+        self.tokens += tokens
+        self.held_tokens += tokens
+        self.amount = self.tokens * self.cost_permille + self.lag_tokens * 1000
+
+    @property
+    def is_open(self) -> bool:
+        """Some request could go there."""
+        return self.fits(1)
+
+    def fits(self, tokens: int) -> bool:
+        """A prompt of so many tokens can go there. One always can that would be alone."""
+        if self.room <= 0:
+            return False
+        return self.tokens_max is None or not self.tokens or self.tokens + tokens <= self.tokens_max
+
+    @property
+    def until(self) -> int:
+        """When it is done with all of it, as an amount: what runs while layers arrive is done soon
+        after the last of them."""
+        return max(self.tokens * self.cost_permille, self.lag_tokens * 1000)
+
+
+def choose_row(rows: list[RouteRow], tokens: int, shunned: WorkerRef | None) -> RouteRow | None:
+    """The row for the next request; it may have no room: the request waits for it then."""
+    rows = [row for row in rows if row.worker != shunned]
+    ready = [row for row in rows if not row.lag_tokens]
+    row = _least(row for row in ready if row.fits(tokens)) or _least(ready)
+    later = _least(row for row in rows if row.lag_tokens and row.fits(tokens))
+    if later is not None and (row is None or later.until < row.until):
+        row = later
+    return row
+
+
+def _least(rows: Iterable[RouteRow]) -> RouteRow | None:
+    """The row with the least amount, the lowest instance of equals."""
+    return min(rows, key=lambda row: (row.amount, row.held_tokens, row.instance), default=None)

@@ -1,0 +1,306 @@
+"""The instance on a worker: Runs, live batches that come and go, and what is reported of them.
+
+A `Serving` decides what runs. Messages and requests are taken in when a Run ends, in the real world
+and in the simulator alike: the next one may be in flight then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from livescale.batching.live_batch import LiveLimits
+from livescale.batching.live_messages import (
+    Handover,
+    KvLayer,
+    LiveMessage,
+    Taken,
+    UnexpectedMessage,
+)
+from livescale.batching.reports import REPORT_GAP_NS, ReportPace
+from livescale.batching.run import BatchKey, Run
+from livescale.batching.serving import Serving
+from livescale.member import effects
+from livescale.member.attempts import HostedAttempts
+from livescale.member.inputs import ExecutorReady, PeerSent, RunEnded
+from livescale.messages.commands import StartHolding
+from livescale.messages.events import BatchTaken, CapacityMeasured, LiveStarted
+from livescale.routes import Duty
+from livescale.types import WorkerRef
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """What instances of a worker are bound by. Devices of one `kind` compute alike; the last
+    `resident_bytes` of the memory keep first layers of models that were given up."""
+
+    kind: str
+    live: LiveLimits
+    resident_bytes: int = 0
+    report_gap_ns: int = REPORT_GAP_NS
+
+
+class HostedInstance:
+    """One instance of a model, or one rank of it (only rank 0 gets requests)."""
+
+    def __init__(
+        self,
+        order: StartHolding,
+        serving: Serving,
+        ready: ExecutorReady,
+        limits: ServingLimits,
+        attempts: HostedAttempts,
+        emit: Callable[[effects.Effect], None],
+    ) -> None:
+        assert order.duty is not None, "an executor takes a model over for an instance"
+        self.order, self.duty = order, order.duty
+        self._layers = order.span.stop
+        self._kv_layer_bytes, self._row_bytes = ready.kv_layer_bytes, ready.row_bytes
+        self._attempts = attempts
+        self._emit = emit
+        self.serving = serving
+        #: every layer is there and was reported
+        self.is_loaded = False
+        self._kind = limits.kind
+        #: the rate of prefills was asked for and is not known yet
+        self._owes_capacity = order.measure_capacity
+        #: layers that all ranks have, as far as rank 0 knows
+        self._watermarks = [0] * max(len(self.duty.workers), 1)
+        #: those in flight, the earliest first
+        self._runs: deque[Run] = deque()
+        self._pace = ReportPace(limits.report_gap_ns)
+        #: there may be something to send to another instance, or to wait for from it
+        self._has_partner = self.duty.live_order is not None
+        #: batches whose rows may lie with the shell
+        self._rows: dict[BatchKey, None] = {}
+        self._received_bytes = 0
+        #: decoder layers of live batches that were run here
+        self.live_layers = 0
+        if order.rank == 0:
+            attempts.open(self.duty.instance, self.serving)
+            self._start_live()
+
+    def _start_live(self) -> None:
+        for partner in self.duty.gives_to:
+            self._emit(effects.Reach(partner.worker))
+        if not self.serving.capabilities.whole_model_only:
+            self._emit(effects.Report(LiveStarted(self.order.holding)))
+
+    # -- what comes in --------------------------------------------------------------------------
+
+    def change_duty(self, duty: Duty) -> None:
+        """The instance is to become empty, or to serve on. Between two Runs."""
+        self.duty, self.order = duty, msgspec.structs.replace(self.order, duty=duty)
+        for taker in duty.drains_to:
+            self._emit(effects.Reach(taker.partner.worker))
+        self.serving.drain_to(duty.drains_to)
+        self._has_partner = True
+
+    def rank_has(self, rank: int, watermark: int) -> None:
+        """The rank has layers 0…watermark-1: the instance can run those that all ranks have."""
+        before = min(self._watermarks)
+        self._watermarks[rank] = max(self._watermarks[rank], watermark)
+        least = min(self._watermarks)
+        if least > before:
+            self.serving.layers_arrived(least)
+
+    def take_message(self, now_ns: int, message: LiveMessage, sent: PeerSent) -> None:
+        """The message of a peer, with what came along."""
+        self._has_partner = True
+        own = self.serving.requests() if isinstance(message, Taken) else []
+        try:
+            pull_ns = self._take(now_ns, message, sent)
+        except UnexpectedMessage as error:
+            self._emit(effects.Refuse(sent.peer, str(error)))
+            return
+        if own:
+            left = dict.fromkeys(self.serving.requests())
+            self._attempts.given(now_ns, sent.peer, [pair for pair in own if pair not in left])
+        if pull_ns is not None:
+            assert isinstance(message, Handover), f"{message} is no batch"
+            self._took(message, pull_ns, sent)
+
+    def expected_bytes(self, peer: WorkerRef, message: LiveMessage) -> int | None:
+        """How many bytes of rows or KV come with the message; None if they are not wanted.
+
+        Raises UnexpectedMessage for a batch that cannot be.
+        """
+        tokens = self.serving.expected_tokens(peer, message)
+        return self._bytes(message, tokens) if tokens is not None else None
+
+    def peer_lost(self, peer: WorkerRef, *, is_refused: bool) -> None:
+        """Nothing more comes from this worker, or goes there."""
+        self._has_partner = True
+        self.serving.peer_lost(peer, is_reachable=is_refused)
+
+    def run_ended(self, ended: RunEnded) -> None:
+        """The first Run in flight is over."""
+        run = self._runs.popleft()
+        if run.batch is not None:
+            self.live_layers += run.span.decoder_layers(self._layers)
+        emitted = self.serving.done(run, ended.token_ids, ended.elapsed_ns)
+        if emitted:
+            self._attempts.emitted(emitted)
+
+    def shorten(self, steps: int) -> Run:
+        """The Run in flight ends after so many of its steps."""
+        (run,) = self._runs
+        self._runs[0] = self.serving.shorten(run, steps)
+        return self._runs[0]
+
+    @property
+    def is_running(self) -> bool:
+        """A Run is in flight."""
+        return bool(self._runs)
+
+    @property
+    def is_to_be_measured(self) -> bool:
+        """Its rate of prefills is to be measured before it serves."""
+        return self._owes_capacity and self.serving.capabilities.whole_model_only
+
+    def owed_capacity(self, rate: int | None) -> CapacityMeasured | None:
+        """The rate of prefills, once, if it was asked for and is known: `rate`, or what Runs
+        took."""
+        if not self._owes_capacity:
+            return None
+        can = self.serving.capabilities
+        rate = rate or can.prefill_tokens_per_s
+        if rate is None:
+            return None
+        self._owes_capacity = False
+        return CapacityMeasured(self._kind, self.order.model, rate, can.kv_blocks)
+
+    def forget_reports(self) -> None:
+        """The reader of the reports may be new: the next one goes out whatever it says."""
+        self._pace.forget()
+
+    def close(self, now_ns: int) -> None:
+        """The instance goes: partners are told, and what is still here runs elsewhere."""
+        self._talk(now_ns)
+        if self.order.rank == 0:
+            self._attempts.close()
+        self._has_partner = True
+        self._talk(now_ns)
+        for key in self._rows:
+            self._emit(effects.ForgetRows(key))
+
+    # -- serving --------------------------------------------------------------------------------
+
+    def go_on(self, now_ns: int, steps_max: int, *, is_awaited: bool) -> None:
+        """Tell peers what there is to tell, report what changed, and start the next Runs; none if
+        something waits for the end of those in flight (`is_awaited`)."""
+        self._talk(now_ns)
+        if not self.is_loaded and self.serving.capabilities.whole_model_only:
+            return
+        chosen: list[Run] = []
+        while not is_awaited and (run := self.serving.next(steps_max)) is not None:
+            chosen.append(run)
+        if chosen:
+            self._talk(now_ns)
+        self._report(now_ns)
+        for run in chosen:
+            self._runs.append(run)
+            if run.batch is not None:
+                self._rows.pop(run.batch, None)
+                if run.span.stop < self._layers:
+                    self._rows[run.batch] = None
+            self._emit(effects.Execute(run, self._pace.progress_due_ns))
+
+    def wake_ns(self) -> int | None:
+        """When a partner's answer is late, or progress is worth a report."""
+        if self._runs:
+            return None
+        deadline_ns = self.serving.deadline_ns() if self._has_partner else None
+        report_ns = self._pace.progress_due_ns if self._pace.is_behind else None
+        times_ns = [at_ns for at_ns in (deadline_ns, report_ns) if at_ns is not None]
+        return min(times_ns, default=None)
+
+    # -- helpers, in the order used -------------------------------------------------------------
+
+    def _take(self, now_ns: int, message: LiveMessage, sent: PeerSent) -> int | None:
+        """Raises UnexpectedMessage."""
+        wanted_bytes = self.expected_bytes(sent.peer, message)
+        if wanted_bytes is not None:
+            if sent.size_bytes != wanted_bytes:
+                # Asked for after its first part came: that was not kept.
+                raise UnexpectedMessage(f"{type(message).__name__} came before it was asked for")
+            self._received_bytes += wanted_bytes
+            if isinstance(message, KvLayer):
+                places = self.serving.kv_places(message.batch)
+                self._emit(effects.WriteKv(message, places, sent.content))
+        return self.serving.take_message(sent.peer, message, now_ns)
+
+    def _bytes(self, message: LiveMessage, tokens: int) -> int:
+        return tokens * (self._row_bytes if isinstance(message, Handover) else self._kv_layer_bytes)
+
+    def _took(self, message: Handover, pull_ns: int, sent: PeerSent) -> None:
+        """The batch is this worker's: its gateways and the controller learn that before any token
+        of it."""
+        if message.rows:
+            self._rows[message.batch] = None
+        self._emit(effects.TakeOver(message, sent.content))
+        wanted = []
+        for spec, gateway in zip(message.requests, sent.gateways, strict=True):
+            if gateway:
+                wanted.append(spec)
+                self._attempts.taken(gateway, spec, is_decoding=message.decoding)
+            else:
+                self.serving.cancel(spec.request, spec.attempt)
+        self._emit(
+            effects.Report(
+                BatchTaken(
+                    instance=self.duty.instance,
+                    worker=self.order.holding.member,
+                    target=message.batch.target,
+                    requests=tuple((spec.request, spec.attempt, spec.moves) for spec in wanted),
+                    next_layer=message.next_layer,
+                    tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in message.requests),
+                    row_bytes=sent.size_bytes,
+                    pull_ns=pull_ns,
+                )
+            )
+        )
+
+    def _talk(self, now_ns: int) -> None:
+        """Send peers what there is to send."""
+        serving = self.serving
+        if self.order.rank:  # only rank 0 gets requests, and has work to share
+            return
+        if self._has_partner:
+            for peer, message in serving.take_outbox(now_ns):
+                self._tell(peer, message)
+            for request, attempt in serving.take_returned():
+                self._attempts.returned(request, attempt)
+            self._has_partner = not serving.is_alone
+        if self._rows:
+            for key in [key for key in self._rows if not serving.holds(key)]:
+                del self._rows[key]
+                self._emit(effects.ForgetRows(key))
+
+    def _tell(self, peer: WorkerRef, message: LiveMessage) -> None:
+        if isinstance(message, Handover):
+            gateways = tuple(self._attempts.gateway_of(s.request) for s in message.requests)
+            size_bytes = self._bytes(message, message.rows)
+            self._emit(effects.TellPeer(peer, message, gateways, size_bytes=size_bytes))
+        elif isinstance(message, KvLayer):
+            places = self.serving.kv_places(message.batch)
+            size_bytes = self._bytes(message, sum(tokens for tokens, _ in places))
+            self._emit(effects.TellPeer(peer, message, places=places, size_bytes=size_bytes))
+        else:
+            self._emit(effects.TellPeer(peer, message))
+
+    def _report(self, now_ns: int) -> None:
+        """Report the load if it changed, and is worth a message."""
+        if self.order.rank != 0:
+            return
+        report = self.serving.report()
+        if self._received_bytes:
+            report = msgspec.structs.replace(report, handover_bytes=self._received_bytes)
+        if self._pace.is_due(now_ns, report):
+            self._emit(effects.Report(report))
+
+    def __repr__(self) -> str:
+        return f"<HostedInstance of {self.serving!r}>"

@@ -1,0 +1,122 @@
+"""What members hold, and what they report of that: a layer counts only when it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+
+from livescale.member.holding import ModelHolding
+from livescale.member.instance import HostedInstance
+from livescale.messages.commands import (
+    AnyCommand,
+    DropHolding,
+    ModelGone,
+    ReleaseHolding,
+    StartHolding,
+)
+from livescale.messages.events import AnyEvent, HoldingCompleted, HoldingFailed, LayerArrived
+from livescale.policies import ModelPolicy
+from livescale.sim.checkers.invariants import require
+from livescale.types import HoldingId, RequestId, WorkerRef
+
+Missing = Callable[[WorkerRef, str, int, int], int]
+"""How many bytes a member (of a model, a rank and a layer) still lacks."""
+
+
+class MemberChecker:
+    """Workers and agents, over all lives of the controller."""
+
+    def __init__(self, models: Sequence[ModelPolicy], missing: Missing) -> None:
+        self._specs = {policy.spec.name: policy.spec for policy in models}
+        self._missing = missing
+        self._orders: dict[HoldingId, StartHolding] = {}
+        #: layers that their members reported
+        self._arrived: dict[HoldingId, dict[int, None]] = {}
+        #: nothing is left of these models, as far as the controller knows
+        self._gone: dict[str, None] = {}
+        #: what members have given up by themselves
+        self._failed: dict[HoldingId, None] = {}
+        #: when a member refused the model last
+        self._refused_ns: dict[str, int] = {}
+
+    def ordered(self, commands: Sequence[AnyCommand]) -> None:
+        for command in commands:
+            if isinstance(command, StartHolding):
+                self._orders[command.holding] = command
+            elif isinstance(command, ModelGone):
+                self._gone[command.model] = None
+
+    def reports(self, member: WorkerRef, event: AnyEvent) -> None:
+        """The member is about to report this to the controller. Nothing of that is late or lost
+        yet."""
+        if isinstance(event, HoldingFailed):
+            self._failed[event.holding] = None
+        if not isinstance(event, LayerArrived | HoldingCompleted):
+            return
+        require(event.holding.member == member, "members speak for themselves", member, event)
+        order = self._orders[event.holding]
+        if isinstance(event, LayerArrived):
+            arrived = self._arrived.setdefault(event.holding, {})
+            require(event.layer not in arrived, "a layer arrives once", event)
+            self._require_whole(order, event.layer)
+            arrived[event.layer] = None
+            is_prefix = all(layer in arrived for layer in range(order.span.start, event.watermark))
+            is_all = is_prefix and event.watermark not in arrived
+            require(is_all, "the watermark is the prefix", event)
+        else:
+            spec = self._specs[order.model]
+            for layer in range(spec.layers):
+                self._require_whole(order, layer)
+            came_bytes = spec.size_bytes if order.spare is None else 0
+            require(event.received_bytes == came_bytes, "what was missing arrived", event)
+
+    def at_rest(self, worker: WorkerRef, kv_blocks_used: int) -> None:
+        require(kv_blocks_used == 0, "no KV is in use when all is over", worker, kv_blocks_used)
+
+    def assigned(self, worker: WorkerRef, is_taken: bool, order: StartHolding) -> None:
+        require(not is_taken, "a worker belongs to one instance", worker, order)
+        require(order.holding.member == worker, "orders reach their worker", worker, order)
+
+    def refused(self, model: str, now_ns: int) -> None:
+        """A member has refused the model."""
+        self._refused_ns[model] = now_ns
+
+    def was_refused(self, model: str, since_ns: int) -> bool:
+        """A member has refused the model at that time or later."""
+        return self._refused_ns.get(model, -1) >= since_ns
+
+    def holds(
+        self, agent: WorkerRef, memory_bytes: int, size_bytes: int, held: list[tuple[str, int]]
+    ) -> None:
+        """What lies in the memory of the agent's host now."""
+        require(size_bytes <= memory_bytes, "host memory is not overdrawn", agent, size_bytes)
+        require(len(set(held)) == len(held), "a host holds a rank of a model once", agent, held)
+
+    def taken_back(
+        self,
+        order: DropHolding | ReleaseHolding,
+        holdings: Sequence[ModelHolding],
+        instance: HostedInstance | None,
+        taken: Container[tuple[RequestId, int]],
+    ) -> None:
+        """A worker is to drop or to release something. Other instances gave the attempts `taken` to
+        it."""
+        if any(held.id == order.holding and held.is_spare for held in holdings):
+            return
+        # When one rank is lost, the others are dropped with all that they were asked; their own
+        # load may have failed meanwhile.
+        model = self._orders[order.holding].model
+        is_whole = self._specs[model].tp_size == 1
+        held = instance.order.holding if instance is not None else None
+        has_failed = held is None and order.holding in self._failed
+        if (is_whole or held is not None) and not has_failed:
+            require(order.holding == held, "a worker drops what it holds", order, held)
+        # A model may be gone for a controller that a worker with requests finds very late.
+        if is_whole and model not in self._gone and instance is not None and instance.is_loaded:
+            asked = [attempt for attempt in instance.serving.requests() if attempt not in taken]
+            require(not asked, "an instance with requests is not released", order, asked)
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _require_whole(self, order: StartHolding, layer: int) -> None:
+        missing_bytes = self._missing(order.holding.member, order.model, order.rank, layer)
+        require(missing_bytes == 0, "a layer counts when it is whole", order, layer, missing_bytes)

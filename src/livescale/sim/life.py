@@ -1,0 +1,141 @@
+"""One life of a simulated controller: its connections, its steps, and who looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from livescale.control.config import ControllerConfig
+from livescale.control.controller import Controller
+from livescale.member.inputs import MemberOrder
+from livescale.messages import commands, events
+from livescale.sim.checkers.commands import CommandChecker
+from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.tables import TableChecker
+from livescale.sim.clock import STEP_PRIORITY, Clock
+from livescale.sim.gateway import SimGateway
+from livescale.sim.links.channel import Delays, LossyChannel, SimChannel
+from livescale.types import WorkerRef
+
+Stepped = Callable[[Sequence[events.AnyEvent], Sequence[commands.AnyCommand]], None]
+
+
+class ControllerLife:
+    """Carries out what the controller orders, which begins with these models."""
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        clock: Clock,
+        delays: Delays,
+        step_gap_ns: int,
+        failures: FailureChecker,
+        stepped: Stepped,
+    ) -> None:
+        """`stepped` is called with what a step received and ordered, before that is checked."""
+        self.controller = Controller(config)
+        self.checker = CommandChecker(config, failures)
+        self.began_ns = clock.now_ns
+        #: incarnations that were silent: refused if they come back
+        self.lost: dict[WorkerRef, None] = {}
+        self._table = TableChecker()
+        self._clock = clock
+        self._delays = delays
+        self._step_gap_ns = step_gap_ns
+        self._stepped = stepped
+        self._is_over = False
+        #: of every peer that met this controller (None: the gateway) what comes and what goes there
+        self._uplinks: dict[WorkerRef | None, SimChannel[events.AnyEvent]] = {}
+        self._orders: dict[WorkerRef | None, SimChannel[Any]] = {}
+        self._inbox: list[events.AnyEvent] = []
+        self._has_step_ahead = False
+        self._last_step_ns = -step_gap_ns
+
+    # -- connections ----------------------------------------------------------------------------
+
+    def meet_gateway(self, gateway: SimGateway) -> None:
+        """A connection to the gateway is open."""
+        if not self._is_over:
+            delay = self._delays.plain_ns
+            self._uplinks[None] = SimChannel(self._clock, delay, self.push)
+            self._orders[None] = SimChannel(self._clock, delay, gateway.take_order)
+            gateway.joined()
+
+    def meet(self, member: WorkerRef, take_order: Callable[[MemberOrder], None]) -> None:
+        """A connection to the member is open."""
+        delays = self._delays
+        self._uplinks[member] = LossyChannel(
+            self._clock, delays.of_worker_ns, self.push, delays.loses
+        )
+        self._orders[member] = SimChannel(self._clock, delays.plain_ns, take_order)
+
+    def has_met(self, member: WorkerRef) -> bool:
+        return member in self._uplinks
+
+    def report(self, peer: WorkerRef | None, event: events.AnyEvent) -> None:
+        """A member, or the gateway (None), sends an event, if there is a connection."""
+        if peer in self._uplinks:
+            self._uplinks[peer].send(event)
+
+    def lose(self, member: WorkerRef, lost_after_ns: int) -> None:
+        """The member has died: what it sent after that time is lost, then comes the news."""
+        if member in self._uplinks:
+            lost = events.WorkerLost(member, "killed by a fault")
+            self._uplinks[member].cut(lost_after_ns, lambda: self.push(lost))
+            self._orders[member].cut(-1)
+
+    def give_up(self, member: WorkerRef) -> None:
+        """The member is silent for too long."""
+        self.lost[member] = None
+        self._uplinks[member].cut(-1)
+        self._orders[member].cut(-1)
+        self.push(events.WorkerLost(member, "it is silent"))
+
+    def channels(self, member: WorkerRef) -> list[SimChannel[Any]]:
+        """The connections between the controller and the member."""
+        found = (self._uplinks.get(member), self._orders.get(member))
+        return [channel for channel in found if channel is not None]
+
+    def end(self, lost_after_ns: int) -> None:
+        """The controller is killed; what it received and has not acted on is lost, and maybe what
+        it has sent after that time. The peers come back only to the next life."""
+        self.controller.validate()
+        self._is_over = True
+        for uplink in self._uplinks.values():
+            uplink.cut(-1)
+        for orders in self._orders.values():
+            orders.cut(lost_after_ns)
+
+    # -- stepping -------------------------------------------------------------------------------
+
+    def push(self, event: events.AnyEvent) -> None:
+        """An event reached the controller: it steps when its gap allows."""
+        if self._is_over:
+            return
+        self._inbox.append(event)
+        if not self._has_step_ahead:
+            self._has_step_ahead = True
+            step_ns = max(self._clock.now_ns, self._last_step_ns + self._step_gap_ns)
+            self._clock.at(step_ns, self._step, STEP_PRIORITY)
+
+    def _step(self) -> None:
+        self._has_step_ahead = False
+        if self._is_over:
+            return
+        received, self._inbox = self._inbox, []
+        now_ns = self._last_step_ns = self._clock.now_ns
+        ordered = self.controller.step(now_ns, received)
+        self._stepped(received, ordered)
+        self.checker.observe(now_ns, received, ordered)
+        self._table.observe(self.controller.fleet, received, ordered)
+        for command in ordered:
+            self._carry_out(command)
+
+    def _carry_out(self, command: commands.AnyCommand) -> None:
+        if isinstance(command, MemberOrder):
+            self._orders[command.holding.member].send(command)
+        elif isinstance(command, commands.Dispatch | commands.FailRequest):
+            # The controller knows requests from this gateway only, so it is connected.
+            self._orders[None].send(command)
+        elif isinstance(command, commands.WakeAt):
+            self._clock.at(command.at_ns, lambda: self.push(events.Tick()))

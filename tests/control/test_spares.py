@@ -1,0 +1,127 @@
+"""Warm spares: used again first, given up fairly, and never the last copy."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from stories import (
+    DEVICE,
+    SPEC,
+    W,
+    arrived,
+    joined,
+    loads_of,
+    make_controller,
+    make_policy,
+    serves,
+    step,
+)
+
+from livescale.control.controller import Controller
+from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
+from livescale.messages.events import (
+    HoldingCompleted,
+    HoldingReport,
+    ModelRemoved,
+    WorkerJoined,
+    WorkerLost,
+)
+from livescale.routes import Duty
+from livescale.types import HoldingId, InstanceState, LayerSpan, WorkerRef
+
+
+def spare_of(
+    model: str, number: int, *workers: WorkerRef, is_spare: bool = True
+) -> list[WorkerJoined]:
+    """Workers that join with the ranks of one copy."""
+    found = []
+    for rank, worker in enumerate(workers):
+        order = StartHolding(
+            holding=HoldingId(number, worker),
+            model=model,
+            span=LayerSpan(0, SPEC.layers),
+            feeds=(),
+            chunk_bytes=10,
+            rank=rank,
+            duty=Duty(number, workers),
+        )
+        report = HoldingReport(order, SPEC.layers, is_whole=True, is_spare=is_spare)
+        found.append(WorkerJoined(worker, DEVICE, (report,)))
+    return found
+
+
+def pool(workers: int, *names: str, keeping: str = "recent", **config: object) -> Controller:
+    models = tuple(make_policy(name, 0) for name in names)
+    return make_controller(workers, models=models, warm_spares=keeping, **config)
+
+
+def test_what_drains_is_kept_and_wakes_without_feeds() -> None:
+    controller = pool(1, "a")
+    step(controller, 0, *serves(W[0], 101, "a"))
+    released = step(controller, 100_000_000_000, *joined())
+    assert [c.holding for c in released if isinstance(c, ReleaseHolding)] == [HoldingId(101, W[0])]
+    assert not controller.fleet.instances
+    (order,) = loads_of(step(controller, 100_000_000_001, arrived("r", 10, "a")))
+    assert (order.spare, order.feeds, order.holding.member) == (101, (), W[0])
+    (instance,) = controller.fleet.instances.values()
+    assert instance.state is InstanceState.STARTING
+    step(controller, 100_000_000_002, HoldingCompleted(order.holding, 0))
+    assert instance.state is InstanceState.SERVING
+
+
+def test_another_model_takes_the_spare_that_was_used_longest_ago() -> None:
+    controller = pool(4, "a", "b", "c")
+    old, last, new = (spare_of(m, n, W[n]) for m, n in (("a", 1), ("a", 2), ("b", 0)))
+    for now_ns, events in enumerate((old, last, new, [*spare_of("b", 3, W[3])])):
+        step(controller, now_ns, *events)
+    commands = step(controller, 10, arrived("r", 10, "c"))
+    drops = [c for c in commands if isinstance(c, DropHolding)]
+    assert [(c.holding, c.reason) for c in drops] == [(HoldingId(1, W[1]), "makes room for c")]
+    assert commands.index(drops[0]) < commands.index(loads_of(commands)[0])
+    assert loads_of(commands)[0].holding.member == W[1]
+
+
+@pytest.mark.parametrize(("keeping", "chosen"), [("recent", W[0]), ("slow-links", W[1])])
+def test_what_comes_back_slowly_may_be_preferred(keeping: str, chosen: WorkerRef) -> None:
+    controller = pool(4, "a", "c", keeping=keeping)
+    for number, rate in enumerate((10, 1000, 10, 1000)):
+        (event,) = spare_of("a", number, W[number])
+        device = msgspec.structs.replace(DEVICE, downlink_bytes_per_s=rate)
+        step(controller, number, msgspec.structs.replace(event, device=device))
+    (order,) = loads_of(step(controller, 10, arrived("r", 10, "c")))
+    assert order.holding.member == chosen
+
+
+def test_the_last_copies_of_two_models_stay() -> None:
+    controller = pool(2, "a", "b", "c")
+    step(controller, 0, *spare_of("a", 1, W[0]), *spare_of("b", 2, W[1]))
+    assert loads_of(step(controller, 10, arrived("r", 10, "c"))) == []
+
+
+def test_spares_of_a_withdrawn_model_go() -> None:
+    controller = pool(2, "a", "b")
+    step(controller, 0, *spare_of("a", 1, W[0]), *spare_of("b", 2, W[1]))
+    commands = step(controller, 10, ModelRemoved("a"))
+    assert DropHolding(HoldingId(1, W[0]), "not kept") in commands
+
+
+def test_a_copy_with_one_rank_released_is_no_instance() -> None:
+    """The controller died between two orders; the next one gives the second."""
+    spec = msgspec.structs.replace(SPEC, name="pair", tp_size=2)
+    pair = make_policy("pair", 0, spec=spec)
+    controller = make_controller(2, models=(pair,), warm_spares="recent")
+    first, _ = spare_of("pair", 7, W[0], W[1])
+    _, second = spare_of("pair", 7, W[0], W[1], is_spare=False)
+    commands = step(controller, 0, first, second)
+    assert ReleaseHolding(HoldingId(7, W[1])) in commands
+    assert not controller.fleet.instances
+    orders = loads_of(step(controller, 1, arrived("r", 10, "pair")))
+    assert [(order.holding.member, order.spare) for order in orders] == [(W[0], 7), (W[1], 7)]
+
+
+def test_a_lost_rank_takes_the_others_of_its_spare_with_it() -> None:
+    spec = msgspec.structs.replace(SPEC, name="pair", tp_size=2)
+    controller = make_controller(2, models=(make_policy("pair", 0, spec=spec),))
+    step(controller, 0, *spare_of("pair", 7, W[0], W[1]))
+    commands = step(controller, 1, WorkerLost(W[1], "it died"))
+    assert [c.holding for c in commands if isinstance(c, DropHolding)] == [HoldingId(7, W[0])]

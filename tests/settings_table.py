@@ -1,0 +1,26 @@
+"""The documentation's tables of settings, as the program's own table has them."""
+
+from __future__ import annotations
+
+from livescale.common.settings import Setting, shown_default
+from livescale.config.pool import MODEL_SETTINGS, SETTINGS
+
+
+def settings_table_markdown() -> str:
+    """The documentation's tables of pool and model settings."""
+    lines = [
+        "| setting | variable | type | unit | default | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for setting in SETTINGS:
+        lines.append(f"| `{setting.name}` | `{setting.variable}` | {_cells(setting)} |")
+    lines += ["", "| key of `models:` | type | unit | default | meaning |", "|---|---|---|---|---|"]
+    for setting in MODEL_SETTINGS:
+        lines.append(f"| `{setting.name}` | {_cells(setting)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(setting: Setting) -> str:
+    kind = f"{setting.type} or none" if setting.is_optional else setting.type
+    words = setting.about.help.replace("|", "\\|")
+    return f"{kind} | {setting.about.unit} | {shown_default(setting)} | {words}"
