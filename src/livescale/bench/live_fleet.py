@@ -196,6 +196,12 @@ class PairFleet:
         """What the target's present instance reported of this kind."""
         return [h for h in self.reports if isinstance(h.event, kind) and h.worker == TARGET]
 
+    @property
+    def watermark(self) -> int:
+        """Layers of the target's present instance that can run."""
+        reported = [h.event for h in self.of_target(events.LayerArrived)]
+        return max((e.watermark for e in reported if isinstance(e, events.LayerArrived)), default=0)
+
     def work(self, worker: WorkerRef, since_ns: int) -> list[WorkItem]:
         """The worker's Runs that began since then."""
         items = read_work(self._work_file(worker))

@@ -4,7 +4,7 @@ t = 0 is when the target has the embedding and the first decoder layer, as in Bl
 (layer k is there at `Time_l (k - 1)`); or, with `from_start`, when the load is ordered. All batches
 are queued then. A live target with a source gets them all, and the source takes its share from
 there. Without live scaling an instance is given the next batch when it is free. With overlap alone
-nothing is shared: the source keeps what a router has given it, the target gets the others.
+nothing is shared: a router deals the batches out, as that of a pool does (`live_split.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from livescale.bench.live_fleet import (
     PairFleet,
     Reported,
 )
+from livescale.bench.live_split import OverlapSplit
 from livescale.bench.live_worker import WorkItem
 from livescale.messages.events import BatchTaken, HoldingCompleted, LayerArrived, LiveStarted
 from livescale.routes import Partner
@@ -33,9 +34,7 @@ ALONE = "alone"
 AT_FIRST_LAYER, AT_START = "from the first layer", "from the start"
 STOP, OVERLAP = "stop-the-world", "overlap"
 
-OVERLAP_KEPT = 2
-"""Batches that the source keeps under overlap: one that runs, and one that waits behind it."""
-
+_NS_PER_S = 1_000_000_000
 _DECODE_PROMPT_TOKENS, _DECODE_TOKENS = 8, 1900
 
 
@@ -80,6 +79,11 @@ class PairPlay:
         return [asked.token_ns[0] - self.zero_ns for asked in self.requests]
 
     @property
+    def kept_by_source(self) -> int:
+        """Batches that went to the source and ended there."""
+        return sum(asked.owner == SOURCE for asked in self.requests)
+
+    @property
     def load_ns(self) -> int | None:
         """From the order to the last layer."""
         return None if self.loaded_ns is None else self.loaded_ns - self.began_ns
@@ -103,21 +107,30 @@ class PairPlay:
 
 async def play_burst(fleet: PairFleet, burst: Burst) -> PairPlay:
     """Play it; the target is empty again afterwards. Raises BenchError."""
-    fleet.forget()
     setting = fleet.setting
+    batch_ns = 0
+    if burst.order == OVERLAP:
+        batch_ns = setting.decoder_layers * await time_prompt(fleet, setting.batch_tokens)
+    fleet.forget()
     decodes = await _start_decodes(fleet, burst.decodes)
     prompts = [fleet.new_prompt(setting.batch_tokens) for _ in range(burst.batches)]
     began_ns = zero_ns = time.monotonic_ns()
+    target = SOURCE_INSTANCE
     if burst.order != ALONE:
         gives_to = () if burst.order in (STOP, OVERLAP) else (Partner(SOURCE_INSTANCE, SOURCE),)
-        fleet.load_target(None if burst.order == STOP else burst.order, gives_to)
+        target = fleet.load_target(None if burst.order == STOP else burst.order, gives_to)
         if burst.from_start and burst.order != STOP:
             # Requests and orders come on different wires.
             await fleet.until(lambda: bool(fleet.of_target(LiveStarted)))
         elif not burst.from_start:
-            await fleet.until(lambda: _watermark(fleet) >= 2)
+            await fleet.until(lambda: fleet.watermark >= 2)
             zero_ns = fleet.of_target(LayerArrived)[-1].at_ns
-    requests = await _serve(fleet, burst, prompts)
+    if burst.order == OVERLAP:
+        tokens_per_s = setting.batch_tokens * _NS_PER_S // batch_ns
+        split = OverlapSplit(fleet, target, prompts, tokens_per_s, burst.output_tokens)
+        requests = await _serve_split(fleet, split)
+    else:
+        requests = await _serve(fleet, burst, prompts)
     await fleet.until(lambda: all(asked.is_over for asked in requests))
     for asked in decodes:
         fleet.cancel(asked)
@@ -162,11 +175,6 @@ async def _start_decodes(fleet: PairFleet, count: int) -> list[AskedRequest]:
     return decodes
 
 
-def _watermark(fleet: PairFleet) -> int:
-    events = [h.event for h in fleet.of_target(LayerArrived)]
-    return max((e.watermark for e in events if isinstance(e, LayerArrived)), default=0)
-
-
 def _arrivals(fleet: PairFleet) -> tuple[int, ...]:
     """When each layer was there, and all before it."""
     arrived: list[int] = []
@@ -174,6 +182,14 @@ def _arrivals(fleet: PairFleet) -> tuple[int, ...]:
         assert isinstance(report.event, LayerArrived)
         arrived += [report.at_ns] * (report.event.watermark - len(arrived))
     return tuple(arrived)
+
+
+async def _serve_split(fleet: PairFleet, split: OverlapSplit) -> list[AskedRequest]:
+    """Send all prompts where a router sends them; those sent, in the order of the queue."""
+    split.deal()
+    while not split.is_done:
+        await fleet.until(split.deal)
+    return split.sent
 
 
 async def _serve(
@@ -193,9 +209,6 @@ async def _serve(
         workers = [SOURCE, TARGET] if is_loaded else [SOURCE]
         return next((worker for worker in workers if worker not in busy), None)
 
-    if burst.order == OVERLAP:
-        for _ in range(min(OVERLAP_KEPT, len(waiting))):
-            send(SOURCE)
     if burst.order not in (ALONE, STOP):
         while waiting:
             send(TARGET)

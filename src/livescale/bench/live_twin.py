@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from livescale.bench.live_models import PairSetting
-from livescale.bench.live_runs import ALONE, OVERLAP, OVERLAP_KEPT, STOP, PairPlay
+from livescale.bench.live_runs import ALONE, OVERLAP, STOP, PairPlay
 from livescale.bench.live_worker import WorkItem
 from livescale.engine.model_files import model_spec
 from livescale.sim.pair.pair_world import PairLoad, PairRun, PairWorld
@@ -51,7 +51,10 @@ def simulate(play: PairPlay, setting: PairSetting) -> TwinPlay:
     burst = play.burst
     if burst.order == ALONE and not burst.decodes:
         return TwinPlay(_one_by_one(play, setting, burst.batches), None, (), None)
-    kept = min(OVERLAP_KEPT, burst.batches) if burst.order == OVERLAP else 0
+    # Nothing is shared under overlap: the batches are dealt out as they were in the play.
+    kept = play.kept_by_source if burst.order == OVERLAP else 0
+    if kept == burst.batches:
+        return TwinPlay(_one_by_one(play, setting, kept), None, (), None)
     run = PairWorld(_load(play, setting, burst.batches - kept)).play()
     help_ns = min((work.stop_ns for work in run.works if work.on_target), default=None)
     ttft_ns = (*_one_by_one(play, setting, kept), *run.first_token_ns)

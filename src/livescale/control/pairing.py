@@ -162,17 +162,39 @@ def _cost_permille(target: Instance) -> int:
     return cost * 1000 // rate
 
 
-def _lag_tokens(now_ns: int, state: ModelState, target: Instance) -> int:
-    """Prompt tokens that an instance computes while what the target misses is on its way: as fast
-    as what it has, or as was predicted while it has nothing."""
-    sizes = state.spec.layer_bytes
-    there, missing = sum(sizes[: target.watermark]), sum(sizes[target.watermark :])
-    if there and target.first_byte_ns is not None:
-        left_ns = (now_ns - target.first_byte_ns) * missing // there
-    elif target.predicted_ns is not None:
-        left_ns = target.predicted_ns * missing // (there + missing)
+def lag_tokens(
+    *,
+    now_ns: int,
+    layer_bytes: Sequence[int],
+    watermark: int,
+    first_byte_ns: int | None,
+    predicted_ns: int | None,
+    tokens_per_s: int | None,
+) -> int:
+    """Prompt tokens that an instance computes, `tokens_per_s`, while what a target misses is on its
+    way.
+
+    The target has `watermark` of the model's layers. What it misses comes as fast as what it has,
+    since `first_byte_ns`, or as was predicted for the whole load while it has nothing.
+    """
+    there, missing = sum(layer_bytes[:watermark]), sum(layer_bytes[watermark:])
+    if there and first_byte_ns is not None:
+        left_ns = (now_ns - first_byte_ns) * missing // there
+    elif predicted_ns is not None:
+        left_ns = predicted_ns * missing // (there + missing)
     else:
         return _UNKNOWN_LAG_TOKENS
-    if state.prefill_tokens_per_s is None:
+    if tokens_per_s is None:
         return _UNKNOWN_LAG_TOKENS
-    return max(left_ns * state.prefill_tokens_per_s // _NS_PER_S, 1)
+    return max(left_ns * tokens_per_s // _NS_PER_S, 1)
+
+
+def _lag_tokens(now_ns: int, state: ModelState, target: Instance) -> int:
+    return lag_tokens(
+        now_ns=now_ns,
+        layer_bytes=state.spec.layer_bytes,
+        watermark=target.watermark,
+        first_byte_ns=target.first_byte_ns,
+        predicted_ns=target.predicted_ns,
+        tokens_per_s=state.prefill_tokens_per_s,
+    )
