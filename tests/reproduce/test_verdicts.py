@@ -93,6 +93,7 @@ def test_the_papers_figures_agree_and_others_do_not(name: str) -> None:
 
 
 @pytest.mark.skipif(DATA is None, reason="LIVESCALE_DATA is not set: outcomes on public traces")
+@pytest.mark.timeout(1800)  # two minutes on a quiet machine
 @pytest.mark.parametrize("name", mostly_long(OUTCOMES, QUICK))
 def test_outcomes_on_the_public_traces(name: str) -> None:
     found = verdict(name)

@@ -574,6 +574,7 @@ def test_the_world_of_a_seed_shows_it(mutation: Mutation, monkeypatch: pytest.Mo
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # rare ones need hundreds of seeds
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.break_it.__name__)
 def test_some_seed_shows_it(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.break_it(monkeypatch)
