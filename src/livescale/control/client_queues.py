@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -160,17 +160,21 @@ class ClientQueues(Generic[Record]):
             self._turns[record.client] = self._turns.pop(record.client)
         self.remove(record)
 
-    def in_turn(self) -> Iterator[Record]:
-        """All requests as they would be served, as of now; they may be served meanwhile."""
-        left = deque((t.picks(self._sharing), t.used) for t in list(self._turns.values()))
+    def in_turn(self, sated: Container[str] = ()) -> Iterator[Record]:
+        """All requests as they would be served, as of now; they may be served meanwhile. Nothing
+        more comes of clients that are `sated`, which may become more meanwhile."""
+        left = deque((c, t.picks(self._sharing), t.used) for c, t in list(self._turns.items()))
         while left:
-            records, used = left.popleft()
-            first = next(records, None)
+            client, records, used = left.popleft()
+            first = None if client in sated else next(records, None)
             if first is None:
                 continue
             yield first
-            yield from islice(records, max(first.weight - used - 1, 0))
-            left.append((records, 0))
+            for record in islice(records, max(first.weight - used - 1, 0)):
+                if client in sated:
+                    break
+                yield record
+            left.append((client, records, 0))
 
     def due_before(self, record: Record) -> Record | None:
         """The request of the same client that came first, if it was passed as often as may be:
