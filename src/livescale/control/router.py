@@ -287,12 +287,14 @@ class Router:
         binding = self._binding
         if isinstance(binding, EarlyBinding):
             ahead_max = self._live_ahead_max if route.is_live else binding.ahead_max
-            return RouteRow(route, tokens, tokens, ahead_max - unadmitted, None)
+            return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None)
         if route.is_live:
-            return RouteRow(route, uncomputed, tokens, self._live_ahead_max - unadmitted, None)
+            return RouteRow(
+                route, workers, uncomputed, tokens, self._live_ahead_max - unadmitted, None
+            )
         room = min(self._ahead_max - unstarted, self._places + _BESIDE_PLACES_MAX - held)
         tokens_max = binding.ahead_tokens_max * len(workers)
-        return RouteRow(route, uncomputed, tokens, 0 if left_out else room, tokens_max)
+        return RouteRow(route, workers, uncomputed, tokens, 0 if left_out else room, tokens_max)
 
     def _enqueue(self, record: RequestRecord) -> None:
         self.touched[record.part] = None

@@ -119,21 +119,23 @@ class RouteRow:
     among its like (thousandths of a token), then `held_tokens`."""
 
     route: Route
+    workers: tuple[WorkerRef, ...]
     tokens: int
     held_tokens: int
     room: int
     tokens_max: int | None
-    instance: InstanceId = field(init=False)
-    workers: tuple[WorkerRef, ...] = field(init=False)
     cost_permille: int = field(init=False)
     lag_tokens: int = field(init=False)
-    amount: int = 0
+    amount: int = field(init=False)
 
     def __post_init__(self) -> None:
         route = self.route
-        self.instance, self.workers = route.first.instance, route.workers
         self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
-        self.add(0)
+        self.amount = self.tokens * self.cost_permille + self.lag_tokens * 1000
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.route.first.instance
 
     @property
     def worker(self) -> WorkerRef:
