@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from livescale.control.autoscaler import Autoscaler
 from livescale.control.policy import LoadSnapshot, SloPolicy, Suggestion

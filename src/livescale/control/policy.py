@@ -12,8 +12,9 @@ count capacity that is still loading, so that a load is not ordered twice for on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from livescale.policies import Bounds, ScalingPolicy, SloAim, TargetOngoing
 
@@ -23,8 +24,7 @@ _QUEUE_LOWER_PERMILLE = 600
 """Of the time that the aim allows in the queue: below, an instance fewer would do."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSnapshot:
+class LoadSnapshot(msgspec.Struct, frozen=True):
     """Load of one (model, role) now.
 
     `instances` counts capacity that serves or is still loading. `window_tokens` are prompt tokens
@@ -66,8 +66,7 @@ class LoadSnapshot:
         return max(self.left_waiting, self.requests - self.places * self.instances)
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
+class Suggestion(msgspec.Struct, frozen=True):
     """How many instances the load needs at the upper (`at_least`) and lower bounds (`at_most`).
 
     `explain` gives the figures behind it, which are wanted only when the number changes. Down to

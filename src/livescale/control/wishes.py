@@ -6,7 +6,8 @@ Only parts of which something changed are looked at: a pool may serve thousands 
 from __future__ import annotations
 
 from collections.abc import Mapping, ValuesView
-from dataclasses import dataclass
+
+import msgspec
 
 from livescale.control.fleet import Fleet
 from livescale.control.model_state import ModelState
@@ -18,8 +19,7 @@ from livescale.messages.commands import ScaleDecided
 from livescale.types import Part
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What one part wants now."""
 
     state: ModelState
