@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from livescale.control.autoscaler import Autoscaler, TokenWindow
-from livescale.control.policy import (
-    BoundsPolicy,
-    LoadSnapshot,
-    SloPolicy,
-    Suggestion,
-    TargetOngoingPolicy,
-    make_policy,
-)
+from livescale.control.load_snapshot import LoadSnapshot, Suggestion
+from livescale.control.policy import BoundsPolicy, SloPolicy, TargetOngoingPolicy, make_policy
 from livescale.policies import DAY_NS, Bounds, ModelPolicy, Period, SloAim, TargetOngoing
 from livescale.types import ModelSpec
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from livescale.control.autoscaler import Autoscaler
-from livescale.control.policy import LoadSnapshot, SloPolicy, Suggestion
+from livescale.control.load_snapshot import LoadSnapshot, Suggestion
+from livescale.control.policy import SloPolicy
 from livescale.control.service_rate import ServiceRate
 from livescale.policies import SloAim
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -54,20 +54,20 @@ _Size = tuple[int, int, RequestId]
 """Prompt tokens, order and id of a request: the shortest first."""
 
 
-@dataclass(slots=True)
 class _Turn(Generic[Record]):
     """A client's requests in order of arrival, and how many of its turn are used up."""
 
-    records: dict[RequestId, Record] = field(default_factory=dict)
-    used: int = 0
-    #: with shares only: the same requests by size, and what `overtakes` was when each came
-    sizes: list[_Size] = field(default_factory=list)
-    met: dict[RequestId, int] = field(default_factory=dict)
-    #: requests that were served though an earlier one waited
-    overtakes: int = 0
-    #: what the oldest ones had beyond their share (hundredths of a token): above 0 it is the
-    #: turn of the shortest
-    ahead: int = 0
+    def __init__(self) -> None:
+        self.records: dict[RequestId, Record] = {}
+        self.used = 0
+        #: with shares only: the same requests by size, and what `overtakes` was when each came
+        self.sizes: list[_Size] = []
+        self.met: dict[RequestId, int] = {}
+        #: requests that were served though an earlier one waited
+        self.overtakes = 0
+        #: what the oldest ones had beyond their share (hundredths of a token): above 0 it is the
+        #: turn of the shortest
+        self.ahead = 0
 
     def passes(self, record: Record) -> int:
         """At least as often another request was served that came later than this one."""

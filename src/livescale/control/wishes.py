@@ -6,20 +6,20 @@ Only parts of which something changed are looked at: a pool may serve thousands 
 from __future__ import annotations
 
 from collections.abc import Mapping, ValuesView
-
-import msgspec
+from dataclasses import dataclass
 
 from livescale.control.fleet import Fleet
+from livescale.control.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.model_state import ModelState
 from livescale.control.planning import Planning
-from livescale.control.policy import LoadSnapshot, Suggestion
 from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
 from livescale.messages.commands import ScaleDecided
 from livescale.types import Part
 
 
-class Wish(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Wish:
     """What one part wants now."""
 
     state: ModelState

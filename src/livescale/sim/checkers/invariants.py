@@ -11,6 +11,10 @@ class InvariantBroken(AssertionError):
     """A rule does not hold in a simulated world."""
 
 
+class UnexplainedFailure(InvariantBroken):
+    """A request failed, and nothing in its world made that inevitable."""
+
+
 def require(holds: bool, rule: str, *what: object) -> None:
     """Raise InvariantBroken with the rule and the values unless it holds."""
     if not holds:
