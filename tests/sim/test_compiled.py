@@ -36,7 +36,7 @@ for seed in range(*map(int, sys.argv[1:])):
 def run(path: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python with the modules of this path, in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-P", *arguments],
+        [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
@@ -46,7 +46,7 @@ def run(path: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_random_worlds_leave_the_same_records() -> None:
     """Live pairs, drains, several clients, ranks, faults and lost controllers."""
-    pure, compiled = (run(path, "-c", _WORLDS, "0", "30") for path in (PURE, COMPILED))
+    pure, compiled = (run(path, "-P", "-c", _WORLDS, "0", "30") for path in (PURE, COMPILED))
     assert (pure.stderr.strip(), compiled.stderr.strip()) == ("py", "so")
     assert compiled.stdout == pure.stdout
     assert len(pure.stdout.splitlines()) == 30
@@ -59,6 +59,6 @@ def test_a_simulated_pool_leaves_the_same_record(system: str, tmp_path: Path) ->
         record = tmp_path / f"{name}.jsonl"
         play = ["simulate", "burst", "-c", "blitzscale-b", "--seconds", "20"]
         play += ["--strategy", system, "--record", str(record)]
-        run(path, "-m", "livescale.cli.main", *play)
+        run(path, "-P", "-m", "livescale.cli.main", *play)
         records.append(record.read_bytes())
     assert records[0] == records[1]

@@ -112,26 +112,28 @@ class Outstanding:
         assert counted == self, worker
 
 
-@dataclass(slots=True)
 class RouteRow:
     """A route: `tokens` of prompts are to be done on its `workers`, `room` more requests can go
     there, and prompts up to `tokens_max` together (None: any). `amount` is what it is chosen by
     among its like (thousandths of a token), then `held_tokens`."""
 
-    route: Route
-    workers: tuple[WorkerRef, ...]
-    tokens: int
-    held_tokens: int
-    room: int
-    tokens_max: int | None
-    cost_permille: int = field(init=False)
-    lag_tokens: int = field(init=False)
-    amount: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        route = self.route
+    def __init__(
+        self,
+        route: Route,
+        workers: tuple[WorkerRef, ...],
+        tokens: int,
+        held_tokens: int,
+        room: int,
+        tokens_max: int | None,
+    ) -> None:
+        self.route = route
+        self.workers = workers
+        self.tokens = tokens
+        self.held_tokens = held_tokens
+        self.room = room
+        self.tokens_max = tokens_max
         self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
-        self.amount = self.tokens * self.cost_permille + self.lag_tokens * 1000
+        self.amount = tokens * self.cost_permille + self.lag_tokens * 1000
 
     @property
     def instance(self) -> InstanceId:
