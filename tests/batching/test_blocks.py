@@ -22,7 +22,7 @@ def test_lowest_blank_blocks_first() -> None:
 def test_the_end_of_a_request_is_overwritten_before_its_beginning() -> None:
     pool = BlockPool(3, 16)
     for key in (b"first", b"second", b"third"):
-        pool.publish(pool.take(), key)
+        pool.publish([pool.take()], [key])
     pool.release([0, 1, 2])
     assert (pool.used, pool.free, pool.cached) == (0, 3, 3)
     assert pool.match([b"first", b"second", b"third"]) == [0, 1, 2]
@@ -35,8 +35,8 @@ def test_the_end_of_a_request_is_overwritten_before_its_beginning() -> None:
 def test_of_equal_blocks_the_first_one_is_found() -> None:
     pool = BlockPool(3, 16)
     first, second = pool.take(), pool.take()
-    pool.publish(first, b"k")
-    pool.publish(second, b"k")
+    pool.publish([first], [b"k"])
+    pool.publish([second], [b"k"])
     assert pool.match([b"k"]) == [first]
     assert (pool.key_of(first), pool.key_of(second)) == (b"k", None)
     pool.release([second])
@@ -78,7 +78,9 @@ class Model:
 def test_the_pool_does_what_a_naive_one_does(blocks: int, data: st.DataObject) -> None:
     pool, model = BlockPool(blocks, 4), Model()
     for _ in range(data.draw(st.integers(1, 30), "calls")):
-        call = data.draw(st.sampled_from(["new", "grow", "publish", "share", "drop"]), "call")
+        call = data.draw(
+            st.sampled_from(["new", "grow", "table", "publish", "share", "drop"]), "call"
+        )
         if call in ("new", "grow") and pool.free:
             if call == "new" or not model.tables:
                 model.tables.append([])
@@ -86,11 +88,19 @@ def test_the_pool_does_what_a_naive_one_does(blocks: int, data: st.DataObject) -
             block = model.taken(blocks)
             assert pool.take() == block
             model.take(table, block)
+        elif call == "table" and pool.free:
+            count = data.draw(st.integers(1, pool.free), "count")
+            model.tables.append([])
+            table = model.tables[-1]
+            for block in (taken := pool.take_table(count)):
+                assert block == model.taken(blocks)
+                model.take(table, block)
+            assert len(taken) == count
         elif call == "publish":
             mine = [b for b in sorted(model.held()) if b not in model.keys]
             if mine:
                 block, key = mine[0], data.draw(st.sampled_from([b"a", b"b", b"c"]), "key")
-                pool.publish(block, key)
+                pool.publish([block], [key])
                 if key not in model.keys.values():
                     model.keys[block] = key
         elif call == "share":

@@ -55,6 +55,34 @@ def test_the_order_that_is_told_is_the_one_that_is_kept(
     assert len(queues) == 0
 
 
+@given(
+    clients=arrivals,
+    weight_of=weights,
+    sharing=sharings,
+    wanted=st.fixed_dictionaries({client: st.integers(0, 8) for client in CLIENTS}),
+)
+def test_what_a_sated_client_sent_is_left_out(
+    clients: list[str],
+    weight_of: dict[str, int],
+    sharing: QueueShares | None,
+    wanted: dict[str, int],
+) -> None:
+    """Of each client as many as are wanted, in the order in which all are told."""
+    queues = queues_of(clients, weight_of, sharing)
+    seen = dict.fromkeys(CLIENTS, 0)
+    expected = []
+    for record in queues.in_turn():
+        seen[record.client] += 1
+        expected += [record] if seen[record.client] <= wanted[record.client] else []
+    sated = {client: None for client, count in wanted.items() if not count}
+    told = []
+    for record in queues.in_turn(sated):
+        told.append(record)
+        if sum(other.client == record.client for other in told) == wanted[record.client]:
+            sated[record.client] = None
+    assert told == expected
+
+
 @given(clients=arrivals, weight_of=weights, sharing=sharings, early=st.integers(0, 10))
 def test_a_request_waits_for_one_turn_of_each_other_client(
     clients: list[str], weight_of: dict[str, int], sharing: QueueShares | None, early: int

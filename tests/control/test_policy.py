@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from livescale.control.autoscaler import Autoscaler, TokenWindow
-from livescale.control.policy import (
-    BoundsPolicy,
-    LoadSnapshot,
-    SloPolicy,
-    Suggestion,
-    TargetOngoingPolicy,
-    make_policy,
-)
+from livescale.control.load_snapshot import LoadSnapshot, Suggestion
+from livescale.control.policy import BoundsPolicy, SloPolicy, TargetOngoingPolicy, make_policy
 from livescale.policies import DAY_NS, Bounds, ModelPolicy, Period, SloAim, TargetOngoing
 from livescale.types import ModelSpec
 

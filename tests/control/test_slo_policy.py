@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from livescale.control.autoscaler import Autoscaler
-from livescale.control.policy import LoadSnapshot, SloPolicy, Suggestion
+from livescale.control.load_snapshot import LoadSnapshot, Suggestion
+from livescale.control.policy import SloPolicy
 from livescale.control.service_rate import ServiceRate
 from livescale.policies import SloAim
 

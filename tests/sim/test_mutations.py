@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -292,8 +292,11 @@ def requests_are_served_by_order_of_arrival(patch: pytest.MonkeyPatch) -> None:
     """Whoever sends much is served much."""
     in_turn = ClientQueues.in_turn
 
-    def broken(self: ClientQueues[RequestRecord]) -> Iterator[RequestRecord]:
-        return iter(sorted(in_turn(self), key=lambda record: record.order))
+    def broken(
+        self: ClientQueues[RequestRecord], sated: Container[str] = ()
+    ) -> Iterator[RequestRecord]:
+        by_order = sorted(in_turn(self), key=lambda record: record.order)
+        return (record for record in by_order if record.client not in sated)
 
     patch.setattr(ClientQueues, "in_turn", broken)
 

@@ -197,10 +197,11 @@ class Batcher:
                 self.pool.release(sequence.block_table)
             elif tokens:
                 emitted.append(sequence.emit(tokens))
-                self.lines.start(sequence)
-                self.emitted_tokens += 1
+                if not sequence.is_started:
+                    self.lines.start(sequence)
                 if emitted[-1].finish_reason is not None:
                     self._retire(sequence)
+        self.emitted_tokens += len(emitted)
         return emitted
 
     # -- parts of live batches --------------------------------------------------------------

@@ -30,8 +30,10 @@ class BlockPool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self._references = [0] * blocks
-        #: a heap: a fresh pool gives out 0, 1, 2, …
-        self._blank = list(range(blocks))
+        #: blocks that never were given out begin here: a fresh pool gives out 0, 1, 2, …
+        self._unused = 0
+        #: blank ones among those that were, a heap
+        self._blank: list[int] = []
         #: unreferenced blocks with a key, least recently used first
         self._cached: OrderedDict[int, None] = OrderedDict()
         #: the prefix index, and back
@@ -43,7 +45,7 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Blocks that `take` can give out: blank and cached ones."""
-        return len(self._blank) + len(self._cached)
+        return self.blocks - self._unused + len(self._blank) + len(self._cached)
 
     @property
     def used(self) -> int:
@@ -90,12 +92,24 @@ class BlockPool:
         """
         if self._blank:
             block = heapq.heappop(self._blank)
+        elif self._unused < self.blocks:
+            block = self._unused
+            self._unused += 1
         else:
             assert self._cached, f"{self!r} has no free block"
             block, _ = self._cached.popitem(last=False)
             del self._block_of[self._key_of.pop(block)]
         self._references[block] = 1
         return block
+
+    def take_table(self, count: int) -> tuple[int, ...]:
+        """So many blocks, as by `take`."""
+        first, stop = self._unused, self._unused + count
+        if self._blank or stop > self.blocks:
+            return tuple([self.take() for _ in range(count)])
+        self._unused = stop
+        self._references[first:stop] = [1] * count
+        return tuple(range(first, stop))
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more table refers to each of these blocks, which `match` found."""
@@ -117,16 +131,19 @@ class BlockPool:
                 else:
                     heapq.heappush(self._blank, block)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """The block is full: every layer has written it. From now on it is found by its key.
+    def publish(self, blocks: Iterable[int], keys: Iterable[bytes]) -> None:
+        """These blocks are full: every layer has written them. From now on each is found by its
+        key.
 
         When another block holds the same content already, that one stays the one to be found.
         """
-        assert self._references[block] == 1, f"{self!r}: {block} is written by several"
-        assert block not in self._key_of, f"{self!r}: {block} is published twice"
-        if key not in self._block_of:
-            self._block_of[key] = block
-            self._key_of[block] = key
+        references, block_of, key_of = self._references, self._block_of, self._key_of
+        for block, key in zip(blocks, keys, strict=True):
+            assert references[block] == 1, f"{self!r}: {block} is written by several"
+            assert block not in key_of, f"{self!r}: {block} is published twice"
+            if key not in block_of:
+                block_of[key] = block
+                key_of[block] = key
 
     # -- checks -----------------------------------------------------------------------------
 
@@ -137,7 +154,8 @@ class BlockPool:
             assert len(set(table)) == len(table), f"{table} names a block twice"
             held.update(table)
         assert [held[block] for block in range(self.blocks)] == self._references
-        places = sorted([*self._blank, *self._cached, *held])
+        unused = range(self._unused, self.blocks)
+        places = sorted([*unused, *self._blank, *self._cached, *held])
         assert places == list(range(self.blocks)), "a KV block is lost or in two places"
         assert all(block in self._key_of for block in self._cached), "cached without a key"
         assert not any(block in self._key_of for block in self._blank), "blank with a key"

@@ -45,7 +45,7 @@ class HeldSequences:
         assert key not in self._held, f"{key} is held already"
         if not sequence.block_table:
             count = self._pool.blocks_for(sequence.known_tokens)
-            sequence.block_table = tuple(self._pool.take() for _ in range(count))
+            sequence.block_table = self._pool.take_table(count)
         sequence.was_held = True
         self._held[key] = sequence
         self._lines.admit(sequence)
@@ -95,7 +95,7 @@ class HeldSequences:
         self._reservations += 1
         pool = self._pool
         self._reserved[self._reservations] = tuple(
-            tuple(pool.take() for _ in range(pool.blocks_for(count))) for count in tokens
+            pool.take_table(pool.blocks_for(count)) for count in tokens
         )
         self.reserved += len(tokens)
         return self._reservations

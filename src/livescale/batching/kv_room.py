@@ -143,7 +143,7 @@ class KvRoom:
             lines.run(sequence)
             pool.hold(found)
             blank = pool.blocks_for(sequence.known_tokens) - len(found)
-            sequence.block_table = (*found, *(pool.take() for _ in range(blank)))
+            sequence.block_table = (*found, *pool.take_table(blank))
             sequence.computed = len(found) * pool.block_tokens
             growing += self._growth(sequence)
             self.prefix_lookup_tokens += sequence.known_tokens

@@ -63,35 +63,43 @@ class SequenceState:
         """Positions the request can ever need KV for: the last generated token needs none."""
         return len(self.spec.prompt_ids) + self.spec.sampling.output_tokens_max - 1
 
-    def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
-        """The known tokens at positions `[start, stop)`."""
+    def token_ids(self, start: int, stop: int) -> Sequence[int]:
+        """The known tokens at positions `[start, stop)`; those of a prompt that is a `range` are
+        not copied."""
         prompt = self.spec.prompt_ids
         split = len(prompt)
         if start >= split:
             if stop == start + 1 == self.known_tokens:  # by far the most: a decode
                 return (self.generated[-1],)
             return tuple(self.generated[start - split : stop - split])
+        if stop <= split and isinstance(prompt, range):
+            return prompt[start:stop]
         return tuple(prompt[start : min(stop, split)]) + tuple(
             self.generated[: max(stop - split, 0)]
         )
 
-    def key(self, block: int) -> bytes:
-        """Names the content of the request's `block`-th block, all of whose tokens are known.
+    def keys(self, start: int, stop: int) -> list[bytes]:
+        """Name the content of the request's blocks `[start, stop)`, whose tokens are all known.
 
-        It hashes the previous block's key and the block's token ids; the first block follows the
+        A key hashes the previous block's key and the block's token ids; the first block follows the
         request's salt. Equal keys mean equal tokens from the first position on (up to a collision
         of BLAKE2b, which cannot be made). Tokens that are not real are named, not hashed.
         """
         if self.spec.content:
-            return f"{self.spec.cache_salt}/{self.spec.content}/{block}".encode()
+            name = f"{self.spec.cache_salt}/{self.spec.content}"
+            return [f"{name}/{block}".encode() for block in range(start, stop)]
         keys, size = self._keys, self.block_tokens
-        while len(keys) <= block:
+        assert stop * size <= self.known_tokens, f"{self.spec.request}: block {stop - 1}"
+        while len(keys) < stop:
             before = keys[-1] if keys else blake2b(self.spec.cache_salt.encode()).digest()
-            start = len(keys) * size
-            assert start + size <= self.known_tokens, f"{self.spec.request}: block {block}"
-            content = _encode(self.token_ids(start, start + size))
+            first = len(keys) * size
+            content = _encode([*self.token_ids(first, first + size)])
             keys.append(blake2b(before + content, digest_size=32).digest())
-        return keys[block]
+        return keys[start:stop]
+
+    def key(self, block: int) -> bytes:
+        """As `keys`, of one block."""
+        return self.keys(block, block + 1)[0]
 
     def reusable_keys(self, first: int = 0) -> Iterator[bytes]:
         """Keys, from the `first` block on, of the blocks that may be taken from other requests.
@@ -124,8 +132,7 @@ class SequenceState:
         self.computed += count
         full = self.computed // self.block_tokens
         if full > first:
-            for number in range(first, full):
-                pool.publish(self.block_table[number], self.key(number))
+            pool.publish(self.block_table[first:full], self.keys(first, full))
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """These follow the known tokens."""

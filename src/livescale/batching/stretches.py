@@ -65,7 +65,7 @@ def advance(
         if is_taken:
             sequence.block_table += (pool.take(),)
         else:
-            pool.publish(sequence.block_table[number], sequence.key(number))
+            pool.publish(sequence.block_table[number : number + 1], [sequence.key(number)])
 
 
 def _block_changes(

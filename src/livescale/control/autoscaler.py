@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from livescale.control.policy import Suggestion
+from livescale.control.load_snapshot import Suggestion
 
 
 class TokenWindow:

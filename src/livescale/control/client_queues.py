@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
@@ -54,20 +54,20 @@ _Size = tuple[int, int, RequestId]
 """Prompt tokens, order and id of a request: the shortest first."""
 
 
-@dataclass(slots=True)
 class _Turn(Generic[Record]):
     """A client's requests in order of arrival, and how many of its turn are used up."""
 
-    records: dict[RequestId, Record] = field(default_factory=dict)
-    used: int = 0
-    #: with shares only: the same requests by size, and what `overtakes` was when each came
-    sizes: list[_Size] = field(default_factory=list)
-    met: dict[RequestId, int] = field(default_factory=dict)
-    #: requests that were served though an earlier one waited
-    overtakes: int = 0
-    #: what the oldest ones had beyond their share (hundredths of a token): above 0 it is the
-    #: turn of the shortest
-    ahead: int = 0
+    def __init__(self) -> None:
+        self.records: dict[RequestId, Record] = {}
+        self.used = 0
+        #: with shares only: the same requests by size, and what `overtakes` was when each came
+        self.sizes: list[_Size] = []
+        self.met: dict[RequestId, int] = {}
+        #: requests that were served though an earlier one waited
+        self.overtakes = 0
+        #: what the oldest ones had beyond their share (hundredths of a token): above 0 it is the
+        #: turn of the shortest
+        self.ahead = 0
 
     def passes(self, record: Record) -> int:
         """At least as often another request was served that came later than this one."""
@@ -160,17 +160,21 @@ class ClientQueues(Generic[Record]):
             self._turns[record.client] = self._turns.pop(record.client)
         self.remove(record)
 
-    def in_turn(self) -> Iterator[Record]:
-        """All requests as they would be served, as of now; they may be served meanwhile."""
-        left = deque((t.picks(self._sharing), t.used) for t in list(self._turns.values()))
+    def in_turn(self, sated: Container[str] = ()) -> Iterator[Record]:
+        """All requests as they would be served, as of now; they may be served meanwhile. Nothing
+        more comes of clients that are `sated`, which may become more meanwhile."""
+        left = deque((c, t.picks(self._sharing), t.used) for c, t in list(self._turns.items()))
         while left:
-            records, used = left.popleft()
-            first = next(records, None)
+            client, records, used = left.popleft()
+            first = None if client in sated else next(records, None)
             if first is None:
                 continue
             yield first
-            yield from islice(records, max(first.weight - used - 1, 0))
-            left.append((records, 0))
+            for record in islice(records, max(first.weight - used - 1, 0)):
+                if client in sated:
+                    break
+                yield record
+            left.append((client, records, 0))
 
     def due_before(self, record: Record) -> Record | None:
         """The request of the same client that came first, if it was passed as often as may be:

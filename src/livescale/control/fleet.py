@@ -190,7 +190,10 @@ class Fleet:
         tally.add(instance)
 
     def tally(self, part: Part) -> Tally:
-        return self._tallies.setdefault(part, Tally())
+        found = self._tallies.get(part)
+        if found is None:
+            found = self._tallies[part] = Tally()
+        return found
 
     def serving(self, part: Part) -> list[Route]:
         """The routes over one instance that serves, in id order."""

@@ -235,9 +235,7 @@ class Router:
         recent = self._recent[next(iter(queue)).part]
         #: clients that hold as many places as they may, or whose first request must go first
         sated: dict[str, None] = {}
-        for record in queue.in_turn():
-            if record.client in sated:
-                continue
+        for record in queue.in_turn(sated):
             shunned = record.avoided if now_ns < record.avoided_until_ns else None
             is_bounded = recent.has_others(record.client, now_ns)
             fitting = [r for r in rows if self._may_hold(r, record.client)] if is_bounded else rows
@@ -276,25 +274,27 @@ class Router:
     def _row(self, route: Route) -> RouteRow:
         """What is outstanding is that of all workers of the route."""
         workers = route.workers
-        found = [self._outstanding.get(worker) for worker in workers]
-        known = [outstanding for outstanding in found if outstanding is not None]
-        unadmitted = sum(outstanding.unadmitted for outstanding in known)
-        held_tokens = tokens = sum(outstanding.tokens for outstanding in known)
+        held = tokens = uncomputed = unadmitted = unstarted = left_out = 0
+        for worker in workers:  # not sum by sum: this is asked of every route at every step
+            outstanding = self._outstanding.get(worker)
+            if outstanding is not None:
+                held += len(outstanding.records)
+                tokens += outstanding.tokens
+                uncomputed += outstanding.uncomputed_tokens
+                unadmitted += outstanding.unadmitted
+                unstarted += outstanding.unstarted
+                left_out += outstanding.left_out
+        binding = self._binding
+        if isinstance(binding, EarlyBinding):
+            ahead_max = self._live_ahead_max if route.is_live else binding.ahead_max
+            return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None)
         if route.is_live:
-            room = self._live_ahead_max - unadmitted
-        elif isinstance(self._binding, EarlyBinding):
-            room = self._binding.ahead_max - unadmitted
-        elif any(outstanding.left_out for outstanding in known):
-            room = 0
-        else:
-            held = sum(len(outstanding.records) for outstanding in known)
-            room = self._ahead_max - sum(outstanding.unstarted for outstanding in known)
-            room = min(room, self._places + _BESIDE_PLACES_MAX - held)
-        tokens_max = None
-        if isinstance(self._binding, LateBinding):
-            tokens = sum(outstanding.uncomputed_tokens for outstanding in known)
-            tokens_max = None if route.is_live else self._binding.ahead_tokens_max * len(workers)
-        return RouteRow(route, tokens, held_tokens, room, tokens_max)
+            return RouteRow(
+                route, workers, uncomputed, tokens, self._live_ahead_max - unadmitted, None
+            )
+        room = min(self._ahead_max - unstarted, self._places + _BESIDE_PLACES_MAX - held)
+        tokens_max = binding.ahead_tokens_max * len(workers)
+        return RouteRow(route, workers, uncomputed, tokens, 0 if left_out else room, tokens_max)
 
     def _enqueue(self, record: RequestRecord) -> None:
         self.touched[record.part] = None

@@ -112,28 +112,32 @@ class Outstanding:
         assert counted == self, worker
 
 
-@dataclass(slots=True)
 class RouteRow:
     """A route: `tokens` of prompts are to be done on its `workers`, `room` more requests can go
     there, and prompts up to `tokens_max` together (None: any). `amount` is what it is chosen by
     among its like (thousandths of a token), then `held_tokens`."""
 
-    route: Route
-    tokens: int
-    held_tokens: int
-    room: int
-    tokens_max: int | None
-    instance: InstanceId = field(init=False)
-    workers: tuple[WorkerRef, ...] = field(init=False)
-    cost_permille: int = field(init=False)
-    lag_tokens: int = field(init=False)
-    amount: int = 0
-
-    def __post_init__(self) -> None:
-        route = self.route
-        self.instance, self.workers = route.first.instance, route.workers
+    def __init__(
+        self,
+        route: Route,
+        workers: tuple[WorkerRef, ...],
+        tokens: int,
+        held_tokens: int,
+        room: int,
+        tokens_max: int | None,
+    ) -> None:
+        self.route = route
+        self.workers = workers
+        self.tokens = tokens
+        self.held_tokens = held_tokens
+        self.room = room
+        self.tokens_max = tokens_max
         self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
-        self.add(0)
+        self.amount = tokens * self.cost_permille + self.lag_tokens * 1000
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.route.first.instance
 
     @property
     def worker(self) -> WorkerRef:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, ValuesView
 from dataclasses import dataclass
 
 from livescale.control.fleet import Fleet
+from livescale.control.load_snapshot import LoadSnapshot, Suggestion
 from livescale.control.model_state import ModelState
 from livescale.control.planning import Planning
-from livescale.control.policy import LoadSnapshot, Suggestion
 from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
 from livescale.messages.commands import ScaleDecided

@@ -131,5 +131,9 @@ class SimExecutor:
         began_ns = self.step_ns[-2] if run.steps > 1 else self._began_ns
         token_ids = [range(end, end + run.steps) for end in ends]
         self._ended(RunEnded(token_ids, self.step_ns[-1] - began_ns))
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        """The next Run begins, unless one is in flight."""
         if self._run is None and self._waiting:
             self._begin(self._waiting.popleft())

@@ -159,6 +159,7 @@ class AnswerChecker:
         firsts = [ranks[0].member for ranks in copies if 0 in ranks]
         for key in [key for key in self._open if key[1].member == member]:
             del self._open[key]
-        for request in [r for r, runs in self.running.items() if runs in (member, *firsts)]:
+        lost = [member, *firsts]
+        for request in [r for r, runs in self.running.items() if runs in lost]:
             self._failures.lost(request, self._attempts[request])
             self._stops(request)

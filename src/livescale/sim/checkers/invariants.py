@@ -6,9 +6,7 @@ share no code with what they check.
 
 from __future__ import annotations
 
-
-class InvariantBroken(AssertionError):
-    """A rule does not hold in a simulated world."""
+from livescale.sim.checkers.errors import InvariantBroken
 
 
 def require(holds: bool, rule: str, *what: object) -> None:

@@ -130,9 +130,11 @@ class Knowledge:
 
     def may_serve(self, model: str, instance: InstanceId) -> bool:
         """It is complete, or live, and not given up."""
-        is_live = instance in self.live and not self._is_over(model, instance)
-        is_instance = instance in self.instances(model)
-        return is_live or (is_instance and self.is_loaded(model, instance))
+        if self._is_over(model, instance):
+            return False
+        ranks = self.ranks(model, instance).values()
+        is_instance = any(held.instance is not None for held in ranks)
+        return instance in self.live or (is_instance and self.is_loaded(model, instance))
 
     def loading(self, model: str) -> list[InstanceId]:
         """Instances that will be complete, if all goes well."""

@@ -81,8 +81,9 @@ class LiveChecker:
 
     def __init__(self, config: SimConfig, free_ns: Callable[[WorkerRef], int]) -> None:
         self._free_ns = free_ns
-        self._layers = {policy.spec.name: policy.spec.layers for policy in config.policies}
-        self._ranks = {policy.spec.name: policy.spec.tp_size for policy in config.policies}
+        specs = [policy.spec for policy in config.policies]
+        self._spans = {spec.name: LayerSpan(0, spec.layers) for spec in specs}
+        self._ranks = {spec.name: spec.tp_size for spec in specs}
         late_ns = config.faults.late_ns_max if config.faults.late_permille else 0
         #: an offer, a pull and a handover; and the loss of a source that a target does not know of
         self._slack_ns = 4 * (config.message_delay_ns + late_ns) + _SLACK_NS
@@ -131,7 +132,7 @@ class LiveChecker:
             require(has_all, "only layers that are there are run", instance, run.span, ranks)
             self._runs_part(instance, run)
             return
-        is_whole = has_all and run.span == LayerSpan(0, self._layers[model])
+        is_whole = has_all and run.span == self._spans[model]
         require(is_whole, "only complete models serve", instance, run.span, ranks)
         parts = self._parts.get(instance)
         if not parts:

@@ -15,14 +15,11 @@ from livescale.common.fair_line import OVERFULL
 from livescale.member.ledger import Finish
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
+from livescale.sim.checkers.errors import UnexplainedFailure
 from livescale.sim.checkers.failures import FailureChecker
-from livescale.sim.checkers.invariants import InvariantBroken, require
+from livescale.sim.checkers.invariants import require
 from livescale.sim.config import SimConfig
 from livescale.types import Outcome, RequestId, WorkerRef
-
-
-class UnexplainedFailure(InvariantBroken):
-    """A request failed, and nothing in its world made that inevitable."""
 
 
 class RequestChecker:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import IO
 
-from livescale.sim.checkers.requests import UnexplainedFailure
+from livescale.sim.checkers.errors import UnexplainedFailure
 from livescale.sim.run_notes import SimResult
 from livescale.sim.simulate import simulate
 from livescale.sim.swarm import additions
