@@ -257,7 +257,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             1,
             1 << 20,
         ),
-    ] = 64
+    ] = 1 << 16
     dispatched_ahead_max: Annotated[
         int,
         About(

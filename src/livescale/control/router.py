@@ -51,7 +51,9 @@ class Router:
         self._binding = binding = binding or LateBinding()
         self._sharing = QueueShares()
         if isinstance(binding, LateBinding):
-            self._sharing = QueueShares(binding.oldest_prompt_percent, binding.passes_max)
+            self._sharing = QueueShares(
+                binding.oldest_prompt_percent, binding.passes_max, binding.run_tokens_max
+            )
         self._ahead_max = dispatched_ahead_max
         self._live_ahead_max = live_ahead_max
         self._places = places

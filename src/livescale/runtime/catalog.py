@@ -217,6 +217,7 @@ def binding(config: PoolConfig) -> Binding:
         ahead_tokens_max=config.runs_ahead_max * config.run_tokens_max,
         oldest_prompt_percent=config.oldest_prompt_percent,
         passes_max=config.passes_max,
+        run_tokens_max=config.run_tokens_max,
     )
 
 
