@@ -137,6 +137,14 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             choices=("recent", "slow-links", "off"),
         ),
     ] = "recent"
+    spares_ahead: Annotated[
+        str,
+        About(
+            "with warm_spares, workers that get parameters of a model that serves before it needs"
+            " them: empty: those that hold nothing; none",
+            choices=("empty", "none"),
+        ),
+    ] = "empty"
     live_order: Annotated[
         str,
         About(
@@ -192,7 +200,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             " their model, with a pause no longer than live_gap_ms (move)",
             choices=("finish", "move"),
         ),
-    ] = "finish"
+    ] = "move"
     placement: Annotated[
         str,
         About(
@@ -352,24 +360,38 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             " the queued prefill work's",
             choices=("bounds", "slo"),
         ),
-    ] = "bounds"
+    ] = "slo"
     ttft_aim_ms: Annotated[
         int | None,
-        About("TTFT that scaling_policy slo aims at; none: the SLO's", "ms", 1, 3_600_000),
+        About(
+            "TTFT that scaling_policy slo aims at; none: the SLO's, and where that has none, queues"
+            " of two thirds of a Run",
+            "ms",
+            1,
+            3_600_000,
+        ),
     ] = None
     floor_decay_ms: Annotated[
         int,
         About(
             "with scaling_policy slo: time in which the least number of instances falls from the"
-            " last peak to nothing",
+            " last peak to nothing where instances have to be loaded; down to a tenth of it, the"
+            " more of them find their parameters",
             "ms",
             0,
             86_400_000,
         ),
     ] = 20_000
     scale_down_timeout_ms: Annotated[
-        int, About("time below every lower bound before a model shrinks", "ms", 0, 86_400_000)
-    ] = 333
+        int | None,
+        About(
+            "time below every lower bound before a model shrinks; none: 100, without scaling_policy"
+            " slo 333",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = None
     settle_ms: Annotated[
         int, About("time to wait at start for all workers to join", "ms", 0, 3_600_000)
     ] = 1000

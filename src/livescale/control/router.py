@@ -153,16 +153,21 @@ class Router:
 
     # -- what to do -------------------------------------------------------------------------
 
-    def assign(self, now_ns: int, part: Part, routes: Iterable[Route]) -> list[Assignment]:
+    def assign(
+        self, now_ns: int, part: Part, routes: Iterable[Route], waking: int = 0
+    ) -> list[Assignment]:
         """Hand waiting requests to routes with room, least outstanding work first.
 
         A loading instance that is alone gets those that would wait longer for the others, full or
-        not.
+        not. `waking` instances more will serve in a moment: what is their part of the prompt tokens
+        waits for them.
         """
         queue = self._waiting.get(part)
         if not queue:
             return []
         rows = [self._row(route) for route in routes]
+        if waking:
+            self._leave_part(part, rows, waking)
         # Where prompts wait for others to be computed, no place is missing.
         is_short = isinstance(self._binding, EarlyBinding) or not any(r.room > 0 for r in rows)
         assignments = self._deal(now_ns, queue, rows)
@@ -227,6 +232,14 @@ class Router:
         assert sum(self._unfinished.values()) == len(self.requests)
 
     # -- helpers ----------------------------------------------------------------------------
+
+    def _leave_part(self, part: Part, rows: list[RouteRow], waking: int) -> None:
+        """Each row gets no more than its part of all prompt tokens, or one request."""
+        tokens = self._waiting_tokens[part] + sum(row.tokens for row in rows)
+        share = -(-tokens // (len(rows) + waking))
+        for row in rows:
+            if row.tokens_max is not None:
+                row.tokens_max = min(row.tokens_max, share)
 
     def _deal(
         self, now_ns: int, queue: ClientQueues[RequestRecord], rows: list[RouteRow]
