@@ -140,8 +140,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     spares_ahead: Annotated[
         str,
         About(
-            "with warm_spares, workers that get parameters of a model that serves before it needs"
-            " them: empty: those that hold nothing; none",
+            "workers that get parameters before they are needed: empty: that hold nothing; none",
             choices=("empty", "none"),
         ),
     ] = "empty"
@@ -363,20 +362,13 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = "slo"
     ttft_aim_ms: Annotated[
         int | None,
-        About(
-            "TTFT that scaling_policy slo aims at; none: the SLO's, and where that has none, queues"
-            " of two thirds of a Run",
-            "ms",
-            1,
-            3_600_000,
-        ),
+        About("TTFT to aim at; none: the SLO's, else queues of 2/3 of a Run", "ms", 1, 3_600_000),
     ] = None
     floor_decay_ms: Annotated[
         int,
         About(
-            "with scaling_policy slo: time in which the least number of instances falls from the"
-            " last peak to nothing where instances have to be loaded; down to a tenth of it, the"
-            " more of them find their parameters",
+            "time in which the number of instances may fall from a peak to nothing where they have"
+            " to be loaded; down to a tenth where they find their parameters",
             "ms",
             0,
             86_400_000,
@@ -385,8 +377,8 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     scale_down_timeout_ms: Annotated[
         int | None,
         About(
-            "time below every lower bound before a model shrinks; none: 100, without scaling_policy"
-            " slo 333",
+            "time below every lower bound before a model shrinks; none: 100 with scaling_policy"
+            " slo, else 333",
             "ms",
             0,
             86_400_000,
