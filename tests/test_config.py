@@ -89,9 +89,15 @@ def test_how_short_a_load_must_be_to_be_waited_for() -> None:
 
 
 def test_a_pool_scales_by_bounds_a_target_or_an_aim() -> None:
-    """The aim is the SLO's unless another is set; the other bounds hold with it."""
-    assert isinstance(pool_scaling(loaded()), Bounds)
-    by_slo = {"scaling_policy": "slo", "slo": "ttft=450ms,tbt=150ms"}
+    """The aim is the SLO's unless another is set; the other bounds hold with it. Without any it
+    follows from the length of Runs."""
+    bounds = pool_scaling(loaded(scaling_policy="bounds"))
+    assert isinstance(bounds, Bounds)
+    assert bounds.scale_down_timeout_ns == 333_000_000
+    free = pool_scaling(loaded(run_tokens_max="256"))
+    assert isinstance(free, SloAim)
+    assert (free.ttft_ns, free.run_tokens_max, free.scale_down_timeout_ns) == (None, 256, 10**8)
+    by_slo = {"slo": "ttft=450ms,tbt=150ms"}
     aim = pool_scaling(loaded(**by_slo, kv_upper_percent="80", scale_down_timeout_ms="5"))
     assert isinstance(aim, SloAim)
     assert (aim.ttft_ns, aim.scale_down_timeout_ns) == (450_000_000, 5_000_000)
@@ -100,8 +106,6 @@ def test_a_pool_scales_by_bounds_a_target_or_an_aim() -> None:
     assert isinstance(other, SloAim)
     assert (other.ttft_ns, other.floor_decay_ns) == (200_000_000, 7_000_000)
     assert isinstance(pool_scaling(loaded(**by_slo, target_ongoing_requests="2")), TargetOngoing)
-    with pytest.raises(ConfigError, match="set ttft_aim_ms, or an slo as in"):
-        loaded(scaling_policy="slo")
 
 
 def test_live_work_is_bounded_as_configured() -> None:

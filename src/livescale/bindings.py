@@ -19,14 +19,16 @@ class LateBinding(Value, frozen=True, tag="late"):
     """An instance gets what it computes next, and the rest can still go elsewhere.
 
     It holds at most `ahead_tokens_max` prompt tokens that are not computed (or one request, however
-    long that is). Of those that wait, the oldest get `oldest_prompt_percent` of the tokens and the
-    shortest the rest, as in a Run (`batching/choosing.py`); `passes_max` requests, at most, may go
-    before another one of their client that came earlier.
+    long that is). Those that wait are served as if all of them shared Runs of `run_tokens_max`
+    (`batching/choosing.py`): in each the oldest one gets up to `oldest_prompt_percent`, and the
+    shortest the rest. `passes_max` requests, at most, may go before another one of their client
+    that came earlier: a bound for floods of tiny prompts, since a share bounds the time already.
     """
 
     ahead_tokens_max: int = 4096
     oldest_prompt_percent: int = 50
-    passes_max: int = 64
+    passes_max: int = 1 << 16
+    run_tokens_max: int = 2048
 
 
 Binding = EarlyBinding | LateBinding

@@ -47,21 +47,26 @@ class TargetOngoing(Value, frozen=True, tag="target_ongoing_requests"):
 class SloAim(Value, frozen=True, tag="slo"):
     """A time to the first token that is aimed at, from which all bounds follow.
 
-    Half of `ttft_ns` may pass in a queue, the other half is for the prompt's own computation. The
-    number of instances falls from its last peak to what the load needs within `floor_decay_ns`, and
+    Half of `ttft_ns` may pass in a queue, the other half is for the prompt's own computation. None:
+    a queue may take what two thirds of a Run of `run_tokens_max` prompt tokens take. The number of
+    instances falls from its last peak to what the load needs within `floor_decay_ns` where new
+    ones have to be loaded (sooner, the more of them find their parameters on their devices), and
     not before `scale_down_timeout_ns` without need. The rate of arriving prompt tokens, places and
     KV are judged by the bounds of `room`.
     """
 
-    ttft_ns: int = 450_000_000
+    ttft_ns: int | None = None
     floor_decay_ns: int = 20_000_000_000
-    scale_down_timeout_ns: int = 1_000_000_000
+    scale_down_timeout_ns: int = 100_000_000
     load_window_ns: int = 1_000_000_000
     room: Bounds = Bounds()
+    run_tokens_max: int = 2048
 
     def __post_init__(self) -> None:
-        if self.ttft_ns < 1 or self.floor_decay_ns < 0:
+        if (self.ttft_ns is not None and self.ttft_ns < 1) or self.floor_decay_ns < 0:
             raise ValueError(f"an aim of {self.ttft_ns} ns, a decay of {self.floor_decay_ns} ns")
+        if self.run_tokens_max < 1:
+            raise ValueError(f"Runs of {self.run_tokens_max} tokens")
 
 
 ScalingPolicy = Bounds | TargetOngoing | SloAim

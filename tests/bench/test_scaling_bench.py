@@ -82,7 +82,7 @@ def test_every_system_has_a_row_for_every_load(
         assert (row["model"], row["cluster"]) == ("llama-3-8b", str(cluster))
         assert row["failed"] == 0
         assert row["spare_s"] == row["device_spare_s"]
-        assert row["system"] == "livescale" or not row["spare_s"]
+        assert row["system"] in ("livescale", "ideal") or not row["spare_s"]
         assert 0 < row["serving_s"] <= row["device_s"]
         assert 0 < row["ttft_mean_s"] <= row["ttft_p99_s"]
         uses = ("load", "serve", "drain", "spare", "idle")

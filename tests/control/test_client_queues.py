@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,23 +110,38 @@ def test_of_one_client_the_first_to_come_is_the_first_to_go(
 tokens_of_prompts = st.lists(st.integers(1, 50), min_size=1, max_size=30)
 
 
-@given(prompts=tokens_of_prompts, percent=st.integers(1, 99))
-def test_the_oldest_and_the_shortest_share_the_tokens(prompts: list[int], percent: int) -> None:
-    """At any time each has its share, up to one request."""
-    queues: ClientQueues[Record] = ClientQueues(QueueShares(percent))
+@given(prompts=tokens_of_prompts, percent=st.integers(1, 99), run_tokens=st.integers(1, 60))
+def test_the_oldest_and_the_shortest_share_runs(
+    prompts: list[int], percent: int, run_tokens: int
+) -> None:
+    """A request waits for no more than the Runs in which it and those before it have their share,
+    and one prompt; what else goes is the shortest."""
+    queues: ClientQueues[Record] = ClientQueues(QueueShares(percent, run_tokens=run_tokens))
     for order, tokens in enumerate(prompts):
         queues.add(Record(f"r{order}", "a", 1, order, tokens))
-    oldest_tokens = shortest_tokens = 0
+    share = ceil(run_tokens * percent / 100)
+    served_tokens = 0
     while queues:
         record, waiting = next(queues.in_turn()), list(queues)
         queues.serve(record)
-        if record is waiting[0]:
-            oldest_tokens += record.prompt_tokens
-        else:
-            shortest_tokens += record.prompt_tokens
+        earlier = prompts[: record.order + 1]
+        runs = sum(ceil(tokens / share) for tokens in earlier)
+        assert served_tokens <= runs * run_tokens + max(prompts)
+        served_tokens += record.prompt_tokens
+        if record is not waiting[0]:
             assert record.prompt_tokens == min(other.prompt_tokens for other in waiting)
-        total = oldest_tokens + shortest_tokens
-        assert oldest_tokens * 100 >= percent * total - 100 * max(prompts)
+
+
+def test_a_backlog_is_served_as_one_instance_would() -> None:
+    """Half of a Run is the oldest prompt's, also if hundreds wait: the oldest ones take no more
+    then, and most short prompts go before most long ones."""
+    queues: ClientQueues[Record] = ClientQueues(QueueShares(50, run_tokens=2000))
+    for order in range(400):
+        queues.add(Record(f"r{order}", "a", 1, order, 500 if order % 2 else 4000))
+    served = serve_all(queues)
+    # A long prompt takes four Runs, and leaves half of their tokens to eight short ones.
+    last_short = max(number for number, r in enumerate(served) if r.prompt_tokens == 500)
+    assert 200 // 8 <= sum(r.prompt_tokens == 4000 for r in served[:last_short]) <= 200 // 8 + 1
 
 
 @given(

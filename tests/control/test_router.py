@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -130,6 +132,31 @@ def test_a_long_prompt_keeps_one_instance_free_of_others() -> None:
     assert assigned(router, count=2) == [("r4", 11)]
     router.start("r3", 1)
     assert assigned(router, count=2) == [("r2", 10)]
+
+
+@given(
+    prompts=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    serving=st.integers(1, 3),
+    waking=st.integers(1, 6),
+)
+def test_what_is_the_part_of_waking_instances_waits_for_them(
+    prompts: list[int], serving: int, waking: int
+) -> None:
+    """Each instance gets no more than its part, or one request; with the others there the rest of
+    the burst is dealt out as if all had been there."""
+    router = Router(64, binding=LateBinding(ahead_tokens_max=10_000))
+    for number, tokens in enumerate(prompts):
+        router.arrive(f"r{number}", M, tokens, 1)
+    routes = [to(10 + number, W[number]) for number in range(serving)]
+    share = ceil(sum(prompts) / (serving + waking))
+    held: dict[int, list[int]] = {}
+    for assignment in router.assign(0, M, routes, waking):
+        tokens = assignment.request.prompt_tokens
+        held.setdefault(assignment.instance, []).append(tokens)
+    assert all(len(sizes) == 1 or sum(sizes) <= share for sizes in held.values())
+    assert len(held) == min(serving, len(prompts))
+    router.assign(0, M, routes)
+    assert not router.waiting(M)
 
 
 @given(

@@ -133,6 +133,32 @@ def test_what_is_measured_counts_before_what_is_configured() -> None:
     assert suggest(replace(load, prefill_tokens_per_s=None)).at_least == 1
 
 
+@given(queued=st.integers(0, 10**6), rate=st.integers(1_000, 50_000), run=st.integers(128, 8192))
+def test_without_an_aim_a_queue_takes_two_thirds_of_a_run(queued: int, rate: int, run: int) -> None:
+    """Whatever the rate, as long as that is no shorter than an answer to it takes."""
+    policy = SloPolicy(SloAim(run_tokens_max=run))
+    load = LoadSnapshot(1, 0, S, queued, 0, rate, None, requests=10**7, serving=1, load_ns=0)
+    within = max(2 * run / 3, rate * 0.02)
+    needed = policy.suggest(load).at_least
+    assert needed == pytest.approx(max(ceil(queued / within), 1), rel=0.01, abs=1)
+
+
+@given(loaded=st.integers(0, 1000), peak=st.integers(1, 30), after_ns=st.integers(0, 11 * S))
+def test_what_comes_back_without_a_load_is_kept_for_less_time(
+    loaded: int, peak: int, after_ns: int
+) -> None:
+    """The floor is that of a decay that is as much shorter, down to a tenth."""
+    share = max(loaded, 100)
+    found = []
+    for permille, decay_ns in ((loaded, AIM.floor_decay_ns), (1000, 10 * MS * share)):
+        policy = SloPolicy(SloAim(400 * MS, decay_ns))
+        busy = LoadSnapshot(1, 0, S, 2_000 * peak, 0, 10_000, None, peak, serving=1, load_ns=0)
+        policy.suggest(replace(busy, loaded_permille=permille))
+        idle = replace(busy, queued_prefill_tokens=0, requests=0, now_ns=after_ns)
+        found.append(policy.suggest(replace(idle, loaded_permille=permille)).floor)
+    assert found[0] == found[1]
+
+
 def test_a_prompt_is_not_divided() -> None:
     load = LoadSnapshot(1, 0, S, 90_000, 0, 10_000, None, requests=2, serving=1, load_ns=0)
     assert suggest(load).at_least == 2

@@ -10,9 +10,11 @@ from stories import (
     W,
     arrived,
     joined,
+    loaded,
     loads_of,
     make_controller,
     make_policy,
+    scaled,
     serves,
     step,
 )
@@ -21,11 +23,14 @@ from livescale.control.controller import Controller
 from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import (
     HoldingCompleted,
+    HoldingFailed,
     HoldingReport,
     ModelRemoved,
+    Tick,
     WorkerJoined,
     WorkerLost,
 )
+from livescale.policies import ModelPolicy
 from livescale.routes import Duty
 from livescale.types import HoldingId, InstanceState, LayerSpan, WorkerRef
 
@@ -125,3 +130,59 @@ def test_a_lost_rank_takes_the_others_of_its_spare_with_it() -> None:
     step(controller, 0, *spare_of("pair", 7, W[0], W[1]))
     commands = step(controller, 1, WorkerLost(W[1], "it died"))
     assert [c.holding for c in commands if isinstance(c, DropHolding)] == [HoldingId(7, W[0])]
+
+
+# -- before they are needed ------------------------------------------------------------------------
+
+
+def ahead(workers: int, *policies: ModelPolicy) -> Controller:
+    return make_controller(workers, models=policies, warm_spares="recent", spares_ahead=True)
+
+
+def test_workers_that_hold_nothing_get_parameters_before_they_are_needed() -> None:
+    """As instances that go when they are there; then nothing more is loaded, and a burst finds all
+    of them."""
+    controller = ahead(3, make_policy("a", 1))
+    step(controller, 0, *serves(W[0], 101, "a"))
+    commands = step(controller, 10, *joined(W[1], W[2]))
+    orders = loads_of(commands)
+    assert [order.holding.member for order in orders] == [W[1], W[2]]
+    assert scaled(1, 3, "spares_ahead", "a") in commands
+    now_ns = 20
+    step(controller, now_ns, *(e for order in orders for e in loaded(order.holding)))
+    for _ in range(4):
+        now_ns += 1_000_000_000
+        assert loads_of(step(controller, now_ns, Tick())) == []
+    spares = [copy.holder for copy in controller.pool.spares("a")]
+    assert (len(spares), len(controller.fleet.instances)) == (2, 1)
+    burst = [arrived(f"r{n}", 900, "a") for n in range(9)]
+    woken = loads_of(step(controller, now_ns + 1, *burst))
+    assert sorted(order.holding.member for order in woken) == sorted(spares)
+    assert all(order.spare is not None and not order.feeds for order in woken)
+
+
+def test_of_several_models_the_one_with_few_copies_for_its_instances_comes_first() -> None:
+    """One that has no instance, or as many copies as it may have instances, gets none."""
+    policies = (make_policy("a", 1), make_policy("b", 1), make_policy("c", 0))
+    controller = ahead(6, *policies, make_policy("d", 1, 1))
+    begun = [*serves(W[0], 101, "a"), *spare_of("a", 102, W[1]), *serves(W[2], 103, "b")]
+    step(controller, 0, *begun, *serves(W[3], 104, "d"))
+    orders = loads_of(step(controller, 10, *joined(W[4], W[5])))
+    assert [(order.model, order.holding.member) for order in orders] == [("b", W[4]), ("b", W[5])]
+
+
+def test_what_failed_to_load_is_not_loaded_ahead() -> None:
+    """It would block the loads that are needed."""
+    controller = ahead(2, make_policy("a", 1))
+    step(controller, 0, *serves(W[0], 101, "a"))
+    (order,) = loads_of(step(controller, 10, *joined(W[1])))
+    step(controller, 20, HoldingFailed(order.holding, "no memory"))
+    assert loads_of(step(controller, 100_000_000_000, Tick())) == []
+
+
+@pytest.mark.parametrize("off", [{"spares_ahead": False}, {"warm_spares": "off"}])
+def test_nothing_is_loaded_ahead_unless_spares_are_kept(off: dict[str, object]) -> None:
+    config = {"warm_spares": "recent", "spares_ahead": True} | off
+    controller = make_controller(2, models=(make_policy("a", 1),), **config)
+    step(controller, 0, *serves(W[0], 101, "a"))
+    assert loads_of(step(controller, 10, *joined(W[1]))) == []

@@ -32,6 +32,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         workers=2,
         timed_run_us=500,
         host_memory_bytes="16MiB",
+        spares_ahead="none",
     ) as local:
         yield local
 

@@ -73,7 +73,7 @@ def test_few_prompt_tokens_and_long_answers_scale_a_pool() -> None:
 
 
 def test_a_decision_for_those_that_wait_says_so() -> None:
-    for line in played("livescale").ups:
+    for line in played("livescale-bounds").ups:
         assert line.reason in ("requests", "waiting_requests")
         assert line.values["requests"] > 0.8 * line.from_instances * line.values["places"]
 

@@ -115,6 +115,8 @@ def _config(
         "arena_bytes": 2 * size_bytes,
         # Calibration needs loads: bytes that are there already tell nothing of links.
         "warm_spares": "off",
+        # Its bursts are made for them.
+        "scaling_policy": "bounds",
         "chunk_bytes": 64 << 10,
         "uplink_bytes_per_s": rate,
         "downlink_bytes_per_s": rate,

@@ -106,7 +106,7 @@ def run_sim_bench(options: SimBenchOptions, say: Callable[[str], None]) -> dict[
 
 def _config(cluster: NamedTopology, options: SimBenchOptions) -> SimConfig:
     model = PooledModel(_MODEL, options.preset, options.tp_size)
-    return build_config(cluster, [model], find_system("livescale"))
+    return build_config(cluster, [model], find_system("livescale-bounds"))
 
 
 def _of_size(

@@ -153,7 +153,10 @@ _LIVE_SETTINGS: dict[str, object] = {
     "hosts": 2,
     "placement": "none",
     "queue_requests_max": _REQUESTS_MAX + 1,
+    # The burst is to find a device without parameters.
+    "spares_ahead": "none",
     # Short loads make small bursts: these, too, are to call for another instance.
+    "scaling_policy": "bounds",
     "prefill_queue_upper_ms": 300,
     "prefill_queue_lower_ms": 100,
 }

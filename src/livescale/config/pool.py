@@ -137,6 +137,13 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             choices=("recent", "slow-links", "off"),
         ),
     ] = "recent"
+    spares_ahead: Annotated[
+        str,
+        About(
+            "workers that get parameters before they are needed: empty: that hold nothing; none",
+            choices=("empty", "none"),
+        ),
+    ] = "empty"
     live_order: Annotated[
         str,
         About(
@@ -192,7 +199,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             " their model, with a pause no longer than live_gap_ms (move)",
             choices=("finish", "move"),
         ),
-    ] = "finish"
+    ] = "move"
     placement: Annotated[
         str,
         About(
@@ -257,7 +264,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             1,
             1 << 20,
         ),
-    ] = 64
+    ] = 1 << 16
     dispatched_ahead_max: Annotated[
         int,
         About(
@@ -352,24 +359,31 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             " the queued prefill work's",
             choices=("bounds", "slo"),
         ),
-    ] = "bounds"
+    ] = "slo"
     ttft_aim_ms: Annotated[
         int | None,
-        About("TTFT that scaling_policy slo aims at; none: the SLO's", "ms", 1, 3_600_000),
+        About("TTFT to aim at; none: the SLO's, else queues of 2/3 of a Run", "ms", 1, 3_600_000),
     ] = None
     floor_decay_ms: Annotated[
         int,
         About(
-            "with scaling_policy slo: time in which the least number of instances falls from the"
-            " last peak to nothing",
+            "time in which the number of instances may fall from a peak to nothing where they have"
+            " to be loaded; down to a tenth where they find their parameters",
             "ms",
             0,
             86_400_000,
         ),
     ] = 20_000
     scale_down_timeout_ms: Annotated[
-        int, About("time below every lower bound before a model shrinks", "ms", 0, 86_400_000)
-    ] = 333
+        int | None,
+        About(
+            "time below every lower bound before a model shrinks; none: 100 with scaling_policy"
+            " slo, else 333",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = None
     settle_ms: Annotated[
         int, About("time to wait at start for all workers to join", "ms", 0, 3_600_000)
     ] = 1000

@@ -34,7 +34,7 @@ from livescale.config.pool import (
     SETTINGS,
     PoolConfig,
 )
-from livescale.load.slo import SloAbsolute, SloError, parse_slo
+from livescale.load.slo import SloError, parse_slo
 
 TESTBED_VARIABLE = "LIVESCALE_TESTBED"
 """Names the testbed to what runs inside `livescale testbed run`."""
@@ -200,15 +200,9 @@ def _check(config: PoolConfig) -> None:
     # Each running request computes at least one token per run, or its decoding would starve.
     _at_most(config, "sequences_max", "run_tokens_max")
     try:
-        slo = parse_slo(config.slo)
+        parse_slo(config.slo)
     except SloError as error:
         raise ConfigError(f"slo: {error}") from None
-    is_relative = not isinstance(slo, SloAbsolute)
-    if config.scaling_policy == "slo" and config.ttft_aim_ms is None and is_relative:
-        raise ConfigError(
-            f"scaling_policy slo aims at a TTFT, and slo is '{config.slo}': set ttft_aim_ms, or an"
-            " slo as in 'ttft=450ms,tbt=150ms'"
-        )
     if config.timed_profile is not None and config.device != "timed":
         raise ConfigError(f"timed_profile is for device timed, not for {config.device}")
     if config.carrier == "nixl" and importlib.util.find_spec("nixl_cu12") is None:

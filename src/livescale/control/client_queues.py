@@ -1,9 +1,9 @@
 """The waiting requests of one part, a queue for each client: who is served next.
 
 Weighted round robin: clients take turns, and a turn is worth `weight` requests. So a request waits
-for one turn of each other client at most, however many requests another one has sent. Of those of
-one client the first to come gets a share of the tokens, and the shortest the rest, as prompts share
-a Run (`batching/choosing.py`).
+for one turn of each other client at most, however many requests another one has sent. Those of one
+client go as prompts share Runs (`batching/choosing.py`): in each the first to come gets up to a
+share of the tokens, and the shortest the rest.
 """
 
 from __future__ import annotations
@@ -42,12 +42,18 @@ Record = TypeVar("Record", bound=Waiting)
 
 @dataclass(frozen=True, slots=True)
 class QueueShares:
-    """Which of a client's requests goes next: `oldest_percent` of the tokens are for those that
-    came first, the rest for the shortest ones. `passes_max` requests, at most, are served before
-    one that came earlier."""
+    """Which of a client's requests goes next: as if it had Runs of `run_tokens`, of which the one
+    that came first gets up to `oldest_percent`, and the shortest ones the rest. `passes_max`
+    requests, at most, are served before one that came earlier."""
 
     oldest_percent: int = 100
     passes_max: int = 1 << 62
+    run_tokens: int = 2048
+
+    def left_of_runs(self, prompt_tokens: int) -> int:
+        """Tokens that the first one leaves to others in the Runs that compute it."""
+        share = -(-self.run_tokens * self.oldest_percent // 100)
+        return -(-prompt_tokens // share) * self.run_tokens - prompt_tokens
 
 
 _Size = tuple[int, int, RequestId]
@@ -65,9 +71,8 @@ class _Turn(Generic[Record]):
         self.met: dict[RequestId, int] = {}
         #: requests that were served though an earlier one waited
         self.overtakes = 0
-        #: what the oldest ones had beyond their share (hundredths of a token): above 0 it is the
-        #: turn of the shortest
-        self.ahead = 0
+        #: tokens that the last of the oldest left to the shortest: above 0 it is their turn
+        self.left_tokens = 0
 
     def passes(self, record: Record) -> int:
         """At least as often another request was served that came later than this one."""
@@ -81,18 +86,18 @@ class _Turn(Generic[Record]):
         by_age, by_size = iter(list(self.records.values())), iter(list(self.sizes))
         picked: dict[RequestId, None] = {}
         records, met = dict(self.records), dict(self.met)
-        ahead, overtakes = self.ahead, self.overtakes
+        left_tokens, overtakes = self.left_tokens, self.overtakes
         oldest = next(by_age, None)
         while oldest is not None:
             is_due = overtakes - met[oldest.id] >= sharing.passes_max
             record = oldest
-            if ahead > 0 and not is_due:
+            if left_tokens > 0 and not is_due:
                 record = next(records[name] for *_, name in by_size if name not in picked)
             picked[record.id] = None
             if record is oldest:
-                ahead += record.prompt_tokens * (100 - sharing.oldest_percent)
+                left_tokens = min(left_tokens, 0) + sharing.left_of_runs(record.prompt_tokens)
             else:
-                ahead -= record.prompt_tokens * sharing.oldest_percent
+                left_tokens -= record.prompt_tokens
                 overtakes += 1
             yield record
             while oldest is not None and oldest.id in picked:
@@ -148,11 +153,12 @@ class ClientQueues(Generic[Record]):
 
     def serve(self, record: Record) -> None:
         """The request is served: it counts for its client's turn, which may be over by that."""
-        turn, percent = self._turns[record.client], self._sharing.oldest_percent
+        turn = self._turns[record.client]
         if next(iter(turn.records)) == record.id:
-            turn.ahead += record.prompt_tokens * (100 - percent)
+            left_tokens = self._sharing.left_of_runs(record.prompt_tokens)
+            turn.left_tokens = min(turn.left_tokens, 0) + left_tokens
         else:
-            turn.ahead -= record.prompt_tokens * percent
+            turn.left_tokens -= record.prompt_tokens
             turn.overtakes += 1
         turn.used += 1
         if turn.used >= record.weight:

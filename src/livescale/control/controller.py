@@ -249,7 +249,8 @@ class Controller:
 
     def _dispatch(self, state: ModelState) -> None:
         routes = self.pairings.routes(self._now_ns, state)
-        for assignment in self.router.assign(self._now_ns, state.part, routes):
+        waking = self.fleet.waking(state.part)
+        for assignment in self.router.assign(self._now_ns, state.part, routes, waking):
             record = assignment.request
             self._commands.append(
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)

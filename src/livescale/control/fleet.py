@@ -75,6 +75,7 @@ class Fleet:
         #: what `serving` and `live` last said, of parts for which it still holds
         self._serving: dict[Part, list[Route]] = {}
         self._live: dict[Part, list[Instance]] = {}
+        self._waking: dict[Part, int] = {}
         #: parts whose instances or their loads changed since that was last looked at
         self.touched: dict[Part, None] = {}
         #: instances that drain, in the order in which they began to
@@ -219,6 +220,13 @@ class Fleet:
             self._live[part] = found
         return found
 
+    def waking(self, part: Part) -> int:
+        """How many instances were made of warm spares and will serve in a moment."""
+        found = self._waking.get(part)
+        if found is None:
+            found = self._waking[part] = sum(i.is_waking for i in self.of_part(part))
+        return found
+
     def sources_of(self, target: Instance) -> tuple[Partner, ...]:
         """The instances that pull from a loading one, those that are still there."""
         sources = [self.instances.get(partner.instance) for partner in target.duty.gives_to]
@@ -235,12 +243,14 @@ class Fleet:
         self._tallies.pop(part, None)
         self._serving.pop(part, None)
         self._live.pop(part, None)
+        self._waking.pop(part, None)
 
     def _changed(self, part: Part) -> None:
         """One of its instances is new, or moves."""
         self.touched[part] = None
         self._serving.pop(part, None)
         self._live.pop(part, None)
+        self._waking.pop(part, None)
 
     def add(self, instance: Instance) -> None:
         """The instance is new here. Its holdings are in the pool."""

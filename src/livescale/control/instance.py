@@ -136,6 +136,11 @@ class Instance:
         return self.state in IS_LOADING
 
     @property
+    def is_waking(self) -> bool:
+        """It was made of a warm spare and does not serve yet."""
+        return self.is_loading and self.copy.is_complete
+
+    @property
     def is_capacity(self) -> bool:
         """It serves or will: what the autoscaler counts."""
         return self.is_loading or self.state is InstanceState.SERVING

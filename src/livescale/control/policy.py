@@ -20,6 +20,11 @@ _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
 _QUEUE_LOWER_PERMILLE = 600
 """Of the time that the aim allows in the queue: below, an instance fewer would do."""
+_LEAST_WAIT_NS = 20_000_000
+"""A queue that is over sooner is over before an answer to it could be there."""
+_LEAST_DECAY_PERMILLE = 100
+"""Of the floor's decay, where every new instance finds its parameters: even then some requests
+would wait for one, and running requests move twice."""
 
 
 class Policy(Protocol):
@@ -106,19 +111,19 @@ class BoundsPolicy(_OfLoadAlone):
 class SloPolicy:
     """Instances such that prompts wait no longer than the aim for their first token allows.
 
-    Half of the aim may pass in the queue. A queue that is longer asks for as many instances as
-    compute it within that time; if they have to be loaded first, only when the queue, with what
-    arrives meanwhile at the present rate, does not end before they would be there, and then for
-    what is left by that time, too. What instances are measured to do counts, before what is
-    configured. A prompt is not divided: there is no need for more instances than requests.
+    Half of the aim may pass in the queue; without an aim, two thirds of a Run. A queue that is
+    longer asks for as many instances as compute it within that time; if they have to be loaded
+    first, only when the queue, with what arrives meanwhile at the present rate, does not end before
+    they would be there, and then for what is left by that time, too. What instances are measured to
+    do counts, before what is configured. A prompt is not divided: there is no need for more
+    instances than requests.
     """
 
     asks_for_load_time = True
 
     def __init__(self, aim: SloAim) -> None:
         self._aim = aim
-        self._wait_ns = max(aim.ttft_ns // 2, 1)
-        self._floor = DecayingFloor(aim.floor_decay_ns)
+        self._floor = DecayingFloor()
 
     def suggest(self, load: LoadSnapshot) -> Suggestion:
         """The largest need over queue, rate of arrivals and room; `floor` falls from the last
@@ -133,16 +138,20 @@ class SloPolicy:
         if load.requests and not at_least:
             reason, at_least, at_most = "requests", 1, max(at_most, 1)
         most = at_least if load.instances_max is None else load.instances_max
-        floor = self._floor.after(load.now_ns, min(at_least, most))
+        # What comes back without a load need not be kept for so long.
+        share = max(load.loaded_permille, _LEAST_DECAY_PERMILLE)
+        decay_ns = self._aim.floor_decay_ns * share // 1000
+        floor = self._floor.after(load.now_ns, min(at_least, most), decay_ns)
 
         def explain() -> dict[str, int]:
             derived = {
-                "ttft_aim_ms": self._aim.ttft_ns // _NS_PER_MS,
+                "ttft_aim_ms": 2 * self._wait_ns(rate) // _NS_PER_MS if rate else 0,
                 "service_tokens_per_s": rate or 0,
                 "load_ms": (load.load_ns or 0) // _NS_PER_MS,
                 "serving": load.serving,
                 "resumable": load.resumable,
                 "left_after_load": self._left_after_load(load, rate or 0) // _NS_PER_S,
+                "loaded_permille": load.loaded_permille,
                 "floor": floor,
             }
             return _explain(load, at_least, at_most) | derived
@@ -154,10 +163,16 @@ class SloPolicy:
         falls_ns = self._floor.falls_ns(now_ns)
         return [] if falls_ns is None else [falls_ns]
 
+    def _wait_ns(self, rate: int) -> int:
+        """How long prompts may queue."""
+        if self._aim.ttft_ns is not None:
+            return max(self._aim.ttft_ns // 2, 1)
+        return max(2 * self._aim.run_tokens_max * _NS_PER_S // (3 * rate), _LEAST_WAIT_NS)
+
     def _needs_of_queue(self, load: LoadSnapshot, rate: int) -> tuple[int, int]:
         """Instances at least, and at most."""
         queued = load.queued_prefill_tokens * _NS_PER_S
-        within_aim = rate * self._wait_ns
+        within_aim = rate * self._wait_ns(rate)
         need, _ = _need(queued, within_aim, 1)
         ready = load.instances + load.resumable
         if need > ready:
@@ -179,13 +194,15 @@ class SloPolicy:
 class DecayingFloor:
     """A number of instances that falls from its last peak to nothing, as straight as a line."""
 
-    def __init__(self, decay_ns: int) -> None:
-        self._decay_ns = decay_ns
+    def __init__(self) -> None:
+        self._decay_ns = 0
         self._peak = 0
         self._peak_ns = 0
 
-    def after(self, now_ns: int, need: int) -> int:
-        """The floor now, when so many are needed: a need that is no lower is a new peak."""
+    def after(self, now_ns: int, need: int, decay_ns: int) -> int:
+        """The floor now, when so many are needed and it falls within that time: a need that is no
+        lower is a new peak."""
+        self._decay_ns = decay_ns
         if need >= self._at(now_ns):
             self._peak, self._peak_ns = need, now_ns
         return self._at(now_ns)

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 
 from livescale.bindings import Binding, EarlyBinding, LateBinding
 from livescale.control.client_queues import ClientQueues, QueueShares, RecentClients
-from livescale.control.router_rows import Outstanding, RequestRecord, RouteRow, choose_row
+from livescale.control.router_rows import (
+    Outstanding,
+    RequestRecord,
+    RouteRow,
+    choose_row,
+    leave_part,
+)
 from livescale.messages.events import InstanceReported
 from livescale.routes import Route
 from livescale.types import SEQUENCES_MAX, InstanceId, Part, RequestId, WorkerRef
@@ -48,10 +54,8 @@ class Router:
         binding: Binding | None = None,
     ) -> None:
         """An instance computes `places` requests at once. Binding is late by default."""
-        self._binding = binding = binding or LateBinding()
-        self._sharing = QueueShares()
-        if isinstance(binding, LateBinding):
-            self._sharing = QueueShares(binding.oldest_prompt_percent, binding.passes_max)
+        self._binding = binding or LateBinding()
+        self._sharing = _shares(self._binding)
         self._ahead_max = dispatched_ahead_max
         self._live_ahead_max = live_ahead_max
         self._places = places
@@ -151,16 +155,21 @@ class Router:
 
     # -- what to do -------------------------------------------------------------------------
 
-    def assign(self, now_ns: int, part: Part, routes: Iterable[Route]) -> list[Assignment]:
+    def assign(
+        self, now_ns: int, part: Part, routes: Iterable[Route], waking: int = 0
+    ) -> list[Assignment]:
         """Hand waiting requests to routes with room, least outstanding work first.
 
         A loading instance that is alone gets those that would wait longer for the others, full or
-        not.
+        not. `waking` instances more will serve in a moment: what is their part of the prompt tokens
+        waits for them.
         """
         queue = self._waiting.get(part)
         if not queue:
             return []
         rows = [self._row(route) for route in routes]
+        if waking:
+            leave_part(rows, self._waiting_tokens[part], waking)
         # Where prompts wait for others to be computed, no place is missing.
         is_short = isinstance(self._binding, EarlyBinding) or not any(r.room > 0 for r in rows)
         assignments = self._deal(now_ns, queue, rows)
@@ -334,3 +343,10 @@ class Router:
     def _outstanding_of(self, record: RequestRecord) -> Outstanding:
         assert record.worker is not None, record
         return self._outstanding[record.worker]
+
+
+def _shares(binding: Binding) -> QueueShares:
+    """Of one client's requests; early binding takes them in order of arrival."""
+    if isinstance(binding, EarlyBinding):
+        return QueueShares()
+    return QueueShares(binding.oldest_prompt_percent, binding.passes_max, binding.run_tokens_max)

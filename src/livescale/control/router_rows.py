@@ -166,6 +166,16 @@ class RouteRow:
         return max(self.tokens * self.cost_permille, self.lag_tokens * 1000)
 
 
+def leave_part(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:
+    """Each row gets no more than its part of all prompt tokens, or one request; the rest is for
+    `waking` instances that will serve in a moment."""
+    tokens = waiting_tokens + sum(row.tokens for row in rows)
+    share = -(-tokens // (len(rows) + waking))
+    for row in rows:
+        if row.tokens_max is not None:
+            row.tokens_max = min(row.tokens_max, share)
+
+
 def choose_row(rows: list[RouteRow], tokens: int, shunned: WorkerRef | None) -> RouteRow | None:
     """The row for the next request; it may have no room: the request waits for it then."""
     rows = [row for row in rows if row.worker != shunned]

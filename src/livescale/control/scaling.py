@@ -64,6 +64,8 @@ class Scaling:
         self._spares = spares
         self._pairings = pairings
         self._wishes = wishes
+        #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
+        self._nothing_ahead = (-1, -1, -1)
 
     def decide(
         self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]
@@ -85,7 +87,7 @@ class Scaling:
                 missing = wish.state.spec.tp_size * (wish.wanted - reached)
                 commands += self._make_room(wish, missing, claimed)
                 claimed += self._claim(wish, missing, claimed)
-        return commands
+        return commands + self._load_ahead(now_ns, wall_zero_ns + now_ns, states)
 
     def release_empty(self, now_ns: int) -> list[AnyCommand]:
         """Give back the workers of drained instances. Their copies stay as warm spares; one that is
@@ -122,10 +124,13 @@ class Scaling:
         if count > len(resumed) and now_ns >= state.load_failures.blocked_until_ns:
             spares = self._spares.to_wake(state, count - len(resumed))
             for spare in spares:
+                state.note_start(loads=False)
                 woken += self._wake(state, spare)
             reached += len(spares)
             plan = self._plan(state, count - len(resumed) - len(spares))
-            reached += len(plan.instances) if plan is not None else 0
+            for _ in plan.instances if plan is not None else ():
+                state.note_start(loads=True)
+                reached += 1
         if reached == wish.capacity:
             return reached, []
         commands: list[AnyCommand] = [wish.notice(wish.capacity, reached, wish.reason)]
@@ -138,6 +143,29 @@ class Scaling:
             commands += self._load(now_ns, state, plan)
             commands += self._host_copies.fill_caches(state, plan.instances)
         return reached, commands
+
+    def _load_ahead(
+        self, now_ns: int, wall_ns: int, states: Mapping[str, ModelState]
+    ) -> list[AnyCommand]:
+        """Workers that hold nothing get parameters before they are needed: as instances, which
+        serve if there is a need by then, and else go and leave warm spares."""
+        stand = self._fleet.version, self._pool.version, len(self._fleet.workers)
+        if not self._config.spares_ahead or self._loads.open or stand == self._nothing_ahead:
+            return []
+        state = self._spares.to_load_ahead(wall_ns, states.values())
+        wish = self._wishes.of(state.part) if state is not None else None
+        plan = None
+        if state is not None:
+            missing = state.limits(wall_ns)[1] - len(self._pool.holders(state.spec.name))
+            spare = [record.ref for record in self._fleet.spare(state.spec.size_bytes)]
+            count = min(missing, len(spare) // state.spec.tp_size)
+            plan = self._planning.plan_instances(state, count, tuple(spare), None)
+        if state is None or wish is None or plan is None:
+            self._nothing_ahead = stand
+            return []
+        capacity = self._fleet.tally(state.part).capacity
+        notice = wish.notice(capacity, capacity + len(plan.instances), "spares_ahead")
+        return [notice, *self._load(now_ns, state, plan)]
 
     def _plan(self, state: ModelState, count: int) -> ScalePlan | None:
         """A plan for at most `count` instances, if there is any."""

@@ -7,7 +7,7 @@ idle links. Another model takes the memory of the spares that are least worth ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
@@ -54,6 +54,22 @@ class Spares:
         own = self._pool.spares(state.spec.name)[::-1]
         own.sort(key=lambda copy: max(self._pool.readers(member) for member in copy.members))
         return own[:count]
+
+    def to_load_ahead(self, wall_ns: int, states: Iterable[ModelState]) -> ModelState | None:
+        """The model that workers which hold nothing should get: of those that serve and could have
+        more instances than there are copies, the one with the fewest copies for its instances."""
+        found: list[tuple[int, int, ModelState]] = []
+        for state in states if self._keeping != "off" else ():
+            copies = len(self._pool.holders(state.spec.name))
+            is_failing = bool(state.load_failures.in_a_row)
+            has_room = copies < state.limits(wall_ns)[1]
+            workers = self._fleet.spare(state.spec.size_bytes) if has_room else []
+            if len(workers) < state.spec.tp_size or is_failing or state.is_leaving:
+                continue
+            if self._fleet.serving(state.part):
+                share = copies * 1000 // self._fleet.tally(state.part).capacity
+                found.append((share, state.number, state))
+        return min(found, key=lambda entry: entry[:2])[2] if found else None
 
     def workers_for(self, state: ModelState) -> int:
         """How many workers the model can have at once: those that hold nothing, those whose spares

@@ -68,6 +68,10 @@ class Wishes:
         """The wishes of all parts."""
         return self._wishes.values()
 
+    def of(self, part: Part) -> Wish | None:
+        """The part's wish as of the last look (None: it was not looked at yet)."""
+        return self._wishes.get(part)
+
     def look(self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]) -> list[Wish]:
         """The wishes that may be others than last time, in the order of their models.
         `wall_zero_ns` is the wall clock at time 0."""
@@ -145,5 +149,6 @@ class Wishes:
             resumable=self._fleet.resumable(part) + len(self._pool.spares(part.model)),
             service_tokens_per_s=state.service.tokens_per_s,
             load_ns=self._planning.load_ns(state) if asks else None,
+            loaded_permille=state.loaded_permille,
             instances_max=most,
         )

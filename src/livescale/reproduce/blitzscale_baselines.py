@@ -305,7 +305,7 @@ def network_use(conditions: Conditions) -> Measured:
     """BlitzScale §6.3, Figure 22. Over the time from the load's start to its last answer."""
     figures, failed = {}, 0
     for name, setup in SETUPS.items():
-        run = half_loaded(setup, "livescale", conditions)
+        run = half_loaded(setup, "livescale-bounds", conditions)
         figures[name] = 100 * _sent_bytes(run) / _room_bytes(run)
         failed += run.failed
     return Measured({**figures, "failed": failed})
@@ -316,7 +316,7 @@ def network_use(conditions: Conditions) -> Measured:
 
 def _beside(name: str, conditions: Conditions) -> dict[str, PoolRun]:
     """One of the experiments on our system ("ours") and on the baselines."""
-    systems = {"ours": "livescale", **_BASELINES}
+    systems = {"ours": "livescale-bounds", **_BASELINES}
     return {key: half_loaded(SETUPS[name], system, conditions) for key, system in systems.items()}
 
 

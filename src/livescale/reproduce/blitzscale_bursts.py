@@ -39,7 +39,7 @@ _STEPS = {
     "sllm": "serverlessllm-30s",
     "network": "unicast",
     "multicast": "livescale-stop",
-    "zigzag": "livescale",
+    "zigzag": "livescale-bounds",
 }
 """Figure 20's steps, as systems: host caches and storage; the network, one copy to each; chains;
 live."""
@@ -73,9 +73,9 @@ def scaling_of_six(conditions: Conditions) -> Measured:
     """
     figures, failed = {}, 0
     for name, system, cluster in (
-        ("ours", "livescale", "blitzscale-a"),
+        ("ours", "livescale-bounds", "blitzscale-a"),
         ("host", "allcache", "blitzscale-a"),
-        ("pcie", "livescale", "blitzscale-b"),
+        ("pcie", "livescale-bounds", "blitzscale-b"),
     ):
         model = PooledModel(_MODEL, "mistral-24b", 2, instances_min=2, instances_max=8)
         config = build_config(cluster_of(cluster), [model], SYSTEMS[system])
@@ -121,7 +121,7 @@ def ablation(conditions: Conditions) -> Measured:
         }
         at = suffix(part)
         figures |= {f"{name}_{step}_s{at}": mean for step, mean in means.items()}
-        fixed = fixed_beside(SETUPS[name], "livescale", conditions, part)
+        fixed = fixed_beside(SETUPS[name], "livescale-bounds", conditions, part)
         figures[f"{name}_fixed_s{at}"] = ttft_mean_s(fixed)
         figures[f"{name}_is_falling{at}"] = float(
             list(means.values()) == sorted(means.values(), reverse=True)
@@ -153,7 +153,7 @@ def ablation(conditions: Conditions) -> Measured:
 def tail_with_zigzag(conditions: Conditions) -> Measured:
     """BlitzScale §1. P99 TTFT against the same system that waits for all parameters."""
     figures: dict[str, float] = {}
-    systems = ("livescale-stop", "livescale")
+    systems = ("livescale-stop", "livescale-bounds")
     for part in (0.5, *PARTS):
         stop, live = (
             ttft_p99_s(half_loaded(SETUPS["azurecode"], system, conditions, part))
@@ -188,12 +188,13 @@ def beside_full_caches(conditions: Conditions) -> Measured:
     figures: dict[str, float] = {}
     for name, part in itertools.product(SETUPS, (0.5, *PARTS)):
         ours, theirs = (
-            _ttft_mean_s(name, system, conditions, part) for system in ("livescale", "allcache")
+            _ttft_mean_s(name, system, conditions, part)
+            for system in ("livescale-bounds", "allcache")
         )
         at = suffix(part)
         figures |= {f"{name}_s{at}": ours, f"{name}_allcache_s{at}": theirs}
         figures[f"{name}_ratio{at}"] = ours / theirs
-    figures["failed"] = _failed(SETUPS, ("livescale", "allcache"), conditions)
+    figures["failed"] = _failed(SETUPS, ("livescale-bounds", "allcache"), conditions)
     return Measured(figures)
 
 

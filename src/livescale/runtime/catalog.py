@@ -195,6 +195,7 @@ def controller_config(
         placement=_placement(config),
         live_order=config.live_order,
         warm_spares=config.warm_spares,
+        spares_ahead=config.spares_ahead == "empty",
         drain=config.drain,
         live_over_ns=live_over_ns(config),
         live_ahead_max=config.live_ahead_max,
@@ -217,6 +218,7 @@ def binding(config: PoolConfig) -> Binding:
         ahead_tokens_max=config.runs_ahead_max * config.run_tokens_max,
         oldest_prompt_percent=config.oldest_prompt_percent,
         passes_max=config.passes_max,
+        run_tokens_max=config.run_tokens_max,
     )
 
 
@@ -266,19 +268,25 @@ def pool_scaling(config: PoolConfig) -> ScalingPolicy:
     return SloAim(
         ttft_ns=_ttft_aim_ns(config),
         floor_decay_ns=config.floor_decay_ms * _MS_NS,
-        scale_down_timeout_ns=bounds.scale_down_timeout_ns,
+        scale_down_timeout_ns=_timeout_ns(config, SloAim().scale_down_timeout_ns),
         load_window_ns=bounds.load_window_ns,
         room=bounds,
+        run_tokens_max=config.run_tokens_max,
     )
 
 
-def _ttft_aim_ns(config: PoolConfig) -> int:
-    """A configuration without any was refused when it was read."""
+def _ttft_aim_ns(config: PoolConfig) -> int | None:
+    """The configured one (None: there is none)."""
     if config.ttft_aim_ms is not None:
         return config.ttft_aim_ms * _MS_NS
     slo = parse_slo(config.slo)
-    assert isinstance(slo, SloAbsolute), f"{config.slo} has no TTFT"
-    return slo.ttft_ns
+    return slo.ttft_ns if isinstance(slo, SloAbsolute) else None
+
+
+def _timeout_ns(config: PoolConfig, default_ns: int) -> int:
+    """Before a model shrinks."""
+    timeout_ms = config.scale_down_timeout_ms
+    return default_ns if timeout_ms is None else timeout_ms * _MS_NS
 
 
 def _bounds(config: PoolConfig) -> Bounds:
@@ -292,14 +300,14 @@ def _bounds(config: PoolConfig) -> Bounds:
         requests_upper_permille=10 * config.requests_upper_percent,
         requests_lower_permille=10 * config.requests_lower_percent,
         load_window_ns=config.load_window_ms * _MS_NS,
-        scale_down_timeout_ns=config.scale_down_timeout_ms * _MS_NS,
+        scale_down_timeout_ns=_timeout_ns(config, Bounds().scale_down_timeout_ns),
     )
 
 
 def _target(config: PoolConfig, requests: int) -> TargetOngoing:
     return TargetOngoing(
         target_permille=1000 * requests,
-        scale_down_timeout_ns=config.scale_down_timeout_ms * _MS_NS,
+        scale_down_timeout_ns=_timeout_ns(config, TargetOngoing().scale_down_timeout_ns),
     )
 
 

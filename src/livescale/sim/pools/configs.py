@@ -113,6 +113,7 @@ def build_config(
         placement=system.placement,
         live_order=system.live_order,
         warm_spares=system.warm_spares,
+        spares_ahead=system.spares_ahead,
         drain=system.drain,
         binding=system.binding,
         leaves=tuple(topology.leaves.values()),

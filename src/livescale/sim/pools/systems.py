@@ -2,7 +2,8 @@
 
 Every system runs the same engine and the same load; it differs in how parameters come to a device,
 in which host keeps them, in what a new instance does until they are there, and in whether instances
-are added at all. All but those named for it scale by the same policy.
+are added at all. The product's own defaults are `livescale`; all that is compared with
+`livescale-bounds` scales by the same bounds, so that the rest can be told apart.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class UnknownSystem(UserError):
 class System(Value, frozen=True):
     """One way to run a pool.
 
-    `multicast`, `placement`, `live_order`, `drain`, `binding` and `warm_spares` are the
-    controller's. `load_ns` replaces transfers to devices by a fixed time. A system with
+    `multicast`, `placement`, `live_order`, `drain`, `binding`, `warm_spares` and `spares_ahead` are
+    the controller's. `load_ns` replaces transfers to devices by a fixed time. A system with
     `fixed_percent` never scales: that share of the pool's instances is always there
     (`fixed_instances`: so many of each model; `fixed_devices`: as many as so many devices hold;
     `fixed_like`: the device time of the system of that name, which `equal_time` turns into
@@ -55,6 +56,7 @@ class System(Value, frozen=True):
     group_setup_ns: int = 0
     resident_percent: int = 0
     warm_spares: str = "off"
+    spares_ahead: bool = False
     fixed_percent: int | None = None
     fixed_instances: int | None = None
     fixed_devices: int | None = None
@@ -104,6 +106,7 @@ BASELINE: Mapping[str, object] = {
     ),
     "drain": "finish",
     "warm_spares": "off",
+    "spares_ahead": False,
     "live_over_ns": 100_000_000,
     "live_ahead_max": 8,
     "chunk_bytes": 1 << 20,
@@ -133,46 +136,68 @@ BASELINE_WORLD: Mapping[str, object] = {
 _ALL = (
     System(
         "livescale",
-        "the best multicast by prediction, one host copy of each model, live from the first layer"
-        " on (ZigZag), parameters stay on released devices",
+        "what a pool does by default: the best multicast by prediction, one host copy of each"
+        " model, live from the first layer on (ZigZag), parameters are on devices before they are"
+        " needed and stay there, scaling keeps queues short, requests of instances that go move",
+        live_order="zigzag",
+        drain="move",
+        warm_spares="recent",
+        spares_ahead=True,
+        aim=SloAim(),
+    ),
+    System(
+        "livescale-on-demand",
+        "livescale, but devices get parameters when an instance is needed",
+        live_order="zigzag",
+        drain="move",
+        warm_spares="recent",
+        aim=SloAim(),
+    ),
+    System(
+        "livescale-slo",
+        "livescale, but it aims at a TTFT of 450 ms (livescale-slo:300ms: at another)",
+        live_order="zigzag",
+        drain="move",
+        warm_spares="recent",
+        spares_ahead=True,
+        aim=SloAim(ttft_ns=450_000_000),
+    ),
+    System(
+        "livescale-bounds",
+        "the same data plane, but scaling by bounds, devices get parameters when an instance is"
+        " needed, and requests of instances that go end there",
         live_order="zigzag",
         warm_spares="recent",
     ),
     System(
         "livescale-cold",
-        "livescale, but released devices keep nothing",
+        "livescale-bounds, but released devices keep nothing",
         live_order="zigzag",
     ),
     System(
         "livescale-resident",
-        "livescale, and workers keep half of the layers of a model that they gave up",
+        "livescale-bounds, and workers keep half of the layers of a model that they gave up",
         live_order="zigzag",
         resident_percent=60,
         warm_spares="recent",
     ),
     System(
-        "livescale-slo",
-        "livescale, but it scales by an aim for the TTFT of 450 ms (livescale-slo:300ms: another)",
-        live_order="zigzag",
-        aim=SloAim(),
-        warm_spares="recent",
-    ),
-    System(
         "livescale-move",
-        "livescale, and requests of an instance that is given up move to others",
+        "livescale-bounds, and requests of an instance that is given up move to others",
         live_order="zigzag",
         drain="move",
         warm_spares="recent",
     ),
     System(
         "livescale-stop",
-        "livescale, but new instances serve when everything is there",
+        "livescale-bounds, but new instances serve when everything is there",
         warm_spares="recent",
     ),
     System("livescale-stop-cold", "the same, and released devices keep nothing"),
     System(
         "best-effort",
-        "livescale, but a new instance runs what it has of each batch once (BlitzScale Figure 15)",
+        "livescale-bounds, but a new instance runs what it has of each batch once (BlitzScale"
+        " Figure 15)",
         live_order="best-effort",
         warm_spares="recent",
     ),
@@ -232,7 +257,16 @@ _ALL = (
     ),
     System("binomial", "the binomial pipeline of blocks (λScale)", multicast="binomial"),
     System("storage", "every device reads storage", multicast="storage", placement=NoCopies()),
-    System("ideal", "parameters are there at once: what scaling alone could do", load_ns=0),
+    System(
+        "ideal",
+        "livescale, but parameters are there at once: what scaling alone could do",
+        drain="move",
+        load_ns=0,
+        warm_spares="recent",
+        spares_ahead=True,
+        aim=SloAim(),
+    ),
+    System("ideal-bounds", "livescale-bounds, but parameters are there at once", load_ns=0),
     System("fixed-delay", "each load takes 1 s (fixed-delay:2s: another time)", load_ns=_NS_PER_S),
 )
 SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}
@@ -261,12 +295,12 @@ def find_system(text: str) -> System:
         delay_ns = _time_ns(name, parameter)
         sentence = f"each load takes {parameter}"
         return msgspec.structs.replace(system, name=text, sentence=sentence, load_ns=delay_ns)
-    if system.aim is not None:
+    if name == "livescale-slo":
         aim_ns = _time_ns(name, parameter)
         if not aim_ns:
             raise UnknownSystem(f"'{text}': the aim is longer than no time")
-        aim = msgspec.structs.replace(system.aim, ttft_ns=aim_ns)
-        sentence = f"livescale, but it scales by an aim for the TTFT of {parameter}"
+        aim = SloAim(ttft_ns=aim_ns)
+        sentence = f"livescale, but it aims at a TTFT of {parameter}"
         return msgspec.structs.replace(system, name=text, sentence=sentence, aim=aim)
     auto, _, like = parameter.partition("=")
     if name == "fixed" and auto == "auto":

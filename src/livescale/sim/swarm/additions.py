@@ -81,8 +81,16 @@ def with_binding(world: SwarmWorld) -> SwarmWorld:
             ahead_tokens_max=rng.choice([1, 2, 2, 2]) * world.config.run_tokens_max,
             oldest_prompt_percent=rng.choice([1, 50, 50, 100]),
             passes_max=rng.choice([1, 4, 64]),
+            run_tokens_max=world.config.run_tokens_max,
         )
     return world.changed(controller={"binding": binding})
+
+
+def with_spares_ahead(world: SwarmWorld) -> SwarmWorld:
+    """In half of the worlds workers that hold nothing get parameters before they are needed, where
+    spares are kept."""
+    rng = random.Random(f"ahead {world.seed}")
+    return world.changed(controller={"spares_ahead": rng.random() < 0.5})
 
 
 def with_clients(world: SwarmWorld) -> SwarmWorld:

@@ -134,9 +134,10 @@ def draw_flat_world(seed: int) -> SwarmWorld:
 
 
 def _aim(rng: random.Random) -> SloAim:
-    """Aims that are met, and some that never are."""
+    """Aims that are met, some that never are, and none."""
+    aim_ns = rng.choice([1, 20, 450]) * MS
     return SloAim(
-        ttft_ns=rng.choice([1, 20, 450]) * MS,
+        ttft_ns=None if aim_ns == 20 * MS else aim_ns,
         floor_decay_ns=rng.choice([0, 50, 1_000]) * MS,
         scale_down_timeout_ns=rng.choice([0, 30]) * MS,
         load_window_ns=rng.choice([50, 1_000]) * MS,
