@@ -42,6 +42,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         sequences_max=8,
         live_order="zigzag",
         live_over_ms=0,
+        live_pairs="always",
     ) as local:
         yield local
 

@@ -56,6 +56,7 @@ def test_records_of_a_pool_whose_processes_die_replay(tiny_model: Path, tmp_path
         request_attempts_max=len(VICTIMS) + 1,
         live_order="zigzag",
         live_over_ms=0,
+        live_pairs="always",
         record_members=str(folder),
     ) as pool:
         records = MEMBERS

@@ -293,7 +293,10 @@ class Router:
         tokens_max = None
         if isinstance(self._binding, LateBinding):
             tokens = sum(outstanding.uncomputed_tokens for outstanding in known)
-            tokens_max = None if route.is_live else self._binding.ahead_tokens_max * len(workers)
+            tokens_max = self._binding.ahead_tokens_max * len(workers)
+            if route.is_live:
+                ahead = route.ahead_tokens
+                tokens_max = None if ahead is None else tokens_max + ahead
         return RouteRow(route, tokens, held_tokens, room, tokens_max)
 
     def _enqueue(self, record: RequestRecord) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from livescale.messages.events import InstanceReported
+from livescale.plans import pair_until
 from livescale.routes import Route
 from livescale.types import InstanceId, Part, RequestId, WorkerRef
 
@@ -142,7 +143,15 @@ class RouteRow:
     def add(self, tokens: int) -> None:
         self.tokens += tokens
         self.held_tokens += tokens
-        self.amount = self.tokens * self.cost_permille + self.lag_tokens * 1000
+        self.amount = self._computed_at() + self.lag_tokens * 1000
+
+    def _computed_at(self) -> int:
+        """When all of it is computed, layers that are missing left out."""
+        pair = self.route.pair
+        if pair is None:
+            return self.tokens * self.cost_permille
+        at = pair_until(self.tokens, pair.lag_tokens, pair.loaded, pair.layers)
+        return at * self.cost_permille // 1000
 
     @property
     def is_open(self) -> bool:
@@ -159,7 +168,7 @@ class RouteRow:
     def until(self) -> int:
         """When it is done with all of it, as an amount: what runs while layers arrive is done soon
         after the last of them."""
-        return max(self.tokens * self.cost_permille, self.lag_tokens * 1000)
+        return max(self._computed_at(), self.lag_tokens * 1000)
 
 
 def choose_row(rows: list[RouteRow], tokens: int, shunned: WorkerRef | None) -> RouteRow | None:
