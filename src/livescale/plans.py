@@ -21,6 +21,27 @@ def pair_rate(loaded: int, layers: int) -> tuple[int, int]:
     return layers, max(layers - loaded, -(-layers // 2))
 
 
+def pair_until(tokens: int, lag_tokens: int, loaded: int, layers: int) -> int:
+    """When a live pair has computed so many prompt tokens, in thousandths of what one instance
+    takes for a token. The layers that are missing come evenly while one instance computes
+    `lag_tokens`.
+
+    While k layers are there the source completes batches of which k are done (`pair_rate`, also
+    beyond half of the layers: what the target ran ahead is used then). Both together never do more
+    than two instances.
+    """
+    left, passed = tokens * 1000, 0
+    missing = layers - loaded
+    step = lag_tokens * 1000 // missing if missing else 0
+    for there in range(loaded, layers):
+        if left * (layers - there) <= step * layers:
+            passed += left * (layers - there) // layers
+            break
+        left -= step * layers // (layers - there)
+        passed += step
+    return max(passed, tokens * 500)
+
+
 class PlannedLoad(Value, frozen=True):
     """One receiver's part of a plan.
 

@@ -36,17 +36,29 @@ class Hop(Value, frozen=True):
     does: Does = Does.BOTH
 
 
+class PairProgress(Value, frozen=True):
+    """Of a live pair: `loaded` of `layers` decoder layers are there, and one instance computes
+    `lag_tokens` until the others are."""
+
+    loaded: int
+    layers: int
+    lag_tokens: int
+
+
 class Route(Value, frozen=True):
     """Hops in order. Requests are sent to the first one.
 
     A prompt token costs the instances of the route, together, `cost_permille` of what it costs one
-    that has everything. Where layers are missing nothing is finished before they are there: by then
-    one instance computes `lag_tokens`.
+    that has everything; `pair` says how that changes while layers arrive. Where one is alone and
+    layers are missing nothing is finished before they are there: by then one instance computes
+    `lag_tokens`.
     """
 
     hops: tuple[Hop, ...]
     cost_permille: int = 1000
     lag_tokens: int = 0
+    pair: PairProgress | None = None
+    ahead_tokens: int | None = None
 
     @property
     def first(self) -> Partner:

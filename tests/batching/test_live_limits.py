@@ -191,6 +191,77 @@ def test_a_run_is_chosen_while_one_is_in_flight() -> None:
     source.validate()
 
 
+@settings(max_examples=examples(50))
+@given(
+    prompt=st.integers(17, 60),
+    behind=st.integers(0, 60),
+    early_permille=st.integers(0, 2000),
+)
+def test_the_next_batch_is_asked_for_before_the_last_prompt_is_computed(
+    prompt: int, behind: int, early_permille: int
+) -> None:
+    """While a Run is in flight nothing can be asked for. So the batch is asked for at its beginning
+    if little enough is left behind it; without the setting when all is done."""
+    source = _source(LiveLimits(batch_tokens_max=20, pull_early_permille=early_permille))
+    source.pace.token_layer_ps = 1000
+    source.add(_spec(1, prompt, 1))
+    run = source.next()
+    assert run is not None
+    if behind:
+        source.add(_spec(2, behind, 1))
+    offer = Offer(1, BatchKey(2, 1), (8,), (8,))
+    source.take_message(_TARGET, offer, 0)
+    is_early = early_permille > 0 and behind * 1000 <= 20 * early_permille
+    assert source.take_outbox(0) == ([(_TARGET, Pull(offer.batch))] if is_early else [])
+    source.done(run, [[1]], prompt * 4)
+    source.validate()
+
+
+def test_a_pull_that_waited_for_the_end_of_a_run_teaches_nothing() -> None:
+    """Else all batches would be asked for as early as a whole Run takes."""
+    source = _source(LiveLimits(batch_tokens_max=8, pull_early_permille=1))
+    source.pace.token_layer_ps = 1000
+    for number, (asked_ns, answered_ns, key) in enumerate([(0, 300, 1), (400, 405, 2)], 1):
+        source.add(_spec(10 * number, 60, 1))
+        run = source.next()
+        assert run is not None
+        source.take_message(_TARGET, Offer(1, BatchKey(2, key), (8,), (8,)), asked_ns)
+        assert (_TARGET, Pull(BatchKey(2, key))) in source.take_outbox(asked_ns)
+        source.done(run, [[1]], 240)
+        source.take_message(
+            _TARGET, Handover(BatchKey(2, key), (_spec(number, 8, 1),), 2), answered_ns
+        )
+        while (run := source.next()) is not None:
+            source.done(run, [[1]] if run.span.stop == _SPAN.stop else [], 8)
+    assert source.taker.calm_ns() == -5, "the one that came at once counts"
+
+
+def test_decodes_have_their_turn_between_live_work_and_prompts() -> None:
+    """A Run with prompts comes behind live work: requests that decode would wait for both."""
+    for decodes_first in (True, False):
+        source = _source(LiveLimits(gap_ns=1000, decodes_first=decodes_first))
+        source.add(_spec(1, 4, 9))
+        first = source.next()
+        assert first is not None
+        source.done(first, [[1]], 0)
+        source.pace.token_layer_ps = 1000
+        key = BatchKey(2, 1)
+        source.take_message(_TARGET, Offer(1, key, (60,), (60,)), 0)
+        source.take_outbox(0)
+        source.take_message(_TARGET, Handover(key, (_spec(2, 60, 1),), 2), 0)
+        while (run := source.next()) is not None and run.batch is not None:
+            source.done(run, [[1]] if run.span.stop == _SPAN.stop else [], 100)
+            source.add(_spec(3, 60, 1)) if run.span.stop == _SPAN.stop else None
+        assert run is not None
+        requests = [segment.request for segment in run.segments]
+        assert requests == (["r1"] if decodes_first else ["r1", "r3"])
+        source.done(run, [[2]] if decodes_first else [[2], [1]], 100)
+        following = source.next()
+        assert following is not None
+        assert [segment.request for segment in following.segments][:1] == ["r1"]
+        assert (len(following.segments) == 2) == decodes_first, "prompts wait no longer than that"
+
+
 def test_nothing_is_pulled_while_a_run_is_in_flight() -> None:
     """A Run of several steps counts on the blocks that were free when it began."""
     source = _source(LiveLimits(), BatcherConfig(5, 4, 64, 16, growth_tokens=0))

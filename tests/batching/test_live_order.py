@@ -15,7 +15,7 @@ from effort import examples
 from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_order import LIVE_ORDERS, LiveOrder, Progress
-from livescale.plans import pair_rate
+from livescale.plans import pair_rate, pair_until
 from livescale.types import WorkerRef
 
 _LAYERS = 7
@@ -63,7 +63,14 @@ def talked(order: str, layers: int, loaded_at: Sequence[int], batches: int) -> l
     config = BatcherConfig(32, 16, 64, 16, growth_tokens=0)
     # The embedding rides with the first layer, the head with the last.
     layer_ns = [0, *(at * _UNIT for at in loaded_at), loaded_at[-1] * _UNIT]
-    limits = LiveLimits(batches_max=64, batch_tokens_max=_TOKENS, span_ns=_UNIT, gap_ns=_UNIT)
+    # Messages take no time: asking for a batch early would only leave the target less time for it.
+    limits = LiveLimits(
+        batches_max=64,
+        batch_tokens_max=_TOKENS,
+        span_ns=_UNIT,
+        gap_ns=_UNIT,
+        pull_early_permille=0,
+    )
     target = Target(tuple(layer_ns), config, order)
     world = LiveWorld(layers, config, [target], limits, token_layer_ns=_UNIT // _TOKENS)
     names = [f"r{number}" for number in range(batches)]
@@ -112,6 +119,27 @@ def test_rates_of_a_pair() -> None:
             fast, slow = pair_rate(loaded, layers)
             assert layers <= 2 * slow
             assert fast == layers
+
+
+@given(
+    tokens=st.integers(0, 100_000),
+    lag=st.integers(0, 50_000),
+    layers=st.integers(1, 100),
+    data=st.data(),
+)
+def test_a_pair_is_between_one_instance_and_two(
+    tokens: int, lag: int, layers: int, data: st.DataObject
+) -> None:
+    loaded = data.draw(st.integers(0, layers))
+    at = pair_until(tokens, lag, loaded, layers)
+    assert tokens * 500 <= at <= tokens * 1000
+    assert at <= pair_until(tokens + 1, lag, loaded, layers), "more is never done sooner"
+    assert at <= pair_until(tokens, lag + layers, loaded, layers) + layers
+    if loaded == layers or not lag:
+        assert at == tokens * 500
+    # While nothing is there it is one instance; each layer takes a part of the load.
+    if not loaded and tokens * layers <= lag:
+        assert at == tokens * 1000
 
 
 @pytest.mark.parametrize("loaded", [1, 2, 4, 6])

@@ -31,10 +31,12 @@ from stories import (
     step,
 )
 
+from livescale.control.config import PairRule
 from livescale.control.controller import Controller
 from livescale.control.multicast.planner import make_plan
 from livescale.control.pairing import (
     PairingChoice,
+    PairTerms,
     choose_pairings,
     free_instances,
     live_order_of,
@@ -132,6 +134,46 @@ def test_overlap_works_alone_even_if_others_are_overloaded() -> None:
     plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
     (choice,) = choose_pairings(plan, "overlap", 0, [S1])
     assert choice == PairingChoice("alone: so it is configured", "overlap")
+
+
+def terms(
+    tokens_per_s: int | None, *rates: int, load_tokens_min: int = 8, most: int | None = 600
+) -> PairTerms:
+    """KV of 100 bytes per token; links from w1 to S1, S2, … carry `rates` (bytes per second)."""
+    links = {(W[1], partner.worker): rate for partner, rate in zip((S1, S2), rates, strict=False)}
+    return PairTerms(PairRule(load_tokens_min, most), 100, tokens_per_s, links)
+
+
+@pytest.mark.parametrize(
+    ("of", "helped", "words"),
+    [
+        # The load takes 26.8 s, KV of 10 tokens/s is 1000 bytes/s.
+        (terms(10, 1667, 9), S1, "helps instance 201"),
+        (
+            terms(10, 1663, 9),
+            None,
+            "100 bytes of KV per token x 10 tokens/s are 0.60 of the link's",
+        ),
+        (terms(10, 100, 9), None, "are 10.00 of the link's 100 bytes/s: above 0.6"),
+        (terms(10, 100), S2, "helps instance 202"),
+        (terms(10, 100, 5000), S2, "helps instance 202"),
+        (terms(10, 100, 200), None, "are 10.00 of the link's 100 bytes/s"),
+        (terms(10, 100, most=None), S1, "helps instance 201"),
+        (terms(10, load_tokens_min=268), S1, "helps instance 201"),
+        (terms(10, load_tokens_min=269), None, "26844 ms, 268 prompt tokens at 10/s: below 269"),
+        (terms(None, 1, load_tokens_min=1 << 40), S1, "helps instance 201"),
+    ],
+)
+def test_a_partner_only_where_a_pair_pays(
+    of: PairTerms, helped: Partner | None, words: str
+) -> None:
+    """A load of a few Runs at least, and a link that carries the KV; unknown rates speak against
+    nothing. Who gets no partner works alone."""
+    plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
+    (choice,) = choose_pairings(plan, "zigzag", 0, [S1, S2], of)
+    assert (choice.live_order, choice.gives_to) == ("zigzag", (helped,) if helped else ())
+    assert words in choice.reason
+    assert choice.reason.startswith("helps" if helped else "alone: ")
 
 
 @given(

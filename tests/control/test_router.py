@@ -14,7 +14,7 @@ from livescale.control.client_queues import REMEMBERED_NS
 from livescale.control.router import Assignment, Router
 from livescale.control.router_rows import RequestRecord
 from livescale.messages.events import InstanceReported
-from livescale.routes import Does, Hop, Partner, Route
+from livescale.routes import Does, Hop, PairProgress, Partner, Route
 from livescale.types import LayerSpan, Part, WorkerRef
 
 M = Part("m", LayerSpan(0, 3))
@@ -261,6 +261,35 @@ def test_a_loading_instance_alone_gets_what_would_wait_longer_for_others() -> No
     assert [r.id for r in router.requests.values() if r.worker is None] == ["r1", "r2"]
     router.end(router.requests["r0"])
     assert given_out(router, 1, loading) == [("r1", 10)]
+
+
+def test_a_loading_instance_is_bound_to_what_it_computes_until_it_has_everything() -> None:
+    """And two Runs more: what comes behind that can still go to others."""
+    router = Router(8, binding=LateBinding(ahead_tokens_max=200))
+    for number in range(9):
+        router.arrive(f"r{number}", M, 100, 1)
+    one = Route((Hop((Partner(20, W[1]),), None),), lag_tokens=300, ahead_tokens=300)
+    assert given_out(router, 0, one) == [(f"r{number}", 20) for number in range(5)]
+    first = Hop((Partner(20, W[1]),), None, Does.PREFILL)
+    two = Route(
+        (first, Hop((Partner(21, W[2]),), None)), pair=PairProgress(0, 4, 300), ahead_tokens=300
+    )
+    assert given_out(router, 0, two) == [("r5", 20), ("r6", 20)], "both have two Runs"
+    assert router.waiting(M) == 2
+
+
+def test_what_comes_late_to_a_pair_goes_where_it_is_done_sooner() -> None:
+    """The pair is as fast as one at first, and as two when all of its layers are there."""
+    router = Router(8, live_ahead_max=20, binding=LateBinding(ahead_tokens_max=2000))
+    for number in range(12):
+        router.arrive(f"r{number}", M, 100, 1)
+    first = Hop((Partner(20, W[1]),), None, Does.PREFILL)
+    hops = (first, Hop((Partner(21, W[2]),), None))
+    both = Route(hops, pair=PairProgress(0, 4, 400), ahead_tokens=400)
+    given = given_out(router, 0, both, alone(30, W[3], lag_tokens=400))
+    # Two instances compute 800 tokens in the time of 400. With a ninth prompt they take longer than
+    # the load, and those behind it are done sooner by the other one.
+    assert [instance for _, instance in given] == [20] * 9 + [30] * 3
 
 
 def test_loading_instances_share_evenly_when_nobody_serves() -> None:

@@ -19,6 +19,7 @@ from stories import (
 )
 
 from livescale.clusters.topology import Leaf
+from livescale.control.config import PairRule
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, InstanceReported, WorkerJoined, WorkerLost
@@ -35,7 +36,13 @@ def controller_of(instances: int, workers: int, leaf_of: str = "") -> Controller
     each worker's leaf, whose links to the spine are as fast as a NIC."""
     letters = leaf_of or "a" * workers
     leaves = tuple(Leaf(name, RATE, RATE) for name in dict.fromkeys(letters))
-    controller = make_controller(workers, live_order="zigzag", live_over_ns=0, leaves=leaves)
+    controller = make_controller(
+        workers,
+        live_order="zigzag",
+        live_over_ns=0,
+        pairs=PairRule(load_tokens_min=0, link_permille_max=None),
+        leaves=leaves,
+    )
     events = [*adopted(instances), *joined(*W[instances:workers])]
     step(controller, 0, *(on_leaf(event, letters) for event in events))
     return controller

@@ -95,6 +95,7 @@ def made_pool(kind: str, model: Path, scratch: Path) -> Iterator[ChaosPool]:
             stall_ms=500,
             live_order=order,
             live_over_ms=0,
+            live_pairs="always",
             **links,
             **device,
         ) as pool:

@@ -92,6 +92,7 @@ def pool(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> I
         sequences_max=8,
         dispatched_ahead_max=2,
         live_over_ms=0,
+        live_pairs="always",
     ) as local:
         # Else the last copy of a model would be in the way of the next one.
         copies = len(models)

@@ -43,6 +43,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         live_order="zigzag",
         live_over_ms=0,
         spares_ahead="none",
+        live_pairs="always",
     ) as local:
         yield local
 

@@ -57,6 +57,7 @@ def test_records_of_a_pool_whose_processes_die_replay(tiny_model: Path, tmp_path
         live_order="zigzag",
         live_over_ms=0,
         spares_ahead="none",
+        live_pairs="always",
         record_members=str(folder),
     ) as pool:
         records = MEMBERS

@@ -24,7 +24,10 @@ class LiveLimits(Value, frozen=True):
     Runs of `gap_ns` together may come between two decodes (0: three quarters of what a Run full of
     prompt tokens takes here: decodes wait that long without live scaling, too). `kv_layers_ahead`
     layers' KV are asked for at once. A partner that does not answer for `answer_ns` is given up. Of
-    `pulls_max` batches that a source has pulled the rows may be on their way at once. After
+    `pulls_max` batches that a source has pulled the rows may be on their way at once. It asks for
+    the next batch when `pull_early_permille` of a full batch are left to do behind the Run in
+    flight, or as much earlier as pulls take (0: only as early as pulls take). With
+    `decodes_first` requests that decode have a Run between live work and a Run with prompts. After
     loading, requests that decode move to an instance that has fewer if they have at least
     `move_factor` times as long to go as moving takes (0: they stay where their KV is).
     """
@@ -33,9 +36,11 @@ class LiveLimits(Value, frozen=True):
     batch_tokens_max: int = 2048
     span_ns: int = 20_000_000
     gap_ns: int = 0
-    kv_layers_ahead: int = 4
+    kv_layers_ahead: int = 16
     answer_ns: int = 5_000_000_000
     pulls_max: int = 2
+    pull_early_permille: int = 500
+    decodes_first: bool = True
     move_factor: int = 0
 
     def __post_init__(self) -> None:
@@ -43,8 +48,9 @@ class LiveLimits(Value, frozen=True):
         for name in (*amounts, "pulls_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.move_factor < 0:
-            raise ValueError(f"move_factor is {self.move_factor}, it must not be negative")
+        for name in ("pull_early_permille", "move_factor"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must not be negative")
 
 
 @dataclass(slots=True, eq=False)

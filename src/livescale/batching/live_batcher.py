@@ -193,7 +193,7 @@ class LiveBatcher(Serving):
             self.mover.even(peer, instance)
         # A Run of several steps counts on the blocks that were free when it began.
         if self.is_full and all(run.steps == 1 for run, _ in self._turns.in_flight):
-            self.taker.pull(now_ns)
+            self.taker.pull(now_ns, self._turns.in_flight_ns())
         if is_between_runs and self.is_full:
             self.mover.talk()
             self.drainer.talk()

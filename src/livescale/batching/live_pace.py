@@ -65,10 +65,23 @@ class LivePace:
 
     def left_ns(self, live_ns: int) -> int:
         """Live work that decodes still wait for before they have their turn, after that much."""
-        run_tokens = self._batcher.config.run_tokens_max
-        full_ps = run_tokens * self._decoder_layers * self.token_layer_ps
-        gap_ns = self._limits.gap_ns or max(self._limits.span_ns, 3 * full_ps // 4000)
+        gap_ns = self._limits.gap_ns or max(self._limits.span_ns, 3 * self._full_run_ps // 4000)
         return gap_ns - live_ns
+
+    @property
+    def full_run_ns(self) -> int:
+        """What a Run full of prompt tokens takes; 0: not known."""
+        return self._full_run_ps // 1000
+
+    @property
+    def _full_run_ps(self) -> int:
+        run_tokens = self._batcher.config.run_tokens_max
+        return run_tokens * self._decoder_layers * self.token_layer_ps
+
+    @property
+    def full_batch_ns(self) -> int:
+        """What all layers of the largest live batch take; 0: not known."""
+        return self.batch_tokens_max() * self._decoder_layers * self.token_layer_ps // 1000
 
     def _layers(self, run: Run) -> int:
         return run.span.decoder_layers(self._decoder_layers + 2)

@@ -16,13 +16,15 @@ _OFFERS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class PullUnderWay:
-    """A pull that was not answered yet, and the blocks that wait for the batch."""
+    """A pull that was not answered yet, and the blocks that wait for the batch. A Run was in flight
+    when it was sent, with prefill work of `in_flight_ns`."""
 
     peer: WorkerRef
     offer: Offer
     reservation: int
     asked_ns: int
     without_rows: bool
+    in_flight_ns: int = 0
 
 
 class PullWindow:

@@ -65,26 +65,36 @@ class LiveTaker:
 
     # -- pulling --------------------------------------------------------------------------------
 
-    def pull(self, now_ns: int) -> None:
+    def pull(self, now_ns: int, in_flight_ns: int) -> None:
         """Ask for the next batches, if this instance will have nothing else to prefill when they
-        come, and has room for them; ask for KV that is missing."""
+        come, and has room for them; ask for KV that is missing. Nothing can be asked for while the
+        Runs in flight do their prefill work, which takes `in_flight_ns`."""
         for batch in self._batches.taken.values():
             if batch.peer is not None:
                 self._ask_kv(batch, batch.peer, now_ns)
-        while (chosen := self.window.choose(self._is_calm())) is not None:
+        while (chosen := self.window.choose(self._is_calm(in_flight_ns))) is not None:
             peer, offer = chosen
             reservation = self._batcher.held.reserve(offer.tokens)
             without_rows = self.window.is_full and not offer.decoding
-            self.window.begin(PullUnderWay(peer, offer, reservation, now_ns, without_rows))
+            self.window.begin(
+                PullUnderWay(peer, offer, reservation, now_ns, without_rows, in_flight_ns)
+            )
             self._batches.tell(peer, messages.Pull(offer.batch, without_rows))
 
-    def _is_calm(self) -> bool:
-        """There is nothing else to prefill when a batch comes that is pulled now."""
-        return self._ahead_ns() <= self._pull_ns
+    def _is_calm(self, in_flight_ns: int) -> bool:
+        """There is hardly anything else to prefill when a batch comes that is pulled now."""
+        if not self._limits.pull_early_permille:
+            in_flight_ns = 0
+        return self._ahead_ns() - in_flight_ns <= self._early_ns()
 
     def calm_ns(self) -> int:
         """For so long nothing is to be pulled."""
-        return 1 << 62 if self.window.is_full else self._ahead_ns() - self._pull_ns
+        return 1 << 62 if self.window.is_full else self._ahead_ns() - self._early_ns()
+
+    def _early_ns(self) -> int:
+        """So much prefill work is to be left when the next batch is asked for."""
+        part_ns = self._pace.full_batch_ns * self._limits.pull_early_permille // 1000
+        return max(self._pull_ns, part_ns)
 
     def _ahead_ns(self) -> int:
         """Prefill work that is here or on its way. Of unknown length, if nothing was measured."""
@@ -209,8 +219,10 @@ class LiveTaker:
             return None
         tables = self._batcher.held.take_reserved(pulled.reservation)
         pull_ns = now_ns - pulled.asked_ns
-        # A pull that comes late leaves this instance idle: the slow ones count more.
-        if not message.decoding:
+        # What waited for the end of a Run here says nothing. A pull that comes late leaves this
+        # instance idle: the slow ones count more.
+        has_waited = 0 < pulled.in_flight_ns <= pull_ns and self._limits.pull_early_permille
+        if not message.decoding and not has_waited:
             self._pull_ns = max(pull_ns, (3 * self._pull_ns + pull_ns) // 4)
         self._batches.tell(peer, messages.Taken(message.batch))
         self.handovers += 1

@@ -17,9 +17,9 @@ _CALM_SPANS = 3
 """Spans that a Run of a pulled batch may take while no pull is due: KV comes in after it."""
 _TOLERANCE = 16
 """Runs may take so much longer than they are to: what was measured is no more exact."""
-
-
 _RUNS_MAX = 2
+_LATE_PART = 4
+"""Decodes wait for live work of so many-th of a Run full of prompt tokens, and for such a Run."""
 
 
 class LiveTurns:
@@ -61,6 +61,8 @@ class LiveTurns:
         if not is_full:
             return self._line_run(loaded)
         if not (self._batches.line or self._taker.runnable()):
+            if self._is_first_decodes_turn():
+                return self._plain_run(admits=False)
             return self._plain_run(1 if self.in_flight else steps_max, admits=True)
         if self._is_decodes_turn():
             run = self._plain_run(admits=False)
@@ -96,6 +98,14 @@ class LiveTurns:
         self._batches.join_if_complete(batch)
         return emitted
 
+    def in_flight_ns(self) -> int:
+        """What a Run in flight that is of no live batch takes with prompts (0: not known)."""
+        return sum(
+            self._pace.run_ns(run)
+            for run, batch in self.in_flight
+            if batch is None and run.prefill_tokens
+        )
+
     def _may_run_ahead(self) -> bool:
         """Layers of batches that are given away are run as late as can be; and where requests
         decode, what a Run in flight takes must be known."""
@@ -119,6 +129,14 @@ class LiveTurns:
             return False
         batch = next(iter((*self._batches.line, *self._taker.runnable())))
         return self._pace.layer_ns(batch) > self._pace.left_ns(live_ns)
+
+    def _is_first_decodes_turn(self) -> bool:
+        """Prompts wait to be admitted, and decodes have waited for live work already: with the
+        prompts' Run on top that would be too long."""
+        lines = self._batcher.lines
+        if not (self._limits.decodes_first and lines.running and lines.waiting):
+            return False
+        return self._live_ns() > self._pace.full_run_ns // _LATE_PART
 
     def _plain_run(self, steps_max: int = 1, *, admits: bool) -> Run | None:
         """A Run of no live batch."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from livescale.bench.live_fleet import SOURCE, SOURCE_INSTANCE, TARGET, AskedRequest, PairFleet
 from livescale.bindings import LateBinding
 from livescale.config.pool import PoolConfig
-from livescale.control.pairing import lag_tokens
+from livescale.control.live_costs import tokens_while_loading
 from livescale.control.router import Router
-from livescale.messages.events import FirstByteArrived, HoldingCompleted
+from livescale.messages.events import FirstByteArrived, HoldingCompleted, LayerArrived
 from livescale.routes import Hop, Partner, Route
 from livescale.types import InstanceId, LayerSpan, Part
 
@@ -92,12 +92,14 @@ class OverlapSplit:
             return Route((Hop(partners, self.part.span),))
         setting = self.fleet.setting
         first = self.fleet.of_target(FirstByteArrived)
-        lag = lag_tokens(
+        arrived = self.fleet.of_target(LayerArrived)
+        lag = tokens_while_loading(
             now_ns=time.monotonic_ns(),
             layer_bytes=[entry.size_bytes for entry in setting.manifest.layers],
             watermark=self.fleet.watermark,
             first_byte_ns=first[0].at_ns if first else None,
+            layer_ns=arrived[-1].at_ns if arrived else None,
             predicted_ns=setting.load_ns,
-            tokens_per_s=self.tokens_per_s,
+            rate=self.tokens_per_s,
         )
-        return Route((Hop(partners, None),), lag_tokens=lag)
+        return Route((Hop(partners, None),), lag_tokens=lag, ahead_tokens=lag)

@@ -16,7 +16,7 @@ from livescale.bench.multicast import MulticastBenchOptions, run_multicast
 from livescale.bench.plan_bench import SIZES, run_plan
 from livescale.bench.profile import ProfileOptions, run_profile
 from livescale.bench.profile_points import CONTEXT_TOKENS_MIN, ProfileLimits
-from livescale.cli import pool_benches
+from livescale.cli import pair_bench, pool_benches
 from livescale.cli.bench_flags import (
     Bench,
     at_least,
@@ -295,4 +295,5 @@ _BENCHES = {
     "multicast": Bench(_add_multicast_arguments, _multicast),
     "mesh": Bench(_add_mesh_arguments, _mesh),
     **pool_benches.BENCHES,
+    "pairs": pair_bench.PAIRS,
 }

@@ -162,6 +162,14 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             3_600_000,
         ),
     ] = None
+    live_pairs: Annotated[
+        str,
+        About(
+            "a loading instance gets an overloaded partner where that pays by the load's time and"
+            " what KV takes of the link (auto), or wherever there is one (always)",
+            choices=("auto", "always"),
+        ),
+    ] = "auto"
     live_ahead_max: Annotated[
         int,
         About(

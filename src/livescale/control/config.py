@@ -9,6 +9,23 @@ from livescale.policies import Bounds, ModelPolicy, ScalingPolicy
 from livescale.types import SEQUENCES_MAX, Value
 
 
+class PairRule(Value, frozen=True):
+    """When a loading instance gets a partner: where a pair pays.
+
+    One instance computes at least `load_tokens_min` prompt tokens while the load takes its time
+    (four Runs). The KV that a pair moves, as fast as one instance computes prompts, takes at most
+    `link_permille_max` of the link between the two (None: whatever it takes). Rates that are not
+    known speak against no pair.
+    """
+
+    load_tokens_min: int = 8192
+    link_permille_max: int | None = 1000
+
+
+ANY_PAIR = PairRule(load_tokens_min=0, link_permille_max=None)
+"""A partner for every loading instance, as long as there are overloaded ones."""
+
+
 class ControllerConfig(Value, frozen=True):
     """Everything that shapes the controller's decisions besides its events.
 
@@ -25,7 +42,9 @@ class ControllerConfig(Value, frozen=True):
     work before everything is there (`batching/live_order.py`; "stop-the-world": not at all);
     loads that are predicted to take no longer than `live_over_ns` are waited for instead, and a
     live instance holds at most `live_ahead_max` requests that neither it nor its source has
-    admitted. Requests of a draining instance end there (`drain` "finish"), or go to others of their
+    admitted, and two Runs beyond what it computes until the load is over. `pairs` says where it
+    gets a partner (None, of baselines: wherever one is overloaded, without the bound by the load's
+    time). Requests of a draining instance end there (`drain` "finish"), or go to others of their
     part ("move"). `wall_ns` is the wall clock (UTC, since 1970) when the controller's own clock
     stands at 0: schedules are read with it. With `assumes_group_rate` what a probe measures inside
     a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`. Parameters get at
@@ -53,6 +72,7 @@ class ControllerConfig(Value, frozen=True):
     live_order: str = "stop-the-world"
     live_over_ns: int = 100_000_000
     live_ahead_max: int = 8
+    pairs: PairRule | None = PairRule()
     drain: str = "finish"
     chunk_bytes: int = 1 << 20
     leaves: tuple[Leaf, ...] = ()

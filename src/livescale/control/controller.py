@@ -63,7 +63,7 @@ class Controller:
         self.host_copies = HostCopies(
             config, self.fleet, self.pool, self.loads, self.planning, self.models
         )
-        self.pairings = Pairings(config, self.fleet, self.router)
+        self.pairings = Pairings(config, self.fleet, self.router, self.planning)
         self.drains = Drains(config, self.models, self.fleet, self.planning, self.pairings)
         self.wishes = Wishes(self.fleet, self.pool, self.router, self.planning)
         spares = Spares(config, self.fleet, self.pool, self.planning)

@@ -16,12 +16,11 @@ from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
 from livescale.control.instance import Instance
 from livescale.control.model_state import ModelState
-from livescale.control.multicast.fabric import Fabric
 from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.messages.commands import ChangeDuty
 from livescale.routes import Taker
-from livescale.types import FromWorker, InstanceState
+from livescale.types import InstanceState
 
 _TAKERS_MAX = 4
 _PS_PER_S = 1_000_000_000_000
@@ -80,12 +79,9 @@ class Drains:
 
     def _taker(self, instance: Instance, other: Instance) -> Taker:
         """With what the slowest link on the way there carries."""
-        fabric = Fabric(self._planning.topology)
-        path = fabric.path(FromWorker(instance.worker), other.worker)
-        rates = [rate for rate in (fabric.rates[link] for link in path) if rate is not None]
+        rate = self._planning.link_bytes_per_s(instance.worker, other.worker)
         kv_bytes = self._states[instance.model].spec.kv_bytes_per_token
-        kv_token_ps = kv_bytes * _PS_PER_S // min(rates) if rates else 0
-        return Taker(other.partner, kv_token_ps)
+        return Taker(other.partner, kv_bytes * _PS_PER_S // rate if rate else 0)
 
     @staticmethod
     def _change(instance: Instance, takers: tuple[Taker, ...]) -> ChangeDuty:

@@ -81,7 +81,11 @@ class HoldingNews:
         holding = self._pool.find(event.holding)
         if holding is None:
             return False
+        copy = self._pool.copy_of(holding)
+        instance, before = self._instance_of(copy), copy.watermark
         holding.watermark = max(holding.watermark, event.watermark)
+        if instance is not None and copy.watermark > before:
+            instance.layer_ns = now_ns
         self._loads.progressed(event.holding, now_ns)
         self._moved(event)
         return True

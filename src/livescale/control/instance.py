@@ -82,10 +82,12 @@ class Instance:
     copy: Copy
     state: InstanceState = InstanceState.STARTING
     #: how long the loads of its plan should take (None: not known), until when its own should be
-    #: over (None: not known, or behind what is slower than links), and since when bytes have come
+    #: over (None: not known, or behind what is slower than links), since when bytes have come, and
+    #: when the last layer that all ranks have was there
     predicted_ns: int | None = None
     due_ns: int | None = None
     first_byte_ns: int | None = None
+    layer_ns: int | None = None
     #: taken over from an earlier life of the controller; it has not said yet what it is doing
     is_unreported: bool = False
     #: last InstanceReported

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.control.config import ControllerConfig
+from livescale.control import live_costs as costs
+from livescale.control.config import ControllerConfig, PairRule
 from livescale.control.fleet import Fleet
 from livescale.control.instance import Instance
 from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
+from livescale.control.planning import Planning
 from livescale.control.router import Router
-from livescale.plans import ScalePlan, pair_rate
-from livescale.routes import Does, Hop, Partner, Route
+from livescale.plans import ScalePlan
+from livescale.routes import Does, Hop, PairProgress, Partner, Route
 from livescale.types import FromWorker, InstanceState, Part, Value, WorkerRef
 
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
-# More than anybody has: what is loading for an unknown time comes after all that serve.
-_UNKNOWN_LAG_TOKENS = 1 << 40
 
 
 class PairingChoice(Value, frozen=True):
@@ -33,14 +33,52 @@ class PairingChoice(Value, frozen=True):
     gives_to: tuple[Partner, ...] = ()
 
 
+class PairTerms(Value, frozen=True):
+    """What decides whether pairs of a model pay: the rule, bytes of KV per token and rank, prompt
+    tokens that one instance computes per second (None: not known), and by target and partner what
+    the link between the two carries (bytes per second; left out: not known)."""
+
+    rule: PairRule
+    kv_bytes_per_token: int
+    tokens_per_s: int | None
+    link_bytes_per_s: dict[tuple[WorkerRef, WorkerRef], int]
+
+    def against_load(self, load_ns: int | None) -> str:
+        """Why nobody gets a partner whose load takes so long; empty: nothing speaks against it."""
+        least = self.rule.load_tokens_min
+        if self.tokens_per_s is None or load_ns is None:
+            return ""
+        tokens = self.tokens_per_s * load_ns // _NS_PER_S
+        if tokens >= least:
+            return ""
+        took = f"{load_ns / _NS_PER_MS:.0f} ms, {tokens} prompt tokens at {self.tokens_per_s}/s"
+        return f"the load should take {took}: below {least} a pair does not pay"
+
+    def against_link(self, target: WorkerRef, partner: WorkerRef) -> str:
+        """Why these two are no pair; empty: nothing speaks against it."""
+        rate, most = self.link_bytes_per_s.get((target, partner)), self.rule.link_permille_max
+        if self.tokens_per_s is None or rate is None or most is None:
+            return ""
+        permille = self.kv_bytes_per_token * self.tokens_per_s * 1000 // rate
+        if permille <= most:
+            return ""
+        kv = f"{self.kv_bytes_per_token} bytes of KV per token x {self.tokens_per_s} tokens/s"
+        share = f"{permille / 1000:.2f} of the link's {rate} bytes/s"
+        return f"{kv} are {share}: above {most / 1000:g} a pair does not pay"
+
+
 def choose_pairings(
-    plan: ScalePlan, order: str, over_ns: int, overloaded: Sequence[Partner]
+    plan: ScalePlan,
+    order: str,
+    over_ns: int,
+    overloaded: Sequence[Partner],
+    terms: PairTerms | None = None,
 ) -> list[PairingChoice]:
     """One choice for each of the plan's instances.
 
     `overloaded` are instances that may be helped, those that need it most first. Helpers are taken
     from the ends of chains (`live_order_of`). Loads that are predicted to take no longer than
-    `over_ns` are waited for.
+    `over_ns` are waited for. Who gets no partner by `terms` (None: all may) works alone.
     """
     count = len(plan.instances)
     if plan.predicted_ns is not None and plan.predicted_ns <= over_ns:
@@ -50,13 +88,35 @@ def choose_pairings(
     reason = "every overloaded instance has a helper" if overloaded else "nobody is overloaded"
     if order == "overlap":
         overloaded, reason = (), "so it is configured"
+    against = terms.against_load(plan.predicted_ns) if terms is not None and overloaded else ""
+    if against:
+        overloaded, reason = (), against
     chosen = [PairingChoice(f"alone: {reason}", order)] * count
-    free = free_instances(plan)
-    for index, partner in zip(live_order_of(plan), overloaded, strict=False):
-        sends = "sends no parameters on" if index in free else "sends parameters on, too"
-        reason = f"helps instance {partner.instance}, {sends}"
-        chosen[index] = PairingChoice(reason, order, (partner,))
+    free, left = free_instances(plan), list(overloaded)
+    for index in live_order_of(plan):
+        partner, against = _first_that_pays(plan.instances[index][0], left, terms)
+        if partner is not None:
+            left.remove(partner)
+            sends = "sends no parameters on" if index in free else "sends parameters on, too"
+            reason = f"helps instance {partner.instance}, {sends}"
+            chosen[index] = PairingChoice(reason, order, (partner,))
+        elif against:
+            chosen[index] = PairingChoice(f"alone: {against}", order)
     return chosen
+
+
+def _first_that_pays(
+    target: WorkerRef, partners: Sequence[Partner], terms: PairTerms | None
+) -> tuple[Partner | None, str]:
+    """The first partner that the target should help; if there is none, what speaks against the
+    first one."""
+    refused = ""
+    for partner in partners:
+        against = terms.against_link(target, partner.worker) if terms is not None else ""
+        if not against:
+            return partner, ""
+        refused = refused or against
+    return None, refused
 
 
 def live_order_of(plan: ScalePlan) -> list[int]:
@@ -97,12 +157,15 @@ def _hops(plan: ScalePlan) -> dict[WorkerRef, int]:
 
 
 class Pairings:
-    """The live pairs of all models. Reads fleet and router; changes neither."""
+    """The live pairs of all models. Reads fleet, router and links; changes none."""
 
-    def __init__(self, config: ControllerConfig, fleet: Fleet, router: Router) -> None:
+    def __init__(
+        self, config: ControllerConfig, fleet: Fleet, router: Router, planning: Planning
+    ) -> None:
         self._config = config
         self._fleet = fleet
         self._router = router
+        self._planning = planning
 
     @property
     def is_live(self) -> bool:
@@ -115,7 +178,8 @@ class Pairings:
         if not self.is_live:
             return [PairingChoice("so it is configured")] * len(plan.instances)
         overloaded = self._overloaded(state.part)
-        return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded)
+        terms = self._terms(state, plan, overloaded)
+        return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded, terms)
 
     def unpaired(self, part: Part) -> list[Instance]:
         """Serving instances that no loading one helps: the others are not to go."""
@@ -145,56 +209,29 @@ class Pairings:
         found.sort(key=lambda entry: (-entry[0], entry[1].id))
         return [i.partner for _, i in found]
 
+    def _terms(
+        self, state: ModelState, plan: ScalePlan, overloaded: Sequence[Partner]
+    ) -> PairTerms | None:
+        if self._config.pairs is None:
+            return None
+        targets = [workers[0] for workers in plan.instances]
+        pairs = [(target, partner.worker) for target in targets for partner in overloaded]
+        rates = {pair: self._planning.link_bytes_per_s(*pair) for pair in pairs}
+        known = {pair: rate for pair, rate in rates.items() if rate is not None}
+        kv_bytes = state.spec.kv_bytes_per_token
+        return PairTerms(self._config.pairs, kv_bytes, costs.tokens_per_s(state), known)
+
     def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
         """To a loading instance, and from there to those that pull, if there are any."""
         sources = self._fleet.sources_of(target)
+        is_timed = self._config.pairs is not None
+        lag_tokens = costs.lag_tokens(now_ns, state, target, is_timed=is_timed)
+        ahead = lag_tokens if is_timed and lag_tokens != costs.UNKNOWN_LAG_TOKENS else None
         if not sources:
             alone = Hop((target.partner,), None)
-            return Route((alone,), lag_tokens=_lag_tokens(now_ns, state, target))
+            return Route((alone,), lag_tokens=lag_tokens, ahead_tokens=ahead)
         hops = (Hop((target.partner,), None, Does.PREFILL), Hop(sources, None))
-        return Route(hops, _cost_permille(target))
-
-
-def _cost_permille(target: Instance) -> int:
-    """What a prompt costs a pair, of what it costs one instance."""
-    layers = max(target.part.span.stop - 2, 1)
-    rate, cost = pair_rate(min(max(target.watermark - 1, 0), layers), layers)
-    return cost * 1000 // rate
-
-
-def lag_tokens(
-    *,
-    now_ns: int,
-    layer_bytes: Sequence[int],
-    watermark: int,
-    first_byte_ns: int | None,
-    predicted_ns: int | None,
-    tokens_per_s: int | None,
-) -> int:
-    """Prompt tokens that an instance computes, `tokens_per_s`, while what a target misses is on its
-    way.
-
-    The target has `watermark` of the model's layers. What it misses comes as fast as what it has,
-    since `first_byte_ns`, or as was predicted for the whole load while it has nothing.
-    """
-    there, missing = sum(layer_bytes[:watermark]), sum(layer_bytes[watermark:])
-    if there and first_byte_ns is not None:
-        left_ns = (now_ns - first_byte_ns) * missing // there
-    elif predicted_ns is not None:
-        left_ns = predicted_ns * missing // (there + missing)
-    else:
-        return _UNKNOWN_LAG_TOKENS
-    if tokens_per_s is None:
-        return _UNKNOWN_LAG_TOKENS
-    return max(left_ns * tokens_per_s // _NS_PER_S, 1)
-
-
-def _lag_tokens(now_ns: int, state: ModelState, target: Instance) -> int:
-    return lag_tokens(
-        now_ns=now_ns,
-        layer_bytes=state.spec.layer_bytes,
-        watermark=target.watermark,
-        first_byte_ns=target.first_byte_ns,
-        predicted_ns=target.predicted_ns,
-        tokens_per_s=state.prefill_tokens_per_s,
-    )
+        if ahead is None:
+            return Route(hops, costs.pair_permille(target))
+        load = PairProgress(*costs.decoder_layers(target), lag_tokens)
+        return Route(hops, pair=load, ahead_tokens=ahead)

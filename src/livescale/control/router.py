@@ -297,12 +297,12 @@ class Router:
         if isinstance(binding, EarlyBinding):
             ahead_max = self._live_ahead_max if route.is_live else binding.ahead_max
             return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None)
-        if route.is_live:
-            return RouteRow(
-                route, workers, uncomputed, tokens, self._live_ahead_max - unadmitted, None
-            )
-        room = min(self._ahead_max - unstarted, self._places + _BESIDE_PLACES_MAX - held)
         tokens_max = binding.ahead_tokens_max * len(workers)
+        if route.is_live:
+            ahead, room = route.ahead_tokens, self._live_ahead_max - unadmitted
+            live_max = None if ahead is None else tokens_max + ahead
+            return RouteRow(route, workers, uncomputed, tokens, room, live_max)
+        room = min(self._ahead_max - unstarted, self._places + _BESIDE_PLACES_MAX - held)
         return RouteRow(route, workers, uncomputed, tokens, 0 if left_out else room, tokens_max)
 
     def _enqueue(self, record: RequestRecord) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from livescale.messages.events import InstanceReported
+from livescale.plans import pair_until
 from livescale.routes import Route
 from livescale.types import InstanceId, Part, RequestId, WorkerRef
 
@@ -133,7 +134,7 @@ class RouteRow:
         self.room = room
         self.tokens_max = tokens_max
         self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
-        self.amount = tokens * self.cost_permille + self.lag_tokens * 1000
+        self.amount = self._computed_at() + self.lag_tokens * 1000
 
     @property
     def instance(self) -> InstanceId:
@@ -146,7 +147,15 @@ class RouteRow:
     def add(self, tokens: int) -> None:
         self.tokens += tokens
         self.held_tokens += tokens
-        self.amount = self.tokens * self.cost_permille + self.lag_tokens * 1000
+        self.amount = self._computed_at() + self.lag_tokens * 1000
+
+    def _computed_at(self) -> int:
+        """When all of it is computed, layers that are missing left out."""
+        pair = self.route.pair
+        if pair is None:
+            return self.tokens * self.cost_permille
+        at = pair_until(self.tokens, pair.lag_tokens, pair.loaded, pair.layers)
+        return at * self.cost_permille // 1000
 
     @property
     def is_open(self) -> bool:
@@ -163,7 +172,7 @@ class RouteRow:
     def until(self) -> int:
         """When it is done with all of it, as an amount: what runs while layers arrive is done soon
         after the last of them."""
-        return max(self.tokens * self.cost_permille, self.lag_tokens * 1000)
+        return max(self._computed_at(), self.lag_tokens * 1000)
 
 
 def leave_part(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:

@@ -19,7 +19,7 @@ from livescale.clusters.profiles import read_profile
 from livescale.common.settings import ConfigError, parse_schedule
 from livescale.config.model import ModelConfig
 from livescale.config.pool import ROOFLINE_PREFIX, PoolConfig
-from livescale.control.config import ControllerConfig
+from livescale.control.config import ANY_PAIR, ControllerConfig, PairRule
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.engine.errors import ModelError
 from livescale.engine.model_files import (
@@ -43,6 +43,7 @@ from livescale.types import ModelSpec
 
 _MS_NS = 1_000_000
 _S_NS = 1_000_000_000
+_PAIR_RUNS_MIN = 4
 _LIVE_OVER_NS = 100 * _MS_NS
 
 
@@ -199,6 +200,7 @@ def controller_config(
         drain=config.drain,
         live_over_ns=live_over_ns(config),
         live_ahead_max=config.live_ahead_max,
+        pairs=pair_rule(config),
         chunk_bytes=config.chunk_bytes,
         leaves=layout.leaves,
         group_bytes_per_s=layout.group_bytes_per_s,
@@ -248,6 +250,13 @@ def live_limits(config: PoolConfig) -> LiveLimits:
         gap_ns=(config.live_gap_ms or 0) * _MS_NS,
         move_factor=MOVE_FACTOR if config.live_migration == "move" else 0,
     )
+
+
+def pair_rule(config: PoolConfig) -> PairRule:
+    """Where a loading instance gets a partner: loads of four Runs at least, if pairs are to pay."""
+    if config.live_pairs == "always":
+        return ANY_PAIR
+    return PairRule(load_tokens_min=_PAIR_RUNS_MIN * config.run_tokens_max)
 
 
 def live_over_ns(config: PoolConfig) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from livescale.batching.live_batch import LiveLimits
 from livescale.bindings import Binding, EarlyBinding, LateBinding
 from livescale.common.errors import UserError
+from livescale.control.config import ANY_PAIR
 from livescale.load.slo import TIME, exact_ns
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, SloAim
@@ -109,6 +110,7 @@ BASELINE: Mapping[str, object] = {
     "spares_ahead": False,
     "live_over_ns": 100_000_000,
     "live_ahead_max": 8,
+    "pairs": None,
     "chunk_bytes": 1 << 20,
     "assumes_group_rate": False,
     "parameter_share_percent": 100,
@@ -128,6 +130,8 @@ BASELINE_WORLD: Mapping[str, object] = {
         kv_layers_ahead=4,
         answer_ns=5 * _NS_PER_S,
         pulls_max=2,
+        pull_early_permille=0,
+        decodes_first=False,
         move_factor=0,
     ),
 }
@@ -193,7 +197,20 @@ _ALL = (
         "livescale-bounds, but new instances serve when everything is there",
         warm_spares="recent",
     ),
-    System("livescale-stop-cold", "the same, and released devices keep nothing"),
+    System(
+        "livescale-overlap",
+        "livescale-bounds, but new instances run layers as they arrive and share no work",
+        live_order="overlap",
+        warm_spares="recent",
+    ),
+    System(
+        "livescale-pairs",
+        "livescale-bounds, but every overloaded instance gets a partner, whether that pays or not",
+        live_order="zigzag",
+        warm_spares="recent",
+        controller={"pairs": ANY_PAIR},
+    ),
+    System("livescale-stop-cold", "livescale-stop, and released devices keep nothing"),
     System(
         "best-effort",
         "livescale-bounds, but a new instance runs what it has of each batch once (BlitzScale"

@@ -7,6 +7,7 @@ import random
 from msgspec.structs import replace
 
 from livescale.batching.live_batch import LiveLimits
+from livescale.control.config import ANY_PAIR, PairRule
 from livescale.load.traces import TraceRow
 from livescale.policies import ModelPolicy
 from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
@@ -33,6 +34,9 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         "live_order": order,
         "live_over_ns": rng.choice([0, 0, 0, config.controller.live_over_ns]),
         "live_ahead_max": rng.choice([1, 8, 32]),
+        "pairs": random.Random(f"pairs {world.seed}").choice(
+            [None, ANY_PAIR, ANY_PAIR, PairRule(load_tokens_min=100)]
+        ),
     }
     batches_max, batch_tokens_max = rng.choice([1, 2, 16]), rng.choice([16, 300, 2048])
     span_ns = rng.choice([1, 5, 20]) * MS
@@ -44,6 +48,8 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         gap_ns=0 if span_ns == 5 * MS else span_ns,
         kv_layers_ahead=rng.choice([1, 4]),
         answer_ns=rng.choice([30, 300, 5000]) * MS,
+        decodes_first=random.Random(f"decodes {world.seed}").random() < 0.8,
+        pull_early_permille=random.Random(f"early {world.seed}").choice([0, 500, 2000]),
         move_factor=random.Random(f"moves {world.seed}").choice([0, 1, 16]),
     )
     changes = tuple(
