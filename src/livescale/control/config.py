@@ -30,7 +30,8 @@ class ControllerConfig(Value, frozen=True):
     stands at 0: schedules are read with it. With `assumes_group_rate` what a probe measures inside
     a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`. Parameters get at
     most `parameter_share_percent` of an uplink. `warm_spares` says which parameters stay longest
-    on released devices (`control/spares.py`): "recent", "slow-links", or "off" for none.
+    on released devices (`control/spares.py`): "recent", "slow-links", or "off" for none; where they
+    stay, a model's last instance goes after `spare_idle_ns` without a request, at most.
     """
 
     models: tuple[ModelPolicy, ...]
@@ -60,4 +61,5 @@ class ControllerConfig(Value, frozen=True):
     assumes_group_rate: bool = False
     parameter_share_percent: int = 100
     warm_spares: str = "recent"
+    spare_idle_ns: int = 1_000_000_000
     wall_ns: int = 0

@@ -104,6 +104,7 @@ BASELINE: Mapping[str, object] = {
     ),
     "drain": "finish",
     "warm_spares": "off",
+    "spare_idle_ns": _NS_PER_S,
     "live_over_ns": 100_000_000,
     "live_ahead_max": 8,
     "chunk_bytes": 1 << 20,
