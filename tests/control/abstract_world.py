@@ -97,9 +97,14 @@ class AbstractWorld:
     """Controller, workers, host agents and requests; `waiting` are events for the next step."""
 
     def __init__(
-        self, config: ControllerConfig, memory_bytes: int = 1000, is_late: bool = False
+        self,
+        config: ControllerConfig,
+        memory_bytes: int = 1000,
+        is_late: bool = False,
+        arena_bytes: int = 1000,
     ) -> None:
         """With `is_late`, orders to drop arrive after members have reported the rest."""
+        self.device = msgspec.structs.replace(DEVICE, arena_bytes=arena_bytes)
         self.config = config
         self.memory_bytes = memory_bytes
         self.is_late = is_late
@@ -150,7 +155,7 @@ class AbstractWorld:
             host = Host(f"h{member.ref.worker}", "l", self.memory_bytes)
             self.waiting.append(events.AgentJoined(member.ref, host, held))
         else:
-            self.waiting.append(events.WorkerJoined(member.ref, DEVICE, held))
+            self.waiting.append(events.WorkerJoined(member.ref, self.device, held))
 
     def add_model(self, policy: ModelPolicy) -> None:
         self.policies[policy.spec.name] = policy
@@ -437,7 +442,8 @@ class AbstractWorld:
             return
         held = [(other.order.model, other.order.rank) for other in member.holdings.values()]
         assert (order.model, order.rank) not in held, f"{order} comes a second time"
-        assert not held or member.ref.is_agent, f"{member} is given {order}"
+        is_free = all(other.is_spare for other in member.holdings.values())
+        assert is_free or member.ref.is_agent, f"{member} is given {order}"
         member.holdings[holding.plan] = AbstractHolding(order)
         if member.ref.is_agent:
             models = [other.order.model for other in member.holdings.values()]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from effort import examples
+from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.control.config import ControllerConfig
 from livescale.messages.events import RequestArrived
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
@@ -64,6 +65,10 @@ def is_modest(limits: list[tuple[int, int, bool, int]]) -> bool:
     return sum(max(least, 1) * ranks for least, _, _, ranks in limits) <= len(NUMBERS)
 
 
+#: of workers: for one model, for two, for all
+ARENAS = st.sampled_from([1000, 2 * ALIGNMENT_BYTES, 1 << 20])
+
+
 class ControllerMachine(RuleBasedStateMachine):
     """Random histories of workers, requests, answers and controllers."""
 
@@ -78,6 +83,7 @@ class ControllerMachine(RuleBasedStateMachine):
         hosts=st.integers(0, 2),
         is_late=st.booleans(),
         spares=st.sampled_from(["off", "recent", "slow-links"]),
+        arena=ARENAS,
     )
     def begin(
         self,
@@ -91,6 +97,7 @@ class ControllerMachine(RuleBasedStateMachine):
         hosts: int,
         is_late: bool,
         spares: str,
+        arena: int,
     ) -> None:
         models = tuple(
             make_policy(number, *limit, scaling=scaling if number else None)
@@ -112,7 +119,7 @@ class ControllerMachine(RuleBasedStateMachine):
             chunk_bytes=4,
             warm_spares=spares,
         )
-        self._begin(AbstractWorld(config, memory, is_late), hosts)
+        self._begin(AbstractWorld(config, memory, is_late, arena), hosts)
 
     def _begin(self, world: AbstractWorld, hosts: int) -> None:
         self.world = world
@@ -321,6 +328,7 @@ class LiveMachine(ControllerMachine):
         others=st.integers(0, 1),
         multicast=st.sampled_from(["auto", "chain", "binomial"]),
         spares=st.sampled_from(["off", "recent"]),
+        arena=ARENAS,
     )
     def begin(
         self,
@@ -332,6 +340,7 @@ class LiveMachine(ControllerMachine):
         others: int,
         multicast: str,
         spares: str = "recent",
+        arena: int = 1000,
     ) -> None:
         config = ControllerConfig(
             tuple(make_policy(number, 1, more, True, ranks) for number in range(1 + others)),
@@ -350,7 +359,7 @@ class LiveMachine(ControllerMachine):
             warm_spares=spares,
             drain="move" if ahead % 2 else "finish",
         )
-        self._begin(AbstractWorld(config), hosts=0)
+        self._begin(AbstractWorld(config, arena_bytes=arena), hosts=0)
 
     @rule(count=st.integers(3, 8), words=st.integers(1, 3), taken=st.integers(0, 3))
     def burst(self, count: int, words: int, taken: int) -> None:

@@ -135,8 +135,8 @@ def test_spare_workers_have_room_and_no_instance() -> None:
     fleet, _ = make_fleet(S.SERVING)
     fleet.join(WorkerRef(2, 5), DEVICE)
     fleet.join(WorkerRef(1), Device("cpu", "h", "l", 99, 100))
-    assert [record.ref for record in fleet.spare(100)] == [WorkerRef(2, 5)]
-    assert [record.ref for record in fleet.spare(99)] == [WorkerRef(1), WorkerRef(2, 5)]
+    assert [record.ref for record in fleet.idle(100)] == [WorkerRef(2, 5)]
+    assert [record.ref for record in fleet.idle(99)] == [WorkerRef(1), WorkerRef(2, 5)]
 
 
 def test_an_incarnation_is_alive_until_it_leaves() -> None:
@@ -166,7 +166,7 @@ def test_an_instance_is_adopted_when_all_its_ranks_are_there() -> None:
     fleet, pool = fleet_of(3)
     duty = Duty(9, (W[0], W[2]))
     assert not hold(pool, duty, 3, HoldingState.WHOLE, rank=1).is_there
-    assert [record.ref.worker for record in fleet.spare(1)] == [0, 1]
+    assert [record.ref.worker for record in fleet.idle(1)] == [0, 1]
     copy = hold(pool, duty, 2, rank=0)
     assert copy.is_there
     fleet.adopt(PART, copy)
@@ -210,13 +210,13 @@ def test_what_an_ended_instance_left_behind_is_spare_only_when_dropped() -> None
     fleet.add(instance)
     pool.move(copies[0].ranks[1], HoldingFailed)
     fleet.move(instance, HoldingFailed)
-    assert [record.ref.worker for record in fleet.spare(1)] == [1]
+    assert [record.ref.worker for record in fleet.idle(1)] == [1]
     assert pool.remainders() == 1
     (order,) = pool.drop_remainders()
     assert order.holding == HoldingId(1, W[0])
     fleet.validate()
     pool.move(copies[0].ranks[0], HoldingDropped)
-    assert [record.ref.worker for record in fleet.spare(1)] == [0, 1]
+    assert [record.ref.worker for record in fleet.idle(1)] == [0, 1]
     assert not pool.has_any("m")
 
 

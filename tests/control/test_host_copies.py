@@ -21,6 +21,7 @@ from stories import (
     finished,
     host_joined,
     joined,
+    load_order,
     loaded,
     loads_of,
     make_controller,
@@ -32,6 +33,7 @@ from stories import (
     whole,
 )
 
+from livescale.chunks import senders
 from livescale.control.controller import Controller
 from livescale.control.placement import Discard, HostRoom, Keep, ModelCopies, suggest
 from livescale.messages.commands import AnyCommand, DropHolding, ModelGone
@@ -295,3 +297,23 @@ def test_spread_copies_even_out_the_bytes(sizes: list[int], hosts: int) -> None:
     assert len(found) == len(sizes)
     used = [1000 - room.free_bytes for room in rooms]
     assert max(used) - min(used) <= max(sizes)
+
+
+def test_ranks_that_leave_a_host_by_one_nic_are_like_readers() -> None:
+    """The instance on devices is read already, and still it is the better source."""
+    spec = msgspec.structs.replace(SPEC, name="pair", tp_size=2)
+    pair = (W[0], W[1])
+    held = [
+        report(load_order(7, worker, 1, None, "pair", rank=rank, workers=pair))
+        for rank, worker in enumerate(pair)
+    ]
+    copy = [report(copy_order(H[0], 900 + rank, None, "pair", rank)) for rank in (0, 1)]
+    models = (make_policy("pair", 1, 3, spec=spec),)
+    controller = make_controller(6, models=models, agents_expected=1)
+    there = [WorkerJoined(worker, DEVICE, (one,)) for worker, one in zip(pair, held, strict=True)]
+    step(controller, 0, host_joined(0, *copy), *there, *joined(*W[2:6]))
+    first = loads_of(step(controller, 1, arrived("r", 1000, "pair")))
+    second = loads_of(step(controller, 2, arrived("s", 3000, "pair")))
+    assert (len(first), len(second)) == (2, 2)
+    used = [up.worker for order in (*first, *second) for up in senders(order.feeds)]
+    assert not any(sender.is_agent for sender in used), used

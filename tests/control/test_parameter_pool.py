@@ -299,16 +299,24 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
         assert pool.is_incomplete(copy.number) is is_incomplete
         assert (pool.on_host(model, holder) is not None) is holder.is_agent
         assert not copy.is_given_up or not pool.can_drop(copy_of(pool, copy))
-    ids = [copy.id_of(rank) for copy in oracle.copies.values() for rank in copy.ranks]
+    states = {
+        copy.id_of(rank): state
+        for copy in oracle.copies.values()
+        for rank, state in copy.ranks.items()
+    }
+    ids = list(states)
     for member in dict.fromkeys(member for place in PLACES for member in place):
         held = sorted(holding.id for holding in pool.on(member))
         assert held == sorted(number for number in ids if number.member == member)
-        assert pool.is_free(member) is (not held)
+        is_idle = all(states[number] is HoldingState.SPARE for number in held)
+        assert pool.is_idle(member) is is_idle
         assert pool.readers(member) == sum(read[1] == member for read in oracle.reads)
     given_up = [copy for copy in oracle.copies.values() if copy.is_given_up]
     workers = [c for c in given_up if not c.members[0].is_agent]
-    left = [copy.members[rank] for copy in workers for rank in copy.ranks]
-    assert pool.remainders() == sum(len(pool.on(member)) == 1 for member in left)
+    left = {copy.id_of(rank) for copy in workers for rank in copy.ranks}
+    free = [number for number, state in states.items() if state is HoldingState.SPARE]
+    taken = {number.member for number in states if number not in left and number not in free}
+    assert pool.remainders() == len({number.member for number in left} - taken)
     may_go = [copy.members for copy in oracle.may_go_together()]
     assert [copy.members for copy in pool.spares_to_drop()] == may_go
 

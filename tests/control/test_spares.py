@@ -9,6 +9,7 @@ from stories import (
     SPEC,
     W,
     arrived,
+    finished,
     joined,
     loaded,
     loads_of,
@@ -19,8 +20,9 @@ from stories import (
     step,
 )
 
+from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.control.controller import Controller
-from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
+from livescale.messages.commands import AnyCommand, DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import (
     HoldingCompleted,
     HoldingFailed,
@@ -34,25 +36,53 @@ from livescale.policies import ModelPolicy
 from livescale.routes import Duty
 from livescale.types import HoldingId, InstanceState, LayerSpan, WorkerRef
 
+WIDE = msgspec.structs.replace(DEVICE, arena_bytes=ALIGNMENT_BYTES + SPEC.size_bytes)
+"""Has room for two models."""
+
+
+def report_of(
+    model: str,
+    number: int,
+    workers: tuple[WorkerRef, ...],
+    rank: int = 0,
+    *,
+    is_spare: bool = True,
+    offset_bytes: int = 0,
+) -> HoldingReport:
+    """What a worker that has one rank of a copy says of it."""
+    order = StartHolding(
+        holding=HoldingId(number, workers[rank]),
+        model=model,
+        span=LayerSpan(0, SPEC.layers),
+        feeds=(),
+        chunk_bytes=10,
+        rank=rank,
+        duty=Duty(number, workers),
+        offset_bytes=offset_bytes,
+    )
+    return HoldingReport(order, SPEC.layers, is_whole=True, is_spare=is_spare)
+
 
 def spare_of(
     model: str, number: int, *workers: WorkerRef, is_spare: bool = True
 ) -> list[WorkerJoined]:
     """Workers that join with the ranks of one copy."""
-    found = []
-    for rank, worker in enumerate(workers):
-        order = StartHolding(
-            holding=HoldingId(number, worker),
-            model=model,
-            span=LayerSpan(0, SPEC.layers),
-            feeds=(),
-            chunk_bytes=10,
-            rank=rank,
-            duty=Duty(number, workers),
-        )
-        report = HoldingReport(order, SPEC.layers, is_whole=True, is_spare=is_spare)
-        found.append(WorkerJoined(worker, DEVICE, (report,)))
-    return found
+    reports = [
+        report_of(model, number, workers, rank, is_spare=is_spare) for rank in range(len(workers))
+    ]
+    return [
+        WorkerJoined(worker, DEVICE, (report,))
+        for worker, report in zip(workers, reports, strict=True)
+    ]
+
+
+def two_spares(worker: WorkerRef, low: HoldingReport, high: HoldingReport) -> WorkerJoined:
+    """A worker that joins with two spares in its memory."""
+    return WorkerJoined(worker, WIDE, (low, high))
+
+
+def drops_of(commands: list[AnyCommand]) -> list[HoldingId]:
+    return [command.holding for command in commands if isinstance(command, DropHolding)]
 
 
 def pool(workers: int, *names: str, keeping: str = "recent", **config: object) -> Controller:
@@ -72,6 +102,8 @@ def test_what_drains_is_kept_and_wakes_without_feeds() -> None:
     assert instance.state is InstanceState.STARTING
     step(controller, 100_000_000_002, HoldingCompleted(order.holding, 0))
     assert instance.state is InstanceState.SERVING
+    shown = controller.status().models["a"]
+    assert (shown.starts, shown.warm_starts, shown.warm_spares) == (1, 1, 0)
 
 
 def test_another_model_takes_the_spare_that_was_used_longest_ago() -> None:
@@ -186,3 +218,74 @@ def test_nothing_is_loaded_ahead_unless_spares_are_kept(off: dict[str, object]) 
     controller = make_controller(2, models=(make_policy("a", 1),), **config)
     step(controller, 0, *serves(W[0], 101, "a"))
     assert loads_of(step(controller, 10, *joined(W[1]))) == []
+
+
+# -- several on one worker ------------------------------------------------------------------------
+
+
+def test_a_model_comes_beside_a_spare_if_both_fit() -> None:
+    controller = pool(1, "a", "b")
+    report = report_of("a", 1, (W[0],))
+    step(controller, 0, WorkerJoined(W[0], WIDE, (report,)))
+    commands = step(controller, 10, arrived("r", 10, "b"))
+    (order,) = loads_of(commands)
+    assert (order.offset_bytes, drops_of(commands)) == (ALIGNMENT_BYTES, [])
+    step(controller, 11, HoldingCompleted(order.holding, SPEC.size_bytes))
+    # The worker is taken, so that the spare is of no use but as a source.
+    assert loads_of(step(controller, 12, arrived("s", 10, "a"))) == []
+    step(controller, 13, finished("r"))
+    released = step(controller, 2_000_000_000, Tick())
+    assert [type(c) for c in released if isinstance(c, ReleaseHolding)] == [ReleaseHolding]
+    (order,) = loads_of(step(controller, 2_000_000_001, Tick()))
+    assert (order.model, order.spare, order.offset_bytes) == ("a", 1, 0)
+
+
+def test_of_two_spares_the_one_that_was_used_longest_ago_goes() -> None:
+    controller = pool(2, "a", "b", "c")
+    low, high = report_of("a", 1, (W[0],)), report_of("b", 2, (W[0],), offset_bytes=ALIGNMENT_BYTES)
+    step(controller, 0, two_spares(W[0], low, high))
+    others = report_of("a", 3, (W[1],)), report_of("b", 4, (W[1],), offset_bytes=ALIGNMENT_BYTES)
+    step(controller, 1, two_spares(W[1], *others))
+    commands = step(controller, 10, arrived("r", 10, "c"))
+    assert drops_of(commands) == [HoldingId(1, W[0])]
+    assert [order.offset_bytes for order in loads_of(commands)] == [0]
+
+
+def test_a_spare_that_lies_in_the_middle_goes_where_no_gap_is_large_enough() -> None:
+    """Free bytes on both sides do not make a place."""
+    page = ALIGNMENT_BYTES
+    device = msgspec.structs.replace(DEVICE, arena_bytes=2 * page)
+    big = msgspec.structs.replace(SPEC, name="big", layer_bytes=(page, page // 2))
+    models = (make_policy("a", 0), make_policy("big", 0, spec=big))
+    controller = make_controller(2, models=models, warm_spares="recent")
+    for number in (0, 1):
+        report = report_of("a", number + 1, (W[number],), offset_bytes=page)
+        step(controller, number, WorkerJoined(W[number], device, (report,)))
+    commands = step(controller, 10, arrived("r", 10, "big"))
+    assert drops_of(commands) == [HoldingId(1, W[0])]
+    assert [order.offset_bytes for order in loads_of(commands)] == [0]
+
+
+def test_a_spare_of_several_ranks_does_not_lie_beside_an_instance() -> None:
+    """It would wait for as long as that serves, and its model for all of its workers."""
+    spec = msgspec.structs.replace(SPEC, name="pair", tp_size=2)
+    models = (make_policy("pair", 0, spec=spec), make_policy("a", 0))
+    controller = make_controller(4, models=models, warm_spares="recent")
+    for number in (0, 2):
+        workers = (W[number], W[number + 1])
+        for rank in (0, 1):
+            report = report_of("pair", number + 1, workers, rank)
+            step(controller, number, WorkerJoined(workers[rank], WIDE, (report,)))
+    commands = step(controller, 10, arrived("r", 10, "a"))
+    assert drops_of(commands) == [HoldingId(1, W[0]), HoldingId(1, W[1])]
+
+
+def test_a_model_whose_spare_went_is_looked_at_again() -> None:
+    """Its policy counts spares, with those of others it has none."""
+    controller = pool(2, "a", "b")
+    step(controller, 0, *spare_of("a", 1, W[0]), *spare_of("a", 2, W[1]))
+    shown = controller.status().models["a"]
+    assert (shown.warm_spares, shown.spare_bytes) == (2, 2 * SPEC.size_bytes)
+    step(controller, 10, arrived("r", 10, "b"))
+    changed = controller.pool.take_changed_spares()
+    assert "a" in changed

@@ -112,6 +112,8 @@ class HoldingWitness:
         self.seen: dict[PlanId, Seen] = {}
         #: (offset, size) between Fetch and DropFetch, by plan
         self.present: dict[PlanId, tuple[int, int]] = {}
+        #: the plan of the model that the executor has
+        self._assigned: PlanId | None = None
         #: answers to drops that are due
         self._due: Counter[HoldingId] = Counter()
         #: plans that were ordered, and those whose order has ended
@@ -205,6 +207,8 @@ class HoldingWitness:
             self.present[effect.plan] = self.present.pop(effect.spare)
         elif isinstance(effect, AmendFetch | Assign | Measure | Release):
             assert effect.plan in self.present, f"{effect} names what is gone"
+            if isinstance(effect, Assign):
+                self._assigned = effect.plan
         elif isinstance(effect, DropFetch):
             del self.present[effect.plan]
         elif isinstance(effect, Materialize):
@@ -220,14 +224,15 @@ class HoldingWitness:
         start, size = effect.offset_bytes, seen.size_bytes
         assert start >= 0
         assert start + size <= self._address_bytes
+        assert seen.order.duty is None or start == seen.order.offset_bytes
         for other, other_size in self.present.values():
             assert start + size <= other or other + other_size <= start, "regions overlap"
         self.present[effect.plan] = start, size
         assert sum(size for _, size in self.present.values()) <= self._memory_bytes
 
     def _materialized(self, effect: Materialize) -> None:
-        (plan,) = self.present
-        seen = self._started[plan]
+        assert self._assigned in self.present
+        seen = self._started[self._assigned]
         assert seen.is_ready
         assert effect.layer == seen.materialized, "layers come in order, each once"
         assert effect.layer in seen.arrived

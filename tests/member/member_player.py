@@ -9,6 +9,7 @@ import msgspec
 from member_world import LAYER_BYTES, Shell, World, spec_of
 
 from livescale.chunks import ChunkRange, Feed
+from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.member.inputs import (
     ControllerMet,
     FeedEnded,
@@ -57,8 +58,8 @@ class Player:
         self.instances: dict[int, tuple[WorkerRef, ...]] = {}
         #: the instance of every worker, as the controller knows
         self._assigned: dict[int, int] = {}
-        #: the instance of which every worker keeps the bytes, and the order for these
-        self._spares: dict[int, int] = {}
+        #: the instances of which every worker keeps the bytes, and the orders for these
+        self._spares: dict[int, list[int]] = {}
         self._orders: dict[PlanId, StartHolding] = {}
         #: warm spares that were used again
         self.woken = 0
@@ -86,7 +87,7 @@ class Player:
                 assert instance.order.rank or live.is_full, "layers of a rank are unknown"
         for number in sorted(self._assigned):
             self._release(number, 0)
-        for instance in sorted(set(self._spares.values())):
+        for instance in self._kept():
             self._release_instance(instance)
         self._settle()
         for shell in self.world.shells:
@@ -113,9 +114,11 @@ class Player:
             live_order = "zigzag"
         workers = tuple(shell.ref for shell in shells)
         self.instances[instance] = workers
-        for spare in [self._spares.get(ref.worker) for ref in workers]:
-            if spare is not None:
-                self._release_instance(spare)
+        offset_bytes = second // 3 % 2 * ALIGNMENT_BYTES
+        for ref in workers:
+            for spare in list(self._spares.get(ref.worker, ())):
+                if self._offset_of(spare, ref) == offset_bytes:
+                    self._release_instance(spare)
         for rank, shell in enumerate(shells):
             plan = len(self._plans) + 1
             self._plans[plan] = instance
@@ -129,6 +132,7 @@ class Player:
                 rank=rank,
                 duty=Duty(instance, workers, live_order=live_order, gives_to=gives_to),
                 measure_capacity=second % 2 == 0,
+                offset_bytes=offset_bytes,
             )
             if second == 11:
                 self.world.refused.add(plan)
@@ -139,7 +143,7 @@ class Player:
     def _keep(self, first: int, second: int) -> None:
         """All ranks of an instance that is loaded become warm spares; sometimes they are so
         already."""
-        known = sorted({*self._assigned.values(), *self._spares.values()})
+        known = sorted({*self._assigned.values(), *self._kept()})
         loaded = [number for number in known if self._is_loaded(number)]
         if not loaded:
             return
@@ -148,8 +152,17 @@ class Player:
             shell = self.world.shell_of(ref)
             assert shell is not None
             self._order(shell, ReleaseHolding(HoldingId(plan, ref)))
-            self._assigned.pop(ref.worker, None)
-            self._spares[ref.worker] = instance
+            if instance not in self._spares.setdefault(ref.worker, []):
+                del self._assigned[ref.worker]
+                self._spares[ref.worker].append(instance)
+
+    def _kept(self) -> list[int]:
+        """The instances of which bytes are kept somewhere."""
+        return sorted({instance for kept in self._spares.values() for instance in kept})
+
+    def _offset_of(self, instance: int, ref: WorkerRef) -> int:
+        plans = [plan for plan, member in self._ranks(instance) if member == ref]
+        return self._orders[plans[0]].offset_bytes
 
     def _is_loaded(self, instance: int) -> bool:
         """Every rank is whole, as far as members have absorbed what they were told."""
@@ -167,7 +180,11 @@ class Player:
 
     def _wake(self, first: int, second: int) -> None:
         """Warm spares become an instance; their executors may refuse the model."""
-        kept = sorted(set(self._spares.values()))
+        kept = [
+            number
+            for number in self._kept()
+            if not any(ref.worker in self._assigned for ref in self.instances[number])
+        ]
         if not kept:
             return
         spare, instance = kept[first % len(kept)], len(self.instances) + 1
@@ -176,7 +193,7 @@ class Player:
         for rank, (before, ref) in enumerate(self._ranks(spare)):
             plan = len(self._plans) + 1
             self._plans[plan] = instance
-            del self._spares[ref.worker]
+            self._spares[ref.worker].remove(spare)
             self._assigned[ref.worker] = instance
             order = msgspec.structs.replace(
                 self._orders[before],
@@ -203,8 +220,8 @@ class Player:
 
     def _release_instance(self, instance: int) -> None:
         for plan, ref in self._ranks(instance):
-            if self._spares.get(ref.worker) == instance:
-                del self._spares[ref.worker]
+            if instance in self._spares.get(ref.worker, ()):
+                self._spares[ref.worker].remove(instance)
             shell = self.world.shell_of(ref)
             if shell is not None:
                 shell.inbox.append(Ordered(DropHolding(HoldingId(plan, ref), "released")))
@@ -348,11 +365,11 @@ class Player:
 
     def _die(self, first: int, second: int) -> None:
         shell = self._shell(first)
-        kept = self._spares.pop(shell.ref.worker, None)
-        instance = self._assigned.pop(shell.ref.worker, kept)
+        lost = self._spares.pop(shell.ref.worker, [])
+        instance = self._assigned.pop(shell.ref.worker, None)
         self.world.die(shell.ref.worker)
-        if instance is not None:
-            self._release_instance(instance)
+        for number in [*lost, *([instance] if instance is not None else [])]:
+            self._release_instance(number)
 
     def _step(self, first: int, second: int) -> None:
         """One worker takes in a part of what waits."""

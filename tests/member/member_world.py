@@ -17,6 +17,7 @@ from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_messages import Handover
 from livescale.batching.run import BatchKey, SequenceSpec
+from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.member.effects import (
     Answer,
     Assign,
@@ -58,7 +59,8 @@ from livescale.sim.checkers.live import live_batcher_of
 from livescale.types import PlanId, SamplingParams, WorkerRef
 
 LAYER_BYTES = (600, 500, 500, 500, 700)
-MEMORY_BYTES = sum(LAYER_BYTES) + 1500
+MEMORY_BYTES = ALIGNMENT_BYTES + sum(LAYER_BYTES) + 1500
+"""Room for two models, the second one from the second page on, and for first layers."""
 KV_LAYER_BYTES, ROW_BYTES = 3, 5
 BATCHER = BatcherConfig(
     kv_blocks=12, block_tokens=2, run_tokens_max=8, sequences_max=4, growth_tokens=2
@@ -108,7 +110,7 @@ class Shell:
             TellPeer: self._tell,
             Fetch: self._fetch,
             TakeUp: self._take_up,
-            Release: lambda effect: self._release(),
+            Release: self._release,
             DropFetch: self._drop,
             Assign: self._assign,
             Materialize: self._materialize,
@@ -222,9 +224,11 @@ class Shell:
 
     def _drop(self, effect: DropFetch) -> None:
         self.transfers.pop(effect.plan, None)
-        self._release()
+        self._release(effect)
 
-    def _release(self) -> None:
+    def _release(self, effect: DropFetch | Release) -> None:
+        if effect.plan != self._assigned:
+            return  # another model's spare
         self._assigned = None
         self.materialized = 0
         assert not self._rows, "rows of an instance that is gone"

@@ -224,7 +224,7 @@ class ServingWitness(HoldingWitness):
 
     def _executes(self, effect: Execute) -> None:
         self._has_executed = True
-        (seen,) = self.seen.values()
+        (seen,) = (seen for seen in self.seen.values() if not seen.is_spare)
         run = effect.run
         assert run.span.stop <= seen.materialized, "layers that are not there"
         for segment in run.segments:

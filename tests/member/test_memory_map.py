@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.member.memory_map import ALIGNMENT_BYTES, MemoryMap
+from livescale.common.regions import ALIGNMENT_BYTES, lowest_gap
+from livescale.member.memory_map import MemoryMap
 
 SIZE_BYTES = 40 * ALIGNMENT_BYTES + 100
 SIZES = st.integers(0, 15 * ALIGNMENT_BYTES)
@@ -14,14 +15,11 @@ SIZES = st.integers(0, 15 * ALIGNMENT_BYTES)
 STEPS = st.lists(SIZES | st.tuples(st.integers(0, 50)), max_size=60)
 
 
-def lowest_gap(taken: dict[int, int], size_bytes: int) -> int | None:
-    """Where first fit puts a region, worked out from the taken ones."""
-    start = 0
-    for offset, size in sorted(taken.items()):
-        if offset - start >= max(size_bytes, 1):
-            break
-        start = -(-(offset + size) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return start if SIZE_BYTES - start >= max(size_bytes, 1) else None
+def is_gap(taken: dict[int, int], offset: int, size_bytes: int) -> bool:
+    """The region lies in the memory, on a page, and meets no other."""
+    ends = [offset + size_bytes <= other or other + size <= offset for other, size in taken.items()]
+    is_inside = offset >= 0 and offset + size_bytes <= SIZE_BYTES
+    return offset % ALIGNMENT_BYTES == 0 and is_inside and all(ends)
 
 
 @given(STEPS)
@@ -35,15 +33,32 @@ def test_regions_lie_apart_aligned_and_at_the_first_place_that_fits(steps: list)
                 regions.free(offset)
                 del taken[offset]
             continue
+        size = max(step, 1)
+        places = range(0, SIZE_BYTES, ALIGNMENT_BYTES)
+        first = next((at for at in places if is_gap(taken, at, size)), None)
+        assert lowest_gap(taken.items(), size, SIZE_BYTES) == first
         offset = regions.allocate(step)
-        assert offset == lowest_gap(taken, step)
+        assert offset == first
         if offset is not None:
-            assert offset % ALIGNMENT_BYTES == 0
-            taken[offset] = max(step, 1)
+            taken[offset] = size
     for offset in taken:
         regions.free(offset)
     assert regions.free_bytes == SIZE_BYTES
     assert regions.allocate(SIZE_BYTES) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 45), SIZES), max_size=30))
+def test_a_place_is_taken_where_it_is_free(wanted: list[tuple[int, int]]) -> None:
+    regions = MemoryMap(SIZE_BYTES)
+    taken: dict[int, int] = {}
+    for page, size in wanted:
+        offset, size = page * ALIGNMENT_BYTES, max(size, 1)
+        assert regions.take(offset, size) == is_gap(taken, offset, size)
+        if is_gap(taken, offset, size):
+            taken[offset] = size
+    for offset in taken:
+        regions.free(offset)
+    assert regions.free_bytes == SIZE_BYTES
 
 
 def test_only_what_was_allocated_can_be_freed() -> None:

@@ -14,10 +14,11 @@ from pool_thread import LocalPool, wait_until
 from test_worker_thread import ARENA_BYTES, ask, check_loaded, load_source
 from thread_workers import ThreadWorker, all_from, introduce_all
 
+from livescale.common.regions import aligned
 from livescale.engine.model_files import read_manifest
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import ReleaseHolding, StartHolding
-from livescale.messages.events import HoldingCompleted, HoldingFailed
+from livescale.messages.events import HoldingCompleted, HoldingDropped, HoldingFailed
 from livescale.telemetry.history.reading import History, read_history
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
@@ -61,6 +62,49 @@ def test_a_spare_is_read_and_wakes_without_a_byte(
     assert received_bytes(keeper) == before
     assert ask(keeper, "r2", 12, PROMPT, 4) == ask(reader, "r3", 11, PROMPT, 4) == first
     assert GreedyOracle(tiny_model).check(PROMPT, first).is_right
+
+
+def test_two_models_take_turns_on_one_worker(workers: list[ThreadWorker], tiny_model: Path) -> None:
+    """The second lies behind the first; one that is dropped leaves the other alone."""
+    source, keeper, _ = workers
+    first, second = (read_manifest(tiny_model, name) for name in ("tiny", "other"))
+    load_source(source, first, tiny_model)
+    load_source(keeper, first, tiny_model)
+    answer = ask(keeper, "r1", 1, PROMPT, 4)
+    keeper.keep(plan=1)
+    behind = aligned(first.size_bytes)
+    files = str(tiny_model)
+    keeper.load(20, second, all_from(second, None), files, plan=20, offset_bytes=behind)
+    check_loaded(keeper, second)
+    assert ask(keeper, "r2", 20, PROMPT, 4) == answer
+    assert len(keeper.host.member.reports) == 2
+    keeper.keep(plan=20)
+    before = received_bytes(keeper)
+    keeper.wake(12, first, spare=1, plan=12)
+    keeper.heard(lambda word: isinstance(word, HoldingCompleted))
+    assert ask(keeper, "r3", 12, PROMPT, 4) == answer
+    keeper.release(plan=20)
+    keeper.heard(lambda word: isinstance(word, HoldingDropped))
+    assert ask(keeper, "r4", 12, PROMPT, 4) == answer
+    assert received_bytes(keeper) == before
+
+
+def test_what_would_lie_on_a_spare_is_refused(
+    workers: list[ThreadWorker], tiny_model: Path
+) -> None:
+    source, keeper, _ = workers
+    manifest, other = (read_manifest(tiny_model, name) for name in ("tiny", "other"))
+    load_source(source, manifest, tiny_model)
+    load_source(keeper, manifest, tiny_model)
+    answer = ask(keeper, "r1", 1, PROMPT, 4)
+    keeper.keep(plan=1)
+    keeper.load(20, other, all_from(other, source.ref), plan=20, offset_bytes=0)
+    failed = keeper.heard(lambda word: isinstance(word, HoldingFailed))[-1]
+    assert isinstance(failed, HoldingFailed)
+    assert "do not fit" in failed.reason
+    keeper.wake(12, manifest, spare=1, plan=12)
+    keeper.heard(lambda word: isinstance(word, HoldingCompleted))
+    assert ask(keeper, "r2", 12, PROMPT, 4) == answer
 
 
 def test_other_bytes_than_those_that_are_wanted_do_not_wake(

@@ -103,6 +103,7 @@ class ThreadWorker:
         plan: int = 1,
         live_order: str | None = None,
         gives_to: tuple[Partner, ...] = (),
+        offset_bytes: int = 0,
     ) -> None:
         reads_storage = any(isinstance(feed.upstream, FromStorage) for feed in feeds)
         command = StartHolding(
@@ -113,6 +114,7 @@ class ThreadWorker:
             chunk_bytes=CHUNK_BYTES,
             duty=Duty(instance, (self.ref,), live_order=live_order, gives_to=gives_to),
             measure_capacity=reads_storage or live_order is not None,
+            offset_bytes=offset_bytes,
         )
         self.host.obey(Order(command, manifest, directory))
 

@@ -148,6 +148,8 @@ def test_a_full_cache_gives_up_what_was_used_least_recently(tmp_path: Path) -> N
     policies = tuple(lazy(f"m{n}") for n in range(3))
     config = make_config(policies, workers=1)
     world = with_hosts(config, 1, CacheCopies(60 * _S), "host", 2 * MODEL.size_bytes)
+    # Warm spares would be read no more.
+    world = changed(world, controller={"warm_spares": "off"})
     _, lines = run(waves(3, until_s=7, requests=3), world, tmp_path / "lru.jsonl")
     assert {use.copies_max for use in host_copy_use(read_history(lines)).values()} == {1}
     assert len(copies_of(lines)) > 3

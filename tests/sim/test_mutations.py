@@ -157,7 +157,7 @@ def workers_are_given_out_twice(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Fleet, arena_bytes: int) -> list[WorkerRecord]:
         return [self.workers[number] for number in sorted(self.workers)]
 
-    patch.setattr(Fleet, "spare", broken)
+    patch.setattr(Fleet, "idle", broken)
 
 
 def leftovers_are_released_again(patch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,18 @@ def one_rank_counts_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def spares_stay_where_others_come(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Spares, "give_way", lambda self, targets, model: [])
+    give_way = Spares.give_way
+
+    def broken(
+        self: Spares, targets: Sequence[Sequence[WorkerRef]], state: ModelState
+    ) -> tuple[dict[WorkerRef, int], list[AnyCommand]]:
+        return give_way(self, targets, state)[0], []
+
+    patch.setattr(Spares, "give_way", broken)
+
+
+def models_lie_on_spares(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParameterPool, "gap", lambda self, member, size, memory, without=(): 0)
 
 
 def spares_of_withdrawn_models_stay(patch: pytest.MonkeyPatch) -> None:
@@ -453,8 +464,13 @@ def members_are_given_up_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def arenas_seem_endless(patch: pytest.MonkeyPatch) -> None:
-    spare = Fleet.spare
-    patch.setattr(Fleet, "spare", lambda self, arena_bytes: spare(self, 0))
+    idle, gap = Fleet.idle, ParameterPool.gap
+    patch.setattr(Fleet, "idle", lambda self, arena_bytes: idle(self, 0))
+    patch.setattr(
+        ParameterPool,
+        "gap",
+        lambda self, member, size, memory, without=(): gap(self, member, size, 1 << 60, without),
+    )
 
 
 def requests_go_to_any_rank(patch: pytest.MonkeyPatch) -> None:
@@ -523,9 +539,10 @@ MUTATIONS = [
     Mutation(draining_instances_are_released_early, "with requests is not released", 7),
     Mutation(the_last_copy_may_go, "the last copy is kept", 10),
     Mutation(copies_that_are_read_may_go, "a copy that is read from is kept", 36),
-    Mutation(spares_stay_where_others_come, "a worker is in one instance", 7),
+    Mutation(spares_stay_where_others_come, "holdings (fit|lie apart)", 7),
+    Mutation(models_lie_on_spares, "holdings (fit|lie apart)", 7),
     Mutation(spares_of_withdrawn_models_stay, "were withdrawn and are not gone", 51),
-    Mutation(orders_do_not_name_the_spare, "a worker is in one instance", 15),
+    Mutation(orders_do_not_name_the_spare, "holdings lie apart", 15),
     Mutation(changed_limits_are_not_heeded, "comes to its least number of instances", 13),
     Mutation(losses_are_not_noticed, "only living members get orders|senders are alive", 1),
     Mutation(nobody_asks_to_be_woken, "every request ends", 14),

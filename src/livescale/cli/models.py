@@ -139,7 +139,16 @@ def _remove(arguments: argparse.Namespace) -> str:
 
 def _list(arguments: argparse.Namespace) -> str:
     models = _call(arguments, AdministeredModels, "GET", "/admin/models").data
-    header = ["model", "state", "instances", "host copies", "requests", "tokens", "device s"]
+    header = [
+        "model",
+        "state",
+        "instances",
+        "host copies",
+        "spares",
+        "requests",
+        "tokens",
+        "device s",
+    ]
     problems = [f"{m.name} has a problem: {m.problem}" for m in models if m.problem]
     return "\n".join([table([*header, "path"], [_row(model) for model in models]), *problems])
 
@@ -149,7 +158,8 @@ def _row(model: ModelStatus) -> list[object]:
     usage = model.usage
     return [
         *(model.name, _words(model.state), ", ".join(states) or "none", model.host_copies),
-        *(usage.requests, usage.generation_tokens, round(usage.device_seconds), model.path),
+        *(model.warm_spares, usage.requests, usage.generation_tokens),
+        *(round(usage.device_seconds), model.path),
     ]
 
 

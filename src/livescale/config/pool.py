@@ -144,6 +144,16 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             choices=("empty", "none"),
         ),
     ] = "empty"
+    spare_idle_ms: Annotated[
+        int,
+        About(
+            "time without a request after which a model's last instance goes if its parameters stay"
+            " as a warm spare (`idle_s` where that is shorter)",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = 1000
     live_order: Annotated[
         str,
         About(

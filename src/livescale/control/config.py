@@ -50,7 +50,8 @@ class ControllerConfig(Value, frozen=True):
     a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`. Parameters get at
     most `parameter_share_percent` of an uplink. `warm_spares` says which parameters stay longest
     on released devices (`control/spares.py`): "recent", "slow-links", or "off" for none; with
-    `spares_ahead` devices that hold nothing get some before they are needed.
+    `spares_ahead` devices that hold nothing get some before they are needed. Where they stay, a
+    model's last instance goes after `spare_idle_ns` without a request, at most.
     """
 
     models: tuple[ModelPolicy, ...]
@@ -82,4 +83,5 @@ class ControllerConfig(Value, frozen=True):
     parameter_share_percent: int = 100
     warm_spares: str = "recent"
     spares_ahead: bool = False
+    spare_idle_ns: int = 1_000_000_000
     wall_ns: int = 0

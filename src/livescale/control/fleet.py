@@ -117,12 +117,12 @@ class Fleet:
                 return self.instances[duty.instance]
         return None
 
-    def spare(self, arena_bytes: int) -> list[WorkerRecord]:
-        """Workers that hold nothing (no warm spare either) and whose arena holds the model, in id
-        order."""
+    def idle(self, arena_bytes: int) -> list[WorkerRecord]:
+        """Workers of no instance, which hold warm spares or nothing, and whose arena is as large as
+        the model, in id order."""
         records = (self.workers[number] for number in sorted(self.workers))
         fitting = [record for record in records if record.device.arena_bytes >= arena_bytes]
-        return [record for record in fitting if self._pool.is_free(record.ref)]
+        return [record for record in fitting if self._pool.is_idle(record.ref)]
 
     def adopt(self, part: Part, copy: Copy) -> None:
         """Take over an instance from an earlier controller's life: all its ranks were reported."""

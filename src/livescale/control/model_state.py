@@ -35,7 +35,7 @@ class ModelState:
         self.window = TokenWindow(
             _WINDOW_NS if isinstance(scaling, TargetOngoing) else scaling.load_window_ns
         )
-        self.autoscaler = Autoscaler(scaling.scale_down_timeout_ns, policy.idle_ns)
+        self.autoscaler = Autoscaler(scaling.scale_down_timeout_ns, _idle_ns(policy, config))
         self.prefill_tokens_per_s = policy.prefill_tokens_per_s
         self.kv_blocks = policy.kv_blocks
         #: what its instances really do
@@ -44,6 +44,8 @@ class ModelState:
         self.load_error_ns = 0
         #: of the last new instances that were needed, so many had to load, the newest most of all
         self.loaded_permille = 1000
+        #: instances that were ordered, and those of them that found their parameters in place
+        self.starts = self.warm_starts = 0
         #: requests that an instance computes at once
         self.places = config.sequences_max
         #: of loads to devices
@@ -59,7 +61,7 @@ class ModelState:
         if scaling != _scaling(self.policy, config):
             self.scaling = make_policy(scaling)
         self.autoscaler.scale_down_timeout_ns = scaling.scale_down_timeout_ns
-        self.autoscaler.idle_ns = policy.idle_ns
+        self.autoscaler.idle_ns = _idle_ns(policy, config)
         self.policy = policy
 
     @property
@@ -115,3 +117,11 @@ class ModelState:
 
 def _scaling(policy: ModelPolicy, config: ControllerConfig) -> ScalingPolicy:
     return policy.scaling if policy.scaling is not None else config.scaling
+
+
+def _idle_ns(policy: ModelPolicy, config: ControllerConfig) -> int:
+    """How long its last instance stays without requests: not as long where it leaves a warm spare,
+    which is there at once, and another model can use the device."""
+    if config.warm_spares == "off":
+        return policy.idle_ns
+    return min(policy.idle_ns, config.spare_idle_ns)

@@ -171,15 +171,10 @@ class Planning:
 
     def _targets(self, state: ModelState) -> tuple[WorkerRef, ...]:
         """Workers that an instance may come to: those that hold nothing, and where these are too
-        few, those with warm spares of other models."""
-        size_bytes = state.spec.size_bytes
-        found = [record.ref for record in self._fleet.spare(size_bytes)]
-        if len(found) < state.spec.tp_size:
-            spares = (copy for copy in self._pool.spares() if copy.model != state.spec.name)
-            members = [member for copy in spares for member in copy.members]
-            workers = self._fleet.workers
-            found += [m for m in members if workers[m.worker].device.arena_bytes >= size_bytes]
-        return tuple(found)
+        few, those with warm spares."""
+        idle = [record.ref for record in self._fleet.idle(state.spec.size_bytes)]
+        empty = [worker for worker in idle if not self._pool.on(worker)]
+        return tuple(empty if len(empty) >= state.spec.tp_size else idle)
 
     def _request_of_instances(
         self,
@@ -220,15 +215,23 @@ class Planning:
         return not worker.is_agent and topology.host_of(worker) == topology.host_of(agent)
 
     def sources(self, state: ModelState) -> tuple[Source, ...]:
-        """All copies, complete or arriving; the planner chooses among them. Warm spares come first:
-        their links are idle. Systems without multicast know less: there host memory feeds devices,
-        or nothing does."""
-        found = sorted(self._pool.copies(state.spec.name), key=lambda copy: not copy.is_spare)
+        """All copies, complete or arriving; the planner chooses among them. Warm spares on workers
+        of no instance come first: their links are idle. Systems without multicast know less: there
+        host memory feeds devices, or nothing does."""
+        found = self._pool.copies(state.spec.name)
+        idle = self._pool.idle_spares(state.spec.name)
+        found.sort(key=lambda copy: copy not in idle)
         copies = [self._source(copy) for copy in found]
         if self._config.multicast in ("host", "storage"):
             is_host = self._config.multicast == "host"
             return tuple(s for s in copies if is_host and s.is_host_copy)
         return tuple(copies)
+
+    def hosts_with_copy(self, model: str) -> dict[str, None]:
+        """The names of hosts whose memory has the model, and whose devices can read it there."""
+        agents = (copy.holder for copy in self._pool.host_copies(model))
+        hosts = (self.topology.agents[agent] for agent in agents if agent in self.topology.agents)
+        return {host.name: None for host in hosts if host.has_device_links}
 
     def has_copy(self, state: ModelState) -> bool:
         """There is a complete copy that instances can be loaded from."""
@@ -236,6 +239,9 @@ class Planning:
 
     def _source(self, copy: Copy) -> Source:
         readers = max(self._pool.readers(member) for member in copy.members)
+        if copy.is_on_host:
+            # All ranks leave it by one NIC, each as if others were reading, too.
+            readers += len(copy.members) - 1
         return Source(copy.members, not copy.is_complete, readers)
 
     def _request(

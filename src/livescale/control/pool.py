@@ -6,8 +6,9 @@ every model stays in device or host memory). Losing a worker is not dropping: th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
+from livescale.common.regions import lowest_gap
 from livescale.control.holdings import Copy, Holding, HoldingState
 from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
 from livescale.messages.events import WorkerLost
@@ -37,6 +38,8 @@ class ParameterPool:
         self._on_hosts: dict[tuple[str, WorkerRef], Copy] = {}
         #: warm spares: whole copies on devices that are no instance's
         self._spares: dict[InstanceId, Copy] = {}
+        #: models whose warm spares changed since that was last asked
+        self._spares_changed: dict[str, None] = {}
         #: (reader, model) per source: a copy that somebody reads from is not dropped
         self._reads: dict[WorkerRef, dict[tuple[HoldingId, str], None]] = {}
         #: models that leave the pool: their last copies may go
@@ -75,9 +78,23 @@ class ParameterPool:
         """Everything that the member holds, or gets."""
         return list(self._of_member.get(member, {}).values())
 
-    def is_free(self, member: WorkerRef) -> bool:
-        """The member holds nothing, and gets nothing."""
-        return not self._of_member.get(member)
+    def is_idle(self, member: WorkerRef) -> bool:
+        """The member holds nothing but warm spares, and gets nothing."""
+        held = self._of_member.get(member, {}).values()
+        return all(holding.state is HoldingState.SPARE for holding in held)
+
+    def gap(
+        self, member: WorkerRef, size_bytes: int, memory_bytes: int, without: Container[Copy] = ()
+    ) -> int | None:
+        """The lowest offset of a worker's memory from which so many bytes are free, or would be
+        without these copies. What is ordered away takes none: it is gone when the next order is
+        obeyed."""
+        taken = []
+        for holding in self.on(member):
+            copy = self.copy_of(holding)
+            if holding.state is not HoldingState.LEAVING and copy not in without:
+                taken.append((holding.order.offset_bytes, copy.size_bytes // len(copy.members)))
+        return lowest_gap(taken, size_bytes, memory_bytes)
 
     def copy_of(self, holding: Holding) -> Copy:
         """The copy that the holding is part of."""
@@ -136,6 +153,7 @@ class ParameterPool:
         self.version += 1
         copy.used_ns = now_ns
         self._spares[copy.instance] = copy
+        self._spares_changed[copy.model] = None
         return copy.release()
 
     def take_up(self, copy: Copy, orders: Sequence[StartHolding]) -> Copy:
@@ -143,6 +161,7 @@ class ParameterPool:
         assert copy.instance in self._spares, f"{copy!r} is no spare"
         self.version += 1
         del self._spares[copy.instance], self._copies[copy.model][copy.key]
+        self._spares_changed[copy.model] = None
         for holding in copy.ranks.values():
             holding.move(StartHolding)
             del self._of_member[holding.member][holding.id.plan]
@@ -155,6 +174,16 @@ class ParameterPool:
         """The warm spares (of one model), least recently used first."""
         found = [copy for copy in self._spares.values() if model in (None, copy.model)]
         return sorted(found, key=lambda copy: (copy.used_ns, copy.holder))
+
+    def idle_spares(self, model: str) -> list[Copy]:
+        """The model's warm spares whose workers are in no instance, least recently used first."""
+        own = self.spares(model)
+        return [copy for copy in own if all(self.is_idle(member) for member in copy.members)]
+
+    def take_changed_spares(self) -> dict[str, None]:
+        """Models whose warm spares changed since the last call."""
+        changed, self._spares_changed = self._spares_changed, {}
+        return changed
 
     def spares_to_drop(self) -> list[Copy]:
         """Warm spares that may all go together, least recently used first: nothing reads them,
@@ -230,7 +259,8 @@ class ParameterPool:
         name = (copy.model, copy.key)
         if copy.instance is not None:
             self._incomplete.pop(copy.instance, None)
-            self._spares.pop(copy.instance, None)
+            if self._spares.pop(copy.instance, None) is not None:
+                self._spares_changed[copy.model] = None
         if copy.ranks:
             self._given_up[name] = copy
             return
@@ -253,9 +283,13 @@ class ParameterPool:
         return [order for copy in left for order in copy.drop("the copy can never be whole")]
 
     def remainders(self) -> int:
-        """Workers that hold something of a copy that is given up, and nothing else."""
+        """Workers that hold something of copies that are given up, and else warm spares alone."""
         left = [h for c in self._given_up.values() if not c.is_on_host for h in c.ranks.values()]
-        return sum(len(self._of_member[holding.member]) == 1 for holding in left)
+        members = dict.fromkeys(holding.member for holding in left)
+        return sum(
+            all(h.state is HoldingState.SPARE or self.copy_of(h).is_given_up for h in self.on(m))
+            for m in members
+        )
 
     def lose(self, member: WorkerRef) -> None:
         """The worker or agent is gone with everything it held and sent."""

@@ -35,7 +35,15 @@ from livescale.messages.commands import (
 )
 from livescale.plans import ScalePlan
 from livescale.routes import Duty
-from livescale.types import FromStorage, FromWorker, HoldingId, InstanceState, Part, PlanId
+from livescale.types import (
+    FromStorage,
+    FromWorker,
+    HoldingId,
+    InstanceState,
+    Part,
+    PlanId,
+    WorkerRef,
+)
 
 
 class Scaling:
@@ -139,8 +147,9 @@ class Scaling:
             self._fleet.move(instance, Resume)
         commands += woken
         if plan is not None:
-            commands += self._spares.give_way(plan.instances, state.spec.name)
-            commands += self._load(now_ns, state, plan)
+            offsets, drops = self._spares.give_way(plan.instances, state)
+            commands += drops
+            commands += self._load(now_ns, state, plan, offsets)
             commands += self._host_copies.fill_caches(state, plan.instances)
         return reached, commands
 
@@ -157,15 +166,16 @@ class Scaling:
         plan = None
         if state is not None:
             missing = state.limits(wall_ns)[1] - len(self._pool.holders(state.spec.name))
-            spare = [record.ref for record in self._fleet.spare(state.spec.size_bytes)]
-            count = min(missing, len(spare) // state.spec.tp_size)
-            plan = self._planning.plan_instances(state, count, tuple(spare), None)
+            empty = self._spares.empty(state)
+            count = min(missing, len(empty) // state.spec.tp_size)
+            plan = self._planning.plan_instances(state, count, tuple(empty), None)
         if state is None or wish is None or plan is None:
             self._nothing_ahead = stand
             return []
         capacity = self._fleet.tally(state.part).capacity
         notice = wish.notice(capacity, capacity + len(plan.instances), "spares_ahead")
-        return [notice, *self._load(now_ns, state, plan)]
+        offsets = dict.fromkeys((worker for ranks in plan.instances for worker in ranks), 0)
+        return [notice, *self._load(now_ns, state, plan, offsets)]
 
     def _plan(self, state: ModelState, count: int) -> ScalePlan | None:
         """A plan for at most `count` instances, if there is any."""
@@ -178,22 +188,29 @@ class Scaling:
         targets = self._host_copies.preferred_targets(state, spare, count)
         return self._planning.plan_instances(state, count, tuple(spare), targets)
 
-    def _wake(self, state: ModelState, spare: Copy) -> list[StartHolding]:
+    def _wake(self, state: ModelState, spare: Copy) -> list[AnyCommand]:
         """A warm spare becomes an instance: its workers take the model over, nothing is loaded."""
+        drops = self._spares.clear_for(spare)
+        state.starts += 1
+        state.warm_starts += 1
         number, plan = self._planning.next_id(), self._planning.next_id()
         duty = Duty(number, spare.members, state.part.role)
         orders = [
             msgspec.structs.replace(
-                self._start(state, plan, duty, rank), spare=spare.ranks[rank].id.plan
+                self._start(state, plan, duty, rank),
+                spare=spare.ranks[rank].id.plan,
+                offset_bytes=spare.ranks[rank].order.offset_bytes,
             )
             for rank in range(len(spare.members))
         ]
         copy = self._pool.take_up(spare, orders)
         self._fleet.add(Instance(state.part, duty, copy, predicted_ns=0))
-        return orders
+        return [*drops, *orders]
 
-    def _load(self, now_ns: int, state: ModelState, plan: ScalePlan) -> list[AnyCommand]:
-        """Order every target to load, and to work meanwhile."""
+    def _load(
+        self, now_ns: int, state: ModelState, plan: ScalePlan, offsets: Mapping[WorkerRef, int]
+    ) -> list[AnyCommand]:
+        """Order every target to load to its offset, and to work meanwhile."""
         slow = {FromStorage(), *(FromWorker(load.receiver) for load in self._loads.open.values())}
         numbers = []
         paired: list[Paired] = []
@@ -205,7 +222,9 @@ class Scaling:
             duty = Duty(number, workers, role, choice.live_order, choice.gives_to)
             orders = [
                 msgspec.structs.replace(
-                    self._start(state, plan.plan, duty, rank), feeds=plan.load_of(worker).feeds
+                    self._start(state, plan.plan, duty, rank),
+                    feeds=plan.load_of(worker).feeds,
+                    offset_bytes=offsets[worker],
                 )
                 for rank, worker in enumerate(workers)
             ]
@@ -220,6 +239,7 @@ class Scaling:
             if plan.predicted_ns is not None and not upstreams & slow:
                 instance.due_ns = now_ns + max(load.completed_ns or 0 for load in own)
             self._fleet.add(instance)
+            state.starts += 1
             numbers.append(duty.instance)
             if self._pairings.is_live:
                 notice = Paired(number, choice.live_order, choice.gives_to, choice.reason)

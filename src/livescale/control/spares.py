@@ -1,13 +1,15 @@
 """Warm spares: parameters that stay on released devices until another model needs the memory.
 
 An instance that is released leaves its copy where it is. The next instance of the model on these
-workers loads nothing (`take_up`), and meanwhile the copy is one more holder for multicasts, with
-idle links. Another model takes the memory of the spares that are least worth keeping.
+workers loads nothing (`take_up`), and meanwhile the copy is one more holder for multicasts. A
+worker keeps as many models as its memory holds, also beside an instance; where there is no place
+for another one, the spares that are least worth keeping go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
@@ -21,6 +23,16 @@ from livescale.types import WorkerRef
 
 # A link without a limit is the fastest.
 _UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A place for a rank in a worker's memory: which spares go for it, and which stay beside it."""
+
+    worker: WorkerRef
+    offset_bytes: int
+    going: tuple[Copy, ...]
+    kept: tuple[Copy, ...]
 
 
 class Spares:
@@ -49,9 +61,10 @@ class Spares:
         return [o for c in unwanted if pool.can_drop(c) for o in pool.drop(c, "not kept")]
 
     def to_wake(self, state: ModelState, count: int) -> list[Copy]:
-        """At most so many spares that become instances of their model: those that others read
-        last, because these will serve on busy links; then those that were used last."""
-        own = self._pool.spares(state.spec.name)[::-1]
+        """At most so many spares that become instances of their model, of those whose workers are
+        in no instance: those that others read last, because these will serve on busy links; then
+        those that were used last."""
+        own = self._usable(state)[::-1]
         own.sort(key=lambda copy: max(self._pool.readers(member) for member in copy.members))
         return own[:count]
 
@@ -63,7 +76,7 @@ class Spares:
             copies = len(self._pool.holders(state.spec.name))
             is_failing = bool(state.load_failures.in_a_row)
             has_room = copies < state.limits(wall_ns)[1]
-            workers = self._fleet.spare(state.spec.size_bytes) if has_room else []
+            workers = self.empty(state) if has_room else []
             if len(workers) < state.spec.tp_size or is_failing or state.is_leaving:
                 continue
             if self._fleet.serving(state.part):
@@ -71,44 +84,119 @@ class Spares:
                 found.append((share, state.number, state))
         return min(found, key=lambda entry: entry[:2])[2] if found else None
 
+    def empty(self, state: ModelState) -> list[WorkerRef]:
+        """Workers that hold nothing and have room for the model, in id order."""
+        idle = self._fleet.idle(state.spec.size_bytes)
+        return [record.ref for record in idle if not self._pool.on(record.ref)]
+
     def workers_for(self, state: ModelState) -> int:
-        """How many workers the model can have at once: those that hold nothing, those whose spares
-        may go, and those with spares of its own."""
-        found = dict.fromkeys(record.ref for record in self._fleet.spare(state.spec.size_bytes))
-        copies = [*self._giving_way(state), *self._pool.spares(state.spec.name)]
-        return len(found | dict.fromkeys(worker for copy in copies for worker in copy.members))
+        """How many workers the model can have at once: those with room, or with spares that may
+        go, and those with spares of its own."""
+        found = dict.fromkeys(room.worker for room in self._rooms(state))
+        return len(found | dict.fromkeys(w for c in self._usable(state) for w in c.members))
 
     def targets_for(self, state: ModelState, workers: int) -> list[WorkerRef]:
-        """Where so many ranks of new instances may go, or fewer: to workers that hold nothing, and
-        where these are too few, to those whose spares are least worth keeping."""
-        found = [record.ref for record in self._fleet.spare(state.spec.size_bytes)]
-        for copy in self._giving_way(state):
-            if len(found) >= workers:
-                break
-            found += copy.members
-        return sorted(found)
+        """Where ranks of new instances may go: to workers that hold nothing, and where these are
+        too few, to those whose spares, driven out or locked up, are least worth keeping. So many
+        workers, if there are, on the hosts whose memory has the model, too: loads that leave such a
+        host share its NIC. Of all others half, so that the planner has a choice."""
+        found = sorted(self._rooms(state), key=self._loss)
+        empty = sum(not (room.going or room.kept) for room in found)
+        count = empty if empty >= workers else max(workers, len(found) // 2)
+        hosts = self._planning.hosts_with_copy(state.spec.name)
+        near = [room for room in found if self._planning.topology.host_of(room.worker) in hosts]
+        return sorted({room.worker for room in (*found[:count], *near[:workers])})
 
-    def give_way(self, targets: Sequence[Sequence[WorkerRef]], model: str) -> list[AnyCommand]:
-        """The targets' memory is taken: orders to drop the spares that lie there."""
-        taken = dict.fromkeys(worker for workers in targets for worker in workers)
-        going = [c for c in self._pool.spares() if any(member in taken for member in c.members)]
-        reason = f"makes room for {model}"
-        return [order for copy in going for order in self._pool.drop(copy, reason)]
+    def give_way(
+        self, targets: Sequence[Sequence[WorkerRef]], state: ModelState
+    ) -> tuple[dict[WorkerRef, int], list[AnyCommand]]:
+        """From where on the model's bytes will lie on the targets, and orders to drop the spares
+        that lie there now."""
+        offsets: dict[WorkerRef, int] = {}
+        orders: list[AnyCommand] = []
+        for worker in dict.fromkeys(worker for workers in targets for worker in workers):
+            room = self._room(worker, state, self._giving_way())
+            assert room is not None, f"{worker} has no room for {state!r}"
+            for copy in room.going:
+                orders += self._pool.drop(copy, f"makes room for {state.spec.name}")
+            offsets[worker] = room.offset_bytes
+        return offsets, orders
+
+    def clear_for(self, spare: Copy) -> list[DropHolding]:
+        """A spare is used again: orders for those that are of no use meanwhile."""
+        reason = f"makes room for {spare.model}"
+        return [o for copy in self._in_the_way(spare) for o in self._pool.drop(copy, reason)]
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _giving_way(self, state: ModelState) -> list[Copy]:
-        """Spares that may go together and whose workers have room for the model, the one that is
-        least worth keeping first."""
-        arenas = {worker.ref: worker.device.arena_bytes for worker in self._fleet.workers.values()}
-        found = [
-            copy
-            for copy in self._pool.spares_to_drop()
-            if all(arenas[member] >= state.spec.size_bytes for member in copy.members)
-        ]
+    def _usable(self, state: ModelState) -> list[Copy]:
+        """The model's spares whose workers can be had, least recently used first."""
+        idle, giving_way = self._pool.idle_spares(state.spec.name), self._giving_way()
+        return [c for c in idle if all(other in giving_way for other in self._in_the_way(c))]
+
+    def _in_the_way(self, spare: Copy) -> list[Copy]:
+        """Other spares of several ranks on its workers: they would be of no use while one of these
+        is in an instance."""
+        pool = self._pool
+        here = [pool.copy_of(holding) for member in spare.members for holding in pool.on(member)]
+        others = dict.fromkeys(copy for copy in here if copy is not spare)
+        return [copy for copy in others if len(copy.members) > 1 and not copy.is_given_up]
+
+    def _rooms(self, state: ModelState) -> list[_Room]:
+        """Workers that can have a rank of a new instance, in id order."""
+        giving_way = self._giving_way()
+        idle = self._fleet.idle(state.spec.size_bytes)
+        rooms = [self._room(record.ref, state, giving_way) for record in idle]
+        return [room for room in rooms if room is not None]
+
+    def _room(
+        self, worker: WorkerRef, state: ModelState, giving_way: Mapping[Copy, None]
+    ) -> _Room | None:
+        """The place of a new rank on the worker, for which as few and as worthless spares go as
+        possible. A spare of several ranks always goes: it would be of no use for as long as the new
+        instance has one of its workers."""
+        pool, size_bytes = self._pool, state.spec.size_bytes
+        memory_bytes = self._fleet.workers[worker.worker].device.arena_bytes
+        copies = [pool.copy_of(holding) for holding in pool.on(worker)]
+        here = [copy for copy in copies if not copy.is_given_up]
+        must_go = [copy for copy in here if copy.model == state.spec.name or len(copy.members) > 1]
+        if any(copy not in giving_way for copy in must_go):
+            return None
+        going = list(must_go)
+        others = [copy for copy in here if copy in giving_way and copy not in going]
+        others.sort(key=self._worth)
+        while pool.gap(worker, size_bytes, memory_bytes, going) is None:
+            if not others:
+                return None
+            going.append(others.pop(0))
+        # A gap between two that went last may do without what went before them.
+        for copy in [copy for copy in going[-2::-1] if copy not in must_go]:
+            fewer = [other for other in going if other is not copy]
+            if pool.gap(worker, size_bytes, memory_bytes, fewer) is not None:
+                going = fewer
+        offset_bytes = pool.gap(worker, size_bytes, memory_bytes, going)
+        assert offset_bytes is not None
+        kept = [copy for copy in here if copy not in going]
+        return _Room(worker, offset_bytes, tuple(going), tuple(kept))
+
+    def _giving_way(self) -> dict[Copy, None]:
+        """Spares that may go together."""
+        return dict.fromkeys(self._pool.spares_to_drop())
+
+    def _loss(self, room: _Room) -> tuple[tuple[int, ...], ...]:
+        """How bad it is to take this room: the best of its spares counts, whether it goes or cannot
+        be used meanwhile; then the best of those that go."""
+        least = (-(_UNLIMITED + 1),)
+        going = max(map(self._worth, room.going), default=least)
+        kept = max(map(self._worth, room.kept), default=least)
+        return max(going, kept), going, (room.worker.worker,)
+
+    def _worth(self, copy: Copy) -> tuple[int, ...]:
+        """Of two spares the one that is worth more: what comes back slowly, if that is preferred,
+        and what was used last."""
         if self._keeping == "slow-links":
-            found.sort(key=lambda copy: -self._rate(copy))
-        return found
+            return -self._rate(copy), copy.used_ns, copy.holder.worker
+        return copy.used_ns, copy.holder.worker
 
     def _rate(self, copy: Copy) -> int:
         """How fast the model would come back to these devices (bytes per second)."""

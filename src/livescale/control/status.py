@@ -23,6 +23,9 @@ class InstanceSummary(Value, frozen=True):
 class ModelSummary(Value, frozen=True):
     """A model of the pool: its living instances by state, and its complete copies on hosts.
 
+    `warm_spares` on devices are no instance's, and take `spare_bytes`. Of `starts` of instances so
+    many were `warm_starts`: they found their parameters in place. Both count from the controller's
+    start.
     `problem` is why it cannot be loaded, or kept in host memory, now (None: it can); `is_failing`
     is True if its last load to devices, or to host memory, failed; `failed_loads` counts both.
     """
@@ -33,6 +36,10 @@ class ModelSummary(Value, frozen=True):
     problem: str | None
     is_failing: bool
     failed_loads: int
+    warm_spares: int = 0
+    spare_bytes: int = 0
+    starts: int = 0
+    warm_starts: int = 0
 
 
 class ControllerStatus(Value, frozen=True):
@@ -58,7 +65,7 @@ def status_of(
     shown: dict[str, ModelSummary] = {}
     for name, state in models.items():
         loads, copies = state.load_failures, host_copies.failures(name)
-        on_hosts = pool.host_copies(name)
+        on_hosts, spares = pool.host_copies(name), pool.spares(name)
         for copy in on_hosts:
             rooms[copy.holder] -= copy.size_bytes
         shown[name] = ModelSummary(
@@ -68,6 +75,10 @@ def status_of(
             problem=loads.problem or (copies.problem if copies is not None else None),
             is_failing=bool(loads.in_a_row or (copies is not None and copies.in_a_row)),
             failed_loads=loads.total + (copies.total if copies is not None else 0),
+            warm_spares=len(spares),
+            spare_bytes=sum(copy.size_bytes for copy in spares),
+            starts=state.starts,
+            warm_starts=state.warm_starts,
         )
     return ControllerStatus(
         models=shown,

@@ -77,6 +77,8 @@ class Wishes:
         `wall_zero_ns` is the wall clock at time 0."""
         parts = {**self._fleet.touched, **self._router.touched, **self._restless}
         self._fleet.touched, self._router.touched = {}, {}
+        spares = self._pool.take_changed_spares()
+        parts.update((states[model].part, None) for model in spares if model in states)
         parts.update((part, None) for part, due_ns in self._due_ns.items() if due_ns <= now_ns)
         if len(self._wishes) < len(states):
             known = (state.part for state in states.values())
@@ -146,7 +148,7 @@ class Wishes:
             kv_blocks_kept=tally.kv_blocks_kept,
             now_ns=now_ns,
             serving=len(self._fleet.serving(part)),
-            resumable=self._fleet.resumable(part) + len(self._pool.spares(part.model)),
+            resumable=self._fleet.resumable(part) + len(self._pool.idle_spares(part.model)),
             service_tokens_per_s=state.service.tokens_per_s,
             load_ns=self._planning.load_ns(state) if asks else None,
             loaded_permille=state.loaded_permille,

@@ -121,7 +121,8 @@ class AdministeredUsage(msgspec.Struct):
 class ModelStatus(msgspec.Struct):
     """A model as administrators see it: one of GET /admin/models. `instances` counts them by state.
 
-    `host_copies` are complete copies in host memory. `survives_restart`: the pool's next start has
+    `host_copies` are complete copies in host memory, `warm_spares` those that released instances
+    left on devices. `survives_restart`: the pool's next start has
     the model as it is now. `problem`: why it is not served, or cannot be loaded now; `warnings`:
     what should be known though it is. Of `usage` a Backend knows the `device_seconds` only.
     """
@@ -131,6 +132,7 @@ class ModelStatus(msgspec.Struct):
     state: ModelPhase
     instances: Mapping[str, int] = msgspec.field(default_factory=dict)
     host_copies: int = 0
+    warm_spares: int = 0
     usage: AdministeredUsage = msgspec.field(default_factory=AdministeredUsage)
     min_replicas: int | None = None
     max_replicas: int | None = None

@@ -106,9 +106,11 @@ class DropFetch(Value, frozen=True, tag=True):
 
 
 class KeepLayers(Value, frozen=True, tag=True):
-    """Copy the first layers of what lies at the start of the memory to the resident's place."""
+    """Copy the first layers of what lies from `offset_bytes` of the memory on to the resident's
+    place."""
 
     resident: Resident
+    offset_bytes: int
 
 
 class Assign(Value, frozen=True, tag=True):

@@ -47,6 +47,10 @@ class ModelHolding:
     def size_bytes(self) -> int:
         return sum(self.layer_bytes)
 
+    @property
+    def end_bytes(self) -> int:
+        return self.offset_bytes + self.size_bytes
+
     def take_layer(self, layer: int) -> range:
         """The layer is there. Returns the layers that the prefix has grown by."""
         self.arrived[layer] = None
@@ -114,17 +118,24 @@ class MemberHoldings:
         plan, size_bytes = order.holding.plan, sum(layer_bytes)
         assert plan not in self._of_plan, f"{self!r}: {order.model} by plan {plan}"
         free_bytes = self._memory_bytes - sum(held.size_bytes for held in self.all)
-        offset_bytes = self._regions.allocate(size_bytes) if size_bytes <= free_bytes else None
+        offset_bytes = self._place(order, size_bytes) if size_bytes <= free_bytes else None
         if offset_bytes is None:
             return f"{size_bytes} bytes do not fit: {free_bytes} are free, {self._regions!r}"
-        self._of_plan[plan] = ModelHolding(order, layer_bytes, identity, offset_bytes)
+        held = self._of_plan[plan] = ModelHolding(order, layer_bytes, identity, offset_bytes)
         resident = self._residents.find(identity)
         if order.duty is not None:
-            self._residents.make_way(size_bytes)
+            self._residents.make_way(held.end_bytes)
         # At once, so that bytes move while the modules are built.
         self._emit(effects.Fetch(plan, offset_bytes, order, resident))
         self.update_reports()
         return ""
+
+    def _place(self, order: StartHolding, size_bytes: int) -> int | None:
+        """Where the bytes will lie: where the controller says, or an agent's own choice."""
+        if order.duty is None:
+            return self._regions.allocate(size_bytes)
+        is_free = self._regions.take(order.offset_bytes, size_bytes)
+        return order.offset_bytes if is_free else None
 
     def _take_up(self, order: StartHolding, identity: str) -> str:
         spare = self._of_plan.get(order.spare) if order.spare is not None else None
@@ -170,11 +181,12 @@ class MemberHoldings:
         self.update_reports()
 
     def keep_first_layers(self, holding: ModelHolding) -> None:
-        """A whole model was given up: its first layers stay, if they are worth their place."""
-        if holding.size_bytes <= self._residents_from:
+        """A whole model was given up: its first layers stay, if they are worth their place, and
+        that is no other model's."""
+        if all(held.end_bytes <= self._residents_from for held in (holding, *self.all)):
             kept = self._residents.keep(holding.identity, holding.layer_bytes)
             if kept is not None:
-                self._emit(effects.KeepLayers(kept))
+                self._emit(effects.KeepLayers(kept, holding.offset_bytes))
 
     def troubles(self) -> list[FeedFailed]:
         """Feeds that failed and have not been replaced, of all that is not whole."""

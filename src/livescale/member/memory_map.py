@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-ALIGNMENT_BYTES = 4096
-"""Every region starts on a page: what is mapped or registered is mapped or registered by pages."""
+from livescale.common.regions import aligned
 
 
 class MemoryMap:
@@ -30,16 +29,27 @@ class MemoryMap:
 
     def allocate(self, size_bytes: int) -> int | None:
         """The offset of a region of so many bytes, or None where no free one is large enough."""
-        needed = -(-max(size_bytes, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        for place, (offset, size) in enumerate(self._free):
+        for offset, size in self._free:
             if size >= size_bytes:
-                # The memory's end need not be aligned.
-                used = min(needed, size)
-                rest = [(offset + used, size - used)] if size > used else []
-                self._free[place : place + 1] = rest
-                self._taken[offset] = used
+                self.take(offset, size_bytes)
                 return offset
         return None
+
+    def take(self, offset_bytes: int, size_bytes: int) -> bool:
+        """Whether `size_bytes` from this aligned offset on were free. They are taken now."""
+        place = bisect_left(self._free, (offset_bytes + 1, 0)) - 1
+        if place < 0:
+            return False
+        offset, size = self._free[place]
+        left = offset + size - offset_bytes
+        if left < max(size_bytes, 1):
+            return False
+        # The memory's end need not be aligned.
+        used = min(aligned(max(size_bytes, 1)), left)
+        pieces = ((offset, offset_bytes - offset), (offset_bytes + used, left - used))
+        self._free[place : place + 1] = [piece for piece in pieces if piece[1]]
+        self._taken[offset_bytes] = used
+        return True
 
     def free(self, offset_bytes: int) -> None:
         """The region that was allocated at this offset is free again. KeyError for any other."""

@@ -38,7 +38,8 @@ class StartHolding(Command, frozen=True):
     holds the bytes (no duty). `reason` says why they are wanted there.
 
     With `spare` nothing is fetched: the bytes are those of the member's warm spare that came by
-    this plan, and that is no holding of its own any more.
+    this plan, and that is no holding of its own any more. A worker's bytes lie from `offset_bytes`
+    of its memory on; an agent finds a place itself.
     """
 
     holding: HoldingId
@@ -51,6 +52,7 @@ class StartHolding(Command, frozen=True):
     measure_capacity: bool = False
     reason: str = ""
     spare: PlanId | None = None
+    offset_bytes: int = 0
 
 
 class AmendHolding(Command, frozen=True):

@@ -16,6 +16,7 @@ import psutil
 from livescale.batching.live_batch import MOVE_FACTOR, LiveLimits
 from livescale.bindings import Binding, EarlyBinding, LateBinding
 from livescale.clusters.profiles import read_profile
+from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.common.settings import ConfigError, parse_schedule
 from livescale.config.model import ModelConfig
 from livescale.config.pool import ROOFLINE_PREFIX, PoolConfig
@@ -34,7 +35,6 @@ from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency
 from livescale.load.slo import SloAbsolute, parse_slo
-from livescale.member.memory_map import ALIGNMENT_BYTES
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, SloAim, TargetOngoing
 from livescale.runtime.pool_layout import HostSeat, PoolLayout
@@ -197,6 +197,7 @@ def controller_config(
         live_order=config.live_order,
         warm_spares=config.warm_spares,
         spares_ahead=config.spares_ahead == "empty",
+        spare_idle_ns=config.spare_idle_ms * _MS_NS,
         drain=config.drain,
         live_over_ns=live_over_ns(config),
         live_ahead_max=config.live_ahead_max,

@@ -221,7 +221,7 @@ class MemberThread:
     def _keep_layers(self, effect: KeepLayers) -> None:
         kept = effect.resident
         place = self._memory.view(kept.offset_bytes, kept.size_bytes)
-        place[:] = self._memory.view(0, kept.size_bytes)
+        place[:] = self._memory.view(effect.offset_bytes, kept.size_bytes)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.member!r}>"

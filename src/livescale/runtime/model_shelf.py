@@ -11,10 +11,18 @@ from typing import Any
 
 from livescale.config.model import ModelConfig
 from livescale.gateway.backend import AdministeredUsage, ModelCard, ModelPhase, ModelStatus, Reading
-from livescale.runtime.protocol import Catalog, CatalogEntry, ModelLoad, PoolStatus, PublishedModel
+from livescale.runtime.protocol import (
+    Catalog,
+    CatalogEntry,
+    ModelLoad,
+    PoolStatus,
+    PublishedModel,
+    SpareStatus,
+)
 from livescale.types import InstanceState
 
 _NOTHING = ModelLoad(0, 0)
+_NO_SPARES = SpareStatus()
 _STATES = tuple(
     state.value
     for state in InstanceState
@@ -99,6 +107,7 @@ class ModelShelf:
             state=_phase(model, status),
             instances=status.instances.get(name, {}),
             host_copies=status.copies.get(name, 0),
+            warm_spares=status.spares.get(name, _NO_SPARES).copies,
             usage=AdministeredUsage(device_seconds=device_ns / 1e9),
             min_replicas=policy.instances_min,
             max_replicas=policy.instances_max,
@@ -143,6 +152,7 @@ def _phase(model: PublishedModel, status: PoolStatus) -> ModelPhase:
 def _readings_of(state: ModelStatus, status: PoolStatus) -> list[Reading]:
     label, load = (("model", state.name),), status.loads.get(state.name, _NOTHING)
     used = load.kv_blocks_used / load.kv_blocks if load.kv_blocks else 0.0
+    spares = status.spares.get(state.name, _NO_SPARES)
     return [
         *(
             # All of them, always: a series that comes and goes breaks sums and alerts.
@@ -150,6 +160,10 @@ def _readings_of(state: ModelStatus, status: PoolStatus) -> list[Reading]:
             for at in _STATES
         ),
         Reading("host_copies", state.host_copies, label),
+        Reading("warm_spares", state.warm_spares, label),
+        Reading("warm_spare_bytes", spares.bytes, label),
+        Reading("instance_starts_total", spares.starts, label),
+        Reading("warm_starts_total", spares.warm_starts, label),
         Reading("device_seconds_total", state.usage.device_seconds, label),
         Reading("kv_cache_usage_perc", used, label),
         Reading("kv_blocks", load.kv_blocks, label),

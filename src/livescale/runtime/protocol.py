@@ -193,13 +193,23 @@ class ModelLoad(Value, frozen=True):
     device_ns: int = 0
 
 
+class SpareStatus(Value, frozen=True):
+    """A model's warm spares: how many there are, and their bytes; of `starts` of instances so many
+    were `warm_starts`, which used one."""
+
+    copies: int = 0
+    bytes: int = 0
+    starts: int = 0
+    warm_starts: int = 0
+
+
 class PoolStatus(Value, frozen=True, tag=True):
     """What a gateway shows of the pool: instances per model and state, the workers, the loads.
 
     `copies` counts each model's complete copies in host memory. `unready` lists the models that
     have less than they should have at least: a serving instance, or, where the minimum is 0, a
     copy to start one from. The pool is ready when there are none. `problems` says of models why
-    they cannot be loaded now, `failed_loads` counts loads that failed, by model.
+    they cannot be loaded now, `failed_loads` counts loads that failed, by model; so `spares`.
     `is_recording` says whether the run record is being written (False: it could not be any more;
     None: none was asked for).
     """
@@ -212,6 +222,7 @@ class PoolStatus(Value, frozen=True, tag=True):
     unready: tuple[str, ...] = ()
     problems: dict[str, str] = msgspec.field(default_factory=dict)
     failed_loads: dict[str, int] = msgspec.field(default_factory=dict)
+    spares: dict[str, SpareStatus] = msgspec.field(default_factory=dict)
     is_recording: bool | None = None
 
 

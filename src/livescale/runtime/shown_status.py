@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from livescale.control.status import ControllerStatus, InstanceSummary
+from livescale.control.status import ControllerStatus, InstanceSummary, ModelSummary
 from livescale.messages.events import AnyEvent, InstanceReported
-from livescale.runtime.protocol import ModelLoad, PoolStatus
+from livescale.runtime.protocol import ModelLoad, PoolStatus, SpareStatus
 from livescale.runtime.publication import Publication
 from livescale.types import InstanceId
 
@@ -50,6 +50,7 @@ class ShownStatus:
             unready=self._publication.unready(),
             problems={model: one.problem for model, one in models if one.problem is not None},
             failed_loads={model: one.failed_loads for model, one in models},
+            spares={model: _spares(one) for model, one in models},
             is_recording=is_recording,
         )
         if status != self.last:
@@ -66,6 +67,10 @@ class ShownStatus:
     def _tell(self, status: PoolStatus) -> None:
         self.last = status
         self._send(status)
+
+
+def _spares(model: ModelSummary) -> SpareStatus:
+    return SpareStatus(model.warm_spares, model.spare_bytes, model.starts, model.warm_starts)
 
 
 _COUNTED = (

@@ -31,7 +31,7 @@ from livescale.runtime.protocol import Examined, FromTokenServer, Submit, Token,
 from livescale.runtime.run_lane import RunLane
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import LayerSpan, RequestId, TokenLogprobs, WorkerRef
+from livescale.types import LayerSpan, PlanId, RequestId, TokenLogprobs, WorkerRef
 
 if TYPE_CHECKING:
     from livescale.engine.run_result import HiddenRows
@@ -78,6 +78,8 @@ class WorkerThread(MemberThread):
             came=self._came,
             lost=lambda peer, is_refused: self._inputs.append(inputs.PeerLost(peer, is_refused)),
         )
+        #: whose model the executor has
+        self._assigned: PlanId | None = None
         self._vocabulary = 0
         self._rows: dict[BatchKey, HiddenRows] = {}
         self._lane: RunLane[_Ended] = RunLane()
@@ -93,7 +95,7 @@ class WorkerThread(MemberThread):
             effects.TellPeer: self._tell,
             effects.Refuse: lambda effect: self._peers.refuse(effect.peer, effect.reason),
             effects.Reach: lambda effect: data_plane.reach(effect.peer),
-            effects.Release: lambda effect: self._release(),
+            effects.Release: self._release,
             effects.Assign: self._assign,
             effects.Materialize: lambda effect: executor.materialize(effect.layer),
             effects.Measure: self._measure,
@@ -139,6 +141,7 @@ class WorkerThread(MemberThread):
         if fetch is None:
             return  # its memory refused it
         manifest, executor = fetch.order.manifest, self._executor
+        self._assigned = effect.plan
         try:
             executor.assign(manifest, fetch.memory)
         except (ModelError, ValueError) as error:
@@ -166,12 +169,14 @@ class WorkerThread(MemberThread):
 
     def _drop(self, effect: effects.DropFetch) -> None:
         super()._drop(effect)
-        self._release()
+        self._release(effect)
 
-    def _release(self) -> None:
-        """Nothing computes with a model any more."""
-        self._executor.release()
-        self._rows.clear()
+    def _release(self, effect: effects.DropFetch | effects.Release) -> None:
+        """Nothing computes with this model any more; it may have been another one's spare."""
+        if effect.plan == self._assigned:
+            self._assigned = None
+            self._executor.release()
+            self._rows.clear()
 
     def _measure(self, effect: effects.Measure) -> None:
         manifest = self._fetches[effect.plan].order.manifest

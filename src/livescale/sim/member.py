@@ -102,6 +102,8 @@ class SimMember:
         self._ahead_ns = 0
         self._is_stepping = self._is_dead = False
         self._arrivals: dict[PlanId, _Arrival] = {}
+        #: the order of the instance that the checkers were shown last
+        self._duty: StartHolding | None = None
         self._alarm: tuple[int, int] | None = None
         #: the instance that the checkers know
         self._shown: HostedInstance | None = None
@@ -299,7 +301,9 @@ class SimMember:
     def _check_assignment(self, order: StartHolding) -> None:
         """Before the member has anything of the order."""
         if order.duty is not None:
-            self._around.checker.assigned(self.ref, bool(self._arrivals), order)
+            others = [h for h in self.member.holdings if h.id != order.holding and not h.is_spare]
+            self._around.checker.assigned(self.ref, bool(others), order)
+            self._duty = order
 
     def _refuses(self, model: str) -> bool:
         """Whether the member refuses the model now; if so, the checkers know."""
@@ -343,9 +347,9 @@ class SimMember:
             self._inbox.insert(0, self.executor.assign(effect.plan, spec))
 
     def _show(self, effect: LiveEffect) -> None:
-        """The checker of live pairs looks at what a worker does, which has one order at a time."""
-        (arrival,) = self._arrivals.values()
-        self._around.live_checker.sees(arrival.order, effect)
+        """The checker of live pairs looks at what a worker does, which has one duty at a time."""
+        assert self._duty is not None, f"{self!r} does {effect} for no instance"
+        self._around.live_checker.sees(self._duty, effect)
 
     def _measure(self, effect: effects.Measure) -> None:
         rate = self.executor.prefill_tokens_per_s()

@@ -21,7 +21,7 @@ from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
 from livescale.sim.checkers.turns import TurnChecker
-from livescale.types import WorkerRef
+from livescale.types import HoldingId, WorkerRef
 
 
 class CommandChecker:
@@ -140,23 +140,25 @@ class CommandChecker:
         member, duty = command.holding.member, command.duty
         require(member.is_agent == (duty is None), "workers serve, agents hold", command)
         if duty is not None:
-            held = [h for h in self._knowledge.on(member) if not self._makes_way(h, command)]
+            held = [h for h in self._knowledge.on(member) if not h.is_spare]
             require(not held, "a worker is in one instance", command, held)
+            if command.spare is not None:
+                spare = self._knowledge.holdings.get(HoldingId(command.spare, member))
+                require(self._is_whole_of(command, spare), "a warm spare is used", command, spare)
             ranks = self._knowledge.tp_size(command.model)
             is_in_place = len(duty.workers) == ranks and duty.workers[command.rank] == member
             require(is_in_place, "workers stand in the order of their ranks", command)
 
     @staticmethod
-    def _makes_way(held: Held, command: commands.StartHolding) -> bool:
-        """A warm spare that was dropped before, or whose bytes the order takes up."""
-        order = held.order
-        is_same = (order.model, order.rank, order.span) == (
-            command.model,
-            command.rank,
-            command.span,
+    def _is_whole_of(command: commands.StartHolding, held: Held | None) -> bool:
+        """It is a warm spare that stays, of the bytes that the order wants, in their place."""
+        if held is None or not held.is_spare or held.is_leaving:
+            return False
+        there, wanted = (
+            (order.model, order.rank, order.span, order.offset_bytes)
+            for order in (held.order, command)
         )
-        is_taken_up = order.holding.plan == command.spare and is_same
-        return held.is_spare and held.is_leaving != is_taken_up
+        return there == wanted
 
     def _check_release(self, command: commands.ReleaseHolding) -> None:
         """What drains becomes a warm spare; so do the other ranks of one that an earlier life of
@@ -224,11 +226,19 @@ class CommandChecker:
         other: what it was ordered to drop makes room, what it holds of a model that is gone does
         not."""
         knowledge, member = self._knowledge, command.holding.member
-        staying = [held.order.model for held in knowledge.on(member) if not held.is_leaving]
+        staying = [held.order for held in knowledge.on(member) if not held.is_leaving]
         # Of models that were gone before this life of the controller, the size is not known.
-        held_bytes = sum(knowledge.sizes.get(model, 0) for model in staying)
-        is_within = held_bytes <= knowledge.memory_bytes[member]
-        require(is_within, "holdings fit their member's memory", command, held_bytes)
+        sizes = [knowledge.sizes.get(order.model, 0) for order in staying]
+        is_within = sum(sizes) <= knowledge.memory_bytes[member]
+        require(is_within, "holdings fit their member's memory", command, staying)
+        if member.is_agent:
+            return  # it finds places itself
+        places = sorted(zip((order.offset_bytes for order in staying), sizes, strict=True))
+        ends = [offset + size for offset, size in places]
+        starts = [offset for offset, _ in places[1:]]
+        is_apart = all(end <= start for end, start in zip(ends, starts, strict=False))
+        is_apart = is_apart and max(ends) <= knowledge.memory_bytes[member]
+        require(is_apart, "holdings lie apart in their worker's memory", command, staying)
 
     def _check_feeds(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         for upstream in senders(feeds):

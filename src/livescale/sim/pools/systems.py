@@ -108,6 +108,7 @@ BASELINE: Mapping[str, object] = {
     "drain": "finish",
     "warm_spares": "off",
     "spares_ahead": False,
+    "spare_idle_ns": _NS_PER_S,
     "live_over_ns": 100_000_000,
     "live_ahead_max": 8,
     "pairs": None,

@@ -93,6 +93,22 @@ def with_spares_ahead(world: SwarmWorld) -> SwarmWorld:
     return world.changed(controller={"spares_ahead": rng.random() < 0.5})
 
 
+def with_tight_arenas(world: SwarmWorld) -> SwarmWorld:
+    """In most worlds workers have room for the largest model, for one and a half of these, or for
+    two and a half: warm spares have to go."""
+    config = world.config
+    percent = random.Random(f"tight arenas {world.seed}").choice([100, 150, 250, None])
+    if percent is None:
+        return world
+    added = [change.added for change in config.changes if change.added is not None]
+    largest = max(policy.spec.size_bytes for policy in (*config.controller.models, *added))
+    devices = tuple(
+        replace(device, arena_bytes=min(device.arena_bytes, largest * percent // 100))
+        for device in config.devices
+    )
+    return world.changed(devices=devices)
+
+
 def with_clients(world: SwarmWorld) -> SwarmWorld:
     """In half of the worlds two to five clients share the pool, in some with weights."""
     rng = random.Random(f"clients {world.seed}")

@@ -51,7 +51,8 @@ def draw_narrow_world(seed: int) -> SwarmWorld:
     drawn = additions.with_bad_files(with_live(with_fabric(draw_flat_world(seed))))
     drawn = additions.with_refusals_and_jumps(additions.with_silence(drawn))
     drawn = additions.with_clients(additions.with_changed_limits(drawn))
-    return with_drains(additions.with_spares_ahead(additions.with_binding(drawn)))
+    drawn = with_drains(additions.with_spares_ahead(additions.with_binding(drawn)))
+    return additions.with_tight_arenas(drawn)
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:

@@ -127,7 +127,8 @@ def draw_flat_world(seed: int) -> SwarmWorld:
     )
     config = _with_elastic_planes(config, seed)
     keeping = random.Random(f"spares {seed}").choice(["off", "recent", "recent", "slow-links"])
-    config = changed(config, controller={"warm_spares": keeping})
+    spare_idle_ns = random.Random(f"spare idle {seed}").choice([5, 1_000]) * MS
+    config = changed(config, controller={"warm_spares": keeping, "spare_idle_ns": spare_idle_ns})
     rows = {policy.spec.name: draw_rows(rng, until_ns) for policy in policies}
     config, more_rows = _with_changes(config, seed, until_ns)
     return SwarmWorld(rows | more_rows, config, seed)
