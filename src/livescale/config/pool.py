@@ -138,21 +138,11 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         ),
     ] = "recent"
     spares_ahead: Annotated[
-        str,
-        About(
-            "workers that get parameters before they are needed: empty: that hold nothing; none",
-            choices=("empty", "none"),
-        ),
+        str, About("workers that get parameters before they need any", choices=("empty", "none"))
     ] = "empty"
     spare_idle_ms: Annotated[
         int,
-        About(
-            "time without a request after which a model's last instance goes if its parameters stay"
-            " as a warm spare (`idle_s` where that is shorter)",
-            "ms",
-            0,
-            86_400_000,
-        ),
+        About("like `idle_s`, of instances that leave a warm spare; the shorter counts", "ms", 0),
     ] = 1000
     live_order: Annotated[
         str,
@@ -174,11 +164,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = None
     live_pairs: Annotated[
         str,
-        About(
-            "a loading instance gets an overloaded partner where that pays by the load's time and"
-            " what KV takes of the link (auto), or wherever there is one (always)",
-            choices=("auto", "always"),
-        ),
+        About("partners of loading instances: where they pay, or all", choices=("auto", "always")),
     ] = "auto"
     live_ahead_max: Annotated[
         int,

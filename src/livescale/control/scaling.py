@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
-from livescale.control.holdings import Copy, Holding
 from livescale.control.host_copies import HostCopies
 from livescale.control.instance import Instance
 from livescale.control.loads import Loads
@@ -23,26 +20,18 @@ from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
 from livescale.control.spares import Spares
+from livescale.control.starts import Starts
 from livescale.control.wishes import Wish, Wishes
 from livescale.messages.commands import (
     AnyCommand,
     Drain,
-    Paired,
-    PlanMade,
     ReleaseHolding,
     Resume,
-    StartHolding,
 )
 from livescale.plans import ScalePlan
-from livescale.routes import Duty
 from livescale.types import (
-    FromStorage,
-    FromWorker,
-    HoldingId,
     InstanceState,
     Part,
-    PlanId,
-    WorkerRef,
 )
 
 
@@ -70,6 +59,7 @@ class Scaling:
         self._planning = planning
         self._host_copies = host_copies
         self._spares = spares
+        self._starts = Starts(config, fleet, pool, loads, planning, spares, pairings)
         self._pairings = pairings
         self._wishes = wishes
         #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
@@ -133,7 +123,7 @@ class Scaling:
             spares = self._spares.to_wake(state, count - len(resumed))
             for spare in spares:
                 state.note_start(loads=False)
-                woken += self._wake(state, spare)
+                woken += self._starts.wake(state, spare)
             reached += len(spares)
             plan = self._plan(state, count - len(resumed) - len(spares))
             for _ in plan.instances if plan is not None else ():
@@ -149,7 +139,7 @@ class Scaling:
         if plan is not None:
             offsets, drops = self._spares.give_way(plan.instances, state)
             commands += drops
-            commands += self._load(now_ns, state, plan, offsets)
+            commands += self._starts.load(now_ns, state, plan, offsets)
             commands += self._host_copies.fill_caches(state, plan.instances)
         return reached, commands
 
@@ -175,7 +165,7 @@ class Scaling:
         capacity = self._fleet.tally(state.part).capacity
         notice = wish.notice(capacity, capacity + len(plan.instances), "spares_ahead")
         offsets = dict.fromkeys((worker for ranks in plan.instances for worker in ranks), 0)
-        return [notice, *self._load(now_ns, state, plan, offsets)]
+        return [notice, *self._starts.load(now_ns, state, plan, offsets)]
 
     def _plan(self, state: ModelState, count: int) -> ScalePlan | None:
         """A plan for at most `count` instances, if there is any."""
@@ -187,79 +177,6 @@ class Scaling:
             return None
         targets = self._host_copies.preferred_targets(state, spare, count)
         return self._planning.plan_instances(state, count, tuple(spare), targets)
-
-    def _wake(self, state: ModelState, spare: Copy) -> list[AnyCommand]:
-        """A warm spare becomes an instance: its workers take the model over, nothing is loaded."""
-        drops = self._spares.clear_for(spare)
-        state.starts += 1
-        state.warm_starts += 1
-        number, plan = self._planning.next_id(), self._planning.next_id()
-        duty = Duty(number, spare.members, state.part.role)
-        orders = [
-            msgspec.structs.replace(
-                self._start(state, plan, duty, rank),
-                spare=spare.ranks[rank].id.plan,
-                offset_bytes=spare.ranks[rank].order.offset_bytes,
-            )
-            for rank in range(len(spare.members))
-        ]
-        copy = self._pool.take_up(spare, orders)
-        self._fleet.add(Instance(state.part, duty, copy, predicted_ns=0))
-        return [*drops, *orders]
-
-    def _load(
-        self, now_ns: int, state: ModelState, plan: ScalePlan, offsets: Mapping[WorkerRef, int]
-    ) -> list[AnyCommand]:
-        """Order every target to load to its offset, and to work meanwhile."""
-        slow = {FromStorage(), *(FromWorker(load.receiver) for load in self._loads.open.values())}
-        numbers = []
-        paired: list[Paired] = []
-        starts: list[StartHolding] = []
-        for workers, choice in zip(
-            plan.instances, self._pairings.of_plan(state, plan), strict=True
-        ):
-            number, role = self._planning.next_id(), state.part.role
-            duty = Duty(number, workers, role, choice.live_order, choice.gives_to)
-            orders = [
-                msgspec.structs.replace(
-                    self._start(state, plan.plan, duty, rank),
-                    feeds=plan.load_of(worker).feeds,
-                    offset_bytes=offsets[worker],
-                )
-                for rank, worker in enumerate(workers)
-            ]
-            holdings = [Holding(order) for order in orders]
-            for holding in holdings:
-                copy = self._pool.add(holding, len(workers), state.instance_bytes)
-                self._loads.begin(holding, plan.load_of(holding.member).completed_ns)
-            instance = Instance(state.part, duty, copy, predicted_ns=plan.predicted_ns)
-            own = [plan.load_of(worker) for worker in workers]
-            upstreams = {feed.upstream for load in own for feed in load.feeds}
-            # Loads from storage, or behind one that is under way, say nothing of others.
-            if plan.predicted_ns is not None and not upstreams & slow:
-                instance.due_ns = now_ns + max(load.completed_ns or 0 for load in own)
-            self._fleet.add(instance)
-            state.starts += 1
-            numbers.append(duty.instance)
-            if self._pairings.is_live:
-                notice = Paired(number, choice.live_order, choice.gives_to, choice.reason)
-                paired.append(notice)
-            starts += orders
-        return [PlanMade(plan, tuple(numbers)), *paired, *starts]
-
-    def _start(self, state: ModelState, plan: PlanId, duty: Duty, rank: int) -> StartHolding:
-        """The order for one rank, without feeds."""
-        is_measured = state.prefill_tokens_per_s is not None and state.kv_blocks is not None
-        return StartHolding(
-            holding=HoldingId(plan, duty.workers[rank]),
-            model=state.spec.name,
-            span=state.part.span,
-            feeds=(),
-            chunk_bytes=self._config.chunk_bytes,
-            rank=rank,
-            duty=duty,
-            measure_capacity=not is_measured,
-        )
 
     # -- shrinking ----------------------------------------------------------------------------
 
