@@ -36,9 +36,11 @@ def lag_tokens(now_ns: int, state: ModelState, target: Instance, *, is_timed: bo
     sizes = state.spec.layer_bytes
     there, missing = sum(sizes[: target.watermark]), sum(sizes[target.watermark :])
     first_ns, last_ns = target.first_byte_ns, target.layer_ns
-    if there and first_ns is not None and last_ns is not None and is_timed:
-        left_ns = (last_ns - first_ns) * missing // there - (now_ns - last_ns)
-    elif there and first_ns is not None:
+    # What was kept from an earlier life says nothing of how fast the others come.
+    came = sum(sizes[target.kept_layers : target.watermark]) if is_timed else 0
+    if came and first_ns is not None and last_ns is not None:
+        left_ns = (last_ns - first_ns) * missing // came - (now_ns - last_ns)
+    elif there and first_ns is not None and not is_timed:
         left_ns = (now_ns - first_ns) * missing // there
     elif target.predicted_ns is not None:
         left_ns = target.predicted_ns * missing // (there + missing)
