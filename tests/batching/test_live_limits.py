@@ -262,6 +262,29 @@ def test_decodes_have_their_turn_between_live_work_and_prompts() -> None:
         assert (len(following.segments) == 2) == decodes_first, "prompts wait no longer than that"
 
 
+def test_no_rows_are_pulled_while_a_computed_batch_waits_for_its_kv() -> None:
+    """The link brings less KV than the source computes: of what is offered then the last in line is
+    computed from its prompts, which need no KV; a single batch is left to the target."""
+    for holds in (True, False):
+        source = _source(LiveLimits(gap_ns=10, kv_holds_pulls=holds))
+        source.pace.token_layer_ps = 1000
+        key = BatchKey(2, 1)
+        source.take_message(_TARGET, Offer(1, key, (8,), (9,)), 0)
+        source.take_outbox(0)
+        source.take_message(_TARGET, Handover(key, (_spec(1, 8),), 4), 0)
+        while (run := source.next()) is not None:
+            source.done(run, [[1]] if run.span.stop == _SPAN.stop else [], 8)
+        offers = [Offer(1, BatchKey(2, number), (8,), (9,)) for number in (2, 3)]
+        assert not [m for _, m in source.take_outbox(5) if isinstance(m, Pull)]
+        source.take_message(_TARGET, offers[0], 16)
+        pulls = [m for _, m in source.take_outbox(16) if isinstance(m, Pull)]
+        assert pulls == ([] if holds else [Pull(BatchKey(2, 2))])
+        source.take_message(_TARGET, offers[1], 16)
+        pulls = [m for _, m in source.take_outbox(16) if isinstance(m, Pull)]
+        assert pulls == [Pull(BatchKey(2, 3), without_rows=holds)]
+        source.validate()
+
+
 def test_nothing_is_pulled_while_a_run_is_in_flight() -> None:
     """A Run of several steps counts on the blocks that were free when it began."""
     source = _source(LiveLimits(), BatcherConfig(5, 4, 64, 16, growth_tokens=0))

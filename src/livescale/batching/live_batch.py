@@ -27,7 +27,9 @@ class LiveLimits(Value, frozen=True):
     `pulls_max` batches that a source has pulled the rows may be on their way at once. It asks for
     the next batch when `pull_early_permille` of a full batch are left to do behind the Run in
     flight, or as much earlier as pulls take (0: only as early as pulls take). With
-    `decodes_first` requests that decode have a Run between live work and a Run with prompts. After
+    `decodes_first` requests that decode have a Run between live work and a Run with prompts. With
+    `kv_holds_pulls` no rows are pulled while a batch that is computed waits for its KV longer than
+    decodes wait for live work. After
     loading, requests that decode move to an instance that has fewer if they have at least
     `move_factor` times as long to go as moving takes (0: they stay where their KV is).
     """
@@ -41,6 +43,7 @@ class LiveLimits(Value, frozen=True):
     pulls_max: int = 2
     pull_early_permille: int = 500
     decodes_first: bool = True
+    kv_holds_pulls: bool = True
     move_factor: int = 0
 
     def __post_init__(self) -> None:
@@ -82,6 +85,8 @@ class LiveBatch:
     kv_asked: dict[int, None] = field(default_factory=dict)
     #: when the last KV came, or the first was asked for
     kv_since_ns: int = 0
+    #: since when all layers of a batch that was taken over are run (0: they are not)
+    computed_ns: int = 0
     #: to whom it was handed over, or who keeps what follows of it, and since when: it was handed
     #: over, or asked for, then
     peer: WorkerRef | None = None

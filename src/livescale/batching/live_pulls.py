@@ -36,6 +36,8 @@ class PullWindow:
         self._offers: dict[WorkerRef, dict[BatchKey, Offer]] = {}
         #: the first one asked first
         self.under_way: dict[BatchKey, PullUnderWay] = {}
+        #: no rows are to come: their KV would be too much for the link
+        self.is_held_up = False
 
     @property
     def is_idle(self) -> bool:
@@ -47,7 +49,7 @@ class PullWindow:
         """As many batches as may be are on their way with their rows."""
         pulls = self.under_way.values()
         rows_coming = sum(not (pull.without_rows or pull.offer.decoding) for pull in pulls)
-        return rows_coming >= self._pulls_max
+        return self.is_held_up or rows_coming >= self._pulls_max
 
     def offered_by(self, peer: WorkerRef) -> int:
         """How many batches this target offers."""

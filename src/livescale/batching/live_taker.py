@@ -72,6 +72,7 @@ class LiveTaker:
         for batch in self._batches.taken.values():
             if batch.peer is not None:
                 self._ask_kv(batch, batch.peer, now_ns)
+        self.window.is_held_up = self._waits_for_kv(now_ns)
         while (chosen := self.window.choose(self._is_calm(in_flight_ns))) is not None:
             peer, offer = chosen
             reservation = self._batcher.held.reserve(offer.tokens)
@@ -80,6 +81,18 @@ class LiveTaker:
                 PullUnderWay(peer, offer, reservation, now_ns, without_rows, in_flight_ns)
             )
             self._batches.tell(peer, messages.Pull(offer.batch, without_rows))
+
+    def _waits_for_kv(self, now_ns: int) -> bool:
+        """Some batch has all layers run, and its requests wait for KV for longer than decodes wait
+        for live work: the link brings KV of fewer batches than are finished here."""
+        if not self._limits.kv_holds_pulls:
+            return False
+        for batch in self._batches.taken.values():
+            if batch.next_layer == self._batcher.span.stop and not batch.decoding:
+                batch.computed_ns = batch.computed_ns or now_ns
+                if now_ns - batch.computed_ns > self._pace.left_ns(0):
+                    return True
+        return False
 
     def _is_calm(self, in_flight_ns: int) -> bool:
         """There is hardly anything else to prefill when a batch comes that is pulled now."""

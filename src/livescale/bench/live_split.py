@@ -97,6 +97,7 @@ class OverlapSplit:
             now_ns=time.monotonic_ns(),
             layer_bytes=[entry.size_bytes for entry in setting.manifest.layers],
             watermark=self.fleet.watermark,
+            kept_layers=0,
             first_byte_ns=first[0].at_ns if first else None,
             layer_ns=arrived[-1].at_ns if arrived else None,
             predicted_ns=setting.load_ns,

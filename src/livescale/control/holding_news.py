@@ -86,6 +86,8 @@ class HoldingNews:
         holding.watermark = max(holding.watermark, event.watermark)
         if instance is not None and copy.watermark > before:
             instance.layer_ns = now_ns
+            if now_ns == instance.first_byte_ns:
+                instance.kept_layers = copy.watermark
         self._loads.progressed(event.holding, now_ns)
         self._moved(event)
         return True

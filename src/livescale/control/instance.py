@@ -83,11 +83,12 @@ class Instance:
     state: InstanceState = InstanceState.STARTING
     #: how long the loads of its plan should take (None: not known), until when its own should be
     #: over (None: not known, or behind what is slower than links), since when bytes have come, and
-    #: when the last layer that all ranks have was there
+    #: when the last layer that all ranks have was there; so many were there at once
     predicted_ns: int | None = None
     due_ns: int | None = None
     first_byte_ns: int | None = None
     layer_ns: int | None = None
+    kept_layers: int = 0
     #: taken over from an earlier life of the controller; it has not said yet what it is doing
     is_unreported: bool = False
     #: last InstanceReported

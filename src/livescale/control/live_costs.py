@@ -38,6 +38,7 @@ def lag_tokens(now_ns: int, state: ModelState, target: Instance, *, is_timed: bo
         now_ns=now_ns,
         layer_bytes=state.spec.layer_bytes,
         watermark=target.watermark,
+        kept_layers=target.kept_layers if is_timed else 0,
         first_byte_ns=target.first_byte_ns,
         layer_ns=target.layer_ns if is_timed else None,
         predicted_ns=target.predicted_ns,
@@ -50,6 +51,7 @@ def tokens_while_loading(
     now_ns: int,
     layer_bytes: Sequence[int],
     watermark: int,
+    kept_layers: int,
     first_byte_ns: int | None,
     layer_ns: int | None,
     predicted_ns: int | None,
@@ -58,14 +60,16 @@ def tokens_while_loading(
     """Prompt tokens that an instance computes, `rate` per second, while what a target misses is on
     its way.
 
-    The target has `watermark` of the model's layers, the last one since `layer_ns` (None: the time
-    that is left counts from now). The others come as fast as these did since `first_byte_ns`, or
-    as was predicted for the whole load while there is none.
+    The target has `watermark` of the model's layers, `kept_layers` of them from an earlier life,
+    which say nothing of how fast others come, and the last one since `layer_ns` (None: the time
+    that is left counts from now). The others come as fast as those that came since
+    `first_byte_ns`, or as was predicted for the whole load while there is none.
     """
     there, missing = sum(layer_bytes[:watermark]), sum(layer_bytes[watermark:])
-    if there and first_byte_ns is not None:
+    came = there - sum(layer_bytes[:kept_layers])
+    if came and first_byte_ns is not None:
         last_ns = now_ns if layer_ns is None else layer_ns
-        left_ns = (last_ns - first_byte_ns) * missing // there - (now_ns - last_ns)
+        left_ns = (last_ns - first_byte_ns) * missing // came - (now_ns - last_ns)
     elif predicted_ns is not None:
         left_ns = predicted_ns * missing // (there + missing)
     else:

@@ -133,6 +133,7 @@ BASELINE_WORLD: Mapping[str, object] = {
         pulls_max=2,
         pull_early_permille=0,
         decodes_first=False,
+        kv_holds_pulls=False,
         move_factor=0,
     ),
 }

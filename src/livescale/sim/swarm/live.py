@@ -49,6 +49,7 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         kv_layers_ahead=rng.choice([1, 4]),
         answer_ns=rng.choice([30, 300, 5000]) * MS,
         decodes_first=random.Random(f"decodes {world.seed}").random() < 0.8,
+        kv_holds_pulls=random.Random(f"kv {world.seed}").random() < 0.8,
         pull_early_permille=random.Random(f"early {world.seed}").choice([0, 500, 2000]),
         move_factor=random.Random(f"moves {world.seed}").choice([0, 1, 16]),
     )
