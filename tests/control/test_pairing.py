@@ -245,7 +245,7 @@ def live_pair(**config: Any) -> Controller:
 def test_a_cold_start_is_live_and_alone() -> None:
     controller = make_controller(workers=2, **LIVE)
     commands = step(controller, 0, *joined(W[0], W[1]))
-    assert notices(commands) == [(None, "alone: nobody is overloaded")]
+    assert notices(commands) == [(None, "alone: no instance is overloaded")]
     assert pairings_of(commands) == [("zigzag", ())]
     assert step(controller, 1, arrived("r")) == [], "it knows nothing of its instance yet"
     target = HoldingId(1, W[0])
@@ -283,7 +283,7 @@ def test_an_instance_that_has_a_helper_gets_no_second_one() -> None:
     commands = step(controller, 1, arrived("a", 1000))
     assert pairings_of(commands) == [("zigzag", (Partner(101, W[0]),))]
     commands = step(controller, 2, arrived("b", 2000))
-    assert notices(commands) == [(None, "alone: nobody is overloaded")]
+    assert notices(commands) == [(None, "alone: no instance is overloaded")]
 
 
 def test_the_queue_goes_to_the_target_until_the_load_is_over() -> None:

@@ -575,7 +575,7 @@ MUTATIONS = [
     Mutation(plans_leave_the_last_chunk_out, "every request ends|every order is answered", 0),
     Mutation(repairs_go_in_circles, "every request ends|every order is answered", 32),
     Mutation(failed_copies_keep_their_readers, "every request ends|every order is answered", 252),
-    Mutation(receivers_are_asked_to_feed_themselves, "nobody feeds itself", 0),
+    Mutation(receivers_are_asked_to_feed_themselves, "no member feeds itself", 0),
     Mutation(silence_is_not_noticed, "silence is noticed in time", 0),
     Mutation(members_are_given_up_early, "only the silent are given up", 0),
     Mutation(arenas_seem_endless, "holdings fit their member's memory", 7),

@@ -27,7 +27,7 @@ class HeldSequences:
         self._held: dict[tuple[RequestId, int], SequenceState] = {}
         self._reserved: dict[int, Tables] = {}
         self._reservations = 0
-        #: requests that somebody has reserved blocks for
+        #: requests that blocks are reserved for
         self.reserved = 0
 
     def __len__(self) -> int:

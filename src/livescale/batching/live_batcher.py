@@ -271,7 +271,7 @@ class LiveBatcher(Serving):
 
     def _may_form(self) -> bool:
         """Prompts that wait become live batches: while layers arrive, and for those that came
-        meanwhile as long as there is somebody to share them with."""
+        meanwhile as long as there is a partner to share them with."""
         is_live = self._order is not None and self._order.is_live
         return is_live and (not self.is_full or not self.giver.is_parted)
 

@@ -31,7 +31,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _pairs(arguments: argparse.Namespace) -> int:
     """Whether live pairs pay: bursts by links and models, beside overlap and stop-the-world.
 
-    Figures are judged by nobody here: the exit status is 0.
+    A report, not a test: the exit status is 0.
     """
     at_least(arguments, 2, "instances", "output_tokens")
     at_least(arguments, 1, "prompt_tokens")

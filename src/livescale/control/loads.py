@@ -18,7 +18,7 @@ from livescale.types import FromWorker, HoldingId, WorkerRef
 
 FeedsByReceiver = dict[WorkerRef, tuple[Feed, ...]]
 
-# So many times longer than another stall lasts one in a circle before somebody is blamed.
+# So many times longer than another stall lasts one in a circle before a sender is blamed.
 _CIRCLE_GRACES = 5
 # A load is late after so many times what was predicted, and this on top: predictions know nothing
 # of a busy machine.

@@ -44,7 +44,7 @@ class PairTerms(Value, frozen=True):
     link_bytes_per_s: dict[tuple[WorkerRef, WorkerRef], int]
 
     def against_load(self, load_ns: int | None) -> str:
-        """Why nobody gets a partner whose load takes so long; empty: nothing speaks against it."""
+        """Why a load that takes so long gets no partner; empty: nothing speaks against it."""
         least = self.rule.load_tokens_min
         if self.tokens_per_s is None or load_ns is None:
             return ""
@@ -85,7 +85,7 @@ def choose_pairings(
         took, most = plan.predicted_ns / _NS_PER_MS, over_ns / _NS_PER_MS
         reason = f"the load should take {took:.1f} ms: up to {most:g} ms it is waited for"
         return [PairingChoice(reason)] * count
-    reason = "every overloaded instance has a helper" if overloaded else "nobody is overloaded"
+    reason = "every overloaded instance has a helper" if overloaded else "no instance is overloaded"
     if order == "overlap":
         overloaded, reason = (), "so it is configured"
     against = terms.against_load(plan.predicted_ns) if terms is not None and overloaded else ""
@@ -135,7 +135,7 @@ def free_instances(plan: ScalePlan) -> list[int]:
 
 
 def _hops(plan: ScalePlan) -> dict[WorkerRef, int]:
-    """For each receiver, the shortest way from somebody who gets nothing by the plan."""
+    """For each receiver, the shortest way from a member that gets nothing by the plan."""
     receivers = {load.receiver: None for load in plan.loads}
     upstreams = {
         load.receiver: [f.upstream.worker for f in load.feeds if isinstance(f.upstream, FromWorker)]

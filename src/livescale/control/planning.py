@@ -114,7 +114,7 @@ class Planning:
             self.topology.agents[agent] = self._with_memory_rate(host)
 
     def link_bytes_per_s(self, sender: WorkerRef, receiver: WorkerRef) -> int | None:
-        """What the slowest link on the way carries when nobody else uses it; None: not known."""
+        """What the slowest link on the way carries when nothing else uses it; None: not known."""
         fabric = Fabric(self.topology)
         path = fabric.path(FromWorker(sender), receiver)
         rates = [rate for rate in (fabric.rates[link] for link in path) if rate is not None]

@@ -40,7 +40,7 @@ class ParameterPool:
         self._spares: dict[InstanceId, Copy] = {}
         #: models whose warm spares changed since that was last asked
         self._spares_changed: dict[str, None] = {}
-        #: (reader, model) per source: a copy that somebody reads from is not dropped
+        #: (reader, model) per source: a copy that is read from is not dropped
         self._reads: dict[WorkerRef, dict[tuple[HoldingId, str], None]] = {}
         #: models that leave the pool: their last copies may go
         self._retired: dict[str, None] = {}

@@ -91,7 +91,7 @@ def live_text(stories: Sequence[LoadStory], started_ns: int) -> str:
             [
                 seconds((story.ordered_ns - started_ns) / _NS_PER_S),
                 f"w{story.worker}",
-                f"w{story.source}" if story.source >= 0 else "nobody",
+                f"w{story.source}" if story.source >= 0 else "none",
                 story.order,
                 *map(seconds, after),
                 len(story.taken),

@@ -36,8 +36,8 @@ def repair(
     No receiver is sent to those that are `avoided`.
 
     In this order: the lost one's own upstream for these chunks, so that a chain closes over the
-    gap; a holder (idle ones first, then by nearness: same group, host, leaf); somebody who is
-    loading the same chunks; storage. No member is ever fed by one that waits for it. A receiver
+    gap; a holder (idle ones first, then by nearness: same group, host, leaf); a receiver of
+    the same chunks; storage. No member is ever fed by one that waits for it. A receiver
     without any way is not in the answer.
     """
     answer: dict[WorkerRef, tuple[Feed, ...]] = {}

@@ -243,5 +243,5 @@ class CommandChecker:
     def _check_feeds(self, receiver: WorkerRef, feeds: tuple[Feed, ...]) -> None:
         for upstream in senders(feeds):
             sender = upstream.worker
-            require(sender != receiver, "nobody feeds itself", receiver)
+            require(sender != receiver, "no member feeds itself", receiver)
             require(self._knowledge.is_alive(sender), "senders are alive", receiver, sender)

@@ -4,8 +4,8 @@ Networks, §6.5.2), whole bytes per second.
 Serving traffic gets its rates first, as if there were no parameters; these get what is left. In
 each class all rates rise together. A flow stays where one of its links is full, or where all flows
 that bring its sender what it passes on have stopped. A change is followed only as far as it goes:
-the flows that are joined by links with those that changed, and then those that are held to somebody
-whose rate is another one now.
+the flows that are joined by links with those that changed, and then those that are held to a
+flow whose rate is another one now.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Sharing:
         found: dict[Flow, None] = {}
         while wave:
             group = _joined(wave, is_downstream=False)
-            # Somebody depends on what depends on him: all that hangs together is solved as one.
+            # A flow depends on what depends on that flow: all that hangs together is solved as one.
             is_last = any(flow in done for flow in group)
             if is_last:
                 group = _joined({**done, **group}, is_downstream=True)
