@@ -48,15 +48,14 @@ class SloAim(Value, frozen=True, tag="slo"):
     """A time to the first token that is aimed at, from which all bounds follow.
 
     Half of `ttft_ns` may pass in a queue, the other half is for the prompt's own computation. None:
-    a queue may take what two thirds of a Run of `run_tokens_max` prompt tokens take. The number of
-    instances falls from its last peak to what the load needs within `floor_decay_ns` where new
-    ones have to be loaded (sooner, the more of them find their parameters on their devices), and
-    not before `scale_down_timeout_ns` without need. The rate of arriving prompt tokens, places and
-    KV are judged by the bounds of `room`.
+    a queue may take what two thirds of a Run of `run_tokens_max` prompt tokens take, and what the
+    bounds of `room` say before instances are loaded for it. The number of instances falls from its
+    last peak to what the load needs within `floor_decay_ns`, and not before `scale_down_timeout_ns`
+    without need. The rate of arriving prompt tokens, places and KV are judged by `room`, too.
     """
 
     ttft_ns: int | None = None
-    floor_decay_ns: int = 20_000_000_000
+    floor_decay_ns: int = 2_000_000_000
     scale_down_timeout_ns: int = 100_000_000
     load_window_ns: int = 1_000_000_000
     room: Bounds = Bounds()

@@ -91,7 +91,9 @@ def test_timed_workers_give_every_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = quick(tmp_path, "timed")
-    assert figures.keys() >= KEYS | {"machine", "versions", "command"}
+    # On a busy machine the source may take all that the target could have helped with.
+    helped = {"first_help_fraction_of_load"}
+    assert figures.keys() | helped >= KEYS | {"machine", "versions", "command"}
     assert figures["mean_latency_ratio_to_optimum"] >= 1
     batches, orders, decoded = 4, len(LIVE_ORDERS), 4
     # Orders; alone, twice as many, from the start twice; with decodes of unknown length.

@@ -138,25 +138,37 @@ def test_without_an_aim_a_queue_takes_two_thirds_of_a_run(queued: int, rate: int
     """Whatever the rate, as long as that is no shorter than an answer to it takes."""
     policy = SloPolicy(SloAim(run_tokens_max=run))
     load = LoadSnapshot(1, 0, S, queued, 0, rate, None, requests=10**7, serving=1, load_ns=0)
+    load = replace(load, resumable=10**7)
     within = max(2 * run / 3, rate * 0.02)
     needed = policy.suggest(load).at_least
     assert needed == pytest.approx(max(ceil(queued / within), 1), rel=0.01, abs=1)
 
 
-@given(loaded=st.integers(0, 1000), peak=st.integers(1, 30), after_ns=st.integers(0, 11 * S))
-def test_what_comes_back_without_a_load_is_kept_for_less_time(
-    loaded: int, peak: int, after_ns: int
+@given(queued=st.integers(0, 10**6), there=st.integers(1, 40), load_ms=st.integers(200, 5000))
+def test_without_an_aim_loads_are_for_queues_above_the_bound(
+    queued: int, there: int, load_ms: int
 ) -> None:
-    """The floor is that of a decay that is as much shorter, down to a tenth."""
-    share = max(loaded, 100)
-    found = []
-    for permille, decay_ns in ((loaded, AIM.floor_decay_ns), (1000, 10 * MS * share)):
-        policy = SloPolicy(SloAim(400 * MS, decay_ns))
-        busy = LoadSnapshot(1, 0, S, 2_000 * peak, 0, 10_000, None, peak, serving=1, load_ns=0)
-        policy.suggest(replace(busy, loaded_permille=permille))
-        idle = replace(busy, queued_prefill_tokens=0, requests=0, now_ns=after_ns)
-        found.append(policy.suggest(replace(idle, loaded_permille=permille)).floor)
-    assert found[0] == found[1]
+    """Spares wake for two thirds of a Run; a load is ordered for as many instances as leave no
+    queue above the bound, and never where the queue ends before."""
+    aim = SloAim(run_tokens_max=2048)
+    load = LoadSnapshot(
+        1,
+        0,
+        S,
+        queued,
+        0,
+        10_000,
+        None,
+        10**7,
+        serving=1,
+        resumable=there - 1,
+        load_ns=load_ms * MS,
+    )
+    at_once = min(ceil(queued / (2 * 2048 / 3)), there)
+    loaded = ceil(queued / (10 * aim.room.backlog_upper_ns / MS))
+    ends_before = queued <= there * 10 * load_ms
+    expected = max(at_once, 0 if ends_before else loaded, 1)
+    assert SloPolicy(aim).suggest(load).at_least == pytest.approx(expected, abs=1)
 
 
 def test_a_prompt_is_not_divided() -> None:

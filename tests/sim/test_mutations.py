@@ -537,7 +537,7 @@ MUTATIONS = [
     Mutation(what_is_computed_counts_twice, "gets what it computes next", 0),
     Mutation(attempts_are_not_counted, "attempts grow", 0),
     Mutation(draining_instances_are_released_early, "with requests is not released", 7),
-    Mutation(the_last_copy_may_go, "the last copy is kept", 10),
+    Mutation(the_last_copy_may_go, "the last copy is kept", 17),
     Mutation(copies_that_are_read_may_go, "a copy that is read from is kept", 36),
     Mutation(spares_stay_where_others_come, "holdings (fit|lie apart)", 7),
     Mutation(models_lie_on_spares, "holdings (fit|lie apart)", 7),

@@ -2,7 +2,7 @@
 
 Every row is one simulated pool of A800 devices: one instance serves, a burst comes, and the others
 load from it, cold. Four systems differ only in what a loading instance does meanwhile. What is
-judged is `livescale`, which decides pair by pair, beside the better of always and never.
+judged is `livescale-bounds`, which decides pair by pair, beside the better of always and never.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.types import WorkerRef
 
-STOP, ALONE, PAIRED, JUDGED = "livescale-stop", "livescale-overlap", "livescale-pairs", "livescale"
+STOP, ALONE, PAIRED, JUDGED = (
+    "livescale-stop",
+    "livescale-overlap",
+    "livescale-pairs",
+    "livescale-bounds",
+)
 _GBIT_BYTES = 125_000_000
 _STORAGE_GBIT = 10
 _NS_PER_MS = 1_000_000

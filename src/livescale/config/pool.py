@@ -371,13 +371,13 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     floor_decay_ms: Annotated[
         int,
         About(
-            "time in which the number of instances may fall from a peak to nothing where they have"
-            " to be loaded; down to a tenth where they find their parameters",
+            "with scaling_policy slo: time in which the least number of instances falls from the"
+            " last peak to nothing",
             "ms",
             0,
             86_400_000,
         ),
-    ] = 20_000
+    ] = 2_000
     scale_down_timeout_ms: Annotated[
         int | None,
         About(

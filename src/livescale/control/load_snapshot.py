@@ -17,8 +17,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True):
     up to `kv_blocks_kept` are kept for running requests to grow. Rates, places and KV blocks are
     per instance; None means not known yet. `serving` of the instances serve now, and `resumable`
     ones, which drain or of which a warm spare is there, would do so at once. Runs with prompts did
-    `service_tokens_per_s`, and one more load to an instance should take `load_ns`; of the last new
-    instances `loaded_permille` had to load. At most `instances_max` are allowed (None: any).
+    `service_tokens_per_s`, and one more load to an instance should take `load_ns`. At most
+    `instances_max` are allowed (None: any).
     """
 
     instances: int
@@ -39,7 +39,6 @@ class LoadSnapshot(msgspec.Struct, frozen=True):
     resumable: int = 0
     service_tokens_per_s: int | None = None
     load_ns: int | None = None
-    loaded_permille: int = 1000
     instances_max: int | None = None
 
     @property

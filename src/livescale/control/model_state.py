@@ -14,8 +14,6 @@ from livescale.types import LayerSpan, Part
 _WINDOW_NS = 1_000_000_000
 # A window's tokens leave it at any time: look again this many times per window while they do.
 _LOOKS_PER_WINDOW = 10
-# A start counts 1/8 of what is known of starts.
-_STARTS_REMEMBERED = 8
 
 
 class ModelState:
@@ -42,8 +40,6 @@ class ModelState:
         self.service = ServiceRate()
         #: how much longer (or, below 0, shorter) than predicted the last load of an instance took
         self.load_error_ns = 0
-        #: of the last new instances that were needed, so many had to load, the newest most of all
-        self.loaded_permille = 1000
         #: instances that were ordered, and those of them that found their parameters in place
         self.starts = self.warm_starts = 0
         #: requests that an instance computes at once
@@ -75,11 +71,6 @@ class ModelState:
             self.idle_since_ns = None
         elif self.idle_since_ns is None:
             self.idle_since_ns = now_ns
-
-    def note_start(self, *, loads: bool) -> None:
-        """An instance is needed and begins: it has to load, or finds its parameters."""
-        told = 1000 if loads else 0
-        self.loaded_permille += (told - self.loaded_permille) // _STARTS_REMEMBERED
 
     def has_been_idle_since(self, now_ns: int) -> None:
         """If it has no request, that counts from now on."""

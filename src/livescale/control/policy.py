@@ -22,9 +22,6 @@ _QUEUE_LOWER_PERMILLE = 600
 """Of the time that the aim allows in the queue: below, an instance fewer would do."""
 _LEAST_WAIT_NS = 20_000_000
 """A queue that is over sooner is over before an answer to it could be there."""
-_LEAST_DECAY_PERMILLE = 100
-"""Of the floor's decay, where every new instance finds its parameters: even then some requests
-would wait for one, and running requests move twice."""
 
 
 class Policy(Protocol):
@@ -112,18 +109,18 @@ class SloPolicy:
     """Instances such that prompts wait no longer than the aim for their first token allows.
 
     Half of the aim may pass in the queue; without an aim, two thirds of a Run. A queue that is
-    longer asks for as many instances as compute it within that time; if they have to be loaded
-    first, only when the queue, with what arrives meanwhile at the present rate, does not end before
-    they would be there, and then for what is left by that time, too. What instances are measured to
-    do counts, before what is configured. A prompt is not divided: there is no need for more
-    instances than requests.
+    longer asks for as many instances as compute it within that time. If they have to be loaded
+    first, then only when the queue, with what arrives meanwhile at the present rate, does not end
+    before they would be there: with an aim for what is left by that time, too, without one for
+    what the bounds' longest queue leaves. What instances are measured to do counts, before what is
+    configured. A prompt is not divided: there is no need for more instances than requests.
     """
 
     asks_for_load_time = True
 
     def __init__(self, aim: SloAim) -> None:
         self._aim = aim
-        self._floor = DecayingFloor()
+        self._floor = DecayingFloor(aim.floor_decay_ns)
 
     def suggest(self, load: LoadSnapshot) -> Suggestion:
         """The largest need over queue, rate of arrivals and room; `floor` falls from the last
@@ -138,10 +135,7 @@ class SloPolicy:
         if load.requests and not at_least:
             reason, at_least, at_most = "requests", 1, max(at_most, 1)
         most = at_least if load.instances_max is None else load.instances_max
-        # What comes back without a load need not be kept for so long.
-        share = max(load.loaded_permille, _LEAST_DECAY_PERMILLE)
-        decay_ns = self._aim.floor_decay_ns * share // 1000
-        floor = self._floor.after(load.now_ns, min(at_least, most), decay_ns)
+        floor = self._floor.after(load.now_ns, min(at_least, most))
 
         def explain() -> dict[str, int]:
             derived = {
@@ -151,7 +145,6 @@ class SloPolicy:
                 "serving": load.serving,
                 "resumable": load.resumable,
                 "left_after_load": self._left_after_load(load, rate or 0) // _NS_PER_S,
-                "loaded_permille": load.loaded_permille,
                 "floor": floor,
             }
             return _explain(load, at_least, at_most) | derived
@@ -176,10 +169,20 @@ class SloPolicy:
         need, _ = _need(queued, within_aim, 1)
         ready = load.instances + load.resumable
         if need > ready:
-            left = self._left_after_load(load, rate)
-            need = _need(max(queued, left), within_aim, 1)[0] if left > 0 else ready
+            need = max(ready, self._need_of_loads(load, rate, within_aim))
         _, most = _need(queued * 1000, 1, within_aim * _QUEUE_LOWER_PERMILLE)
         return min(need, load.requests), min(most, load.requests)
+
+    def _need_of_loads(self, load: LoadSnapshot, rate: int, within_aim: int) -> int:
+        """Instances, if all that are not there have to be loaded. Without an
+        aim as many as a longer queue is worth: a load takes links, and perhaps the memory of other
+        models' spares."""
+        queued, left = load.queued_prefill_tokens * _NS_PER_S, self._left_after_load(load, rate)
+        if left <= 0:
+            return 0
+        if self._aim.ttft_ns is None:
+            return _need(queued, rate * self._aim.room.backlog_upper_ns, 1)[0]
+        return _need(max(queued, left), within_aim, 1)[0]
 
     @staticmethod
     def _left_after_load(load: LoadSnapshot, rate: int) -> int:
@@ -194,15 +197,13 @@ class SloPolicy:
 class DecayingFloor:
     """A number of instances that falls from its last peak to nothing, as straight as a line."""
 
-    def __init__(self) -> None:
-        self._decay_ns = 0
+    def __init__(self, decay_ns: int) -> None:
+        self._decay_ns = decay_ns
         self._peak = 0
         self._peak_ns = 0
 
-    def after(self, now_ns: int, need: int, decay_ns: int) -> int:
-        """The floor now, when so many are needed and it falls within that time: a need that is no
-        lower is a new peak."""
-        self._decay_ns = decay_ns
+    def after(self, now_ns: int, need: int) -> int:
+        """The floor now, when so many are needed: a need that is no lower is a new peak."""
         if need >= self._at(now_ns):
             self._peak, self._peak_ns = need, now_ns
         return self._at(now_ns)

@@ -122,13 +122,10 @@ class Scaling:
         if count > len(resumed) and now_ns >= state.load_failures.blocked_until_ns:
             spares = self._spares.to_wake(state, count - len(resumed))
             for spare in spares:
-                state.note_start(loads=False)
                 woken += self._starts.wake(state, spare)
             reached += len(spares)
             plan = self._plan(state, count - len(resumed) - len(spares))
-            for _ in plan.instances if plan is not None else ():
-                state.note_start(loads=True)
-                reached += 1
+            reached += len(plan.instances) if plan is not None else 0
         if reached == wish.capacity:
             return reached, []
         commands: list[AnyCommand] = [wish.notice(wish.capacity, reached, wish.reason)]

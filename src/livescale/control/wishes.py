@@ -151,6 +151,5 @@ class Wishes:
             resumable=self._fleet.resumable(part) + len(self._pool.idle_spares(part.model)),
             service_tokens_per_s=state.service.tokens_per_s,
             load_ns=self._planning.load_ns(state) if asks else None,
-            loaded_permille=state.loaded_permille,
             instances_max=most,
         )
