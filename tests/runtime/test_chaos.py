@@ -96,6 +96,10 @@ def made_pool(kind: str, model: Path, scratch: Path) -> Iterator[ChaosPool]:
             live_order=order,
             live_over_ms=0,
             live_pairs="always",
+            # Each round is to load: no spares, but where workers compute.
+            scaling_policy="bounds",
+            spares_ahead="none",
+            warm_spares="recent" if device_kind == "real" else "off",
             **links,
             **device,
         ) as pool:
