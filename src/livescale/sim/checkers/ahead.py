@@ -46,6 +46,9 @@ class AheadChecker:
         here = {r: n for r, n in here.items() if (r, n) not in self._started}
         held = sum(self._prompt_tokens[r] for r in here)
         ahead = max(held - self._begun_tokens.get(command.instance, 0), 0)
+        # Where an earlier attempt was, it may come back to: as a later one, which was given there.
+        for others in self._unstarted.values():
+            others.pop(request, None)
         self._unstarted[worker] = {**here, request: command.attempt}
         model = self._knowledge.requested[request]
         if ahead and self._knowledge.is_copy(model, command.instance):
