@@ -10,7 +10,7 @@ from livescale.plans import pair_rate
 
 _NS_PER_S = 1_000_000_000
 UNKNOWN_LAG_TOKENS = 1 << 40
-"""More than anybody has: what is loading for an unknown time comes after all that serve."""
+"""More than any instance has: what is loading for an unknown time comes after all that serve."""
 
 
 def tokens_per_s(state: ModelState) -> int | None:
