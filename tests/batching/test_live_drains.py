@@ -230,7 +230,7 @@ def test_who_drains_takes_nothing_that_decodes() -> None:
     batch = Offer(1, _key(), (2,), (90,), decoding=True)
     assert _told(live, batch, peer=_OTHERS[2]) == [(_OTHERS[2], Parted(7))]
     live.drain_to(())
-    assert (_OTHERS[2], Pull(_key())) in _told(live, batch, peer=_OTHERS[2])
+    assert (_OTHERS[2], Pull(_key(), kv_layers=4)) in _told(live, batch, peer=_OTHERS[2])
 
 
 def _key() -> BatchKey:

@@ -38,6 +38,11 @@ def _source(limits: LiveLimits, config: BatcherConfig = _CONFIG) -> LiveBatcher:
     return live
 
 
+def _pull(key: BatchKey, *, without_rows: bool = False) -> Pull:
+    """What a source asks for: with all KV behind the rows, if it wants rows."""
+    return Pull(key, without_rows, 0 if without_rows else _SPAN.stop - 2)
+
+
 def _batches(live: LiveBatcher) -> list[list[int]]:
     return [[s.known_tokens for s in batch.sequences] for batch in live.batches.line]
 
@@ -173,7 +178,7 @@ def test_a_run_is_chosen_while_one_is_in_flight() -> None:
     source.pace.token_layer_ps = 1000
     key = BatchKey(2, 1)
     source.take_message(_TARGET, Offer(1, key, (8,), (8,)), 0)
-    assert source.take_outbox(0) == [(_TARGET, Pull(key))]
+    assert source.take_outbox(0) == [(_TARGET, _pull(key))]
     source.take_message(_TARGET, Handover(key, (_spec(2, 8, 1),), 2), 0)
     runs = [source.next(), source.next()]
     assert source.next() is None, "two are enough"
@@ -212,7 +217,7 @@ def test_the_next_batch_is_asked_for_before_the_last_prompt_is_computed(
     offer = Offer(1, BatchKey(2, 1), (8,), (8,))
     source.take_message(_TARGET, offer, 0)
     is_early = early_permille > 0 and behind * 1000 <= 20 * early_permille
-    assert source.take_outbox(0) == ([(_TARGET, Pull(offer.batch))] if is_early else [])
+    assert source.take_outbox(0) == ([(_TARGET, _pull(offer.batch))] if is_early else [])
     source.done(run, [[1]], prompt * 4)
     source.validate()
 
@@ -226,7 +231,7 @@ def test_a_pull_that_waited_for_the_end_of_a_run_teaches_nothing() -> None:
         run = source.next()
         assert run is not None
         source.take_message(_TARGET, Offer(1, BatchKey(2, key), (8,), (8,)), asked_ns)
-        assert (_TARGET, Pull(BatchKey(2, key))) in source.take_outbox(asked_ns)
+        assert (_TARGET, _pull(BatchKey(2, key))) in source.take_outbox(asked_ns)
         source.done(run, [[1]], 240)
         source.take_message(
             _TARGET, Handover(BatchKey(2, key), (_spec(number, 8, 1),), 2), answered_ns
@@ -278,10 +283,10 @@ def test_no_rows_are_pulled_while_a_computed_batch_waits_for_its_kv() -> None:
         assert not [m for _, m in source.take_outbox(5) if isinstance(m, Pull)]
         source.take_message(_TARGET, offers[0], 16)
         pulls = [m for _, m in source.take_outbox(16) if isinstance(m, Pull)]
-        assert pulls == ([] if holds else [Pull(BatchKey(2, 2))])
+        assert pulls == ([] if holds else [_pull(BatchKey(2, 2))])
         source.take_message(_TARGET, offers[1], 16)
         pulls = [m for _, m in source.take_outbox(16) if isinstance(m, Pull)]
-        assert pulls == [Pull(BatchKey(2, 3), without_rows=holds)]
+        assert pulls == [_pull(BatchKey(2, 3), without_rows=holds)]
         source.validate()
 
 
@@ -301,7 +306,7 @@ def test_nothing_is_pulled_while_a_run_is_in_flight() -> None:
     source.validate()
     assert source.take_outbox(0) == [], "there is no room any more"
     assert source.cancel("r1", 1)
-    assert source.take_outbox(0) == [(_TARGET, Pull(BatchKey(2, 1)))]
+    assert source.take_outbox(0) == [(_TARGET, _pull(BatchKey(2, 1)))]
 
 
 def test_a_later_attempt_comes_before_an_earlier_one() -> None:
@@ -321,7 +326,7 @@ def test_a_target_that_does_not_answer_is_given_up() -> None:
     source = _source(limits)
     offer = Offer(1, BatchKey(2, 1), (8,), (9,))
     source.take_message(_TARGET, offer, 0)
-    assert source.take_outbox(0) == [(_TARGET, Pull(offer.batch))]
+    assert source.take_outbox(0) == [(_TARGET, _pull(offer.batch))]
     deadline_ns = source.deadline_ns()
     assert deadline_ns is not None
     assert source.take_outbox(deadline_ns - 1) == []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from effort import examples
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batcher import LiveBatcher
@@ -9,9 +13,12 @@ from livescale.batching.live_messages import (
     Declined,
     Gone,
     Handover,
+    KvLayer,
     KvWanted,
     LiveMessage,
+    Offer,
     Parted,
+    Settled,
     Taken,
 )
 from livescale.batching.run import SequenceSpec
@@ -28,8 +35,8 @@ def _spec(attempt: int = 1, outputs: int = 3) -> SequenceSpec:
     return SequenceSpec("r", attempt, range(6), SamplingParams(outputs))
 
 
-def _source() -> LiveBatcher:
-    source = LiveBatcher(Batcher(_CONFIG, _SPAN), 1, _LIMITS)
+def _source(limits: LiveLimits = _LIMITS) -> LiveBatcher:
+    source = LiveBatcher(Batcher(_CONFIG, _SPAN), 1, limits)
     source.layers_arrived(_SPAN.stop)
     return source
 
@@ -68,23 +75,48 @@ def _handed_over(source: LiveBatcher, target: LiveBatcher) -> Handover:
     return handover
 
 
+@settings(max_examples=examples(50))
+@given(ahead=st.integers(1, 6), outputs=st.integers(1, 3))
+def test_kv_follows_the_rows_unasked(ahead: int, outputs: int) -> None:
+    """So many layers as the pull says, and only where a request decodes. Others are asked for."""
+    source = _source(LiveLimits(kv_layers_ahead=ahead))
+    target = _target(_spec(outputs=outputs))
+    _tell(source, _TARGET, _told(target))
+    _tell(target, _SOURCE, _told(source))
+    handover, *kv = [m for m in _told(target) if not isinstance(m, Offer)]
+    assert isinstance(handover, Handover)
+    layers = [1, 2] if outputs > 1 else []
+    assert kv == [KvLayer(handover.batch, layer) for layer in layers[:ahead]]
+    _tell(source, _TARGET, [handover])
+    first = Settled(handover.batch) if not layers else Taken(handover.batch)
+    told = _told(source)
+    assert first in told
+    assert not any(isinstance(m, KvWanted) for m in told), "nothing is asked for twice"
+    _tell(source, _TARGET, kv)
+    following = _told(source)
+    asked = [KvWanted(handover.batch, layer) for layer in layers[ahead:]]
+    assert following == (asked or ([Settled(handover.batch)] if layers else []))
+
+
 def test_taken_comes_after_the_target_has_given_the_source_up() -> None:
     """The source has said elsewhere, too, that the requests are its own: the target drops them."""
-    source, target = _source(), _target(_spec())
+    source, target = _source(LiveLimits(answer_ns=50, kv_layers_ahead=1)), _target(_spec())
     handover = _handed_over(source, target)
     deadline_ns = target.deadline_ns()
     assert deadline_ns is not None
     assert Parted(2) in _told(target, deadline_ns)
     assert target.requests() == [("r", 1)]
     _tell(source, _TARGET, [handover])
-    answers = _told(source)
-    assert answers == [Taken(handover.batch), *(KvWanted(handover.batch, n) for n in (1, 2))]
+    assert _told(source) == [Taken(handover.batch)]
+    _tell(source, _TARGET, [KvLayer(handover.batch, 1)])
+    answers = [Taken(handover.batch), *_told(source)]
+    assert answers[1:] == [KvWanted(handover.batch, 2)]
     _tell(target, _SOURCE, answers)
     assert target.requests() == []
     assert target.batcher.pool.used == 0
     assert set(_told(target)) == {Gone(handover.batch)}
     # KV will not come: everything is computed anew.
-    _tell(source, _TARGET, [Gone(handover.batch), Gone(handover.batch)])
+    _tell(source, _TARGET, [Gone(handover.batch)])
     assert source.batcher.waiting == 1
     assert not source.holds(handover.batch)
     assert source.requests() == [("r", 1)]

@@ -216,7 +216,7 @@ def test_an_instance_goes_when_no_run_of_it_is_in_flight() -> None:
     arrive(worker, 1)
     worker.step(3, [RateMeasured(1, 77)])
     effects = worker.step(4, [PeerSent(target, Offer(1, key, (4,), (5,)))])
-    assert TellPeer(target, Pull(key)) in effects
+    assert TellPeer(target, Pull(key, kv_layers=LIVE.kv_layers_ahead)) in effects
     handover = Handover(key, (SequenceSpec("r", 1, (5, 6, 7, 8), SamplingParams(2)),), 2)
     effects = worker.step(5, [PeerSent(target, handover, ("g0",), 4 * ROW_BYTES)])
     runs = [effect.run.span for effect in effects if isinstance(effect, Execute)]

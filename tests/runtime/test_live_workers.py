@@ -488,7 +488,7 @@ def test_forged_parcels_end_the_cooperation_and_not_the_worker(
         try:
             for parcels in forged(key, row_bytes, len(pair.manifest.layers)):
                 forger.say(*offer)
-                forger.heard(Pull(key))
+                forger.heard(Pull(key, kv_layers=len(pair.manifest.layers) - 2))
                 forger.say(*parcels)
                 forger.heard(Declined(key))
                 forger.heard(Parted(None))

@@ -15,6 +15,7 @@ from livescale.batching.live_messages import (
     Declined,
     Gone,
     Handover,
+    KvLayer,
     KvWanted,
     LiveMessage,
     Offer,
@@ -206,6 +207,7 @@ def test_parcels_that_wait_are_bounded(tiny_model: Path) -> None:
         expected=lambda peer, letter: 0,
         came=lambda peer, letter, content: came.append(peer),
         lost=lambda peer, is_refused: refused.append(peer),
+        is_taking=lambda peer: False,
         waiting_bytes_max=5000,
     )
     peers = [WorkerRef(number) for number in (8, 9)]
@@ -227,6 +229,52 @@ def test_parcels_that_wait_are_bounded(tiny_model: Path) -> None:
             posted.get()()
         assert came == [peers[0]] * 8 + peers
         assert refused == peers * 2
+    finally:
+        lines.close()
+        plane.close()
+
+
+def test_what_follows_a_batch_is_opened_when_the_batch_was_taken_in() -> None:
+    """Only then is it known how many bytes are to be expected. Other peers do not wait, and what
+    came from one that is lost is no message any more."""
+    plane = DataPlane(WorkerRef(1), Arena(1 << 16))
+    taking: set[WorkerRef] = set()
+    opened: list[tuple[WorkerRef, LiveMessage]] = []
+
+    def came(peer: WorkerRef, letter: Letter, content: bytearray) -> None:
+        opened.append((peer, letter.message))
+        if isinstance(letter.message, Taken):  # in a batch's place: it needs no rows
+            taking.add(peer)
+
+    lines = PeerLines(
+        plane,
+        patience_s=1.0,
+        post=lambda work: work(),
+        expected=lambda peer, letter: 0,
+        came=came,
+        lost=lambda peer, is_refused: None,
+        is_taking=taking.__contains__,
+        waiting_bytes_max=5000,
+    )
+    first, second = WorkerRef(8), WorkerRef(9)
+    batch, kv = Taken(BatchKey(TARGET, 1)), KvLayer(BatchKey(TARGET, 1), 1)
+    come = plane.on_parcel
+    assert come is not None
+    try:
+        for message in (batch, kv, batch, kv):
+            come(first, pack(Letter(message))[0])
+        come(second, pack(Letter(kv))[0])
+        assert opened == [(first, batch), (second, kv)]
+        taking.clear()
+        lines.open_waiting()
+        assert opened[2:] == [(first, kv), (first, batch)]
+        lines.lose(first)
+        taking.clear()
+        lines.open_waiting()
+        assert len(opened) == 4
+        for _ in range(4):  # nothing of what is gone is counted as waiting
+            come(first, pack(Letter(kv))[0])
+        assert opened[4:] == [(first, kv)] * 4
     finally:
         lines.close()
         plane.close()

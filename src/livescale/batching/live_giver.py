@@ -188,6 +188,10 @@ class LiveGiver:
         cut, decoding = batch.next_layer, batch.decoding
         handover = messages.Handover(batch.key, specs, cut, decoding, following_done)
         self._batches.tell(peer, handover)
+        if handover.needs_kv:
+            # Unasked: a question would wait for the end of a Run here.
+            for layer in range(1, min(cut, self._layers + 1, 1 + pull.kv_layers)):
+                self._batches.tell(peer, messages.KvLayer(batch.key, layer))
 
     def _take_out(self, peer: WorkerRef, pull: messages.Pull, loaded: int) -> LiveBatch | None:
         batch = self._batches.in_line(pull.batch)

@@ -5,12 +5,12 @@ The target offers, the source pulls (DESIGN: live pair):
 | message | from | means |
 | --- | --- | --- |
 | Offer | target | this batch can be had, or not at present |
-| Pull | source | I have KV blocks for it: give it to me |
+| Pull | source | I have KV blocks for it: give it to me, and so much KV behind it |
 | Handover | target | the batch, with the rows that go into `next_layer` |
 | Gone | target | it cannot be had any more |
 | Declined | source | I do not take the batch, or never can: it stays yours |
 | Taken | source | the batch is mine now |
-| KvWanted | source | send this layer's KV |
+| KvWanted | source | send this layer's KV, too |
 | KvLayer | target | the KV of one layer, in token order |
 | Settled | source | I have all that I want: forget the batch |
 | Parted | both | nothing more comes: the target is done, or the source cannot help |
@@ -52,10 +52,13 @@ class Offer(Value, frozen=True, tag=True):
 
 
 class Pull(Value, frozen=True, tag=True):
-    """The source has reserved KV blocks for the batch. `without_rows`: it computes all layers."""
+    """The source has reserved KV blocks for the batch. `without_rows`: it computes all layers. The
+    KV of the first `kv_layers` decoder layers that are done is wanted right behind a Handover that
+    needs KV, as if each of them had been asked for."""
 
     batch: BatchKey
     without_rows: bool = False
+    kv_layers: int = 0
 
 
 class Handover(Value, frozen=True, tag=True):
@@ -71,6 +74,13 @@ class Handover(Value, frozen=True, tag=True):
     next_layer: int
     decoding: bool = False
     following_done: int = 0
+
+    @property
+    def needs_kv(self) -> bool:
+        """Some request does not end with the token that its prefill gives."""
+        return self.decoding or any(
+            spec.sampling.output_tokens_max > len(spec.generated_ids) + 1 for spec in self.requests
+        )
 
     @property
     def rows(self) -> int:

@@ -17,7 +17,8 @@ _OFFERS_MAX = 256
 @dataclass(frozen=True, slots=True)
 class PullUnderWay:
     """A pull that was not answered yet, and the blocks that wait for the batch. A Run was in flight
-    when it was sent, with prefill work of `in_flight_ns`."""
+    when it was sent, with prefill work of `in_flight_ns`. KV of `kv_layers` layers comes unasked.
+    """
 
     peer: WorkerRef
     offer: Offer
@@ -25,6 +26,7 @@ class PullUnderWay:
     asked_ns: int
     without_rows: bool
     in_flight_ns: int = 0
+    kv_layers: int = 0
 
 
 class PullWindow:

@@ -2,8 +2,8 @@
 
 A source pulls when it has no prompt of its own to compute and KV blocks for all layers of the batch
 (they are reserved before it asks). Rows come first: the first token needs nothing else. KV follows
-layer by layer, as asked for, while the remaining layers run; a request decodes when all of its KV
-is here. No Runs are chosen here: that is the LiveBatcher's.
+layer by layer, while the remaining layers run: of the first layers unasked, of others as asked for.
+A request decodes when all of its KV is here. No Runs are chosen here: that is the LiveBatcher's.
 
 Several pulls may be under way, so that the rows of the next batches are here when the last one is
 computed. Where links bring fewer batches than this instance could finish, it takes the last ones in
@@ -22,7 +22,7 @@ from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_messages import LiveMessage, UnexpectedMessage
 from livescale.batching.live_pace import LivePace
 from livescale.batching.live_pulls import PullUnderWay, PullWindow
-from livescale.batching.run import BatchKey, SequenceSpec
+from livescale.batching.run import BatchKey
 from livescale.batching.sequence import SequenceState
 from livescale.routes import kv_moves
 from livescale.types import InstanceId, LayerSpan, WorkerRef
@@ -77,10 +77,13 @@ class LiveTaker:
             peer, offer = chosen
             reservation = self._batcher.held.reserve(offer.tokens)
             without_rows = self.window.is_full and not offer.decoding
+            kv_layers = 0 if without_rows else self._kv_layers_ahead(offer.decoding, offer.tokens)
             self.window.begin(
-                PullUnderWay(peer, offer, reservation, now_ns, without_rows, in_flight_ns)
+                PullUnderWay(
+                    peer, offer, reservation, now_ns, without_rows, in_flight_ns, kv_layers
+                )
             )
-            self._batches.tell(peer, messages.Pull(offer.batch, without_rows))
+            self._batches.tell(peer, messages.Pull(offer.batch, without_rows, kv_layers))
 
     def _waits_for_kv(self, now_ns: int) -> bool:
         """Some batch has all layers run, and its requests wait for KV for longer than decodes wait
@@ -203,16 +206,21 @@ class LiveTaker:
     def _ask_kv(self, batch: LiveBatch, peer: WorkerRef, now_ns: int) -> None:
         if not batch.kv_asked:
             batch.kv_since_ns = now_ns
-        ahead = self._limits.kv_layers_ahead
-        if batch.decoding:  # they pause meanwhile: as few rounds as memory allows
-            whole = self._limits.batch_tokens_max * (self._batcher.span.stop - 2)
-            ahead = max(ahead, whole // sum(tokens for _, tokens in batch.handed))
+        ahead = self._kv_layers_ahead(batch.decoding, [tokens for _, tokens in batch.handed])
         for layer in batch.kv_missing:
             if len(batch.kv_asked) >= ahead:
                 return
             if layer not in batch.kv_asked:
                 batch.kv_asked[layer] = None
                 self._batches.tell(peer, messages.KvWanted(batch.key, layer))
+
+    def _kv_layers_ahead(self, decoding: bool, tokens: Sequence[int]) -> int:
+        """KV of so many layers of these requests may be on its way at once."""
+        layers = self._batcher.span.stop - 2
+        ahead = self._limits.kv_layers_ahead
+        if decoding:  # they pause meanwhile: as few rounds as memory allows
+            ahead = max(ahead, self._limits.batch_tokens_max * layers // sum(tokens))
+        return min(ahead, layers)
 
     def _take_kv(self, batch: LiveBatch, layer: int, now_ns: int) -> None:
         del batch.kv_missing[layer]
@@ -259,8 +267,10 @@ class LiveTaker:
         if (message.next_layer == 0 and not pulled.without_rows) or batch.is_over:
             # Nothing was done of it: it is a prompt like any other, and may find its beginning.
             self._batches.end(batch, self._batcher.held.put_back)
-        elif batch.decoding or any(_decodes(sequence.spec) for sequence in batch.sequences):
+        elif message.needs_kv:
             batch.kv_missing = self._kv_to_come(message)
+            batch.kv_asked = {n: None for n in batch.kv_missing if n <= pulled.kv_layers}
+            batch.kv_since_ns = now_ns
         if not batch.kv_missing:
             self._batches.settle(batch)
         return pull_ns
@@ -300,11 +310,6 @@ class LiveTaker:
         if batch is not None and batch.peer == peer:
             batch.peer = None  # it does not keep anything of it
             self._batches.end(batch, self._batcher.held.put_back)
-
-
-def _decodes(spec: SequenceSpec) -> bool:
-    """It wants more than the token that its prefill gives."""
-    return spec.sampling.output_tokens_max > len(spec.generated_ids) + 1
 
 
 def _check_offer(message: messages.Offer) -> None:

@@ -6,6 +6,7 @@ What goes wrong on the way to a peer ends the cooperation with that peer, and no
 
 from __future__ import annotations
 
+import collections
 import logging
 import queue
 import threading
@@ -38,20 +39,25 @@ class PeerLines:
         expected: Callable[[WorkerRef, Letter], int | None],
         came: Callable[[WorkerRef, Letter, bytearray], None],
         lost: Callable[[WorkerRef, bool], None],
+        is_taking: Callable[[WorkerRef], bool],
         waiting_bytes_max: int = _WAITING_BYTES_MAX,
     ) -> None:
         """`patience_s`: how long a peer may leave what it is sent unread. `expected` says how many
         bytes come with a letter (None: they are not wanted) or raises ValueError; `came` is given
         letters that are complete; `lost` peers that are lost, or (True) that sent what is no
-        message. `waiting_bytes_max`: of all parcels that wait for the end of a Run."""
+        message. While a batch of a peer `is_taking` place, what is expected next of that peer is
+        not known yet. `waiting_bytes_max`: of all parcels that were not opened."""
         self._data_plane = data_plane
         self._patience_s = patience_s
         self._post = post
         self._expected = expected
         self._came = came
         self._lost = lost
+        self._is_taking = is_taking
         self._lines: dict[WorkerRef, _Line] = {}
         self._assemblers: dict[WorkerRef, Assembler] = {}
+        #: parcels that were not opened, in order
+        self._unopened: dict[WorkerRef, collections.deque[bytes]] = {}
         self._waiting_bytes_max = waiting_bytes_max
         self._waiting_bytes = 0
         #: a parcel of theirs found no room, which they have not been given up for yet
@@ -68,7 +74,7 @@ class PeerLines:
 
     def lose(self, peer: WorkerRef) -> None:
         """What was sent to this worker, or came from it, may be lost, or it is gone."""
-        self._assemblers.pop(peer, None)
+        self._forget(peer)
         line = self._lines.pop(peer, None)
         if line is not None:
             line.close()
@@ -78,8 +84,14 @@ class PeerLines:
         """What it sent is no message, is not to be believed or was lost: what follows of it is no
         message either. It is told so where it waits for an answer."""
         _log.warning("no more live work with %s: %s", peer, reason)
-        self._assemblers.pop(peer, None)
+        self._forget(peer)
         self._lost(peer, True)
+
+    def _forget(self, peer: WorkerRef) -> None:
+        """What came of the peer and was not taken is no message any more."""
+        self._assemblers.pop(peer, None)
+        for parcel in self._unopened.pop(peer, ()):
+            self._count_opened(parcel)
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -127,19 +139,33 @@ class PeerLines:
             self._post(partial(self._overflowed, peer))
 
     def _received(self, peer: WorkerRef, parcel: bytes) -> None:
-        with self._waiting_lock:
-            self._waiting_bytes -= len(parcel) + _PARCEL_COST_BYTES
-        assembler = self._assemblers.get(peer)
-        if assembler is None:
-            assembler = Assembler(partial(self._expected, peer))
-            self._assemblers[peer] = assembler
-        try:
-            complete = assembler.take(parcel)
-        except ValueError as error:
-            self.refuse(peer, str(error))
-        else:
+        self._unopened.setdefault(peer, collections.deque()).append(parcel)
+        self._open(peer)
+
+    def open_waiting(self) -> None:
+        """Open what can be opened now: the member has taken in what came before."""
+        for peer in [*self._unopened]:
+            self._open(peer)
+
+    def _open(self, peer: WorkerRef) -> None:
+        while (parcels := self._unopened.get(peer)) and not self._is_taking(peer):
+            parcel = parcels.popleft()
+            self._count_opened(parcel)
+            if peer not in self._assemblers:
+                self._assemblers[peer] = Assembler(partial(self._expected, peer))
+            try:
+                complete = self._assemblers[peer].take(parcel)
+            except ValueError as error:
+                self.refuse(peer, str(error))
+                return
             if complete is not None:
                 self._came(peer, *complete)
+        if not parcels:
+            self._unopened.pop(peer, None)
+
+    def _count_opened(self, parcel: bytes) -> None:
+        with self._waiting_lock:
+            self._waiting_bytes -= len(parcel) + _PARCEL_COST_BYTES
 
     def _overflowed(self, peer: WorkerRef) -> None:
         with self._waiting_lock:

@@ -77,6 +77,7 @@ class WorkerThread(MemberThread):
             expected=self._expected_bytes,
             came=self._came,
             lost=lambda peer, is_refused: self._inputs.append(inputs.PeerLost(peer, is_refused)),
+            is_taking=self._is_taking,
         )
         #: whose model the executor has
         self._assigned: PlanId | None = None
@@ -273,6 +274,16 @@ class WorkerThread(MemberThread):
                     raise ParcelError(f"{spec.request} has tokens that this model has not")
         return size_bytes
 
+    def _is_taking(self, peer: WorkerRef) -> bool:
+        """A batch of this peer waits for the member. Its KV follows unasked, and is expected only
+        when the batch is the member's."""
+        return any(
+            isinstance(news, inputs.PeerSent)
+            and news.peer == peer
+            and isinstance(news.message, Handover)
+            for news in (*self._inputs, *self.member.waiting)
+        )
+
     def _came(self, peer: WorkerRef, letter: Letter, content: bytearray) -> None:
         number = len(self._contents) + 1
         self._contents[number] = content
@@ -284,3 +295,4 @@ class WorkerThread(MemberThread):
         super()._after_step()
         if not self.member.waiting:
             self._contents.clear()
+        self._peers.open_waiting()
