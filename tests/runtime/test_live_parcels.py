@@ -92,32 +92,14 @@ def test_large_bytes_come_in_parts_and_those_nobody_wants_are_not_kept(size_byte
     broken = Assembler(lambda _: size_bytes)
     if len(parcels) > 1:
         broken.take(parcels[0])
-        with pytest.raises(ParcelError, match="inside another"):
-            broken.take(parcels[0])
+        for parcel in (parcels[0], pack(Letter(Pull(BatchKey(1, 1))))[0]):
+            with pytest.raises(ParcelError, match="inside another"):
+                broken.take(parcel)
         with pytest.raises(ParcelError, match="did not begin"):
             Assembler(lambda _: size_bytes).take(parcels[1])
     if len(parcels) > 2:
         with pytest.raises(ParcelError, match="part 2 comes after 1"):
             broken.take(parcels[2])
-
-
-def test_rows_and_bare_messages_pass_kv_that_comes_in_parts() -> None:
-    """A connection sends KV last: what is queued later may stand between two parts of one layer."""
-    size_bytes = 2 * PART_BYTES + 5
-    kv = Letter(KvLayer(BatchKey(2, 1), 3), (), size_bytes)
-    rows = Letter(Handover(BatchKey(2, 2), (), 2), (), size_bytes)
-    bare = Letter(Pull(BatchKey(1, 1)))
-    first, *others = pack(kv, content_of(size_bytes))
-    passing = pack(rows, content_of(size_bytes)) + pack(bare)
-    assembler = Assembler(lambda letter: letter.size_bytes)
-    complete = [assembler.take(parcel) for parcel in (first, *passing, *others)]
-    assert [letter for letter, _ in filter(None, complete)] == [rows, bare, kv]
-    for _, content in filter(None, complete):
-        assert content in (b"".join(content_of(size_bytes)), b"")
-    assembler.take(first)
-    with pytest.raises(ParcelError, match="one batch at once"):
-        about_same = Letter(Handover(BatchKey(2, 1), (), 2), (), size_bytes)
-        assembler.take(pack(about_same, content_of(size_bytes))[0])
 
 
 @settings(max_examples=examples(300))

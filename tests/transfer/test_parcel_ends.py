@@ -45,17 +45,3 @@ def test_a_parcel_waits_for_room_as_long_as_it_is_told_to() -> None:
         for size in range(12):
             world.planes[0].post(world.refs[1], bytes(12 * MIB + size), WAIT_S)
         assert [came.get(timeout=WAIT_S) for _ in range(12)] == [12 * MIB + n for n in range(12)]
-
-
-def test_parcels_that_can_wait_let_others_pass() -> None:
-    came: queue.Queue[int] = queue.Queue()
-    rates = {"uplink_bytes_per_s": [20 * MIB, 20 * MIB]}
-    with World(2, MIB, on_parcel=lambda _, body: came.put(len(body)), **rates) as world:
-        world.planes[0].reach(world.refs[1])
-        sizes = [MIB + 1, MIB + 2, MIB + 3, 1, 2]
-        for size in sizes:
-            world.planes[0].post(world.refs[1], bytes(size), can_wait=size > MIB)
-        order = [came.get(timeout=WAIT_S) for _ in sizes]
-    assert [size for size in order if size > MIB] == sizes[:3]
-    assert [size for size in order if size < MIB] == [1, 2]
-    assert order.index(2) < order.index(MIB + 3)

@@ -27,7 +27,7 @@ from livescale.report.run_report import run_text
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import read_record
 
-_PRESET = "medium"
+_PRESET = "demo"
 # How long the pool may take to shrink again after the last request.
 _SHRINK_S = 30.0
 # Where lengths must be clipped, this part of the model's limit is for the output.
@@ -37,7 +37,7 @@ PARTS = ("scaling", "live")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, default=Path("models/demo-100mb"), help="directory")
+    add("--model", type=Path, default=Path("models/demo"), help="directory")
     add("--only", choices=PARTS, help="1 -> 3 -> 1, or with and without live scaling")
     add_load_arguments(parser, trace=None, seconds=45, divide_lengths=16)
     add("--load-seconds", type=float, default=1.0, help="time that a load takes in the first part")

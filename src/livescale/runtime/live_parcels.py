@@ -101,8 +101,7 @@ class _Opened:
 
 
 class Assembler:
-    """Puts the parts of one peer's letters together: of two kinds, one of each at a time, since
-    rows pass KV on the way.
+    """Puts the parts of one peer's letters together: one at a time, as the peer sends them.
 
     `expected` says how many bytes a message brings; None for one whose bytes are not wanted: they
     are not kept, and its content is empty.
@@ -110,32 +109,28 @@ class Assembler:
 
     def __init__(self, expected: Callable[[Letter], int | None]) -> None:
         self._expected = expected
-        self._opened: dict[type[LiveMessage], _Opened] = {}
+        self._opened: _Opened | None = None
 
     def take(self, parcel: bytes) -> tuple[Letter, bytearray] | None:
         """The letter that is complete with this parcel, if one is. Raises ParcelError."""
         head, content = _unpack(parcel)
-        opened = self._open(head) if isinstance(head, Letter) else self._begun(head)
-        kind = type(opened.letter.message)
+        if isinstance(head, Letter):
+            self._open(head)
+        opened = self._opened
+        if opened is None or (isinstance(head, FurtherPart) and head.batch != opened.batch):
+            raise ParcelError("a part of a message that did not begin")
+        if isinstance(head, FurtherPart) and head.part != opened.parts:
+            raise ParcelError(f"part {head.part} comes after {opened.parts} parts")
         self._add(opened, content)
         if opened.came_bytes < opened.letter.size_bytes:
-            self._opened[kind] = opened
             return None
-        self._opened.pop(kind, None)
+        self._opened = None
         return opened.letter, opened.content
 
-    def _begun(self, further: FurtherPart) -> _Opened:
-        for opened in self._opened.values():
-            if opened.batch == further.batch:
-                if further.part != opened.parts:
-                    raise ParcelError(f"part {further.part} comes after {opened.parts} parts")
-                return opened
-        raise ParcelError("a part of a message that did not begin")
-
-    def _open(self, letter: Letter) -> _Opened:
+    def _open(self, letter: Letter) -> None:
+        if self._opened is not None:
+            raise ParcelError("a message begins inside another one")
         message = letter.message
-        if type(message) in self._opened:
-            raise ParcelError("a message begins inside another one of its kind")
         carries = isinstance(message, Handover | KvLayer)
         batch = message.batch if isinstance(message, Handover | KvLayer) else _NO_BATCH
         wanted_bytes = self._expected(letter) if carries else 0
@@ -145,9 +140,7 @@ class Assembler:
             )
         if isinstance(message, Handover) and len(letter.gateways) != len(message.requests):
             raise ParcelError(f"{len(letter.gateways)} gateways of {len(message.requests)}")
-        if carries and any(opened.batch == batch for opened in self._opened.values()):
-            raise ParcelError("two messages about one batch at once")
-        return _Opened(letter, batch, wanted_bytes is not None, bytearray())
+        self._opened = _Opened(letter, batch, wanted_bytes is not None, bytearray())
 
     def _add(self, opened: _Opened, content: memoryview) -> None:
         left_bytes = opened.letter.size_bytes - opened.came_bytes

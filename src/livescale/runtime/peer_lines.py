@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from livescale.batching.live_messages import KvLayer
 from livescale.runtime.live_parcels import Assembler, Letter, ParcelError, pack
 from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import TransferError
@@ -102,9 +101,7 @@ class PeerLines:
             line = _Line(peer, self._data_plane, self._patience_s, self._broken)
             self._lines[peer] = line
         try:
-            # Rows of the next batch are waited for by the source, KV only by decodes.
-            can_wait = isinstance(letter.message, KvLayer)
-            line.put(pack(letter, content), can_wait=can_wait)
+            line.put(pack(letter, content))
         except ParcelError as error:
             self._give_up(peer, str(error))
 
@@ -190,13 +187,13 @@ class _Line:
         self._data_plane = data_plane
         self._patience_s = patience_s
         self._broken = broken
-        self._parcels: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
+        self._parcels: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_closed = False
         threading.Thread(target=self._run, name=f"live work with {peer}", daemon=True).start()
 
-    def put(self, parcels: list[bytes], *, can_wait: bool) -> None:
+    def put(self, parcels: list[bytes]) -> None:
         for parcel in parcels:
-            self._parcels.put((parcel, can_wait))
+            self._parcels.put(parcel)
 
     def close(self) -> None:
         """What was not sent is not sent."""
@@ -204,10 +201,9 @@ class _Line:
         self._parcels.put(None)
 
     def _run(self) -> None:
-        while (entry := self._parcels.get()) is not None and not self._is_closed:
-            parcel, can_wait = entry
+        while (parcel := self._parcels.get()) is not None and not self._is_closed:
             try:
-                self._data_plane.post(self.peer, parcel, self._patience_s, can_wait=can_wait)
+                self._data_plane.post(self.peer, parcel, self._patience_s)
             except TransferError as error:
                 self._broken(self, str(error))
                 return

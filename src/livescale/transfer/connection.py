@@ -89,13 +89,13 @@ class Connection:
     def join(self) -> None:
         self._receiving.join()
 
-    def post(self, body: bytes, patience_s: float, *, can_wait: bool) -> None:
+    def post(self, body: bytes, patience_s: float) -> None:
         """The parcel is on its way. Raises TransferError if too much waits to be sent, and still
         does after `patience_s`, or if the connection has ended."""
         # Before the parcel: should the connection end right after it, that is told.
         self.carries_parcels = True
         frame = Frame(FrameKind.PARCEL, self._worker, payload_bytes=len(body))
-        word = Word(frame.encode(), body, can_wait)
+        word = Word(frame.encode(), body)
         deadline_s = time.monotonic() + patience_s
         while True:
             try:

@@ -214,11 +214,8 @@ class DataPlane:
 
     # -- messages and measurements ----------------------------------------------------------------
 
-    def post(
-        self, peer: WorkerRef, body: bytes, patience_s: float = 0.0, *, can_wait: bool = False
-    ) -> None:
-        """The parcel is on its way, before all chunks; it is lost if the connection is. One that
-        `can_wait` lets other parcels pass.
+    def post(self, peer: WorkerRef, body: bytes, patience_s: float = 0.0) -> None:
+        """The parcel is on its way, before all chunks; it is lost if the connection is.
 
         Raises TransferError if the peer cannot be reached (blocks for `handshake_s` at most
         where there is no connection yet), the connection is just ending, or too much waits to be
@@ -227,7 +224,7 @@ class DataPlane:
         most = frames.PARCEL_BYTES_MAX
         if len(body) > most:
             raise orders.TransferError(f"a parcel of {len(body)} bytes is above {most}")
-        self._exchange.wait(peer).post(body, patience_s, can_wait=can_wait)
+        self._exchange.wait(peer).post(body, patience_s)
 
     def probe(self, peer: WorkerRef, size_bytes: int, timeout_s: float = 30.0) -> int:
         """Bytes per second at which the peer's memory comes here, measured with `size_bytes` to

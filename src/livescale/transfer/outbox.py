@@ -27,12 +27,10 @@ class OutboxFullError(ConnectionError):
 
 
 class Word(Value, frozen=True):
-    """A frame that goes before all chunks; `parcel` is its payload if it has an urgent one. One
-    that `can_wait` lets all others pass."""
+    """A frame that goes before all chunks; `parcel` is its payload if it has an urgent one."""
 
     frame: bytes
     parcel: bytes | None = None
-    can_wait: bool = False
 
 
 class ProbeBytes(Value, frozen=True):
@@ -172,8 +170,6 @@ class Outbox:
         self.reading: ModelBytes | None = None
         self.is_closed = False
         self._words: collections.deque[Word] = collections.deque()
-        #: those that can wait
-        self._later: collections.deque[Word] = collections.deque()
         self._parcel_bytes = 0
         self._probes: collections.deque[tuple[PlanId, int]] = collections.deque()
         self._turns: collections.deque[Want] = collections.deque()
@@ -185,12 +181,12 @@ class Outbox:
         with self.changed:
             if word.parcel is not None and self._parcel_bytes + size > _PARCEL_BYTES_MAX:
                 raise OutboxFullError(f"too many parcels wait to be sent to {self.peer}")
-            if len(self._words) + len(self._later) >= _WORDS_MAX:
+            if len(self._words) >= _WORDS_MAX:
                 self.close()
             if self.is_closed:
                 return
             self._parcel_bytes += size
-            (self._later if word.can_wait else self._words).append(word)
+            self._words.append(word)
             self.changed.notify()
 
     def put_probe(self, plan: PlanId, size_bytes: int) -> None:
@@ -216,7 +212,6 @@ class Outbox:
         with self.changed:
             self.is_closed = True
             self._words.clear()
-            self._later.clear()
             self._turns.clear()
             self._probes.clear()
             self.changed.notify()
@@ -227,8 +222,8 @@ class Outbox:
             while not self.is_closed:
                 if self.reading is not None and self.reading.is_withdrawn:
                     return Settle()
-                if self._words or self._later:
-                    word = (self._words or self._later).popleft()
+                if self._words:
+                    word = self._words.popleft()
                     self._parcel_bytes -= len(word.parcel or b"")
                     return word
                 chunk = self._next_chunk()
