@@ -23,7 +23,8 @@ class LiveLimits(Value, frozen=True):
     for one layer at least: then messages come in; three times as long while no pull is due. Live
     Runs of `gap_ns` together may come between two decodes (0: three quarters of what a Run full of
     prompt tokens takes here: decodes wait that long without live scaling, too). `kv_layers_ahead`
-    layers' KV are asked for at once. A partner that does not answer for `answer_ns` is given up. Of
+    layers' KV are asked for at once, and come unasked behind the rows if `kv_follows`. A partner
+    that does not answer for `answer_ns` is given up. Of
     `pulls_max` batches that a source has pulled the rows may be on their way at once. It asks for
     the next batch when `pull_early_permille` of a full batch are left to do behind the Run in
     flight, or as much earlier as pulls take (0: only as early as pulls take). With
@@ -43,6 +44,7 @@ class LiveLimits(Value, frozen=True):
     pulls_max: int = 2
     pull_early_permille: int = 500
     decodes_first: bool = True
+    kv_follows: bool = True
     kv_holds_pulls: bool = True
     move_factor: int = 0
 

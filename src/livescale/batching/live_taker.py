@@ -77,7 +77,9 @@ class LiveTaker:
             peer, offer = chosen
             reservation = self._batcher.held.reserve(offer.tokens)
             without_rows = self.window.is_full and not offer.decoding
-            kv_layers = 0 if without_rows else self._kv_layers_ahead(offer.decoding, offer.tokens)
+            kv_layers = 0
+            if self._limits.kv_follows and not without_rows:
+                kv_layers = self._kv_layers_ahead(offer.decoding, offer.tokens)
             self.window.begin(
                 PullUnderWay(
                     peer, offer, reservation, now_ns, without_rows, in_flight_ns, kv_layers

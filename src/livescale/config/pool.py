@@ -85,10 +85,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     ] = 256 * _MIB
     block_tokens: Annotated[int, About("tokens of one KV block", "tokens", 1, 1024)] = 16
     chunk_bytes: Annotated[
-        int,
-        About(
-            "unit of transfer inside a layer, at most; see scaling", "bytes", 4 * _KIB, 16 * _MIB
-        ),
+        int, About("unit of transfer inside a layer, at most", "bytes", 4 * _KIB, 16 * _MIB)
     ] = _MIB
     uplink_bytes_per_s: Annotated[
         int | None, About("limit on what a worker sends; none: no limit", "bytes/s", _KIB)

@@ -134,6 +134,7 @@ BASELINE_WORLD: Mapping[str, object] = {
         pull_early_permille=0,
         decodes_first=False,
         kv_holds_pulls=False,
+        kv_follows=False,
         move_factor=0,
     ),
 }

@@ -50,6 +50,7 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         answer_ns=rng.choice([30, 300, 5000]) * MS,
         decodes_first=random.Random(f"decodes {world.seed}").random() < 0.8,
         kv_holds_pulls=random.Random(f"kv {world.seed}").random() < 0.8,
+        kv_follows=random.Random(f"kv follows {world.seed}").random() < 0.8,
         pull_early_permille=random.Random(f"early {world.seed}").choice([0, 500, 2000]),
         move_factor=random.Random(f"moves {world.seed}").choice([0, 1, 16]),
     )
