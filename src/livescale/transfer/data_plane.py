@@ -82,12 +82,7 @@ class DataPlane:
         self._observer = chunk_received
         self.on_parcel = on_parcel
         self.on_disconnected = on_disconnected
-        # A downlink keeps its credit: what comes was on its way while its sender paid for it.
-        self._uplink = TokenBucket(
-            uplink_bytes_per_s,
-            parameter_share_percent=parameter_share_percent,
-            is_fresh_when_idle=True,
-        )
+        self._uplink = TokenBucket.of_uplink(uplink_bytes_per_s, parameter_share_percent)
         self._downlink = TokenBucket(downlink_bytes_per_s)
         view = memory.view(0, memory.size_bytes)
         self._store = Store(worker)

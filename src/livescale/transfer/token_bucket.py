@@ -66,6 +66,16 @@ class TokenBucket:
         self._line: collections.deque[object] = collections.deque()
         self._is_closed = False
 
+    @classmethod
+    def of_uplink(cls, bytes_per_s: int | None, parameter_share_percent: int) -> TokenBucket:
+        """Of what a member sends. A downlink keeps its credit: what comes was on its way while its
+        sender paid for it."""
+        return cls(
+            bytes_per_s,
+            parameter_share_percent=parameter_share_percent,
+            is_fresh_when_idle=True,
+        )
+
     def slice_bytes(self, size_bytes: int) -> int:
         """How much of `size_bytes` to take at once so that the pace stays smooth (about 5 ms)."""
         if self.bytes_per_s is None:
