@@ -28,9 +28,10 @@ from livescale.latency.models import OverheadLatency
 from livescale.latency.work import LinearLatency, RunWork
 from livescale.load.traces import TraceRow
 from livescale.policies import ModelPolicy
-from livescale.runtime.catalog import prepare_models
+from livescale.runtime.catalog import live_limits, prepare_models
 from livescale.runtime.pool_layout import local_layout
 from livescale.sim.config import SimConfig
+from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import RequestLine, ScaleLine, read_record
 
 MS = 1_000_000
@@ -165,7 +166,7 @@ def test_a_calibration_finds_what_is_known(
     assert profile.token_overhead_ns == pytest.approx(token_ns, abs=1000)
     assert profile.step_gap_ns == pytest.approx(1_300_000, rel=0.05)
     assert profile.load_bytes_per_s == pytest.approx(rate, rel=0.03)
-    # A step's gap, and what a chain's later members wait for their first chunk.
+    # A step's gap is in it.
     assert profile.load_setup_ns == pytest.approx(setup_ns, abs=5 * MS)
     assert profile.calibration_loads >= pool.config.workers - 1
     # What was measured is a world again, and it behaves like the one that was known.
@@ -176,6 +177,59 @@ def test_a_calibration_finds_what_is_known(
     known, found = (run_figures(r.reported("known", "5x-mean")) for r in (run, again))
     for name in ("ttft_p50_s", "ttft_p90_s", "tbt_p50_s", "scale_up_p50_s", "loaded_p50_s"):
         assert found[name] == pytest.approx(known[name], rel=0.1), name
+
+
+def test_a_simulated_pool_measures_its_own_rate_of_prefills_as_a_real_one_does(
+    pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
+) -> None:
+    """A pool takes the rate from the first prompt that it computes; the calibration's first one is
+    short. A simulated pool that was given that rate started instances at half of the load."""
+    client = ClientDelays((0,), 0, 0)
+    known = known_world(pool, policy)
+    live = msgspec.structs.replace(known.controller, live_order="zigzag")
+    known = msgspec.structs.replace(known, controller=live)
+    run = calibrate(pool, known, tmp_path / "record.jsonl", client)
+    profile = measure_profile(run, pool.latency, pool.config, BURSTS)
+    world = simulated_pool(run, pool.config, profile)
+    tokens = pool.config.run_tokens_max
+    rows = [TraceRow(0, tokens, 2), TraceRow(1000 * MS, 64, 2)]
+    played = play_simulated(world, rows, "own", client, 0, tmp_path / "own.jsonl")
+    [measured] = read_history(played.lines).measured
+    prompt_ns = pool.latency.run_ns(RunWork(((tokens, 0),), sampled=1))
+    assert measured.prefill_tokens_per_s == pytest.approx(tokens * 1e9 / prompt_ns, rel=0.01)
+    [calibrated] = read_history(run.lines).measured
+    assert measured.prefill_tokens_per_s > 1.5 * calibrated.prefill_tokens_per_s
+
+
+def test_instances_of_both_worlds_have_the_same_limits(
+    pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
+) -> None:
+    """Real ones put 256 tokens into a live batch, simulated ones put 2,048 there."""
+    config = msgspec.structs.replace(pool.config, live_batches_max=5, resident_bytes=1 << 20)
+    run = calibrate(pool, known_world(pool, policy), tmp_path / "r.jsonl", ClientDelays((0,), 0, 0))
+    profile = measure_profile(run, pool.latency, config, BURSTS)
+    world = simulated_pool(run, config, profile)
+    assert world.live == live_limits(config)
+    assert world.live.batches_max == 5
+    assert world.live.batch_tokens_max == config.run_tokens_max == 256
+    assert world.resident_bytes == 1 << 20
+
+
+def test_what_a_chain_waits_for_is_no_part_of_how_a_load_begins(
+    pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
+) -> None:
+    """Of three that follow one another, two wait for the chunks of the one before."""
+    # A chunk takes as long as a tenth of the load: 40 ms.
+    chunk_bytes = policy.spec.size_bytes // 10
+    known = known_world(pool, policy, group_setup_ns=8 * MS)
+    controller = msgspec.structs.replace(known.controller, chunk_bytes=chunk_bytes)
+    known = msgspec.structs.replace(known, controller=controller)
+    # All requests of a burst are there at once, so that all workers load by one plan.
+    run = calibrate(pool, known, tmp_path / "record.jsonl", ClientDelays((0,), 0, 0))
+    chained = [line for line in run.lines if isinstance(line, ScaleLine) and len(line.loads) == 3]
+    assert any(route.count("->") == 3 for line in chained for route in line.routes)
+    profile = measure_profile(run, pool.latency, pool.config, BURSTS)
+    assert profile.load_setup_ns == pytest.approx(8 * MS, abs=2 * MS)
 
 
 def test_a_pool_that_never_grows_cannot_be_calibrated(

@@ -15,8 +15,9 @@ def _elapsed_s(start_ns: int) -> float:
     return (time.monotonic_ns() - start_ns) / 1e9
 
 
-def test_the_rate_is_met() -> None:
-    bucket = TokenBucket(RATE, BURST_BYTES)
+@pytest.mark.parametrize("is_fresh_when_idle", [False, True])
+def test_the_rate_is_met(is_fresh_when_idle: bool) -> None:
+    bucket = TokenBucket(RATE, BURST_BYTES, is_fresh_when_idle=is_fresh_when_idle)
     bucket.take(BURST_BYTES)
     start_ns = time.monotonic_ns()
     for _ in range(160):
@@ -50,6 +51,15 @@ def test_an_idle_line_collects_one_burst_and_no_more() -> None:
     bucket.take(50_000)
     bucket.take(100_000)
     assert time.monotonic_ns() - start_ns >= 100_000_000
+
+
+def test_a_line_that_is_fresh_when_idle_carries_nothing_at_once() -> None:
+    """An uplink's first bytes after a rest take their time, as on a link. With credit a load's
+    first layer was so early that the controller took loads for a quarter shorter than they were."""
+    bucket = TokenBucket(1_000_000, burst_bytes=50_000, is_fresh_when_idle=True)
+    start_ns = time.monotonic_ns()
+    bucket.take(50_000)
+    assert time.monotonic_ns() - start_ns >= 50_000_000
 
 
 def test_closing_wakes_who_waits_and_refuses_who_comes() -> None:
@@ -105,6 +115,47 @@ def test_urgent_bytes_go_before_parameters_that_wait() -> None:
         thread.join(WAIT_S)
     # One slice of parameters may have been under way, or two if this thread was late.
     assert order.index("urgent") <= 2
+
+
+def test_no_parameters_come_between_the_slices_of_what_is_urgent() -> None:
+    """Each slice of a handover waited for one of parameters: it took twice its time."""
+    bucket = TokenBucket(RATE, burst_bytes=0)
+    size_bytes = RATE // 20
+    taken: list[str] = []
+    is_over = threading.Event()
+
+    def take_parameters() -> None:
+        while not is_over.is_set():
+            bucket.take(bucket.slice_bytes(RATE))
+            taken.append("parameters")
+
+    thread = threading.Thread(target=take_parameters)
+    thread.start()
+    sizes = []
+    for step in bucket.slices(size_bytes, is_urgent=True):
+        sizes.append(step)
+        taken.append("urgent")
+    is_over.set()
+    thread.join(WAIT_S)
+    assert sum(sizes) == size_bytes
+    assert len(sizes) > 5
+    urgent = [place for place, what in enumerate(taken) if what == "urgent"]
+    # A take that was booked before may return behind the first slice.
+    between = taken[urgent[0] : urgent[-1]]
+    assert between.count("parameters") <= 1
+
+
+def test_slices_are_all_of_it_and_end_when_the_bucket_is_closed() -> None:
+    bucket = TokenBucket(None)
+    assert list(bucket.slices(1 << 40, is_urgent=True)) == [1 << 40]
+    limited = TokenBucket(RATE)
+    for is_urgent in (False, True):
+        assert sum(limited.slices(RATE // 8, is_urgent)) == RATE // 8
+    slices = limited.slices(RATE, is_urgent=True)
+    next(slices)
+    limited.close()
+    with pytest.raises(BucketClosedError):
+        list(slices)
 
 
 def test_parameters_get_their_share_and_leave_the_rest() -> None:

@@ -7,7 +7,7 @@ runs that are compared later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -22,9 +22,10 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency, RunWork
 from livescale.load.traces import TraceRow
+from livescale.runtime.catalog import live_limits
 from livescale.sim.config import SimConfig
 from livescale.telemetry.history.reading import read_history
-from livescale.telemetry.record import RequestLine, StepLine
+from livescale.telemetry.record import LoadPhases, RequestLine, ScaleLine, StepLine
 from livescale.types import Value, WorkerRef
 
 Bare = LinearLatency | RooflineLatency | TableLatency
@@ -57,7 +58,6 @@ class PoolProfile(Value, frozen=True):
     load_setup_ns: int
     load_bytes_per_s: int
     client: ClientDelays
-    prefill_tokens_per_s: int
     kv_blocks: int
     calibration_loads: int
 
@@ -75,7 +75,7 @@ class PoolProfile(Value, frozen=True):
             f" client +{(median(self.client.intake_ns) + self.client.delivery_ns) / 1e6:.2f} ms\n"
             f"          a load begins after {self.load_setup_ns / 1e6:.1f} ms and gets"
             f" {self.load_bytes_per_s / 1e6:.2f} MB/s ({self.calibration_loads} loads);"
-            f" capacity {self.prefill_tokens_per_s} tokens/s, {self.kv_blocks} KV blocks"
+            f" {self.kv_blocks} KV blocks"
         )
 
 
@@ -114,13 +114,12 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
     )
     asked_ns = [line.dispatched_ns - line.queued_ns for _, line in alone if line.dispatched_ns]
     delay_ns = _median(asked_ns) // 2
-    loads = list(_spans(run))
-    if not loads:
+    rates = list(_rates(run))
+    if not rates:
         raise BenchError("the pool did not grow while it was calibrated")
-    rate = _median([bytes_per_s for _, bytes_per_s in loads])
+    rate = _median(rates)
     layer_ns = _layer_bytes(run)[0] * _NS_PER_S // rate
-    setup_ns = _median([first_layer_ns for first_layer_ns, _ in loads]) - layer_ns
-    capacity = read_history(run.lines).measured[0]
+    setup_ns = _median(list(_first_layers_ns(run))) - layer_ns
     return PoolProfile(
         latency=latency,
         message_delay_ns=delay_ns,
@@ -134,28 +133,19 @@ def measure_profile(run: PlayedRun, latency: Bare, config: PoolConfig, bursts: i
             _spacing_ns(list(lines.values())),
             _median([timing.token_ns[0] - line.token_ns[0] for timing, line in alone]),
         ),
-        prefill_tokens_per_s=capacity.prefill_tokens_per_s,
-        kv_blocks=capacity.kv_blocks,
-        calibration_loads=len(loads),
+        kv_blocks=read_history(run.lines).measured[0].kv_blocks,
+        calibration_loads=len(rates),
     )
 
 
 def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> SimConfig:
-    """The world of that very pool: the controller's configuration is the one in its record, with
-    the capacity that was measured; devices and delays are the profile's."""
-    controller = run.controller
-    policies = tuple(
-        msgspec.structs.replace(
-            policy,
-            prefill_tokens_per_s=profile.prefill_tokens_per_s,
-            kv_blocks=profile.kv_blocks,
-        )
-        for policy in controller.models
-    )
+    """The world of that very pool: the controller's configuration is the one in its record,
+    devices and delays are the profile's. The rate of prefills is left to be measured, as in every
+    real run: it is that of the first prompt, and each load has another one."""
     rate = profile.load_bytes_per_s
     wait_s = config.queue_timeout_s
     return SimConfig(
-        controller=msgspec.structs.replace(controller, models=policies),
+        controller=run.controller,
         devices=tuple(
             msgspec.structs.replace(device, uplink_bytes_per_s=rate, downlink_bytes_per_s=rate)
             for device in run.devices
@@ -174,6 +164,8 @@ def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> 
         step_gap_ns=profile.step_gap_ns,
         message_delay_ns=profile.message_delay_ns,
         group_setup_ns=profile.load_setup_ns,
+        live=live_limits(config),
+        resident_bytes=config.resident_bytes,
         stall_ns=config.stall_ms * _MS_NS,
     )
 
@@ -181,15 +173,26 @@ def simulated_pool(run: PlayedRun, config: PoolConfig, profile: PoolProfile) -> 
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _spans(run: PlayedRun) -> Iterator[tuple[int, int]]:
-    """Of each load the ns from the decision to the first layer, and the rate of the rest in bytes
-    per second. (An idle link has collected credit, which the first chunks take.)"""
+def _first_layers_ns(run: PlayedRun) -> Iterator[int]:
+    """From the decision to the first layer, of loads that come from what was whole. One that
+    follows another load waits for that one's chunks, too: the simulator does so by itself."""
+    for event, load in _calibration_loads(run):
+        followed = {str(other.worker) for other in event.loads}
+        if load.first_layer_ns is not None and load.upstream not in followed:
+            yield load.first_layer_ns - event.decided_ns
+
+
+def _rates(run: PlayedRun) -> Iterator[int]:
+    """Of each load the bytes per second from its first layer on: what came before that waited for
+    the first byte."""
     rest_bytes = sum(_layer_bytes(run)[1:])
-    for event, load in loads_of(run.reported("calibration", "5x-mean")):
+    for _, load in _calibration_loads(run):
         if load.first_layer_ns is not None and load.loaded_ns is not None:
-            loading_ns = max(1, load.loaded_ns - load.first_layer_ns)
-            setup_ns = load.first_layer_ns - event.decided_ns
-            yield setup_ns, rest_bytes * _NS_PER_S // loading_ns
+            yield rest_bytes * _NS_PER_S // max(1, load.loaded_ns - load.first_layer_ns)
+
+
+def _calibration_loads(run: PlayedRun) -> Iterable[tuple[ScaleLine, LoadPhases]]:
+    return loads_of(run.reported("calibration", "5x-mean"))
 
 
 def _layer_bytes(run: PlayedRun) -> tuple[int, ...]:

@@ -82,9 +82,7 @@ class DataPlane:
         self._observer = chunk_received
         self.on_parcel = on_parcel
         self.on_disconnected = on_disconnected
-        self._uplink = TokenBucket(
-            uplink_bytes_per_s, parameter_share_percent=parameter_share_percent
-        )
+        self._uplink = TokenBucket.of_uplink(uplink_bytes_per_s, parameter_share_percent)
         self._downlink = TokenBucket(downlink_bytes_per_s)
         view = memory.view(0, memory.size_bytes)
         self._store = Store(worker)

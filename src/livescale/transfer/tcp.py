@@ -90,9 +90,7 @@ class TcpChannel(SocketChannel):
 
     def _send_paced(self, header: bytes, payload: memoryview, is_urgent: bool = False) -> None:
         """The header goes along with the first bytes."""
-        while payload:
-            step = self._uplink.slice_bytes(len(payload))
-            self._uplink.take(step, is_urgent)
+        for step in self._uplink.slices(len(payload), is_urgent):
             sent = self._sock.sendmsg((header, payload[:step])) - len(header)
             if sent < 0:
                 self._sock.sendall(header[sent:])

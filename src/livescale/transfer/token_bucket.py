@@ -9,10 +9,14 @@ from __future__ import annotations
 import collections
 import threading
 import time
+from collections.abc import Iterator
 
 _SLICE_BYTES_MIN = 16 << 10
 _SLICES_PER_S = 200
 _BURSTS_PER_S = 100
+_TURNS_PER_S = 10
+# Threads wake up late by less than this, even on a busy machine.
+_IDLE_NS = 100_000_000
 _S_NS = 1_000_000_000
 
 
@@ -25,11 +29,13 @@ class TokenBucket:
 
     The bucket books each take on a virtual line: the line is busy until `_clear_ns`, and a take
     returns when the line has carried its bytes. A late wake-up costs no rate as long as it is
-    shorter than the burst. Two classes share the line. Urgent takes are booked at once. Parameter
-    takes are booked one after the other, in the order of the calls and only when the line is
-    free: what is urgent waits for one slice of parameters at most, and threads that take equal
-    amounts get equal shares. Parameters have a second line of `parameter_share_percent` of the
-    rate, which leaves the rest to urgent bytes even when none are there.
+    shorter than the burst. With `is_fresh_when_idle` a line that nobody used for a while begins as
+    a link does: its first bytes take their time. Two classes share the line. Urgent takes are
+    booked at once, all slices of a parcel together. Parameter takes are booked one after the
+    other, in the order of the calls and only when the line is free: what is urgent waits for one
+    slice of parameters at most, and threads that take equal amounts get equal shares. Parameters
+    have a second line of `parameter_share_percent` of the rate, which leaves the rest to urgent
+    bytes even when none are there.
     """
 
     def __init__(
@@ -37,6 +43,7 @@ class TokenBucket:
         bytes_per_s: int | None,
         burst_bytes: int | None = None,
         parameter_share_percent: int = 100,
+        is_fresh_when_idle: bool = False,
     ) -> None:
         """`burst_bytes`: credit that an idle line collects at most; by default 10 ms of rate."""
         if bytes_per_s is not None and bytes_per_s < 1:
@@ -47,6 +54,7 @@ class TokenBucket:
             raise ValueError(f"a share of {parameter_share_percent} % is not in 1..100")
         self.bytes_per_s = bytes_per_s
         self._share_percent = parameter_share_percent
+        self._is_fresh_when_idle = is_fresh_when_idle
         self._burst_ns = 0
         if bytes_per_s is not None:
             burst = bytes_per_s // _BURSTS_PER_S if burst_bytes is None else burst_bytes
@@ -57,6 +65,16 @@ class TokenBucket:
         # Tickets of those who wait to take for parameters, in order.
         self._line: collections.deque[object] = collections.deque()
         self._is_closed = False
+
+    @classmethod
+    def of_uplink(cls, bytes_per_s: int | None, parameter_share_percent: int) -> TokenBucket:
+        """Of what a member sends. A downlink keeps its credit: what comes was on its way while its
+        sender paid for it."""
+        return cls(
+            bytes_per_s,
+            parameter_share_percent=parameter_share_percent,
+            is_fresh_when_idle=True,
+        )
 
     def slice_bytes(self, size_bytes: int) -> int:
         """How much of `size_bytes` to take at once so that the pace stays smooth (about 5 ms)."""
@@ -75,12 +93,36 @@ class TokenBucket:
             clear_ns = self._book(line_ns) if is_urgent else self._take_turn(line_ns)
             self._wait_until(clear_ns)
 
+    def slices(self, size_bytes: int, is_urgent: bool = False) -> Iterator[int]:
+        """Sizes of the slices of so many bytes, each as soon as the line has carried it. Raises
+        BucketClosedError.
+
+        What is urgent has the line for all of its slices, or for 100 ms at a time: parameters wait
+        for the last one of these.
+        """
+        if not is_urgent or self.bytes_per_s is None:
+            while size_bytes:
+                step = self.slice_bytes(size_bytes)
+                self.take(step, is_urgent)
+                yield step
+                size_bytes -= step
+            return
+        while size_bytes:
+            turn = min(size_bytes, max(_SLICE_BYTES_MIN, self.bytes_per_s // _TURNS_PER_S))
+            with self._changed:
+                clear_ns = self._book(turn * _S_NS // self.bytes_per_s)
+            size_bytes -= turn
+            while turn:
+                step = self.slice_bytes(turn)
+                turn -= step
+                with self._changed:
+                    self._wait_until(clear_ns - turn * _S_NS // self.bytes_per_s)
+                yield step
+
     def pay(self, size_bytes: int) -> None:
         """As many slices as it takes for parameters that have moved another way."""
-        while size_bytes:
-            step = self.slice_bytes(size_bytes)
-            self.take(step)
-            size_bytes -= step
+        for _ in self.slices(size_bytes):
+            pass
 
     def close(self) -> None:
         """Every thread that waits, now or later, gets BucketClosedError."""
@@ -89,10 +131,16 @@ class TokenBucket:
             self._changed.notify_all()
 
     def _book(self, line_ns: int) -> int:
-        # An idle line collects credit for one burst, not for all the time it was idle.
-        start_ns = max(self._clear_ns, time.monotonic_ns() - self._burst_ns)
-        self._clear_ns = start_ns + line_ns
+        self._clear_ns = self._start_ns(self._clear_ns) + line_ns
         return self._clear_ns
+
+    def _start_ns(self, clear_ns: int) -> int:
+        """When a take may be booked on a line that is busy until then."""
+        now_ns = time.monotonic_ns()
+        if self._is_fresh_when_idle and now_ns - clear_ns > _IDLE_NS:
+            return now_ns
+        # An idle line collects credit for one burst, not for all the time it was idle.
+        return max(clear_ns, now_ns - self._burst_ns)
 
     def _take_turn(self, line_ns: int) -> int:
         """Books for parameters when all who came before have and the line is free."""
@@ -103,7 +151,7 @@ class TokenBucket:
                 self._wait()
             while (free_ns := max(self._clear_ns, self._parameter_clear_ns)) > time.monotonic_ns():
                 self._wait_until(free_ns)
-            start_ns = max(self._parameter_clear_ns, time.monotonic_ns() - self._burst_ns)
+            start_ns = self._start_ns(self._parameter_clear_ns)
             self._parameter_clear_ns = start_ns + line_ns * 100 // self._share_percent
             return self._book(line_ns)
         finally:
