@@ -41,7 +41,7 @@ from livescale.control.pairing import (
     free_instances,
     live_order_of,
 )
-from livescale.messages.commands import AnyCommand, Dispatch, Drain, FailRequest, Paired
+from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch, Drain, FailRequest, Paired
 from livescale.messages.events import (
     AnyEvent,
     BatchTaken,
@@ -282,8 +282,67 @@ def test_an_instance_that_has_a_helper_gets_no_second_one() -> None:
     controller = serving(workers=3, instances=1, instances_max=3, **LIVE)
     commands = step(controller, 1, arrived("a", 1000))
     assert pairings_of(commands) == [("zigzag", (Partner(101, W[0]),))]
-    commands = step(controller, 2, arrived("b", 2000))
+    # The helper has run something: it keeps its source, though it forwards parameters now.
+    layers = [LayerArrived(TARGET, layer, watermark=layer + 1) for layer in range(2)]
+    step(controller, 2, LiveStarted(TARGET), FirstByteArrived(TARGET), *layers)
+    commands = step(controller, 3, arrived("b", 2000))
+    assert plans_of(commands)[0].routes() == ("w1.0 -> w2.0",)
     assert notices(commands) == [(None, "alone: no instance is overloaded")]
+
+
+def joined_behind(**config: Any) -> tuple[Controller, HoldingId]:
+    """Instance 2 on w1 helps 101 on w0, and has no layer yet. A later load reads from w1."""
+    settings = {**LIVE, "live_ahead_max": 4, **config}
+    controller = serving(workers=3, instances=1, instances_max=3, **settings)
+    commands = step(controller, 1, arrived("a", 1000))
+    assert pairings_of(commands) == [("zigzag", (Partner(101, W[0]),))]
+    step(controller, 2, LiveStarted(TARGET))
+    commands = step(controller, 3, arrived("b", 2000))
+    assert plans_of(commands)[0].routes() == ("w1.0 -> w2.0",)
+    (order,) = loads_of(commands)
+    return controller, order.holding
+
+
+def changed_duties(commands: list[AnyCommand]) -> list[tuple[HoldingId, tuple[Partner, ...]]]:
+    return [(c.holding, c.duty.gives_to) for c in commands if isinstance(c, ChangeDuty)]
+
+
+def test_a_load_that_joins_behind_a_target_takes_its_source_over() -> None:
+    """Rows and KV would leave the target before the parameters of all that follow it."""
+    controller, second = joined_behind()
+    assert pairings_of(step(controller, 4)) == []
+    target = controller.fleet.instance_on(second.member)
+    assert target is not None
+    assert target.duty.gives_to == (Partner(101, W[0]),)
+    # Until the new one takes requests, the source pulls from where it did.
+    commands = step(controller, 5, LiveStarted(second))
+    assert changed_duties(commands) == [(TARGET, ())]
+    assert changed_duties(step(controller, 6)) == [], "it is told once"
+    commands = step(controller, 7, arrived("c"), arrived("d"))
+    assert dispatched(commands) == [("c", target.id), ("d", target.id)], "not to the former one"
+
+
+def test_a_target_keeps_its_source_if_the_later_one_is_lost_before_it_takes_requests() -> None:
+    controller, second = joined_behind()
+    assert changed_duties(step(controller, 4, WorkerLost(second.member, "gone"))) == []
+    (first,) = [i for i in controller.fleet.instances.values() if i.worker == W[1]]
+    assert first.duty.gives_to == (Partner(101, W[0]),)
+    assert ("c", first.id) in dispatched(step(controller, 5, arrived("c")))
+
+
+def test_baselines_leave_pairs_as_they_are() -> None:
+    controller, second = joined_behind(pairs=None)
+    assert changed_duties(step(controller, 5, LiveStarted(second))) == []
+
+
+def test_a_controller_that_comes_later_tells_the_target_as_well() -> None:
+    """The order was lost with the controller that gave it."""
+    before = joined_behind()[0]
+    orders = [held.order for copy in before.pool.copies("m") for held in copy.ranks.values()]
+    successor = make_controller(workers=3, instances_max=3, epoch=1, **LIVE)
+    watermarks = {W[0]: 3}
+    events = [rejoined(report(o, watermarks.get(o.holding.member, 0))) for o in orders]
+    assert changed_duties(step(successor, 0, *events)) == [(TARGET, ())]
 
 
 def test_the_queue_goes_to_the_target_until_the_load_is_over() -> None:

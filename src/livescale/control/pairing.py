@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from livescale.chunks import senders as senders_of
 from livescale.control import live_costs as costs
 from livescale.control.config import ControllerConfig, PairRule
 from livescale.control.fleet import Fleet
@@ -16,10 +19,13 @@ from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.planning import Planning
 from livescale.control.router import Router
+from livescale.messages.commands import ChangeDuty
 from livescale.plans import ScalePlan
 from livescale.routes import Does, Hop, PairProgress, Partner, Route
 from livescale.types import FromWorker, InstanceState, Part, Value, WorkerRef
 
+_PASSED_PART = 16
+"""A target keeps its source once it has so many-th of its layers."""
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 
@@ -166,6 +172,8 @@ class Pairings:
         self._fleet = fleet
         self._router = router
         self._planning = planning
+        #: of the fleet, when duties were last compared with it
+        self._version = -1
 
     @property
     def is_live(self) -> bool:
@@ -177,9 +185,22 @@ class Pairings:
         config = self._config
         if not self.is_live:
             return [PairingChoice("so it is configured")] * len(plan.instances)
-        overloaded = self._overloaded(state.part)
+        overloaded = self._overloaded(state.part, plan)
         terms = self._terms(state, plan, overloaded)
         return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded, terms)
+
+    def decide(self) -> list[ChangeDuty]:
+        """Orders to targets of which a later one has taken the source over, and takes requests."""
+        if self._version == self._fleet.version:
+            return []
+        self._version = self._fleet.version
+        orders = []
+        for _, target in sorted(self._fleet.instances.items()):
+            heir = self._heir(target) if target.state is InstanceState.LIVE else None
+            if heir is not None and heir.state is InstanceState.LIVE:
+                duty = msgspec.structs.replace(target.duty, gives_to=())
+                orders.append(target.change(duty))
+        return orders
 
     def unpaired(self, part: Part) -> list[Instance]:
         """Serving instances that no loading one helps: the others are not to go."""
@@ -200,14 +221,44 @@ class Pairings:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _overloaded(self, part: Part) -> list[Partner]:
+    def _overloaded(self, part: Part, plan: ScalePlan) -> list[Partner]:
         """Who may be helped, the most outstanding prompt tokens first. What waits in the queue is
         everybody's."""
         has_queue = self._router.waiting_tokens(part) > 0
-        found = [(self._router.outstanding_tokens(i.worker), i) for i in self.unpaired(part)]
+        free = [*self.unpaired(part), *self._to_pass_on(part, plan)]
+        found = [(self._router.outstanding_tokens(i.worker), i) for i in free]
         found = [(tokens, i) for tokens, i in found if tokens or has_queue]
         found.sort(key=lambda entry: (-entry[0], entry[1].id))
         return [i.partner for _, i in found]
+
+    def _to_pass_on(self, part: Part, plan: ScalePlan) -> list[Instance]:
+        """Sources whose targets would forward the plan's parameters from now on: the new instances
+        had better help them (BlitzScale Figure 12), unless the target has run much already."""
+        if self._config.pairs is None:
+            return []
+        senders = dict.fromkeys(
+            upstream for load in plan.loads for upstream in senders_of(load.feeds)
+        )
+        found = []
+        for target in self._fleet.of_part(part):
+            is_asked = any(FromWorker(worker) in senders for worker in target.workers)
+            loaded, layers = costs.decoder_layers(target)
+            if not target.is_loading or not is_asked or loaded * _PASSED_PART >= layers:
+                continue
+            found += [self._fleet.instances[s.instance] for s in self._sources_of(target)]
+        return found
+
+    def _sources_of(self, target: Instance) -> tuple[Partner, ...]:
+        """Those that pull from a loading instance, and will go on doing so."""
+        return () if self._heir(target) is not None else self._fleet.sources_of(target)
+
+    def _heir(self, target: Instance) -> Instance | None:
+        """The later target that helps the source of this one."""
+        for other in self._fleet.of_part(target.part) if target.duty.gives_to else ():
+            is_same = other.is_loading and other.duty.gives_to == target.duty.gives_to
+            if is_same and other.id > target.id:
+                return other
+        return None
 
     def _terms(
         self, state: ModelState, plan: ScalePlan, overloaded: Sequence[Partner]
@@ -223,7 +274,7 @@ class Pairings:
 
     def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
         """To a loading instance, and from there to those that pull, if there are any."""
-        sources = self._fleet.sources_of(target)
+        sources = self._sources_of(target)
         is_timed = self._config.pairs is not None
         lag_tokens = costs.lag_tokens(now_ns, state, target, is_timed=is_timed)
         ahead = lag_tokens if is_timed and lag_tokens != costs.UNKNOWN_LAG_TOKENS else None
