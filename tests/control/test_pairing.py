@@ -70,7 +70,11 @@ from livescale.telemetry.replay import replay
 from livescale.types import HoldingId, InstanceState, LayerSpan, ModelSpec, Outcome, WorkerRef
 
 S1, S2 = Partner(201, W[20]), Partner(202, W[21])
-LIVE: dict[str, Any] = {"live_order": "zigzag", "live_over_ns": 0}
+LIVE: dict[str, Any] = {
+    "live_order": "zigzag",
+    "live_over_ns": 0,
+    "pairs": PairRule(block_tokens=None),
+}
 #: what w1 loads in most of these: the first plan, for instance 2
 TARGET = HoldingId(1, W[1])
 
@@ -141,7 +145,26 @@ def terms(
 ) -> PairTerms:
     """KV of 100 bytes per token; links from w1 to S1, S2, … carry `rates` (bytes per second)."""
     links = {(W[1], partner.worker): rate for partner, rate in zip((S1, S2), rates, strict=False)}
-    return PairTerms(PairRule(load_tokens_min, most), 100, tokens_per_s, links)
+    return PairTerms(PairRule(load_tokens_min, most), 100, tokens_per_s, links, 800, {})
+
+
+@pytest.mark.parametrize(
+    ("free_blocks", "block_tokens", "helped"),
+    [((50, 0), 16, S1), ((49, 50), 16, S2), ((49, 49), 16, None), ((0, 0), None, S1), ((), 16, S1)],
+)
+def test_a_source_that_has_no_room_for_what_waits_gets_no_partner(
+    free_blocks: tuple[int, ...], block_tokens: int | None, helped: Partner | None
+) -> None:
+    """All requests of a pair decode at the source. 800 prompt tokens wait for it."""
+    known = dict(zip((S1.worker, S2.worker), free_blocks, strict=False))
+    rule = PairRule(load_tokens_min=0, block_tokens=block_tokens)
+    of = PairTerms(rule, 100, 10, {}, 800, known)
+    plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
+    (choice,) = choose_pairings(plan, "zigzag", 0, [S1, S2], of)
+    assert choice.gives_to == ((helped,) if helped else ())
+    if helped is None:
+        words = "alone: 800 prompt tokens wait for a pair, and w20.0 has room for KV of 784 tokens"
+        assert choice.reason == words
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,16 @@ class PairingChoice(Value, frozen=True):
 class PairTerms(Value, frozen=True):
     """What decides whether pairs of a model pay: the rule, bytes of KV per token and rank, prompt
     tokens that one instance computes per second (None: not known), and by target and partner what
-    the link between the two carries (bytes per second; left out: not known)."""
+    the link between the two carries (bytes per second; left out: not known). A pair's part
+    of the prompts that wait has `waiting_tokens`, and partners have `free_blocks` of KV (left out:
+    not known)."""
 
     rule: PairRule
     kv_bytes_per_token: int
     tokens_per_s: int | None
     link_bytes_per_s: dict[tuple[WorkerRef, WorkerRef], int]
+    waiting_tokens: int
+    free_blocks: dict[WorkerRef, int]
 
     def against_load(self, load_ns: int | None) -> str:
         """Why a load that takes so long gets no partner; empty: nothing speaks against it."""
@@ -60,8 +64,20 @@ class PairTerms(Value, frozen=True):
         took = f"{load_ns / _NS_PER_MS:.0f} ms, {tokens} prompt tokens at {self.tokens_per_s}/s"
         return f"the load should take {took}: below {least} a pair does not pay"
 
-    def against_link(self, target: WorkerRef, partner: WorkerRef) -> str:
+    def against_pair(self, target: WorkerRef, partner: WorkerRef) -> str:
         """Why these two are no pair; empty: nothing speaks against it."""
+        return self._against_memory(partner) or self._against_rate(target, partner)
+
+    def _against_memory(self, partner: WorkerRef) -> str:
+        blocks, block_tokens = self.free_blocks.get(partner), self.rule.block_tokens
+        if blocks is None or block_tokens is None:
+            return ""
+        if self.waiting_tokens <= blocks * block_tokens:
+            return ""
+        room = f"{partner} has room for KV of {blocks * block_tokens} tokens"
+        return f"{self.waiting_tokens} prompt tokens wait for a pair, and {room}"
+
+    def _against_rate(self, target: WorkerRef, partner: WorkerRef) -> str:
         rate, most = self.link_bytes_per_s.get((target, partner)), self.rule.link_permille_max
         if self.tokens_per_s is None or rate is None or most is None:
             return ""
@@ -118,7 +134,7 @@ def _first_that_pays(
     first one."""
     refused = ""
     for partner in partners:
-        against = terms.against_link(target, partner.worker) if terms is not None else ""
+        against = terms.against_pair(target, partner.worker) if terms is not None else ""
         if not against:
             return partner, ""
         refused = refused or against
@@ -270,7 +286,17 @@ class Pairings:
         rates = {pair: self._planning.link_bytes_per_s(*pair) for pair in pairs}
         known = {pair: rate for pair, rate in rates.items() if rate is not None}
         kv_bytes = state.spec.kv_bytes_per_token
-        return PairTerms(self._config.pairs, kv_bytes, costs.tokens_per_s(state), known)
+        helped = [self._fleet.instances[partner.instance] for partner in overloaded]
+        # Those that load later get their part, too: it does not come to the source.
+        count = self._fleet.tally(state.part).capacity + len(plan.instances)
+        return PairTerms(
+            self._config.pairs,
+            kv_bytes,
+            costs.tokens_per_s(state),
+            known,
+            self._router.waiting_tokens(state.part) * 2 // max(count, 2),
+            {i.worker: i.kv_blocks - i.kv_blocks_used for i in helped if i.kv_blocks},
+        )
 
     def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
         """To a loading instance, and from there to those that pull, if there are any."""
