@@ -187,3 +187,49 @@ def test_cancelled_while_its_kv_is_on_its_way() -> None:
     assert target.batcher.pool.used == 0
     _tell(source, _TARGET, _told(target))
     assert source.next() is None
+
+
+def _other() -> SequenceSpec:
+    return SequenceSpec("s", 1, range(60), SamplingParams(3))
+
+
+def test_a_target_that_is_to_work_alone_returns_what_nobody_has_pulled() -> None:
+    """What was handed over stays where it is; what comes later is finished here."""
+    source, target = _source(), _target(_spec())
+    target.add(_other())
+    handover = _handed_over(source, target)
+    target.work_alone()
+    target.validate()
+    assert target.take_returned() == [("s", 1)]
+    assert target.take_returned() == []
+    _tell(source, _TARGET, [handover, *_told(target)])
+    _tell(target, _SOURCE, _told(source))
+    assert source.requests() == [("r", 1)]
+    assert target.requests() == []
+    later = SequenceSpec("later", 1, range(6), SamplingParams(1))
+    target.add(later)
+    assert not [m for m in _told(target) if isinstance(m, Offer)]
+    target.layers_arrived(_SPAN.stop)
+    while run := target.next():
+        target.done(run, [[5]] * sum(segment.samples for segment in run.segments), 0)
+    assert target.requests() == []
+
+
+def test_a_pull_that_crosses_the_end_of_a_pair_gets_nothing() -> None:
+    source, target = _source(), _target(_spec())
+    _tell(source, _TARGET, _told(target))
+    pulls = _told(source)
+    target.work_alone()
+    assert target.take_returned() == [("r", 1)]
+    _tell(target, _SOURCE, pulls)
+    _tell(source, _TARGET, _told(target))
+    assert source.requests() == target.requests() == []
+    assert source.batcher.pool.used == target.batcher.pool.used == 0
+
+
+def test_a_target_with_everything_goes_on_sharing() -> None:
+    target = _target(_spec())
+    target.layers_arrived(_SPAN.stop)
+    target.work_alone()
+    assert target.take_returned() == []
+    assert target.requests() == [("r", 1)]

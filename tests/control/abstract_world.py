@@ -491,7 +491,11 @@ class AbstractWorld:
     def _change_duty(self, order: commands.ChangeDuty) -> None:
         holding = self._holding(order.holding)
         if holding is not None:
-            assert holding.is_whole, f"{order} while it loads"
+            own = holding.order.duty
+            assert own is not None
+            alone = msgspec.structs.replace(own, gives_to=())
+            # What is here when it loses its partner may all have been pulled before.
+            assert holding.is_whole or order.duty == alone, f"{order} while it loads"
             holding.order = msgspec.structs.replace(holding.order, duty=order.duty)
 
     def _drop(self, order: commands.DropHolding) -> None:

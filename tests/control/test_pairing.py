@@ -41,7 +41,7 @@ from livescale.control.pairing import (
     free_instances,
     live_order_of,
 )
-from livescale.messages.commands import AnyCommand, Dispatch, Drain, FailRequest, Paired
+from livescale.messages.commands import AnyCommand, ChangeDuty, Dispatch, Drain, FailRequest, Paired
 from livescale.messages.events import (
     AnyEvent,
     BatchTaken,
@@ -70,7 +70,11 @@ from livescale.telemetry.replay import replay
 from livescale.types import HoldingId, InstanceState, LayerSpan, ModelSpec, Outcome, WorkerRef
 
 S1, S2 = Partner(201, W[20]), Partner(202, W[21])
-LIVE: dict[str, Any] = {"live_order": "zigzag", "live_over_ns": 0}
+LIVE: dict[str, Any] = {
+    "live_order": "zigzag",
+    "live_over_ns": 0,
+    "pairs": PairRule(block_tokens=None),
+}
 #: what w1 loads in most of these: the first plan, for instance 2
 TARGET = HoldingId(1, W[1])
 
@@ -141,7 +145,26 @@ def terms(
 ) -> PairTerms:
     """KV of 100 bytes per token; links from w1 to S1, S2, … carry `rates` (bytes per second)."""
     links = {(W[1], partner.worker): rate for partner, rate in zip((S1, S2), rates, strict=False)}
-    return PairTerms(PairRule(load_tokens_min, most), 100, tokens_per_s, links)
+    return PairTerms(PairRule(load_tokens_min, most), 100, tokens_per_s, links, 800, {})
+
+
+@pytest.mark.parametrize(
+    ("free_blocks", "block_tokens", "helped"),
+    [((50, 0), 16, S1), ((49, 50), 16, S2), ((49, 49), 16, None), ((0, 0), None, S1), ((), 16, S1)],
+)
+def test_a_source_that_has_no_room_for_what_waits_gets_no_partner(
+    free_blocks: tuple[int, ...], block_tokens: int | None, helped: Partner | None
+) -> None:
+    """All requests of a pair decode at the source. 800 prompt tokens wait for it."""
+    known = dict(zip((S1.worker, S2.worker), free_blocks, strict=False))
+    rule = PairRule(load_tokens_min=0, block_tokens=block_tokens)
+    of = PairTerms(rule, 100, 10, {}, 800, known)
+    plan = make_plan(request(copies(W[0]), [W[1]]), singles(2), "chain")
+    (choice,) = choose_pairings(plan, "zigzag", 0, [S1, S2], of)
+    assert choice.gives_to == ((helped,) if helped else ())
+    if helped is None:
+        words = "alone: 800 prompt tokens wait for a pair, and w20.0 has room for KV of 784 tokens"
+        assert choice.reason == words
 
 
 @pytest.mark.parametrize(
@@ -282,8 +305,67 @@ def test_an_instance_that_has_a_helper_gets_no_second_one() -> None:
     controller = serving(workers=3, instances=1, instances_max=3, **LIVE)
     commands = step(controller, 1, arrived("a", 1000))
     assert pairings_of(commands) == [("zigzag", (Partner(101, W[0]),))]
-    commands = step(controller, 2, arrived("b", 2000))
+    # The helper has run something: it keeps its source, though it forwards parameters now.
+    layers = [LayerArrived(TARGET, layer, watermark=layer + 1) for layer in range(2)]
+    step(controller, 2, LiveStarted(TARGET), FirstByteArrived(TARGET), *layers)
+    commands = step(controller, 3, arrived("b", 2000))
+    assert plans_of(commands)[0].routes() == ("w1.0 -> w2.0",)
     assert notices(commands) == [(None, "alone: no instance is overloaded")]
+
+
+def joined_behind(**config: Any) -> tuple[Controller, HoldingId]:
+    """Instance 2 on w1 helps 101 on w0, and has no layer yet. A later load reads from w1."""
+    settings = {**LIVE, "live_ahead_max": 4, **config}
+    controller = serving(workers=3, instances=1, instances_max=3, **settings)
+    commands = step(controller, 1, arrived("a", 1000))
+    assert pairings_of(commands) == [("zigzag", (Partner(101, W[0]),))]
+    step(controller, 2, LiveStarted(TARGET))
+    commands = step(controller, 3, arrived("b", 2000))
+    assert plans_of(commands)[0].routes() == ("w1.0 -> w2.0",)
+    (order,) = loads_of(commands)
+    return controller, order.holding
+
+
+def changed_duties(commands: list[AnyCommand]) -> list[tuple[HoldingId, tuple[Partner, ...]]]:
+    return [(c.holding, c.duty.gives_to) for c in commands if isinstance(c, ChangeDuty)]
+
+
+def test_a_load_that_joins_behind_a_target_takes_its_source_over() -> None:
+    """Rows and KV would leave the target before the parameters of all that follow it."""
+    controller, second = joined_behind()
+    assert pairings_of(step(controller, 4)) == []
+    target = controller.fleet.instance_on(second.member)
+    assert target is not None
+    assert target.duty.gives_to == (Partner(101, W[0]),)
+    # Until the new one takes requests, the source pulls from where it did.
+    commands = step(controller, 5, LiveStarted(second))
+    assert changed_duties(commands) == [(TARGET, ())]
+    assert changed_duties(step(controller, 6)) == [], "it is told once"
+    commands = step(controller, 7, arrived("c"), arrived("d"))
+    assert dispatched(commands) == [("c", target.id), ("d", target.id)], "not to the former one"
+
+
+def test_a_target_keeps_its_source_if_the_later_one_is_lost_before_it_takes_requests() -> None:
+    controller, second = joined_behind()
+    assert changed_duties(step(controller, 4, WorkerLost(second.member, "gone"))) == []
+    (first,) = [i for i in controller.fleet.instances.values() if i.worker == W[1]]
+    assert first.duty.gives_to == (Partner(101, W[0]),)
+    assert ("c", first.id) in dispatched(step(controller, 5, arrived("c")))
+
+
+def test_baselines_leave_pairs_as_they_are() -> None:
+    controller, second = joined_behind(pairs=None)
+    assert changed_duties(step(controller, 5, LiveStarted(second))) == []
+
+
+def test_a_controller_that_comes_later_tells_the_target_as_well() -> None:
+    """The order was lost with the controller that gave it."""
+    before = joined_behind()[0]
+    orders = [held.order for copy in before.pool.copies("m") for held in copy.ranks.values()]
+    successor = make_controller(workers=3, instances_max=3, epoch=1, **LIVE)
+    watermarks = {W[0]: 3}
+    events = [rejoined(report(o, watermarks.get(o.holding.member, 0))) for o in orders]
+    assert changed_duties(step(successor, 0, *events)) == [(TARGET, ())]
 
 
 def test_the_queue_goes_to_the_target_until_the_load_is_over() -> None:

@@ -19,7 +19,7 @@ from stories import (
 )
 
 from livescale.clusters.topology import Leaf
-from livescale.control.config import PairRule
+from livescale.control.config import ANY_PAIR
 from livescale.control.controller import Controller
 from livescale.messages.commands import AnyCommand, StartHolding
 from livescale.messages.events import AnyEvent, InstanceReported, WorkerJoined, WorkerLost
@@ -40,7 +40,7 @@ def controller_of(instances: int, workers: int, leaf_of: str = "") -> Controller
         workers,
         live_order="zigzag",
         live_over_ns=0,
-        pairs=PairRule(load_tokens_min=0, link_permille_max=None),
+        pairs=ANY_PAIR,
         leaves=leaves,
     )
     events = [*adopted(instances), *joined(*W[instances:workers])]

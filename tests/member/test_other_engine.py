@@ -110,6 +110,9 @@ class StepEngine:
 
     is_alone = True
 
+    def work_alone(self) -> None:
+        return
+
     def drain_to(self, takers: Sequence[Taker]) -> None:
         return
 

@@ -118,6 +118,16 @@ def what_a_draining_instance_gives_back_is_forgotten(patch: pytest.MonkeyPatch) 
     patch.setattr(HostedAttempts, "returned", broken)
 
 
+def what_a_former_target_gives_back_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    work_alone = LiveBatcher.work_alone
+
+    def broken(self: LiveBatcher) -> None:
+        work_alone(self)
+        self._returned.clear()
+
+    patch.setattr(LiveBatcher, "work_alone", broken)
+
+
 class Mutation(NamedTuple):
     """What is broken, the rule that catches it, and a seed whose world shows it soon."""
 
@@ -139,6 +149,7 @@ MUTATIONS = [
     Mutation(targets_forget_what_they_gave, "every request ends|every attempt ends", 39),
     Mutation(pulls_are_not_answered, "a source is not idle", 39),
     Mutation(what_a_draining_instance_gives_back_is_forgotten, "every request ends", 15),
+    Mutation(what_a_former_target_gives_back_is_forgotten, "every request ends", 69),
 ]
 
 

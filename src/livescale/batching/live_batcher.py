@@ -67,6 +67,8 @@ class LiveBatcher(Serving):
         self._turns = LiveTurns(
             limits, self.pace, self.batches, self.giver, self.taker, self._order
         )
+        #: what is to run elsewhere
+        self._returned: list[tuple[RequestId, int]] = []
         #: of a target with everything: requests up to this one came while it was live
         self._order_max: int | None = None
 
@@ -158,6 +160,20 @@ class LiveBatcher(Serving):
             return None
         return self.taker.take_message(peer, message, now_ns, is_full=self.is_full)
 
+    def work_alone(self) -> None:
+        if self.is_full:
+            return  # what is in line is shared until it is done
+        assert not self._turns.in_flight, f"{self!r}: a Run is in flight"
+        self.giver.part()
+        for batch in [*self.batches.line]:
+            sequences = [s for s in batch.sequences if s.spec.request not in batch.cancelled]
+            self._returned += [(s.spec.request, s.spec.attempt) for s in sequences]
+            self.batches.end(batch)
+        for sequence in [*self.batcher.lines.waiting.values()]:
+            request, attempt = sequence.spec.request, sequence.spec.attempt
+            self._returned.append((request, attempt))
+            self.batcher.cancel(request, attempt)
+
     def drain_to(self, takers: Sequence[Taker]) -> None:
         """What other instances would move here is not taken meanwhile."""
         assert not self._turns.in_flight, f"{self!r}: a Run is in flight"
@@ -165,7 +181,8 @@ class LiveBatcher(Serving):
         self.taker.is_draining = bool(takers)
 
     def take_returned(self) -> list[tuple[RequestId, int]]:
-        return self.drainer.take_returned()
+        returned, self._returned = self._returned, []
+        return returned + self.drainer.take_returned()
 
     def peer_lost(self, peer: WorkerRef, *, is_reachable: bool = False) -> None:
         """Between two Runs."""

@@ -74,6 +74,10 @@ class Serving(Protocol):
 
     # -- partners -------------------------------------------------------------------------------
 
+    def work_alone(self) -> None:
+        """While layers are missing: no other instance pulls from here any more. What none has
+        pulled is returned. Between two Runs."""
+
     def drain_to(self, takers: Sequence[Taker]) -> None:
         """Become empty: what is here moves to these, or is returned. None: keep it. Between two
         Runs."""

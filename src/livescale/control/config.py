@@ -14,15 +14,18 @@ class PairRule(Value, frozen=True):
 
     One instance computes at least `load_tokens_min` prompt tokens while the load takes its time
     (four Runs). The KV that a pair moves, as fast as one instance computes prompts, takes at most
-    `link_permille_max` of the link between the two (None: whatever it takes). Rates that are not
-    known speak against no pair.
+    `link_permille_max` of the link between the two (None: whatever it takes). All requests of a
+    pair decode at the source: its free KV blocks, of `block_tokens` tokens each, hold its
+    part of the prompts that wait (None: that does not matter). What is not known speaks against
+    no pair.
     """
 
     load_tokens_min: int = 8192
-    link_permille_max: int | None = 1000
+    link_permille_max: int | None = 2000
+    block_tokens: int | None = 16
 
 
-ANY_PAIR = PairRule(load_tokens_min=0, link_permille_max=None)
+ANY_PAIR = PairRule(load_tokens_min=0, link_permille_max=None, block_tokens=None)
 """A partner for every loading instance, as long as there are overloaded ones."""
 
 

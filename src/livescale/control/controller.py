@@ -205,6 +205,7 @@ class Controller:
             self.loads.blame_slow(self._now_ns)
             self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
             self._commands += self.host_copies.decide(self._now_ns)
+            self._commands += self.pairings.decide()
             self._commands += self.scaling.decide(self._now_ns, self.config.wall_ns, self.models)
         waiting = [self.models[part.model] for part in self.router.parts_waiting()]
         for state in sorted(waiting, key=lambda state: state.number):

@@ -59,7 +59,8 @@ class Drains:
             takers = self._takers(instance) if is_draining else ()
             known = [taker.partner for taker in instance.duty.drains_to]
             if [taker.partner for taker in takers] != known:
-                orders.append(self._change(instance, takers))
+                duty = msgspec.structs.replace(instance.duty, drains_to=takers)
+                orders.append(instance.change(duty))
         return orders
 
     # -- helpers, in the order used -------------------------------------------------------------
@@ -82,10 +83,3 @@ class Drains:
         rate = self._planning.link_bytes_per_s(instance.worker, other.worker)
         kv_bytes = self._states[instance.model].spec.kv_bytes_per_token
         return Taker(other.partner, kv_bytes * _PS_PER_S // rate if rate else 0)
-
-    @staticmethod
-    def _change(instance: Instance, takers: tuple[Taker, ...]) -> ChangeDuty:
-        instance.duty = msgspec.structs.replace(instance.duty, drains_to=takers)
-        holding = instance.copy.ranks[0]
-        holding.order = msgspec.structs.replace(holding.order, duty=instance.duty)
-        return ChangeDuty(holding.order.holding, instance.duty)

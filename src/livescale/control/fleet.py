@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from livescale.clusters.topology import Device, Host
 from livescale.control.holdings import Copy
 from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
@@ -128,6 +130,9 @@ class Fleet:
         """Take over an instance from an earlier controller's life: all its ranks were reported."""
         duty = copy.ranks[0].order.duty
         assert duty is not None, f"{copy!r} is no instance's"
+        for holding in copy.ranks.values():
+            # Only rank 0 hears of a duty that changes.
+            holding.order = msgspec.structs.replace(holding.order, duty=duty)
         state = InstanceState.LOADING if duty.live_order is None else InstanceState.LIVE
         if copy.is_loaded:
             state = InstanceState.SERVING

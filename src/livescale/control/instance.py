@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from livescale.control.holdings import Copy
-from livescale.messages.commands import Drain, ReleaseHolding, Resume
+from livescale.messages.commands import ChangeDuty, Drain, ReleaseHolding, Resume
 from livescale.messages.events import (
     FirstByteArrived,
     HoldingCompleted,
@@ -101,6 +103,13 @@ class Instance:
     prefill_tokens: int = 0
     prefill_ns: int = 0
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
+
+    def change(self, duty: Duty) -> ChangeDuty:
+        """From now on this is its duty. Rank 0 is told: it alone deals with other instances."""
+        self.duty = duty
+        for holding in self.copy.ranks.values():
+            holding.order = msgspec.structs.replace(holding.order, duty=duty)
+        return ChangeDuty(self.copy.ranks[0].order.holding, duty)
 
     @property
     def id(self) -> InstanceId:

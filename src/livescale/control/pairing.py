@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from livescale.chunks import senders as senders_of
 from livescale.control import live_costs as costs
 from livescale.control.config import ControllerConfig, PairRule
 from livescale.control.fleet import Fleet
@@ -16,10 +19,13 @@ from livescale.control.model_state import ModelState
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.planning import Planning
 from livescale.control.router import Router
+from livescale.messages.commands import ChangeDuty
 from livescale.plans import ScalePlan
 from livescale.routes import Does, Hop, PairProgress, Partner, Route
 from livescale.types import FromWorker, InstanceState, Part, Value, WorkerRef
 
+_PASSED_PART = 16
+"""A target keeps its source once it has so many-th of its layers."""
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 
@@ -36,12 +42,16 @@ class PairingChoice(Value, frozen=True):
 class PairTerms(Value, frozen=True):
     """What decides whether pairs of a model pay: the rule, bytes of KV per token and rank, prompt
     tokens that one instance computes per second (None: not known), and by target and partner what
-    the link between the two carries (bytes per second; left out: not known)."""
+    the link between the two carries (bytes per second; left out: not known). A pair's part
+    of the prompts that wait has `waiting_tokens`, and partners have `free_blocks` of KV (left out:
+    not known)."""
 
     rule: PairRule
     kv_bytes_per_token: int
     tokens_per_s: int | None
     link_bytes_per_s: dict[tuple[WorkerRef, WorkerRef], int]
+    waiting_tokens: int
+    free_blocks: dict[WorkerRef, int]
 
     def against_load(self, load_ns: int | None) -> str:
         """Why a load that takes so long gets no partner; empty: nothing speaks against it."""
@@ -54,8 +64,20 @@ class PairTerms(Value, frozen=True):
         took = f"{load_ns / _NS_PER_MS:.0f} ms, {tokens} prompt tokens at {self.tokens_per_s}/s"
         return f"the load should take {took}: below {least} a pair does not pay"
 
-    def against_link(self, target: WorkerRef, partner: WorkerRef) -> str:
+    def against_pair(self, target: WorkerRef, partner: WorkerRef) -> str:
         """Why these two are no pair; empty: nothing speaks against it."""
+        return self._against_memory(partner) or self._against_rate(target, partner)
+
+    def _against_memory(self, partner: WorkerRef) -> str:
+        blocks, block_tokens = self.free_blocks.get(partner), self.rule.block_tokens
+        if blocks is None or block_tokens is None:
+            return ""
+        if self.waiting_tokens <= blocks * block_tokens:
+            return ""
+        room = f"{partner} has room for KV of {blocks * block_tokens} tokens"
+        return f"{self.waiting_tokens} prompt tokens wait for a pair, and {room}"
+
+    def _against_rate(self, target: WorkerRef, partner: WorkerRef) -> str:
         rate, most = self.link_bytes_per_s.get((target, partner)), self.rule.link_permille_max
         if self.tokens_per_s is None or rate is None or most is None:
             return ""
@@ -112,7 +134,7 @@ def _first_that_pays(
     first one."""
     refused = ""
     for partner in partners:
-        against = terms.against_link(target, partner.worker) if terms is not None else ""
+        against = terms.against_pair(target, partner.worker) if terms is not None else ""
         if not against:
             return partner, ""
         refused = refused or against
@@ -166,6 +188,8 @@ class Pairings:
         self._fleet = fleet
         self._router = router
         self._planning = planning
+        #: of the fleet, when duties were last compared with it
+        self._version = -1
 
     @property
     def is_live(self) -> bool:
@@ -177,9 +201,22 @@ class Pairings:
         config = self._config
         if not self.is_live:
             return [PairingChoice("so it is configured")] * len(plan.instances)
-        overloaded = self._overloaded(state.part)
+        overloaded = self._overloaded(state.part, plan)
         terms = self._terms(state, plan, overloaded)
         return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded, terms)
+
+    def decide(self) -> list[ChangeDuty]:
+        """Orders to targets of which a later one has taken the source over, and takes requests."""
+        if self._version == self._fleet.version:
+            return []
+        self._version = self._fleet.version
+        orders = []
+        for _, target in sorted(self._fleet.instances.items()):
+            heir = self._heir(target) if target.state is InstanceState.LIVE else None
+            if heir is not None and heir.state is InstanceState.LIVE:
+                duty = msgspec.structs.replace(target.duty, gives_to=())
+                orders.append(target.change(duty))
+        return orders
 
     def unpaired(self, part: Part) -> list[Instance]:
         """Serving instances that no loading one helps: the others are not to go."""
@@ -200,14 +237,44 @@ class Pairings:
 
     # -- helpers ------------------------------------------------------------------------------
 
-    def _overloaded(self, part: Part) -> list[Partner]:
+    def _overloaded(self, part: Part, plan: ScalePlan) -> list[Partner]:
         """Who may be helped, the most outstanding prompt tokens first. What waits in the queue is
         everybody's."""
         has_queue = self._router.waiting_tokens(part) > 0
-        found = [(self._router.outstanding_tokens(i.worker), i) for i in self.unpaired(part)]
+        free = [*self.unpaired(part), *self._to_pass_on(part, plan)]
+        found = [(self._router.outstanding_tokens(i.worker), i) for i in free]
         found = [(tokens, i) for tokens, i in found if tokens or has_queue]
         found.sort(key=lambda entry: (-entry[0], entry[1].id))
         return [i.partner for _, i in found]
+
+    def _to_pass_on(self, part: Part, plan: ScalePlan) -> list[Instance]:
+        """Sources whose targets would forward the plan's parameters from now on: the new instances
+        had better help them (BlitzScale Figure 12), unless the target has run much already."""
+        if self._config.pairs is None:
+            return []
+        senders = dict.fromkeys(
+            upstream for load in plan.loads for upstream in senders_of(load.feeds)
+        )
+        found = []
+        for target in self._fleet.of_part(part):
+            is_asked = any(FromWorker(worker) in senders for worker in target.workers)
+            loaded, layers = costs.decoder_layers(target)
+            if not target.is_loading or not is_asked or loaded * _PASSED_PART >= layers:
+                continue
+            found += [self._fleet.instances[s.instance] for s in self._sources_of(target)]
+        return found
+
+    def _sources_of(self, target: Instance) -> tuple[Partner, ...]:
+        """Those that pull from a loading instance, and will go on doing so."""
+        return () if self._heir(target) is not None else self._fleet.sources_of(target)
+
+    def _heir(self, target: Instance) -> Instance | None:
+        """The later target that helps the source of this one."""
+        for other in self._fleet.of_part(target.part) if target.duty.gives_to else ():
+            is_same = other.is_loading and other.duty.gives_to == target.duty.gives_to
+            if is_same and other.id > target.id:
+                return other
+        return None
 
     def _terms(
         self, state: ModelState, plan: ScalePlan, overloaded: Sequence[Partner]
@@ -219,11 +286,21 @@ class Pairings:
         rates = {pair: self._planning.link_bytes_per_s(*pair) for pair in pairs}
         known = {pair: rate for pair, rate in rates.items() if rate is not None}
         kv_bytes = state.spec.kv_bytes_per_token
-        return PairTerms(self._config.pairs, kv_bytes, costs.tokens_per_s(state), known)
+        helped = [self._fleet.instances[partner.instance] for partner in overloaded]
+        # Those that load later get their part, too: it does not come to the source.
+        count = self._fleet.tally(state.part).capacity + len(plan.instances)
+        return PairTerms(
+            self._config.pairs,
+            kv_bytes,
+            costs.tokens_per_s(state),
+            known,
+            self._router.waiting_tokens(state.part) * 2 // max(count, 2),
+            {i.worker: i.kv_blocks - i.kv_blocks_used for i in helped if i.kv_blocks},
+        )
 
     def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
         """To a loading instance, and from there to those that pull, if there are any."""
-        sources = self._fleet.sources_of(target)
+        sources = self._sources_of(target)
         is_timed = self._config.pairs is not None
         lag_tokens = costs.lag_tokens(now_ns, state, target, is_timed=is_timed)
         ahead = lag_tokens if is_timed and lag_tokens != costs.UNKNOWN_LAG_TOKENS else None

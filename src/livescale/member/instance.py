@@ -92,7 +92,10 @@ class HostedInstance:
     # -- what comes in --------------------------------------------------------------------------
 
     def change_duty(self, duty: Duty) -> None:
-        """The instance is to become empty, or to serve on. Between two Runs."""
+        """The instance has no partner any more, is to become empty, or to serve on. Between two
+        Runs."""
+        if self.duty.gives_to and not duty.gives_to:
+            self.serving.work_alone()
         self.duty, self.order = duty, msgspec.structs.replace(self.order, duty=duty)
         for taker in duty.drains_to:
             self._emit(effects.Reach(taker.partner.worker))

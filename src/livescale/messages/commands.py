@@ -75,8 +75,9 @@ class ReleaseHolding(Command, frozen=True):
 
 
 class ChangeDuty(Command, frozen=True):
-    """From now on this is the duty of the instance's only worker. It differs from the last one in
-    `drains_to`: to whom a draining instance passes its requests (to none: it keeps what it has)."""
+    """From now on this is the duty of the instance; its rank 0 is told. It differs from the last
+    one in `drains_to`: to whom a draining instance passes its requests (to none: it keeps what it
+    has); or a loading instance loses the partners of `gives_to`, and works alone."""
 
     holding: HoldingId
     duty: Duty

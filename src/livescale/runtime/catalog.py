@@ -257,7 +257,9 @@ def pair_rule(config: PoolConfig) -> PairRule:
     """Where a loading instance gets a partner: loads of four Runs at least, if pairs are to pay."""
     if config.live_pairs == "always":
         return ANY_PAIR
-    return PairRule(load_tokens_min=_PAIR_RUNS_MIN * config.run_tokens_max)
+    return PairRule(
+        load_tokens_min=_PAIR_RUNS_MIN * config.run_tokens_max, block_tokens=config.block_tokens
+    )
 
 
 def live_over_ns(config: PoolConfig) -> int:

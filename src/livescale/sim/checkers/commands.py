@@ -183,14 +183,18 @@ class CommandChecker:
 
     def _check_duty(self, command: commands.ChangeDuty) -> None:
         """Only draining instances pass on what they have, to others of their model that are whole
-        and stay."""
+        and stay. Loading ones may lose their partners."""
         knowledge = self._knowledge
         held = knowledge.holdings.get(command.holding)
-        is_there = held is not None and held.is_whole and not held.is_leaving
-        require(is_there, "only instances that are there change duties", command)
+        require(held is not None and not held.is_leaving, "who has a duty is there", command)
         assert held is not None
         duty, takers = held.order.duty, command.duty.drains_to
         assert duty is not None
+        if not held.is_whole:
+            alone = msgspec.structs.replace(duty, gives_to=())
+            is_alone = command.duty == alone != duty
+            require(is_alone, "who loads only loses partners", command, duty)
+            return
         is_same = msgspec.structs.replace(duty, drains_to=takers) == command.duty
         require(is_same, "a duty changes only in where it drains to", command, duty)
         is_draining = duty.instance in knowledge.draining

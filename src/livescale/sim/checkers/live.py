@@ -46,10 +46,12 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Instance:
-    """An instance on a simulated worker. `is_idle` says whether no Run is in flight there."""
+    """An instance on a simulated worker. `is_idle` says whether no Run is in flight there;
+    `partners` could pull from it when it came."""
 
     hosted: HostedInstance
     is_idle: Callable[[], bool]
+    partners: tuple[Partner, ...]
 
     @property
     def instance(self) -> InstanceId:
@@ -201,8 +203,8 @@ class LiveChecker:
         self, worker: WorkerRef, instance: HostedInstance, is_idle: Callable[[], bool]
     ) -> None:
         """The worker is rank 0 of this instance from now on."""
-        member = self._members[worker] = _Instance(instance, is_idle)
-        for partner in member.duty.gives_to:
+        member = self._members[worker] = _Instance(instance, is_idle, instance.duty.gives_to)
+        for partner in member.partners:
             self._targets.setdefault(partner.worker, []).append(worker)
 
     def leaves(self, worker: WorkerRef) -> None:
@@ -212,7 +214,7 @@ class LiveChecker:
             return
         self._idle_since_ns.pop(member.instance, None)
         self._parts.pop(member.instance, None)
-        for partner in member.duty.gives_to:
+        for partner in member.partners:
             self._targets[partner.worker].remove(worker)
 
     def looks(self, worker: WorkerRef, now_ns: int) -> None:
