@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from livescale.chunks import ChunkGrid, ChunkRange, Feed, ranges_of
+from livescale.chunks import ChunkGrid, ChunkRange, Feed, fitting_chunk_bytes, ranges_of
 from livescale.plans import PlannedLoad, ScalePlan
 from livescale.types import FromStorage, FromWorker, WorkerRef, agent_ref
 
@@ -59,3 +59,18 @@ def test_a_plan_reads_as_paths() -> None:
         *(1 << 20, 100, None),
     )
     assert plan.routes() == ("h0.0 -> w1.0 -> w2.0", "w1.0 + storage => w0.0")
+
+
+@given(
+    own=st.integers(1 << 12, 1 << 24),
+    rates=st.lists(st.one_of(st.none(), st.integers(1, 1 << 34)), max_size=3),
+)
+def test_chunks_are_no_longer_on_a_slow_link_than_messages_may_wait(
+    own: int, rates: list[int | None]
+) -> None:
+    """4 ms at most on the slowest link, but chunks of 64 KiB are small enough."""
+    fitting = fitting_chunk_bytes(own, rates)
+    assert fitting <= own
+    in_4_ms = min((rate for rate in rates if rate is not None), default=1 << 60) * 4 // 1000
+    assert fitting <= max(64 << 10, in_4_ms)
+    assert fitting == own or 2 * fitting > in_4_ms

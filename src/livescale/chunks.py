@@ -13,6 +13,11 @@ from livescale.types import FromWorker, Upstream, Value
 
 CHUNK_RANGES_MAX = 1024
 """Ranges that one feed may list: what is asked over a network must have a bound."""
+_CHUNKS_PER_S = 250
+"""A link should carry so many: messages of live pairs, rows and KV wait for the one that is being
+sent, and a chain's next member for the first."""
+_CHUNK_BYTES_MIN = 64 << 10
+"""Smaller chunks cost more CPU time than they save."""
 
 
 class ChunkRange(Value, frozen=True, array_like=True):
@@ -60,6 +65,16 @@ class Feed(Value, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.upstream}: {', '.join(map(str, self.chunks))}"
+
+
+def fitting_chunk_bytes(chunk_bytes: int, rates_bytes_per_s: Iterable[int | None]) -> int:
+    """The unit of transfers in a pool: `chunk_bytes`, or less where the slowest of these links is
+    slow (None: not known). One unit for all plans of a pool, since copies are told by it."""
+    slowest = min((rate for rate in rates_bytes_per_s if rate is not None), default=None)
+    if slowest is None:
+        return chunk_bytes
+    fitting = 1 << max(slowest // _CHUNKS_PER_S, 1).bit_length() - 1
+    return min(chunk_bytes, max(fitting, _CHUNK_BYTES_MIN))
 
 
 class ChunkGrid:

@@ -9,7 +9,6 @@ from stories import DEVICE, H, W, arrived, loaded, make_controller, plans_of, se
 
 from livescale.clusters.topology import Device, Host
 from livescale.control.controller import Controller
-from livescale.messages.commands import StartHolding
 from livescale.messages.events import AgentJoined, LinkMeasured, WorkerJoined
 from livescale.types import HoldingId
 
@@ -66,29 +65,3 @@ def test_a_hosts_memory_reaches_its_devices_as_the_host_says(
         assert load.completed_ns is not None
         # While the copy itself arrives one chunk's time is added.
         assert 0 <= load.completed_ns - SIZE_BYTES * NS_PER_S // rate <= NS_PER_S * 10 // rate + 1
-
-
-@given(
-    own=st.integers(1 << 12, 1 << 24),
-    rates_of=st.lists(st.one_of(st.none(), st.integers(1, 1 << 34)), min_size=2, max_size=2),
-)
-def test_chunks_are_no_longer_on_a_slow_link_than_messages_may_wait(
-    own: int, rates_of: list[int | None]
-) -> None:
-    """As long as a chunk takes on the slowest link, rows, KV and messages wait behind it: 4 ms at
-    most, but chunks of 64 KiB are small enough. The plan and the order agree on the unit."""
-    controller = make_controller(2, chunk_bytes=own)
-    up, down = rates_of
-    device = msgspec.structs.replace(DEVICE, uplink_bytes_per_s=up, downlink_bytes_per_s=down)
-    joins = [msgspec.structs.replace(serves(W[0], 101)[0], device=device), serves(W[0], 101)[1]]
-    step(controller, 0, *joins, WorkerJoined(W[1], device))
-    commands = step(controller, 1, *(arrived(f"r{n}", 10_000) for n in range(9)))
-    (plan,) = plans_of(commands)
-    assert {c.chunk_bytes for c in commands if isinstance(c, StartHolding)} == {plan.chunk_bytes}
-    assert plan.chunk_bytes <= own
-    slowest = min((rate for rate in rates_of if rate is not None), default=None)
-    if slowest is None:
-        assert plan.chunk_bytes == own
-    else:
-        assert plan.chunk_bytes <= max(64 << 10, slowest * 4 // 1000)
-        assert plan.chunk_bytes == own or 2 * plan.chunk_bytes > slowest * 4 // 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from livescale.clusters.topology import Device, Direction, Host, Leaf, LinkUse, Topology
+from livescale.clusters.topology import Device, Host, Leaf, LinkUse, Topology
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy
@@ -24,11 +24,6 @@ from livescale.plans import ScalePlan
 from livescale.types import FromWorker, WorkerRef
 
 _IDS_PER_EPOCH = 1_000_000
-_CHUNKS_PER_S = 250
-"""At least so many chunks go over a link: rows, KV and messages wait for the one that is being
-sent, and a chain's next member for the first."""
-_CHUNK_BYTES_MIN = 64 << 10
-"""Smaller chunks cost more CPU than they save time."""
 
 
 class Planning:
@@ -124,21 +119,6 @@ class Planning:
         path = fabric.path(FromWorker(sender), receiver)
         rates = [rate for rate in (fabric.rates[link] for link in path) if rate is not None]
         return min(rates, default=None)
-
-    def chunk_bytes(self) -> int:
-        """The unit of transfers: as configured, or less where the slowest known NIC is slow."""
-        topology = self.topology
-        rates = [
-            topology.nic_bytes_per_s(ref, direction)
-            for ref in (*topology.devices, *topology.agents)
-            for direction in Direction
-        ]
-        slowest = min((rate for rate in rates if rate is not None), default=None)
-        if slowest is None:
-            return self._config.chunk_bytes
-        # A power of two: measured rates differ a little from day to day.
-        fitting = 1 << max(slowest // _CHUNKS_PER_S, 1).bit_length() - 1
-        return min(self._config.chunk_bytes, max(fitting, _CHUNK_BYTES_MIN))
 
     # -- plans --------------------------------------------------------------------------------
 
@@ -277,7 +257,7 @@ class Planning:
             plan=number,
             model=state.spec.name,
             layer_bytes=state.spec.layer_bytes,
-            chunk_bytes=self.chunk_bytes(),
+            chunk_bytes=self._config.chunk_bytes,
             instances=count,
             sources=sources,
             spare=spare,

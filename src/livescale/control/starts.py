@@ -79,7 +79,6 @@ class Starts:
                 msgspec.structs.replace(
                     self._start(state, plan.plan, duty, rank),
                     feeds=plan.load_of(worker).feeds,
-                    chunk_bytes=plan.chunk_bytes,
                     offset_bytes=offsets[worker],
                 )
                 for rank, worker in enumerate(workers)

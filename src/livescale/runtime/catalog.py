@@ -15,6 +15,7 @@ import psutil
 
 from livescale.batching.live_batch import MOVE_FACTOR, LiveLimits
 from livescale.bindings import Binding, EarlyBinding, LateBinding
+from livescale.chunks import fitting_chunk_bytes
 from livescale.clusters.profiles import read_profile
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.common.settings import ConfigError, parse_schedule
@@ -202,7 +203,7 @@ def controller_config(
         live_over_ns=live_over_ns(config),
         live_ahead_max=config.live_ahead_max,
         pairs=pair_rule(config),
-        chunk_bytes=config.chunk_bytes,
+        chunk_bytes=fitting_chunk_bytes(config.chunk_bytes, layout.rates_bytes_per_s),
         leaves=layout.leaves,
         group_bytes_per_s=layout.group_bytes_per_s,
         remote_storage_bytes_per_s=layout.remote_storage_bytes_per_s,

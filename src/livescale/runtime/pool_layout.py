@@ -75,6 +75,15 @@ class PoolLayout(Value, frozen=True):
         return " ".join(words)
 
     @property
+    def rates_bytes_per_s(self) -> list[int | None]:
+        """Of all NICs, both ways (None: not told)."""
+        nics: list[Device | Host] = [
+            *(seat.device for _, seat in self.seats),
+            *(seat.host for seat in self.hosts),
+        ]
+        return [rate for nic in nics for rate in (nic.uplink_bytes_per_s, nic.downlink_bytes_per_s)]
+
+    @property
     def seats(self) -> tuple[tuple[HostSeat, DeviceSeat], ...]:
         """Every device with its host, by worker number."""
         return tuple((host, seat) for host in self.hosts for seat in host.devices)
