@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.common.settings import ConfigError, parse_schedule
-from livescale.config.model import ModelConfig
-from livescale.config.pool import MODEL_SETTINGS, SETTINGS, PoolConfig
+from livescale.config.model import MODEL_SETTINGS, ModelConfig
+from livescale.config.pool import SETTINGS, PoolConfig
 from livescale.config.reading import add_flags, given_flags, load_config
 from livescale.policies import Bounds, Period, SloAim, TargetOngoing
 from livescale.runtime.catalog import live_limits, live_over_ns, pool_scaling

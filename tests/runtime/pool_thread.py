@@ -50,7 +50,8 @@ class LocalPool:
         self._thread.start()
         try:
             self.call(self.pool.__aenter__(), START_S)
-            self.call(self.pool.ready(), START_S)
+            if self.pool.config.workers:
+                self.call(self.pool.ready(), START_S)
         except BaseException:
             self.__exit__()
             raise
@@ -64,6 +65,10 @@ class LocalPool:
 
     def call(self, work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def wait_ready(self) -> None:
+        """Of a pool without workers of its own: those that join make it ready."""
+        self.call(self.pool.ready(), START_S)
 
     def kill(self, child: str) -> None:
         """The process that is called so dies."""

@@ -161,7 +161,9 @@ class HostCopies:
     def _rooms(self) -> list[HostRoom]:
         """What is free on each host, in id order of the agents."""
         rooms = {
-            record.ref: HostRoom(record.ref, record.host.memory_bytes)
+            record.ref: HostRoom(
+                record.ref, record.host.memory_bytes, reads_files=record.host.reads_files
+            )
             for record in self._fleet.living_agents()
         }
         for copy in self._pool.on_hosts():
@@ -202,8 +204,9 @@ class HostCopies:
         if isinstance(self._strategy, SpreadCopies) and self.has_any(name):
             return []  # the memory of one that goes is counted until it is free
         plans = [self._planning.plan_copy(state, keep.agent, rank) for rank in range(spec.tp_size)]
+        found = [plan for plan in plans if plan is not None]
         commands: list[AnyCommand] = []
-        for rank, plan in enumerate(plans):
+        for rank, plan in enumerate(found if len(found) == len(plans) else ()):
             order = StartHolding(
                 holding=HoldingId(plan.plan, keep.agent),
                 model=name,

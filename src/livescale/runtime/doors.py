@@ -31,6 +31,14 @@ CONTROLLER_DOOR = "controller"
 _LOG_GAP_S = 10.0
 
 
+class StrangerError(ConnectionError):
+    """What listens there is no such door of this pool: to try again will not help soon."""
+
+
+class _ProtocolError(ProofError):
+    """The other side speaks something else."""
+
+
 def token_door(worker: WorkerRef) -> str:
     """The name of a worker's door for gateways. (Ports are used again: it says which life.)"""
     return f"tokens of {worker}"
@@ -123,7 +131,13 @@ async def enter(
         writer.transport.abort()
         if isinstance(error, TimeoutError):
             raise TimeoutError(f"the {name} did not answer within {GREETING_S:g} s") from None
-        if isinstance(error, (EOFError, ProofError)):
+        if isinstance(error, _ProtocolError):
+            raise StrangerError(
+                f"what listens there is no {name} of a pool of this version"
+            ) from None
+        if isinstance(error, ProofError):
+            raise StrangerError(f"the {name} there has another secret") from None
+        if isinstance(error, EOFError):
             raise ConnectionError(f"what listens there is not the {name}: {error}") from None
         raise
 
@@ -139,7 +153,7 @@ async def _answer(
 
 def _unwrapped(message: bytes) -> bytes:
     if not message.startswith(PROTOCOL):
-        raise ProofError("does not speak the protocol of this version's wires")
+        raise _ProtocolError("does not speak the protocol of this version's wires")
     return message[len(PROTOCOL) :]
 
 

@@ -1,0 +1,123 @@
+"""Machines that join a pool: a head without devices, and `livescale join` beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from joiners import Joiner, closing, is_running
+from pool_thread import LocalPool, wait_until
+from running_streams import check, right_tokens_of, streams_while
+
+from livescale.runtime.token import make_token
+
+pytestmark = pytest.mark.pool
+
+
+@pytest.fixture(scope="module")
+def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    """A head without devices; what joins it is the tests' business."""
+    with LocalPool(
+        tiny_model,
+        tmp_path_factory.mktemp("head"),
+        "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n",
+        device="timed",
+        workers=0,
+        listen="127.0.0.1:0",
+        timed_run_us=20_000,
+        lost_after_ms=2000,
+        request_attempts_max=4,
+    ) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def alice(head: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joiner]:
+    """A host with two workers that stays."""
+    joiner = Joiner(head, "alice", tmp_path_factory.mktemp("alice"), "--workers", "2")
+    with closing(joiner):
+        head.wait_ready()
+        yield joiner
+
+
+def test_a_head_without_devices_serves_with_those_of_a_host_that_joins(
+    head: LocalPool, alice: Joiner
+) -> None:
+    wait_until(lambda: head.gauge("workers") == 2, "both workers are there")
+    check(asyncio.run(streams_while(head, nothing)), right_tokens_of(head))
+    assert alice.said("ready after")
+    assert all(not name.startswith("worker") for name in head.pool.pids())
+
+
+def test_streams_of_a_host_whose_supervisor_is_killed_go_on_elsewhere(
+    head: LocalPool, alice: Joiner, tmp_path: Path
+) -> None:
+    right = right_tokens_of(head)
+    bob = Joiner(head, "bob", tmp_path, "--workers", "2")
+    with closing(bob):
+        wait_until(lambda: head.gauge("workers") == 4, "its workers have joined")
+
+        async def kill() -> None:
+            await asyncio.to_thread(bob.kill)
+
+        check(asyncio.run(streams_while(head, kill)), right)
+        wait_until(lambda: head.gauge("workers") == 2, "they are lost")
+        again = Joiner(head, "bob", tmp_path, "--workers", "2")
+        with closing(again):
+            wait_until(lambda: head.gauge("workers") == 4, "the next start of the host has joined")
+            again.interrupt()
+            assert again.ended() == 0
+            wait_until(lambda: head.gauge("workers") == 2, "it has left")
+    assert alice.process.poll() is None
+
+
+def test_a_host_stays_while_the_controller_is_replaced(head: LocalPool, alice: Joiner) -> None:
+    right = right_tokens_of(head)
+    children = psutil.Process(alice.process.pid).children(recursive=True)
+
+    async def kill() -> None:
+        head.kill("controller")
+
+    check(asyncio.run(streams_while(head, kill)), right)
+    wait_until(lambda: alice.said("the controller is back"), "it has connected again")
+    wait_until(lambda: head.gauge("workers") == 2, "its workers are known again")
+    assert all(is_running(child) for child in children)
+
+
+async def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", ["alice", "head"])
+def test_a_taken_name_is_refused(head: LocalPool, alice: Joiner, tmp_path: Path, name: str) -> None:
+    twin = Joiner(head, name, tmp_path, "--patience-s", "0.2")
+    with closing(twin):
+        assert twin.ended() == 2
+    assert twin.said("choose another --name")
+
+
+def test_another_pools_token_is_refused(head: LocalPool, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    make_token(token)
+    stranger = Joiner(head, "carol", tmp_path, token_file=token)
+    with closing(stranger):
+        assert stranger.ended() == 2
+    assert stranger.said("the controller there has another secret")
+
+
+def test_what_is_no_head_is_told_from_one(head: LocalPool, tmp_path: Path) -> None:
+    port = head.url.rpartition(":")[2]
+    lost = Joiner(head, "dave", tmp_path, "--patience-s", "0.2", address=f"127.0.0.1:{port}")
+    with closing(lost):
+        assert lost.ended() == 2
+    assert lost.said("what listens there is n")
+
+
+def test_less_kv_memory_than_the_pools_is_refused(head: LocalPool, tmp_path: Path) -> None:
+    small = Joiner(head, "erin", tmp_path, "--kv-bytes", "1MiB")
+    with closing(small):
+        assert small.ended() == 2
+    assert small.said("requests could be too long")
