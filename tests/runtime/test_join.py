@@ -105,7 +105,7 @@ def test_another_pools_token_is_refused(head: LocalPool, tmp_path: Path) -> None
     stranger = Joiner(head, "carol", tmp_path, token_file=token)
     with closing(stranger):
         assert stranger.ended() == 2
-    assert stranger.said("the controller there has another secret")
+    assert stranger.said("does not know the pool's secret")
 
 
 def test_what_is_no_head_is_told_from_one(head: LocalPool, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class ControllerProcess:
             announce=self._announce,
             has_agents=boot.config.agents_expected > 0,
         )
-        self.hosts = JoinedHosts(boot, self._publication)
+        self.hosts = JoinedHosts(boot, self._publication, self._push)
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews()
         #: what is written down of this life (None: nothing)
@@ -129,6 +129,8 @@ class ControllerProcess:
             self._carry_out(command)
         self.shown.absorb(absorbed, self._status.instances)
         self._publication.observe(changes)
+        holders = (hello.holder for _, hello in self._members.values())
+        self.hosts.observe(((holder.host, holder.ref) for holder in holders), self._status.free)
         if self.recording is not None:
             self.recording.step(now_ns, absorbed, decided, changes)
         self.shown.show(self._status, self._is_recording)

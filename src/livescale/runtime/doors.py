@@ -35,10 +35,6 @@ class StrangerError(ConnectionError):
     """What listens there is no such door of this pool: to try again will not help soon."""
 
 
-class _ProtocolError(ProofError):
-    """The other side speaks something else."""
-
-
 def token_door(worker: WorkerRef) -> str:
     """The name of a worker's door for gateways. (Ports are used again: it says which life.)"""
     return f"tokens of {worker}"
@@ -131,12 +127,8 @@ async def enter(
         writer.transport.abort()
         if isinstance(error, TimeoutError):
             raise TimeoutError(f"the {name} did not answer within {GREETING_S:g} s") from None
-        if isinstance(error, _ProtocolError):
-            raise StrangerError(
-                f"what listens there is no {name} of a pool of this version"
-            ) from None
         if isinstance(error, ProofError):
-            raise StrangerError(f"the {name} there has another secret") from None
+            raise StrangerError(f"what listens there is not the {name}: {error}") from None
         if isinstance(error, EOFError):
             raise ConnectionError(f"what listens there is not the {name}: {error}") from None
         raise
@@ -153,7 +145,7 @@ async def _answer(
 
 def _unwrapped(message: bytes) -> bytes:
     if not message.startswith(PROTOCOL):
-        raise _ProtocolError("does not speak the protocol of this version's wires")
+        raise ProofError("does not speak the protocol of this version's wires")
     return message[len(PROTOCOL) :]
 
 

@@ -122,7 +122,8 @@ class JoinedHost:
                 )
                 answer = await self._present(wire)
             except StrangerError as error:
-                await patience.suffer(str(error), is_hopeless=self._welcome is None)
+                reason = f"{error} (another pool, or an old token file?)"
+                await patience.suffer(reason, is_hopeless=self._welcome is None)
             except OSError as error:
                 reason = str(error) or type(error).__name__
                 await patience.suffer(reason, is_endless=self._welcome is not None)

@@ -7,17 +7,20 @@ is only what their supervisors are told. Who gets which numbers is decided in `c
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
 from livescale import __version__
 from livescale.config.pool import WORKERS_MAX, PoolConfig
 from livescale.control.host_ledger import HostLedger, HostRefusedError
+from livescale.messages.events import AnyEvent, MembersLeave, Tick
 from livescale.runtime import protocol
 from livescale.runtime.boot import ControllerBoot, Status, report
 from livescale.runtime.news import News
 from livescale.runtime.publication import Publication
 from livescale.runtime.wire_channel import Wire
+from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 _NAME_CHARS_MAX = 253
@@ -27,8 +30,17 @@ _HostWire = Wire[protocol.ToController]
 class JoinedHosts:
     """Lives on the controller's event loop."""
 
-    def __init__(self, boot: ControllerBoot, publication: Publication) -> None:
+    def __init__(
+        self,
+        boot: ControllerBoot,
+        publication: Publication,
+        push: Callable[[AnyEvent], None],
+    ) -> None:
+        """`push` gives the controller an event."""
         self._pool = boot.pool
+        self._push = push
+        #: hosts that want to leave, and their members that the controller was told of
+        self._leaving: dict[str, dict[WorkerRef, None]] = {}
         self._publication = publication
         self._ledger = HostLedger(boot.own_hosts, boot.pool.workers, boot.hosts)
         #: by name: when the supervisor began, and its wire
@@ -51,6 +63,26 @@ class JoinedHosts:
         wire.send(protocol.Welcome(numbers, self._settings(), self._sizes()))
         self._keep(News(f"host {hello.name} has joined with {hello.workers} workers"))
         await self._listen(hello.name, wire)
+
+    def observe(
+        self, members: Iterable[tuple[str, WorkerRef]], free: Collection[WorkerRef]
+    ) -> None:
+        """Look whether hosts that leave may go now: their `members`, given with their hosts, are
+        all `free`. To be called after every step."""
+        if not self._leaving:
+            return
+        there: dict[str, list[WorkerRef]] = {name: [] for name in self._leaving}
+        for host, ref in members:
+            if host in there:
+                there[host].append(ref)
+        for name, refs in there.items():
+            told = self._leaving[name]
+            new = tuple(ref for ref in refs if ref not in told)
+            if new:
+                told |= dict.fromkeys(new)
+                self._push(MembersLeave(new))
+            elif all(ref in free for ref in refs) and name in self._wires:
+                self._wires[name][1].send(protocol.Farewell())
 
     def say_farewell(self) -> None:
         """The pool ends in order: its hosts need not wait for another life of the controller."""
@@ -83,18 +115,20 @@ class JoinedHosts:
             )
 
     async def _listen(self, name: str, wire: _HostWire) -> None:
-        leaves = False
         async for message in wire:
             if not isinstance(message, protocol.Farewell):
                 wire.error = f"a host sent {type(message).__name__}"
                 wire.close()
                 break
-            leaves = True
-            wire.send(protocol.Farewell())
+            if name not in self._leaving:
+                report(Status(news=(News(f"host {name} wants to leave"),)))
+            self._leaving.setdefault(name, {})
+            # The members that are there are known after a step.
+            self._push(Tick())
         if self._wires.get(name, (0, None))[1] is not wire:
             return
         del self._wires[name]
-        if leaves:
+        if self._leaving.pop(name, None) is not None:
             self._ledger.leave(name)
             self._keep(News(f"host {name} has left"))
         else:

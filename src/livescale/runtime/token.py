@@ -22,7 +22,7 @@ _SECRET_BYTES = 16
 _SECRET_CHARS_MIN = 2 * _SECRET_BYTES
 
 
-class Token(Value, frozen=True):
+class JoinToken(Value, frozen=True):
     """`fingerprint` is that of the head's certificate (None: it has none)."""
 
     secret: str
@@ -34,9 +34,9 @@ def new_secret() -> str:
     return secrets.token_hex(_SECRET_BYTES)
 
 
-def make_token(path: Path) -> Token:
+def make_token(path: Path) -> JoinToken:
     """The token in this file; a new one where there is no file. Raises ConfigError."""
-    token = Token(new_secret())
+    token = JoinToken(new_secret())
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -48,7 +48,7 @@ def make_token(path: Path) -> Token:
     return token
 
 
-def read_token(path: Path) -> Token:
+def read_token(path: Path) -> JoinToken:
     """Raises ConfigError, also for a file that others may read."""
     try:
         with path.open("rb") as file:
@@ -59,9 +59,9 @@ def read_token(path: Path) -> Token:
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"token_file {path}: others may read it: chmod 600 {path}")
     try:
-        token = msgspec.json.decode(text, type=Token)
+        token = msgspec.json.decode(text, type=JoinToken)
     except msgspec.MsgspecError:
-        token = Token("", kind="")
+        token = JoinToken("", kind="")
     if token.kind != _KIND or len(token.secret) < _SECRET_CHARS_MIN:
         raise ConfigError(f"token_file {path}: this is no token that `livescale serve` wrote")
     return token
