@@ -23,7 +23,7 @@ def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with LocalPool(
         tiny_model,
         tmp_path_factory.mktemp("head"),
-        "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n",
+        "    min_replicas: 3\n    prefill_tokens_per_s: 5000\n",
         device="timed",
         workers=0,
         listen="127.0.0.1:0",
@@ -58,7 +58,7 @@ def test_streams_of_a_host_whose_supervisor_is_killed_go_on_elsewhere(
     right = right_tokens_of(head)
     bob = Joiner(head, "bob", tmp_path, "--workers", "2")
     with closing(bob):
-        wait_until(lambda: head.gauge("workers") == 4, "its workers have joined")
+        wait_until(lambda: head.gauge("instances") == 3, "one of its workers serves")
 
         async def kill() -> None:
             await asyncio.to_thread(bob.kill)
@@ -72,6 +72,26 @@ def test_streams_of_a_host_whose_supervisor_is_killed_go_on_elsewhere(
             assert again.ended() == 0
             wait_until(lambda: head.gauge("workers") == 2, "it has left")
     assert alice.process.poll() is None
+
+
+@pytest.mark.parametrize("controller", ["stays", "dies"])
+def test_a_host_that_leaves_in_order_disturbs_no_stream(
+    head: LocalPool, alice: Joiner, tmp_path: Path, controller: str
+) -> None:
+    right = right_tokens_of(head)
+    bob = Joiner(head, "bobby", tmp_path, "--workers", "2")
+    with closing(bob):
+        wait_until(lambda: head.gauge("instances") == 3, "one of its workers serves")
+
+        async def leave() -> None:
+            bob.interrupt()
+            if controller == "dies":
+                head.kill("controller")
+
+        check(asyncio.run(streams_while(head, leave)), right)
+        assert bob.ended() == 0
+    assert bob.said("left")
+    wait_until(lambda: head.gauge("workers") == 2, "the other host stays")
 
 
 def test_a_host_stays_while_the_controller_is_replaced(head: LocalPool, alice: Joiner) -> None:

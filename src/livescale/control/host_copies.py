@@ -196,6 +196,7 @@ class HostCopies:
             agents=tuple(sorted(used_ns, key=lambda agent: (not whole[agent], agent))),
             # One that is arriving is in use.
             used_ns={a: used_ns[a] if whole[a] else self._now_ns for a in used_ns},
+            has_copy=self._planning.has_copy(state),
         )
 
     def _start(self, state: ModelState, keep: Keep) -> list[AnyCommand]:

@@ -12,7 +12,7 @@ from livescale.control.model_state import ModelState
 from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
-from livescale.messages.commands import Drain
+from livescale.messages.commands import Drain, ScaleDecided
 from livescale.messages.events import MembersLeave
 from livescale.types import WorkerRef
 
@@ -41,16 +41,21 @@ class Leaving:
         self._fleet.begin_leaving(new)
         return bool(new)
 
-    def decide(self) -> list[Drain]:
+    def decide(self) -> list[ScaleDecided | Drain]:
         """Instances of those who leave are drained as soon as they serve and are in no live pair;
         what a model lacks then is made elsewhere."""
         if not self._fleet.leaving:
             return []
-        commands = []
+        commands: list[ScaleDecided | Drain] = []
         for _, instance in sorted(self._fleet.instances.items()):
             if not self._fleet.is_leaving(instance.workers):
                 continue
-            if instance in self._pairings.unpaired(instance.part):
+            part = instance.part
+            if instance in self._pairings.unpaired(part):
+                before = self._fleet.tally(part).capacity
+                commands.append(
+                    ScaleDecided(part.model, part.role, before, before - 1, "its host leaves", {})
+                )
                 self._fleet.move(instance, Drain)
                 commands.append(Drain(instance.id))
         return commands

@@ -18,7 +18,8 @@ class ModelCopies:
     """One model as a placement strategy sees it.
 
     `agents` hold a copy in their host's memory, complete or arriving. `needs_copy`: its last
-    device copy is about to go. `is_leaving`: the model was withdrawn and is not needed.
+    device copy is about to go. With `has_copy` others can be made of one, else only of its files.
+    `is_leaving`: the model was withdrawn and is not needed.
     `used_ns` is when each copy was last read from.
     """
 
@@ -29,6 +30,7 @@ class ModelCopies:
     is_leaving: bool
     agents: tuple[WorkerRef, ...]
     used_ns: dict[WorkerRef, int] = field(default_factory=dict)
+    has_copy: bool = False
 
 
 @dataclass(slots=True)
@@ -125,7 +127,7 @@ def _first_copies(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> l
 
 def _able(model: ModelCopies, rooms: Sequence[HostRoom]) -> list[HostRoom]:
     """Hosts to which a copy of the model can come."""
-    return [room for room in rooms if model.is_on_devices or room.reads_files]
+    return [room for room in rooms if model.has_copy or room.reads_files]
 
 
 def _reclaim(
