@@ -141,3 +141,28 @@ def test_less_kv_memory_than_the_pools_is_refused(head: LocalPool, tmp_path: Pat
     with closing(small):
         assert small.ended() == 2
     assert small.said("requests could be too long")
+
+
+def test_hosts_come_back_to_a_head_that_starts_anew(tiny_model: Path, tmp_path: Path) -> None:
+    """With the token of before they serve on, and say what they hold."""
+    token = tmp_path / "pool.token"
+    first = head_of(tiny_model, tmp_path / "first", token, "127.0.0.1:0")
+    with first:
+        joiner = Joiner(first, "alice", tmp_path)
+        first.wait_ready()
+        address = first.pool.join_address
+        children = psutil.Process(joiner.process.pid).children(recursive=True)
+        first.call(first.pool.kill(), 10)
+    with closing(joiner):
+        with head_of(tiny_model, tmp_path / "second", token, address) as second:
+            second.wait_ready()
+            assert joiner.said("the controller is back")
+            check(asyncio.run(streams_while(second, nothing)), right_tokens_of(second))
+            assert all(is_running(child) for child in children)
+        assert joiner.ended() == 0, "the pool ended in order"
+
+
+def head_of(model: Path, scratch: Path, token: Path, listen: str) -> LocalPool:
+    scratch.mkdir()
+    settings = {"device": "timed", "workers": 0, "listen": listen, "token_file": str(token)}
+    return LocalPool(model, scratch, "    prefill_tokens_per_s: 5000\n", **settings)

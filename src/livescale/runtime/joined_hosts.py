@@ -139,10 +139,12 @@ class JoinedHosts:
         report(Status(hosts=self._ledger.entries, news=(news,)))
 
     def _settings(self) -> PoolConfig:
-        """Without what names files of the head."""
+        """Without what names files and addresses of the head."""
         return msgspec.structs.replace(
             self._pool,
             models=(),
+            port=0,
+            listen=None,
             topology=None,
             token_file=None,
             record=None,
