@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from livescale.common.settings import Setting, shown_default
-from livescale.config.pool import MODEL_SETTINGS, SETTINGS
+from livescale.config.model import MODEL_SETTINGS
+from livescale.config.pool import SETTINGS
 
 
 def settings_table_markdown() -> str:

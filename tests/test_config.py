@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.common.settings import ConfigError, parse_schedule
-from livescale.config.model import ModelConfig
-from livescale.config.pool import MODEL_SETTINGS, SETTINGS, PoolConfig
+from livescale.config.model import MODEL_SETTINGS, ModelConfig
+from livescale.config.pool import SETTINGS, PoolConfig
 from livescale.config.reading import add_flags, given_flags, load_config
 from livescale.policies import Bounds, Period, SloAim, TargetOngoing
 from livescale.runtime.catalog import live_limits, live_over_ns, pool_scaling
@@ -207,7 +207,7 @@ def test_other_amounts_are_refused(tmp_path: Path, text: str) -> None:
         ("port: null", ["port must be a whole number, not nothing"]),
         ("port: [1]", ["port must be a whole number, not a list"]),
         ("port: 65536", ["port is 65536, above the largest value 65535"]),
-        ("workers: 0", ["workers is 0, below the least value 1"]),
+        ("workers: -1", ["workers is -1, below the least value 0"]),
         ("host: 5", ["host must be text, not 5"]),
         ("host: ''", ["host is empty"]),
         ("log_level: loud", ["log_level is 'loud', not one of debug, info, warning, error"]),
@@ -249,6 +249,11 @@ def test_mistakes_in_a_file_are_named_with_the_file(
         ({"port": "many"}, "port must be a whole number, not 'many'"),
         ({"port": ""}, "port must be a whole number, not ''"),
         ({"record": ""}, "record is empty"),
+        ({"workers": 0}, "workers is 0, and nobody may join"),
+        ({"token_file": "t"}, "token_file is for a pool that others join"),
+        ({"listen": "somewhere"}, "listen is 'somewhere': write ADDRESS:PORT"),
+        ({"listen": "example.org:1"}, "example.org is no IP address"),
+        ({"listen": "[::]:7000"}, "name one address of this machine"),
         ({"workerz": 1}, "unknown setting 'workerz' (nearest known: 'workers')"),
     ],
 )

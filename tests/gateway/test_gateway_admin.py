@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from json_values import json_values
 
 from effort import examples
-from livescale.config.pool import MODEL_SETTINGS
+from livescale.config.model import MODEL_SETTINGS
 from livescale.gateway.admin import CHANGING_MAX, KEY_CHARS_MAX, NAME_CHARS_MAX
 from livescale.gateway.backend import (
     ModelCard,

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import httpx
 
+from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
-from livescale.runtime.pool_layout import layout_of
+from livescale.runtime.pool_layout import PoolLayout, layout_of
 from livescale.runtime.supervisor import Pool
 from livescale.testbed.bed import Testbed
 
@@ -31,9 +32,10 @@ class LocalPool:
         scratch: Path,
         model_settings: str = "",
         bed: Testbed | None = None,
+        make_layout: Callable[[PoolConfig], PoolLayout] | None = None,
         **flags: object,
     ):
-        """In the hosts of a testbed, if there is one."""
+        """In the hosts of a testbed, if there is one, or where `make_layout` says."""
         file = scratch / "pool.yaml"
         file.write_text(f"models:\n  - path: {model}\n    name: tiny\n{model_settings}")
         self.record = scratch / "record.jsonl"
@@ -41,6 +43,8 @@ class LocalPool:
         sizes = {"arena_bytes": "8MiB", "kv_bytes": "8MiB"}
         config = load_config(file, [], {}, settings | sizes | flags)
         layout = None if bed is None else layout_of(bed.topology(), config, bed)
+        if make_layout is not None:
+            layout = make_layout(config)
         self.pool = Pool(config, layout=layout)
         self.url = self.pool.base_url
         self._loop = asyncio.new_event_loop()
@@ -50,7 +54,8 @@ class LocalPool:
         self._thread.start()
         try:
             self.call(self.pool.__aenter__(), START_S)
-            self.call(self.pool.ready(), START_S)
+            if self.pool.config.workers:
+                self.call(self.pool.ready(), START_S)
         except BaseException:
             self.__exit__()
             raise
@@ -64,6 +69,10 @@ class LocalPool:
 
     def call(self, work: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def wait_ready(self) -> None:
+        """Of a pool without workers of its own: those that join make it ready."""
+        self.call(self.pool.ready(), START_S)
 
     def kill(self, child: str) -> None:
         """The process that is called so dies."""

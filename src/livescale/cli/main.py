@@ -23,6 +23,7 @@ _INTERRUPTED = 130
 
 COMMANDS = {
     "serve": "serve models behind an OpenAI-compatible API",
+    "join": "give this machine's devices to a pool that is served on another one",
     "demo": "watch a pool scale 1 -> 3 -> 1, and new instances help while they load",
     "models": "make models for tests and demos",
     "bench": "compare with other engines, and with limits",
@@ -54,7 +55,8 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 0 when all went well, 1 for an error that was explained, 2 for usage."""
+    """Run one command; 0 when all went well, 1 for an error that was explained, 2 for usage, and
+    where a machine could not join a pool."""
     arguments = sys.argv[1:] if argv is None else argv
     chosen = next((word for word in arguments if word in COMMANDS), None)
     with _interrupted_at_once(chosen):
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         code: int = module.run(parsed)
     except UserError as error:
         print(f"livescale {parsed.command}: {error}", file=sys.stderr)
-        return 1
+        return error.exit_status
     except KeyboardInterrupt:
         print(f"livescale {parsed.command}: interrupted", file=sys.stderr)
         return _INTERRUPTED

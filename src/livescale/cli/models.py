@@ -16,7 +16,8 @@ import msgspec
 
 from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values, shown_default
-from livescale.config.pool import CHANGEABLE_SETTINGS, MODEL_SETTINGS, PoolConfig
+from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS
+from livescale.config.pool import PoolConfig
 from livescale.engine.make import FAMILY_NAMES, PRESETS, make_model
 from livescale.gateway.admin import AdministeredModels, RemovedModel
 from livescale.gateway.backend import ModelStatus

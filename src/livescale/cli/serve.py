@@ -54,6 +54,10 @@ async def serve(config: PoolConfig, display: ServeDisplay, layout: PoolLayout | 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupted.set)
+    if pool.token_file is not None:
+        print(
+            f"others join with: livescale join {pool.join_address} --token-file {pool.token_file}"
+        )
     print(f"starting {pool.layout} …", flush=True)
     async with pool:
         stop = asyncio.create_task(interrupted.wait())

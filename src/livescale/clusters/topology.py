@@ -18,7 +18,8 @@ class Device(Value, frozen=True):
     `kind` names the accelerator model ("cpu", "h200"); capacities are measured per kind. Devices
     of one `group` are joined by a scale-up network (NVLink and its like); an empty name is no
     group. In a rail-optimized fabric the devices of a host hang on different leaves.
-    `storage_bytes_per_s` is the most that one device gets of its host's storage.
+    `storage_bytes_per_s` is the most that one device gets of its host's storage, which has the
+    models' files if it `reads_files`.
     """
 
     kind: str
@@ -30,6 +31,7 @@ class Device(Value, frozen=True):
     downlink_bytes_per_s: int | None = None
     group: str = ""
     storage_bytes_per_s: int | None = None
+    reads_files: bool = True
 
 
 class Host(Value, frozen=True):
@@ -38,7 +40,8 @@ class Host(Value, frozen=True):
     `memory_bytes` is what host copies may take. The NIC of the host itself carries host copies to
     and from other hosts; `device_bytes_per_s` is each device's own link to host memory (PCIe),
     `storage_bytes_per_s` the local storage. Where it has no such links (`has_device_links`), bytes
-    between host memory and the host's own devices cross the NICs of both.
+    between host memory and the host's own devices cross the NICs of both. Only a host that
+    `reads_files` finds the models' files where the others do.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Host(Value, frozen=True):
     device_bytes_per_s: int | None = None
     storage_bytes_per_s: int | None = None
     has_device_links: bool = True
+    reads_files: bool = True
 
 
 class Leaf(Value, frozen=True):
@@ -112,6 +116,10 @@ class Topology:
     def group_of(self, ref: WorkerRef) -> str:
         """The scale-up group of a worker's device; empty if it has none."""
         return "" if ref.is_agent else self.devices[ref].group
+
+    def reads_files(self, ref: WorkerRef) -> bool:
+        """The member can load a model from its files."""
+        return self.agents[ref].reads_files if ref.is_agent else self.devices[ref].reads_files
 
     def are_linked(self, ref: WorkerRef, other: WorkerRef) -> bool:
         """One is the memory of a host, the other a device with a link of its own to it."""

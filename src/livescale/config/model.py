@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from livescale.common.settings import About
+from livescale.common.settings import About, settings_of
 from livescale.types import Value
 
 
@@ -42,3 +42,16 @@ class ModelConfig(Value, frozen=True, kw_only=True):
             " the first that holds replaces the limits above"
         ),
     ] = ""
+
+
+MODEL_SETTINGS = settings_of(ModelConfig)
+CHANGEABLE_SETTINGS = tuple(
+    setting
+    for setting in MODEL_SETTINGS
+    if setting.name
+    in (
+        *("min_replicas", "max_replicas", "idle_s", "priority"),
+        *("target_ongoing_requests", "schedule"),
+    )
+)
+"""Those of a model that can be changed while it runs."""

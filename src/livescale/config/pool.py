@@ -15,6 +15,7 @@ from livescale.types import SEQUENCES_MAX, Value
 
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
+WORKERS_MAX = 4096
 ROOFLINE_PREFIX = "roofline:"
 """What a `timed_profile` begins with that is no file."""
 
@@ -26,7 +27,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     port: Annotated[int, About("port of the HTTP API; 0 takes a free one", upper=65535)] = 8000
     workers: Annotated[
         int,
-        About("worker processes, one per device; those of `topology` if it is given", "", 1, 4096),
+        About("worker processes, one per device, or those of `topology`", "", 0, WORKERS_MAX),
     ] = 3
     hosts: Annotated[
         int,
@@ -37,6 +38,16 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             256,
         ),
     ] = 1
+    listen: Annotated[
+        str | None, About("ADDRESS:PORT that other machines join the pool at; none: none may join")
+    ] = None
+    token_file: Annotated[
+        str | None,
+        About(
+            "file of mode 0600 with the pool's secret, made where it is missing; none: a new secret"
+            " for each start"
+        ),
+    ] = None
     topology: Annotated[
         str | None, About("file of hosts, devices and links; none: one host without limits")
     ] = None
@@ -437,14 +448,3 @@ class PoolConfig(Value, frozen=True, kw_only=True):
 
 
 SETTINGS = settings_of(PoolConfig)
-MODEL_SETTINGS = settings_of(ModelConfig)
-CHANGEABLE_SETTINGS = tuple(
-    setting
-    for setting in MODEL_SETTINGS
-    if setting.name
-    in (
-        *("min_replicas", "max_replicas", "idle_s", "priority"),
-        *("target_ongoing_requests", "schedule"),
-    )
-)
-"""Those of a model that can be changed while it runs."""

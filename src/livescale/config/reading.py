@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from livescale.clusters.files import read_topology
+from livescale.common.addresses import parse_address
 from livescale.common.settings import (
     ENVIRONMENT_PREFIX,
     ConfigError,
@@ -26,14 +27,8 @@ from livescale.common.settings import (
     shown_default,
     unknown,
 )
-from livescale.config.model import ModelConfig
-from livescale.config.pool import (
-    CHANGEABLE_SETTINGS,
-    MODEL_SETTINGS,
-    ROOFLINE_PREFIX,
-    SETTINGS,
-    PoolConfig,
-)
+from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS, ModelConfig
+from livescale.config.pool import ROOFLINE_PREFIX, SETTINGS, WORKERS_MAX, PoolConfig
 from livescale.load.slo import SloError, parse_slo
 
 TESTBED_VARIABLE = "LIVESCALE_TESTBED"
@@ -196,7 +191,14 @@ def _check(config: PoolConfig) -> None:
         unit = "ms" if name == "prefill_queue" else "percent"
         _at_most(config, f"{name}_lower_{unit}", f"{name}_upper_{unit}")
     _at_most(config, "chunk_bytes", "arena_bytes")
-    _at_most(config, "hosts", "workers")
+    if config.listen is not None:
+        parse_address(config.listen, "listen")
+    elif not config.workers:
+        raise ConfigError("workers is 0, and nobody may join: say where with `listen`")
+    elif config.token_file is not None:
+        raise ConfigError("token_file is for a pool that others join: say where with `listen`")
+    if config.workers or config.hosts > 1:
+        _at_most(config, "hosts", "workers")
     # Each running request computes at least one token per run, or its decoding would starve.
     _at_most(config, "sequences_max", "run_tokens_max")
     try:
@@ -229,7 +231,7 @@ def _check_models(config: PoolConfig) -> None:
         seen[model.name] = model.path
         _check_model(model, config)
     wanted = sum(model.min_replicas for model in config.models)
-    if wanted > config.workers:
+    if wanted > config.workers and config.listen is None:
         raise ConfigError(
             f"models: min_replicas add up to {wanted}, above workers {config.workers}"
         )
@@ -242,9 +244,10 @@ def _check_model(model: ModelConfig, config: PoolConfig) -> None:
         parse_schedule(model.schedule)
     except ConfigError as error:
         raise ConfigError(f"{where}schedule: {error}") from None
-    largest = config.workers if model.max_replicas is None else model.max_replicas
-    if largest > config.workers:
-        raise ConfigError(f"{where}max_replicas is {largest}, above workers {config.workers}")
+    workers = config.workers if config.listen is None else WORKERS_MAX
+    largest = workers if model.max_replicas is None else model.max_replicas
+    if largest > workers:
+        raise ConfigError(f"{where}max_replicas is {largest}, above workers {workers}")
     if model.min_replicas > largest:
         limit = "workers" if model.max_replicas is None else "max_replicas"
         raise ConfigError(f"{where}min_replicas is {model.min_replicas}, above {limit} {largest}")

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
 from livescale.control.drains import Drains
 from livescale.control.fleet import Fleet
 from livescale.control.holding_news import HoldingNews
 from livescale.control.host_copies import HostCopies
+from livescale.control.leaving import Leaving
 from livescale.control.loads import Loads
 from livescale.control.membership import Membership
 from livescale.control.model_state import ModelState
@@ -64,6 +67,7 @@ class Controller:
             config, self.fleet, self.pool, self.loads, self.planning, self.models
         )
         self.pairings = Pairings(config, self.fleet, self.router, self.planning)
+        self.leaving = Leaving(self.models, self.fleet, self.pool, self.planning, self.pairings)
         self.drains = Drains(config, self.models, self.fleet, self.planning, self.pairings)
         self.wishes = Wishes(self.fleet, self.pool, self.router, self.planning)
         spares = Spares(config, self.fleet, self.pool, self.planning)
@@ -106,6 +110,7 @@ class Controller:
             events.WorkerJoined: self._membership.worker_joined,
             events.AgentJoined: self._membership.agent_joined,
             events.WorkerLost: self._membership.lost,
+            events.MembersLeave: self.leaving.members_leave,
             events.RequestArrived: self.attempts.arrived,
             events.RequestCancelled: self.attempts.cancelled,
             events.RequestEnded: self.attempts.ended,
@@ -139,7 +144,9 @@ class Controller:
 
     def status(self) -> ControllerStatus:
         """What others may know of its state."""
-        return status_of(self.fleet, self.pool, self.models, self.host_copies)
+        status = status_of(self.fleet, self.pool, self.models, self.host_copies)
+        free = self.leaving.free()
+        return msgspec.structs.replace(status, free=free) if free else status
 
     # -- what happened ------------------------------------------------------------------------
 
@@ -206,6 +213,7 @@ class Controller:
             self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
             self._commands += self.host_copies.decide(self._now_ns)
             self._commands += self.pairings.decide()
+            self._commands += self.leaving.decide()
             self._commands += self.scaling.decide(self._now_ns, self.config.wall_ns, self.models)
         waiting = [self.models[part.model] for part in self.router.parts_waiting()]
         for state in sorted(waiting, key=lambda state: state.number):

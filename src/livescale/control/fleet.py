@@ -5,6 +5,7 @@ Rule: an instance changes state only through `Fleet.move`, by the table in `inst
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -69,6 +70,8 @@ class Fleet:
         self.version = 0
         #: by worker number: at most one incarnation is alive
         self.workers: dict[int, WorkerRecord] = {}
+        #: living members that leave in order: nothing new comes to them
+        self.leaving: dict[WorkerRef, None] = {}
         #: host agents by number: at most one incarnation is alive
         self.agents: dict[int, AgentRecord] = {}
         self.instances: dict[InstanceId, Instance] = {}
@@ -104,8 +107,18 @@ class Fleet:
         """In id order."""
         return [self.agents[number] for number in sorted(self.agents)]
 
+    def begin_leaving(self, members: Iterable[WorkerRef]) -> None:
+        """These living members want to go."""
+        self.version += 1
+        self.leaving |= dict.fromkeys(members)
+
+    def is_leaving(self, members: Iterable[WorkerRef]) -> bool:
+        """One of them wants to go."""
+        return bool(self.leaving) and any(member in self.leaving for member in members)
+
     def leave(self, ref: WorkerRef) -> None:
         """The worker or agent is gone."""
+        self.leaving.pop(ref, None)
         if ref.is_agent:
             del self.agents[ref.worker]
         else:
@@ -120,10 +133,11 @@ class Fleet:
         return None
 
     def idle(self, arena_bytes: int) -> list[WorkerRecord]:
-        """Workers of no instance, which hold warm spares or nothing, and whose arena is as large as
-        the model, in id order."""
+        """Workers of no instance, which stay, hold warm spares or nothing, and whose arena is as
+        large as the model, in id order."""
         records = (self.workers[number] for number in sorted(self.workers))
         fitting = [record for record in records if record.device.arena_bytes >= arena_bytes]
+        fitting = [record for record in fitting if record.ref not in self.leaving]
         return [record for record in fitting if self._pool.is_idle(record.ref)]
 
     def adopt(self, part: Part, copy: Copy) -> None:
@@ -215,7 +229,12 @@ class Fleet:
         """How many instances drain and would serve on at once if they were wanted."""
         of_part = self._of_part.get(part, {})
         draining = (of_part.get(number) for number in self.draining)
-        return sum(i is not None and not i.is_released for i in draining)
+        return sum(i is not None and self.can_resume(i) for i in draining)
+
+    def can_resume(self, instance: Instance) -> bool:
+        """It drains, and could serve on."""
+        is_draining = instance.state is InstanceState.DRAINING and not instance.is_released
+        return is_draining and not self.is_leaving(instance.workers)
 
     def live(self, part: Part) -> list[Instance]:
         """Instances that take requests while they load, in id order."""

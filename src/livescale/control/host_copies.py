@@ -102,7 +102,7 @@ class HostCopies:
         topology = self._planning.topology
         wanted = {topology.host_of(worker): None for workers in targets for worker in workers}
         for record in self._fleet.living_agents():
-            if record.host.name not in wanted:
+            if record.host.name not in wanted or record.ref in self._fleet.leaving:
                 continue
             copy = self._pool.on_host(state.spec.name, record.ref)
             if copy is not None:
@@ -150,8 +150,8 @@ class HostCopies:
         self._failures.pop(model, None)
 
     def has_any(self, model: str) -> bool:
-        """Something of the model is in some host's memory."""
-        return bool(self._of_model(model))
+        """Something of the model is in the memory of some host that stays."""
+        return any(not self._fleet.is_leaving(copy.members) for copy in self._of_model(model))
 
     # -- helpers ------------------------------------------------------------------------------
 
@@ -161,10 +161,15 @@ class HostCopies:
     def _rooms(self) -> list[HostRoom]:
         """What is free on each host, in id order of the agents."""
         rooms = {
-            record.ref: HostRoom(record.ref, record.host.memory_bytes)
+            record.ref: HostRoom(
+                record.ref, record.host.memory_bytes, reads_files=record.host.reads_files
+            )
             for record in self._fleet.living_agents()
+            if record.ref not in self._fleet.leaving
         }
         for copy in self._pool.on_hosts():
+            if copy.holder not in rooms:
+                continue
             rooms[copy.holder].free_bytes -= copy.size_bytes
             rooms[copy.holder].leaving_bytes += copy.size_bytes if copy.is_given_up else 0
         return list(rooms.values())
@@ -176,6 +181,7 @@ class HostCopies:
         name = state.spec.name
         instances = self._fleet.of_part(state.part)
         copies = self._pool.host_copies(name)
+        copies = [copy for copy in copies if not self._fleet.is_leaving(copy.members)]
         used_ns = {copy.holder: copy.used_ns for copy in copies}
         whole = {copy.holder: copy.is_complete for copy in copies}
         holders = self._pool.holders(name)
@@ -190,6 +196,7 @@ class HostCopies:
             agents=tuple(sorted(used_ns, key=lambda agent: (not whole[agent], agent))),
             # One that is arriving is in use.
             used_ns={a: used_ns[a] if whole[a] else self._now_ns for a in used_ns},
+            has_copy=self._planning.has_copy(state),
         )
 
     def _start(self, state: ModelState, keep: Keep) -> list[AnyCommand]:
@@ -202,8 +209,9 @@ class HostCopies:
         if isinstance(self._strategy, SpreadCopies) and self.has_any(name):
             return []  # the memory of one that goes is counted until it is free
         plans = [self._planning.plan_copy(state, keep.agent, rank) for rank in range(spec.tp_size)]
+        found = [plan for plan in plans if plan is not None]
         commands: list[AnyCommand] = []
-        for rank, plan in enumerate(plans):
+        for rank, plan in enumerate(found if len(found) == len(plans) else ()):
             order = StartHolding(
                 holding=HoldingId(plan.plan, keep.agent),
                 model=name,

@@ -18,7 +18,8 @@ class ModelCopies:
     """One model as a placement strategy sees it.
 
     `agents` hold a copy in their host's memory, complete or arriving. `needs_copy`: its last
-    device copy is about to go. `is_leaving`: the model was withdrawn and is not needed.
+    device copy is about to go. With `has_copy` others can be made of one, else only of its files.
+    `is_leaving`: the model was withdrawn and is not needed.
     `used_ns` is when each copy was last read from.
     """
 
@@ -29,15 +30,18 @@ class ModelCopies:
     is_leaving: bool
     agents: tuple[WorkerRef, ...]
     used_ns: dict[WorkerRef, int] = field(default_factory=dict)
+    has_copy: bool = False
 
 
 @dataclass(slots=True)
 class HostRoom:
-    """Memory of one host that copies do not take: now, and more when those that go are gone."""
+    """Memory of one host that copies do not take: now, and more when those that go are gone. Only
+    one that `reads_files` can have the first copy of a model."""
 
     agent: WorkerRef
     free_bytes: int
     leaving_bytes: int = 0
+    reads_files: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ def _first_copies(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> l
     # Who has no other copy comes first; the largest finds room while there is some.
     lacking.sort(key=lambda m: (m.is_on_devices and not m.needs_copy, -m.size_bytes, m.model))
     for model in lacking:
-        room = min(rooms, key=lambda r: (-r.free_bytes, r.agent), default=None)
+        able = _able(model, rooms)
+        room = min(able, key=lambda r: (-r.free_bytes, r.agent), default=None)
         if room is not None and room.free_bytes >= model.size_bytes:
             room.free_bytes -= model.size_bytes
             reason = "restored before the last device copy goes" if model.needs_copy else "spread"
@@ -120,13 +125,18 @@ def _first_copies(models: Sequence[ModelCopies], rooms: Sequence[HostRoom]) -> l
     return suggestions
 
 
+def _able(model: ModelCopies, rooms: Sequence[HostRoom]) -> list[HostRoom]:
+    """Hosts to which a copy of the model can come."""
+    return [room for room in rooms if model.has_copy or room.reads_files]
+
+
 def _reclaim(
     wanting: ModelCopies, models: Sequence[ModelCopies], rooms: Sequence[HostRoom]
 ) -> list[Discard]:
     """Copies of models that devices hold too, on the one host where the fewest must go: none,
     where what is going already makes room."""
     best: list[Discard] | None = None
-    for room in sorted(rooms, key=lambda r: r.agent):
+    for room in sorted(_able(wanting, rooms), key=lambda r: r.agent):
         there = [
             m for m in models if room.agent in m.agents and m.is_on_devices and not m.needs_copy
         ]

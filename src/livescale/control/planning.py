@@ -191,10 +191,10 @@ class Planning:
             has_storage=not (state.load_failures.in_a_row and self.has_copy(state)),
         )
 
-    def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan:
+    def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan | None:
         """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
         else from storage. A cache keeps what its host's own devices read, so that storage is read
-        once; other systems without multicast know storage only."""
+        once; other systems without multicast know storage only. None if there is no way."""
         copies = [self._source(copy) for copy in self._pool.copies(state.spec.name)]
         if isinstance(self._config.placement, CacheCopies):
             copies = [s for s in copies if self._is_of_host(s.workers[rank], agent)]
@@ -208,7 +208,7 @@ class Planning:
         request = msgspec.structs.replace(
             self._request(state, self.next_id(), 1, sources, (), ((agent,),)), tp_size=1
         )
-        return make_plan(request, self.topology, "auto")
+        return self._plan(request, "auto")
 
     def _is_of_host(self, worker: WorkerRef, agent: WorkerRef) -> bool:
         topology = self.topology

@@ -112,7 +112,7 @@ class Scaling:
         """
         state = wish.state
         instances = self._fleet.of_part(state.part)
-        draining = [i for i in instances if i.state is InstanceState.DRAINING and not i.is_released]
+        draining = [instance for instance in instances if self._fleet.can_resume(instance)]
         count = wish.wanted - wish.capacity
         if claimed:
             count = min(count, max(self._found(wish) - claimed, 0) // state.spec.tp_size)
@@ -258,6 +258,8 @@ class Scaling:
     def _leaves(self, instance: Instance) -> bool:
         """Its workers come free without anything else: it is no last copy that stays for good."""
         if instance.state is not InstanceState.DRAINING or instance.is_released:
+            return False
+        if self._fleet.is_leaving(instance.workers):
             return False
         return not self._pool.is_last(instance.copy) or self._host_copies.has_any(instance.model)
 

@@ -132,7 +132,8 @@ class Spares:
     def _usable(self, state: ModelState) -> list[Copy]:
         """The model's spares whose workers can be had, least recently used first."""
         idle, giving_way = self._pool.idle_spares(state.spec.name), self._giving_way()
-        return [c for c in idle if all(other in giving_way for other in self._in_the_way(c))]
+        staying = [copy for copy in idle if not self._fleet.is_leaving(copy.members)]
+        return [c for c in staying if all(other in giving_way for other in self._in_the_way(c))]
 
     def _in_the_way(self, spare: Copy) -> list[Copy]:
         """Other spares of several ranks on its workers: they would be of no use while one of these

@@ -7,7 +7,7 @@ from livescale.control.host_copies import HostCopies
 from livescale.control.model_state import ModelState
 from livescale.control.pool import ParameterPool
 from livescale.policies import ModelPolicy
-from livescale.types import InstanceId, InstanceState, Value
+from livescale.types import InstanceId, InstanceState, Value, WorkerRef
 
 
 class InstanceSummary(Value, frozen=True):
@@ -44,13 +44,15 @@ class ModelSummary(Value, frozen=True):
 
 class ControllerStatus(Value, frozen=True):
     """Models by name, living instances by id, how many members are alive, and the most bytes that
-    one host's memory has left for copies (0: there is no host)."""
+    one host's memory has left for copies (0: there is no host). Of the members that leave, `free`
+    ones may go."""
 
     models: dict[str, ModelSummary]
     instances: dict[InstanceId, InstanceSummary]
     workers: int
     agents: int
     host_room_bytes: int
+    free: tuple[WorkerRef, ...] = ()
 
 
 def status_of(

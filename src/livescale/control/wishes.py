@@ -127,6 +127,11 @@ class Wishes:
         )
         return Wish(state, capacity, wanted, reason, suggestion, limits[0])
 
+    def _idle_spares(self, model: str) -> int:
+        """Warm spares that could be instances at once."""
+        spares = self._pool.idle_spares(model)
+        return sum(not self._fleet.is_leaving(spare.members) for spare in spares)
+
     def _snapshot(self, now_ns: int, state: ModelState, most: int) -> LoadSnapshot:
         part = state.part
         tally = self._fleet.tally(part)
@@ -148,7 +153,7 @@ class Wishes:
             kv_blocks_kept=tally.kv_blocks_kept,
             now_ns=now_ns,
             serving=len(self._fleet.serving(part)),
-            resumable=self._fleet.resumable(part) + len(self._pool.idle_spares(part.model)),
+            resumable=self._fleet.resumable(part) + self._idle_spares(part.model),
             service_tokens_per_s=state.service.tokens_per_s,
             load_ns=self._planning.load_ns(state) if asks else None,
             instances_max=most,

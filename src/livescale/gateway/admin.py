@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from livescale.common.settings import ConfigError, Setting, read_values
-from livescale.config.pool import CHANGEABLE_SETTINGS, MODEL_SETTINGS
+from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS
 from livescale.gateway import errors
 from livescale.gateway.admission import AtMost, refusals_answered
 from livescale.gateway.answers import json_answer

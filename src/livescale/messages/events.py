@@ -59,6 +59,13 @@ class WorkerLost(Event, frozen=True):
     reason: str
 
 
+class MembersLeave(Event, frozen=True):
+    """These members want to go: nothing new is to come to them, and what they have is needed
+    elsewhere. Members that have gone are lost, as all others (WorkerLost)."""
+
+    members: tuple[WorkerRef, ...]
+
+
 class RequestArrived(Event, frozen=True):
     """A request was accepted by a gateway.
 
@@ -261,6 +268,7 @@ AnyEvent = (
     WorkerJoined
     | AgentJoined
     | WorkerLost
+    | MembersLeave
     | RequestArrived
     | RequestCancelled
     | RequestEnded

@@ -24,6 +24,7 @@ from livescale.clusters.topology import Device, Host
 from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.control.config import ControllerConfig
+from livescale.control.host_ledger import HostEntry
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
 from livescale.runtime.news import LoadProgress, News
@@ -37,7 +38,8 @@ class ControllerBoot(Value, frozen=True, tag=True):
     """What the controller process is told. `listen_fd` is a listening socket it inherits.
 
     `start` names the start of the pool in the run record. With a `pool.state` the controller keeps
-    there what is published, under the supervisor's lock.
+    there what is published, under the supervisor's lock. `own_hosts` are the names of the pool's
+    own hosts; `hosts` have joined an earlier life.
     """
 
     secret: str
@@ -46,6 +48,8 @@ class ControllerBoot(Value, frozen=True, tag=True):
     pool: PoolConfig
     catalog: Catalog
     start: str = ""
+    own_hosts: tuple[str, ...] = ()
+    hosts: tuple[HostEntry, ...] = ()
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
@@ -121,7 +125,8 @@ class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
     `is_working` is the answer to its parent's question.
 
-    A controller tells its `catalog` whenever that changes, for its next life; a process that
+    A controller tells its `catalog`, and the `hosts` that joined, whenever these change, for its
+    next life; a process that
     prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
     whenever they got on (None: nothing new).
     """
@@ -130,6 +135,7 @@ class Status(Value, frozen=True):
     is_working: bool = False
     fatal: str | None = None
     catalog: Catalog | None = None
+    hosts: tuple[HostEntry, ...] | None = None
     entry: CatalogEntry | None = None
     news: tuple[News, ...] = ()
     loads: tuple[LoadProgress, ...] | None = None

@@ -7,7 +7,7 @@ before a model is published in a running pool.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from livescale.clusters.profiles import read_profile
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.common.settings import ConfigError, parse_schedule
 from livescale.config.model import ModelConfig
-from livescale.config.pool import ROOFLINE_PREFIX, PoolConfig
+from livescale.config.pool import ROOFLINE_PREFIX, WORKERS_MAX, PoolConfig
 from livescale.control.config import ANY_PAIR, ControllerConfig, PairRule
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.engine.errors import ModelError
@@ -109,16 +109,22 @@ def _kv_warnings(
     )
 
 
+def sizes_of(models: Iterable[CatalogEntry]) -> dict[str, int]:
+    """Bytes of parameters by name."""
+    return {entry.spec.name: entry.manifest.size_bytes for entry in models}
+
+
 def with_host_memory(
-    layout: PoolLayout, config: PoolConfig, models: tuple[CatalogEntry, ...]
+    layout: PoolLayout, config: PoolConfig, models: Mapping[str, int]
 ) -> PoolLayout:
-    """The layout with the memory that each host has for copies, where the layout does not say.
+    """The layout with the memory that each host has for copies of the models, whose sizes in bytes
+    are given by name, where the layout does not say.
 
     Raises ConfigError when the machine has too little memory for all of it together.
     """
     taken = [_memory_of(seat, config, len(layout.hosts), models) for seat in layout.hosts]
     packed = config.device == "cpu" and config.weights_layout == "packed"
-    largest = max((entry.manifest.size_bytes for entry in models), default=0)
+    largest = max(models.values(), default=0)
     needed = check_memory(config, largest if packed else 0, sum(taken))
     more = _growth_bytes(config, needed) // len(layout.hosts)
     hosts = []
@@ -140,20 +146,18 @@ def _growth_bytes(config: PoolConfig, needed_bytes: int) -> int:
     return max(0, available_bytes - needed_bytes) // 2
 
 
-def _check_room(hosts: Sequence[HostSeat], models: tuple[CatalogEntry, ...]) -> None:
+def _check_room(hosts: Sequence[HostSeat], models: Mapping[str, int]) -> None:
     """Where there are agents, each model's copy fits one of them."""
     room_bytes = max((seat.host.memory_bytes for seat in hosts), default=0)
-    for entry in models:
-        if 0 < room_bytes < entry.manifest.size_bytes:
+    for name, size_bytes in models.items():
+        if 0 < room_bytes < size_bytes:
             raise ConfigError(
-                f"model {entry.spec.name} has {entry.manifest.size_bytes} bytes of parameters, a"
+                f"model {name} has {size_bytes} bytes of parameters, a"
                 f" host has room for {room_bytes} (host_memory_bytes; 0: no copies in host memory)"
             )
 
 
-def _memory_of(
-    seat: HostSeat, config: PoolConfig, hosts: int, models: tuple[CatalogEntry, ...]
-) -> int:
+def _memory_of(seat: HostSeat, config: PoolConfig, hosts: int, models: Mapping[str, int]) -> int:
     if config.placement == "none":
         return 0
     # What is configured for all hosts goes before what a topology says of one.
@@ -162,13 +166,13 @@ def _memory_of(
     return seat.host.memory_bytes or _enough_bytes(config, hosts, models)
 
 
-def _enough_bytes(config: PoolConfig, hosts: int, models: tuple[CatalogEntry, ...]) -> int:
+def _enough_bytes(config: PoolConfig, hosts: int, models: Mapping[str, int]) -> int:
     """Memory per host that holds what the placement keeps.
 
     For one copy of each model in the cluster: an even share, and room for one more of the largest,
     so that a copy finds a place wherever it is made, also that of a model which is added later.
     """
-    sizes = [-(-entry.manifest.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for entry in models]
+    sizes = [-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in models.values()]
     share = sum(sizes) if config.placement != "spread" else -(-sum(sizes) // hosts)
     return share + max(sizes, default=0)
 
@@ -234,7 +238,7 @@ def model_policy(config: PoolConfig, model: ModelConfig, entry: CatalogEntry) ->
     return ModelPolicy(
         spec=entry.spec,
         instances_min=model.min_replicas,
-        instances_max=model.max_replicas or config.workers,
+        instances_max=model.max_replicas or workers_max(config),
         prefill_tokens_per_s=model.prefill_tokens_per_s,
         kv_blocks=model.kv_blocks,
         priority=model.priority,
@@ -242,6 +246,11 @@ def model_policy(config: PoolConfig, model: ModelConfig, entry: CatalogEntry) ->
         schedule=parse_schedule(model.schedule),
         idle_ns=model.idle_s * _S_NS,
     )
+
+
+def workers_max(config: PoolConfig) -> int:
+    """How many workers the pool may ever have: its own, or as many as join."""
+    return config.workers if config.listen is None else WORKERS_MAX
 
 
 def live_limits(config: PoolConfig) -> LiveLimits:

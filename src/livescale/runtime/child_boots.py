@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from livescale.config.pool import PoolConfig
+from livescale.control.host_ledger import HostEntry
 from livescale.latency.models import AnyLatency
 from livescale.runtime.boot import AgentBoot, ControllerBoot, GatewayBoot, WorkerBoot
 from livescale.runtime.catalog import controller_config, live_limits
 from livescale.runtime.key_watch import KeyWatch
-from livescale.runtime.pool_layout import PoolLayout
+from livescale.runtime.pool_layout import DeviceSeat, HostSeat, PoolLayout
 from livescale.runtime.protocol import Address, Catalog
 from livescale.types import WorkerRef, agent_ref
 
 
 @dataclass(eq=False)
 class ChildBoots:
-    """One secret for all of them. `catalog` is what a new controller or gateway serves: it changes
-    while the pool runs.
+    """Of the pool's controller and gateway. `catalog` is what a new one of them serves, `hosts` who
+    has joined: both change while the pool runs.
 
     `control` and `http` listen for members and for clients. `start` names the start of the pool in
-    records; those of members go to the directory `record_members`, if there is one.
+    records.
     """
 
     config: PoolConfig
@@ -34,12 +36,11 @@ class ChildBoots:
     keys: KeyWatch
     control: socket.socket
     http: socket.socket
-    shm_directory: Path
-    latency: AnyLatency
     page_origins: tuple[str, ...]
     start: str
-    record_members: str | None
-    secret: str = field(default_factory=lambda: secrets.token_hex(16))
+    secret: str
+    #: that have joined
+    hosts: tuple[HostEntry, ...] = ()
 
     def controller_address(self) -> Address:
         host, port = self.control.getsockname()[:2]
@@ -47,13 +48,18 @@ class ChildBoots:
 
     def controller(self, life: int) -> ControllerBoot:
         policies = tuple(model.policy for model in self.catalog.models)
+        config = controller_config(self.config, self.layout, policies, epoch=life)
+        joined = sum(host.places for host in self.hosts if host.is_here)
+        expected = config.workers_expected + joined
         return ControllerBoot(
             secret=self.secret,
             listen_fd=self.control.fileno(),
-            config=controller_config(self.config, self.layout, policies, epoch=life),
+            config=msgspec.structs.replace(config, workers_expected=expected),
             pool=self.config,
             catalog=self.catalog,
             start=self.start,
+            own_hosts=tuple(seat.host.name for seat in self.layout.hosts),
+            hosts=self.hosts,
         )
 
     def gateway(self, life: int) -> GatewayBoot:
@@ -71,10 +77,23 @@ class ChildBoots:
             page_origins=self.page_origins,
         )
 
-    def agent(self, number: int) -> Callable[[int], AgentBoot]:
-        seat = self.layout.hosts[number]
+
+@dataclass(eq=False)
+class MemberBoots:
+    """Of the workers and the agent of a host. They find the controller at its address, and records
+    of them go to the directory `record_members`, if there is one."""
+
+    config: PoolConfig
+    secret: str
+    controller: Address
+    shm_directory: Path
+    latency: AnyLatency
+    keeps_rates: bool = True
+    record_members: str | None = None
+
+    def agent(self, number: int, seat: HostSeat, first_life: int) -> Callable[[int], AgentBoot]:
         return lambda life: AgentBoot(
-            member=agent_ref(number, life),
+            member=agent_ref(number, first_life + life),
             place=seat.host,
             data_host=seat.address,
             storage_bytes_per_s=seat.host.storage_bytes_per_s,
@@ -82,10 +101,11 @@ class ChildBoots:
             **self._of_members(),
         )
 
-    def worker(self, number: int) -> Callable[[int], WorkerBoot]:
-        host, seat = self.layout.seats[number]
+    def worker(
+        self, number: int, host: HostSeat, seat: DeviceSeat, first_life: int
+    ) -> Callable[[int], WorkerBoot]:
         return lambda life: WorkerBoot(
-            member=WorkerRef(number, life),
+            member=WorkerRef(number, first_life + life),
             place=seat.device,
             data_host=seat.address,
             storage_bytes_per_s=host.host.storage_bytes_per_s,
@@ -100,8 +120,8 @@ class ChildBoots:
         return {
             "secret": self.secret,
             "pool": self.config,
-            "controller": self.controller_address(),
+            "controller": self.controller,
             "shm_directory": str(self.shm_directory),
-            "keeps_rates": not self.layout.has_links,
+            "keeps_rates": self.keeps_rates,
             "record_members": self.record_members,
         }

@@ -22,6 +22,7 @@ from livescale.runtime import protocol
 from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
 from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
+from livescale.runtime.joined_hosts import JoinedHosts
 from livescale.runtime.publication import Publication
 from livescale.runtime.recording import FLUSH_S, Recording
 from livescale.runtime.shown_status import ShownStatus
@@ -54,6 +55,7 @@ class ControllerProcess:
             announce=self._announce,
             has_agents=boot.config.agents_expected > 0,
         )
+        self.hosts = JoinedHosts(boot, self._publication, self._push)
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews()
         #: what is written down of this life (None: nothing)
@@ -127,6 +129,8 @@ class ControllerProcess:
             self._carry_out(command)
         self.shown.absorb(absorbed, self._status.instances)
         self._publication.observe(changes)
+        holders = (hello.holder for _, hello in self._members.values())
+        self.hosts.observe(((holder.host, holder.ref) for holder in holders), self._status.free)
         if self.recording is not None:
             self.recording.step(now_ns, absorbed, decided, changes)
         self.shown.show(self._status, self._is_recording)
@@ -208,6 +212,8 @@ class ControllerProcess:
             await self._serve_member(hello, wire)
         elif isinstance(hello, protocol.GatewayHello):
             await self._serve_gateway(hello, wire)
+        elif isinstance(hello, protocol.HostHello):
+            await self.hosts.serve(hello, wire)
         else:
             _log.warning("a connection without a hello was closed (%s)", wire.error)
             wire.close()
@@ -357,6 +363,7 @@ async def _main(boot: ControllerBoot) -> None:
     tasks = [asyncio.create_task(part) for part in parts]
     async with server:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        process.hosts.say_farewell()
     if process.recording is not None:
         process.recording.finish()
     for task in done:

@@ -31,6 +31,10 @@ CONTROLLER_DOOR = "controller"
 _LOG_GAP_S = 10.0
 
 
+class StrangerError(ConnectionError):
+    """What listens there is no such door of this pool: to try again will not help soon."""
+
+
 def token_door(worker: WorkerRef) -> str:
     """The name of a worker's door for gateways. (Ports are used again: it says which life.)"""
     return f"tokens of {worker}"
@@ -123,7 +127,9 @@ async def enter(
         writer.transport.abort()
         if isinstance(error, TimeoutError):
             raise TimeoutError(f"the {name} did not answer within {GREETING_S:g} s") from None
-        if isinstance(error, (EOFError, ProofError)):
+        if isinstance(error, ProofError):
+            raise StrangerError(f"what listens there is not the {name}: {error}") from None
+        if isinstance(error, EOFError):
             raise ConnectionError(f"what listens there is not the {name}: {error}") from None
         raise
 

@@ -28,24 +28,24 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} on {host} is in use: choose another with --port (0: any free port)"
+                f"port {port} on {host} is in use: choose another (0: any free port)"
             ) from error
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     listener.listen(_BACKLOG)
     return listener
 
 
-def listen_inside(prefix: tuple[str, ...], host: str) -> socket.socket:
-    """A listening socket on a free port of `host`, made where `prefix` runs commands.
+def listen_inside(prefix: tuple[str, ...], host: str, port: int = 0) -> socket.socket:
+    """A listening socket on a port of `host` (0: a free one), made where `prefix` runs commands.
 
     Raises ConfigError when the address cannot be had there.
     """
     if not prefix:
-        return listen(host, 0)
+        return listen(host, port)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         done = subprocess.run(
-            [*prefix, *module_words("livescale.runtime.listening", host)],
+            [*prefix, *module_words("livescale.runtime.listening", host, str(port))],
             stdin=theirs.fileno(),
             stderr=subprocess.PIPE,
             text=True,
@@ -59,7 +59,7 @@ def listen_inside(prefix: tuple[str, ...], host: str) -> socket.socket:
 def main() -> None:
     """Give the process at the other end of standard input a listening socket."""
     try:
-        listener = listen(sys.argv[1], 0)
+        listener = listen(sys.argv[1], int(sys.argv[2]))
     except ConfigError as error:
         sys.exit(str(error))
     with socket.socket(fileno=0) as parent:

@@ -12,10 +12,13 @@ from typing import Protocol
 import msgspec
 
 from livescale.clusters.topology import Device, Host, Leaf, Topology
+from livescale.common.addresses import parse_address
 from livescale.config.pool import PoolConfig
 from livescale.types import Value, WorkerRef
 
 LOOPBACK = "127.0.0.1"
+HEAD = "head"
+"""The name of the pool's own host where others may join."""
 # For predictions until a probe tells more: what one copy between two processes was seen to carry on
 # small machines.
 _SHARED_MEMORY_BYTES_PER_S = 2_000_000_000
@@ -95,15 +98,44 @@ class PoolLayout(Value, frozen=True):
 
 
 def local_layout(config: PoolConfig) -> PoolLayout:
-    """This machine as `hosts` hosts with `workers` devices of equal links between them."""
+    """This machine as `hosts` hosts with `workers` devices of equal links between them. Where
+    others may join, all of them are reached at the address for that."""
     counts = [config.workers // config.hosts] * config.hosts
     for number in range(config.workers % config.hosts):
         counts[number] += 1
-    names = ["localhost"] if config.hosts == 1 else [f"host{n}" for n in range(config.hosts)]
+    own = "localhost" if config.listen is None else HEAD
+    names = [own] if config.hosts == 1 else [f"host{n}" for n in range(config.hosts)]
+    hosts = [_local_host(config, name, count) for name, count in zip(names, counts, strict=True)]
+    address = LOOPBACK if config.listen is None else parse_address(config.listen, "listen")[0]
     return PoolLayout(
-        tuple(_local_host(config, name, count) for name, count in zip(names, counts, strict=True)),
+        tuple(at_address(host, address) for host in hosts),
         group_bytes_per_s=_SHARED_MEMORY_BYTES_PER_S if shares_memory(config) else None,
+        control_address=address,
         assumes_group_rate=shares_memory(config),
+    )
+
+
+def joined_seat(
+    config: PoolConfig, name: str, address: str, *, reads_files: bool = False
+) -> HostSeat:
+    """This machine as a host of a pool that is elsewhere: all it has is reached at an address. It
+    has the models' files where the head has them only if it `reads_files`."""
+    seat = at_address(_local_host(config, name, config.workers), address)
+    replace = msgspec.structs.replace
+    devices = [
+        replace(one, device=replace(one.device, reads_files=reads_files)) for one in seat.devices
+    ]
+    host = replace(seat.host, reads_files=reads_files)
+    return replace(seat, host=host, devices=tuple(devices))
+
+
+def at_address(host: HostSeat, address: str) -> HostSeat:
+    """The host with everything at one address."""
+    return msgspec.structs.replace(
+        host,
+        devices=tuple(msgspec.structs.replace(seat, address=address) for seat in host.devices),
+        address=address,
+        control_address=address,
     )
 
 

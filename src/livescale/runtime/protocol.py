@@ -11,6 +11,8 @@ import msgspec
 
 from livescale import types
 from livescale.config.model import ModelConfig
+from livescale.config.pool import PoolConfig
+from livescale.control.host_ledger import HostNumbers
 from livescale.messages import attempts, commands, events
 from livescale.policies import ModelPolicy
 from livescale.telemetry.record import RequestLine
@@ -123,9 +125,44 @@ class Examining(Value, frozen=True, tag=True):
 
 
 class Refused(Value, frozen=True, tag=True):
-    """The controller will not talk to this incarnation: it must end."""
+    """The controller will not talk to this incarnation: it must end. A host that is refused for
+    what `may_pass` tries again."""
 
     reason: str
+    may_pass: bool = False
+
+
+# -- hosts that join -----------------------------------------------------------------------------
+
+
+class HostHello(Value, frozen=True, tag=True, forbid_unknown_fields=False):
+    """The supervisor of a host that joins presents itself to the controller.
+
+    It began at `clock_ns` by its own clock, has so many workers, each with `kv_bytes` for its KV
+    cache (None: as the pool's), and its processes have `numbers` already if it was here before.
+    What another version says besides is no error: the answer names both versions.
+    """
+
+    version: str
+    name: str
+    workers: int
+    clock_ns: int
+    kv_bytes: int | None = None
+    numbers: HostNumbers | None = None
+
+
+class Welcome(Value, frozen=True, tag=True):
+    """The host has joined: what its processes are called, the pool's settings, and how large the
+    pool's models are. What is the host's own comes on top of the settings."""
+
+    numbers: HostNumbers
+    pool: PoolConfig
+    model_bytes: tuple[int, ...] = ()
+
+
+class Farewell(Value, frozen=True, tag=True):
+    """From a host: it wants to leave. From the controller: nothing keeps it any more, or the pool
+    ends; its processes may end."""
 
 
 # -- controller to gateway -----------------------------------------------------------------------
@@ -343,12 +380,21 @@ FromGateway = (
     | RemoveModel
     | Examine
 )
-ToController = MemberHello | GatewayHello | WorkerEvent | FromGateway | Examined
+ToController = (
+    MemberHello | GatewayHello | HostHello | WorkerEvent | FromGateway | Examined | Farewell
+)
 ToWorker = Holders | Order | Examine | Refused
+ToHost = Welcome | Refused | Farewell
 ToGateway = Peers | Catalog | commands.Dispatch | commands.FailRequest | PoolStatus | ModelAnswer
 ToExaminer = ToGateway | Examining | Examined
 ToTokenServer = GatewayHello | Submit | attempts.Cancel | attempts.Disown
 FromTokenServer = Tokens | attempts.AttemptTaken | attempts.AttemptReturned | attempts.AttemptFailed
 AnyMessage = (
-    ToController | ToWorker | ToExaminer | ToTokenServer | FromTokenServer | events.AnyEvent
+    ToController
+    | ToWorker
+    | ToHost
+    | ToExaminer
+    | ToTokenServer
+    | FromTokenServer
+    | events.AnyEvent
 )

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 
 from livescale.common.settings import ConfigError
-from livescale.config.model import ModelConfig
-from livescale.config.pool import CHANGEABLE_SETTINGS, PoolConfig
+from livescale.config.model import CHANGEABLE_SETTINGS, ModelConfig
+from livescale.config.pool import PoolConfig
 from livescale.config.reading import changed_model, checked_model
 from livescale.engine.errors import ModelError
 from livescale.runtime.catalog import model_policy, prepare_model, prepare_models

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -19,38 +17,41 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from livescale.clusters.files import read_topology
+from livescale.common.addresses import address_text, parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
+from livescale.control.host_ledger import HostNumbers
 from livescale.gateway.pages import page_origins
+from livescale.latency.models import AnyLatency
 from livescale.runtime.boot import Status
-from livescale.runtime.catalog import controller_config, latency, with_host_memory
-from livescale.runtime.child_boots import ChildBoots
+from livescale.runtime.catalog import controller_config, latency, sizes_of, with_host_memory
+from livescale.runtime.child_boots import ChildBoots, MemberBoots
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.forking import ForkServer
+from livescale.runtime.host_supervisor import (
+    STOP_TIMEOUT_S,
+    HostSupervisor,
+    fork_server,
+)
+from livescale.runtime.kept_children import KeptChildren
 from livescale.runtime.key_watch import LOOK_S, KeyWatch
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_layout import PoolLayout, layout_of, local_layout
-from livescale.runtime.pool_process import (
-    STATUS_BYTES_MAX,
-    Child,
-    child_environment,
-    watch_children,
-)
+from livescale.runtime.pool_process import Child
 from livescale.runtime.protocol import CatalogEntry, HeldCopy
-from livescale.runtime.restarts import Restarts, give_up_reason
+from livescale.runtime.restarts import Restarts
 from livescale.runtime.restoration import restored_models
 from livescale.runtime.state_directory import PoolState, StateDirectory
+from livescale.runtime.token import make_token, new_secret
 from livescale.telemetry.record_file import RecordClaim
 from livescale.telemetry.record_parts import RecordError
 from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-# After SIGTERM; the gateway gets its drain timeout on top.
-_STOP_TIMEOUT_S = 5.0
 
 
 class PoolFailed(UserError):
@@ -84,13 +85,11 @@ class Pool:
         timing, origins = latency(config), page_origins(config.cors_origins)
         self._failure: asyncio.Future[None] | None = None
         self._tell = tell
-        self._stopping = asyncio.Event()
         self._was_ready = False
         #: as the controller last told them
         self._loads: tuple[LoadProgress, ...] = ()
-        self._tasks: list[asyncio.Task[None]] = []
-        #: over the children and over the files of keys
-        self._watching: list[asyncio.Task[None]] = []
+        #: over the files of keys, if there are any
+        self._watching_keys: asyncio.Task[None] | None = None
         self._state = StateDirectory(Path(config.state)) if config.state is not None else None
         #: names this start in records
         self._start = secrets.token_hex(4)
@@ -100,8 +99,9 @@ class Pool:
             self._close_state()
             raise
         self._directory = PoolDirectory()
-        #: per prefix of a host
-        self._fork_servers: dict[tuple[str, ...], ForkServer] = {}
+        #: what a machine needs to join (None: none may)
+        self.token_file = self._token_file()
+        secret = new_secret() if self.token_file is None else make_token(self.token_file).secret
         self._boots = ChildBoots(
             config,
             self.layout,
@@ -109,13 +109,14 @@ class Pool:
             self._keys,
             control=self._control,
             http=self._http,
-            shm_directory=self._directory.path,
-            latency=timing,
             page_origins=origins,
             start=self._start,
-            record_members=self._member_records,
+            secret=secret,
         )
-        self._children = self._all_children()
+        #: of the hosts, per prefix
+        self._fork_servers: dict[tuple[str, ...], ForkServer | None] = {}
+        self._head = KeptChildren(config, self._head_children(), **self._cares())
+        self._hosts = self._host_supervisors(timing)
 
     def _prepare(self, layout: PoolLayout) -> None:
         """Everything that can be wrong is found here, before any process is started."""
@@ -123,68 +124,92 @@ class Pool:
         self._catalog = restored_models(
             config,
             self._state.read() if self._state is not None else PoolState(),
-            lambda entries: with_host_memory(layout, config, entries),
+            lambda entries: with_host_memory(layout, config, sizes_of(entries)),
         )
         self.models = tuple(model.entry for model in self._catalog.models)
         for entry in self.models:
             for warning in entry.warnings:
                 _log.warning("%s", warning)
-        self.layout = with_host_memory(layout, config, self.models)
+        self.layout = with_host_memory(layout, config, sizes_of(self.models))
         controller_config(config, self.layout, (), 0)
         with contextlib.ExitStack() as opened:
             self._http = opened.enter_context(listen(config.host, config.port))
             self._control = opened.enter_context(
-                listen_inside(layout.control_prefix, layout.control_address)
+                listen_inside(layout.control_prefix, *_control_address(config, layout))
             )
             self._member_records = _member_records(config.record_members, self._start)
             # Last: a start that fails leaves the record as it is.
             self._record_claim = _claim_record(config.record)
             opened.pop_all()
 
-    def _all_children(self) -> list[Child]:
+    def _token_file(self) -> Path | None:
+        if self.config.listen is None:
+            return None
+        if self.config.token_file is None:
+            return self._directory.path / "token"
+        return Path(self.config.token_file).absolute()
+
+    def _head_children(self) -> list[Child]:
+        """Controller and gateway."""
         prefix = self.layout.control_prefix
+        control, http = (self._control.fileno(),), (self._http.fileno(),)
         children = [
-            Child(
-                name="controller",
-                kind="controller",
-                boot=self._boots.controller,
-                fds=(self._control.fileno(),),
-                prefix=prefix,
-            ),
-            Child("gateway", "gateway", self._boots.gateway, (self._http.fileno(),), prefix),
-        ]
-        children += [
-            Child(f"agent {n}", "agent", self._boots.agent(n), (), seat.prefix)
-            for n, seat in self.layout.agents
-        ]
-        children += [
-            Child(
-                f"worker {n}",
-                "worker",
-                self._boots.worker(n),
-                prefix=host.prefix,
-                forks=self._fork_server(host.prefix),
-            )
-            for n, (host, _) in enumerate(self.layout.seats)
+            Child("controller", "controller", self._boots.controller, control, prefix),
+            Child("gateway", "gateway", self._boots.gateway, http, prefix),
         ]
         for child in children:
             child.heed = partial(self._heed, child)
         return children
 
-    def _fork_server(self, prefix: tuple[str, ...]) -> ForkServer | None:
-        """What the workers of a host are forks of, where that is of use and safe: workers of a GPU
-        must not share what a driver has begun, and those that are timed import little."""
-        if self.config.device != "cpu" or sys.platform != "linux":
-            return None
-        if prefix not in self._fork_servers:
-            self._fork_servers[prefix] = ForkServer(
-                prefix, child_environment(self.config), self.config.log_level, STATUS_BYTES_MAX
+    def _host_supervisors(self, timing: AnyLatency) -> list[HostSupervisor]:
+        """One for each host of the layout."""
+        boots = MemberBoots(
+            self.config,
+            self._boots.secret,
+            self._boots.controller_address(),
+            self._directory.path,
+            timing,
+            keeps_rates=not self.layout.has_links,
+            record_members=self._member_records,
+        )
+        found, first = [], 0
+        for number, seat in enumerate(self.layout.hosts):
+            if seat.prefix not in self._fork_servers:
+                self._fork_servers[seat.prefix] = fork_server(self.config, seat.prefix)
+            host = HostSupervisor(
+                self.config,
+                seat,
+                HostNumbers(first, number),
+                boots,
+                self._fork_servers[seat.prefix],
+                heed=self._heed,
+                **self._cares(),
             )
-        return self._fork_servers[prefix]
+            found.append(host)
+            first += len(seat.devices)
+        return found
+
+    def _cares(self) -> dict[str, Any]:
+        """What is the pool's business when a child ends."""
+        return {
+            "peers": self._peers,
+            "was_ready": lambda: self._was_ready,
+            "tell": self._tell,
+            "failed": self._fail,
+        }
+
+    @property
+    def _children(self) -> list[Child]:
+        """All of the pool, in the order in which they are started."""
+        members = [child for host in self._hosts for child in host.children]
+        members.sort(key=lambda child: child.kind != "agent")
+        return self._head.children + members
 
     def _heed(self, child: Child, status: Status) -> None:
         if status.catalog is not None:
             self._boots.catalog = status.catalog
+        if status.hosts is not None:
+            self._boots.hosts = status.hosts
         for news in status.news:
             self._tell(news)
         if status.is_ready:
@@ -208,13 +233,17 @@ class Pool:
         host, port = self._http.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    @property
+    def join_address(self) -> str:
+        """Where other machines join, if they may."""
+        return address_text(*self._control.getsockname()[:2])
+
     def pids(self) -> dict[str, int]:
         """Process ids of the living children by name: controller, gateway, agent 0, worker 0, …"""
-        return {
-            child.name: child.process.pid
-            for child in self._children
-            if child.process is not None and child.is_alive
-        }
+        found = self._head.pids()
+        for host in self._hosts:
+            found |= host.pids()
+        return found
 
     async def examine(self) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
         """The checksums of what every member's memory holds. Raises ExaminationError."""
@@ -227,14 +256,12 @@ class Pool:
 
     async def __aenter__(self) -> Pool:
         self._failure = asyncio.get_running_loop().create_future()
-        watches = [watch_children(self._children, self.config.lost_after_ms)]
         if self._keys.has_files:
-            watches.append(self._watch_keys())
-        self._watching += [asyncio.create_task(watch) for watch in watches]
+            self._watching_keys = asyncio.create_task(self._watch_keys())
         try:
-            for child in self._children:
-                await child.start(self.config)
-                self._tasks.append(asyncio.create_task(self._keep_alive(child)))
+            await self._head.start()
+            for host in self._hosts:
+                await host.start()
         except BaseException:
             await self.kill()
             raise
@@ -261,34 +288,37 @@ class Pool:
 
     async def stop(self) -> None:
         """No new requests; running ones finish within the timeout; then all processes end."""
-        self._stopping.set()
+        for kept in self._kept():
+            kept.let_go()
         # The pool's own copy must close too, or clients could still connect and would hang.
         self._http.close()
-        await self._end(self._of_kind("gateway"), self.config.drain_timeout_s + 2 * _STOP_TIMEOUT_S)
+        gateway_s = self.config.drain_timeout_s + 2 * STOP_TIMEOUT_S
+        await self._head.end(self._of_kind("gateway"), gateway_s)
         # Before its members: what ends with the pool is not lost, and not on record as that.
-        await self._end(self._of_kind("controller"), _STOP_TIMEOUT_S)
-        await self._end(self._children, _STOP_TIMEOUT_S)
-        for server in self._fork_servers.values():
-            server.end()
-            await server.wait()
+        await self._head.end(self._of_kind("controller"), STOP_TIMEOUT_S)
+        await asyncio.gather(*(host.end() for host in self._hosts))
+        for forks in self._fork_servers.values():
+            if forks is not None:
+                forks.end()
+                await forks.wait()
+        await self._head.close()
         self._stop_watching()
         self._control.close()
         self._directory.remove()
         if self._record_claim is not None:
             self._record_claim.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._close_state()
         if self._failure is not None and not self._failure.cancel():
             self._failure.exception()  # reported where it was waited for: asyncio must not log it
 
     async def kill(self) -> None:
         """End every process at once."""
-        self._stopping.set()
         self._stop_watching()
-        for child in self._children:
-            child.signal(signal.SIGKILL)
-        for server in self._fork_servers.values():
-            server.end()
+        for kept in self._kept():
+            kept.kill()
+        for forks in self._fork_servers.values():
+            if forks is not None:
+                forks.end()
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -302,27 +332,17 @@ class Pool:
                     gateway.tell(self._keys.digests)
 
     def _stop_watching(self) -> None:
-        for watch in self._watching:
-            watch.cancel()
+        if self._watching_keys is not None:
+            self._watching_keys.cancel()
 
-    async def _keep_alive(self, child: Child) -> None:
-        while True:
-            await child.watch()
-            if self._stopping.is_set():
-                return
-            assert self._failure is not None
-            if self._failure.done():
-                return
-            reason = give_up_reason(child.restarts, self._peers(child), self._was_ready)
-            if reason is not None:
-                self._failure.set_exception(PoolFailed(reason))
-                return
-            self._tell(_end_in_words(child))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), child.restarts.pause_s)
-            if self._stopping.is_set():
-                return
-            await child.start(self.config)
+    def _fail(self, reason: str) -> None:
+        for kept in self._kept():
+            kept.let_go()
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(PoolFailed(reason))
+
+    def _kept(self) -> list[KeptChildren | HostSupervisor]:
+        return [self._head, *self._hosts]
 
     def _peers(self, child: Child) -> list[Restarts]:
         """All who can do its work. Without host agents a pool can serve."""
@@ -331,28 +351,6 @@ class Pool:
 
     def _of_kind(self, kind: str) -> list[Child]:
         return [child for child in self._children if child.kind == kind]
-
-    async def _end(self, children: list[Child], timeout_s: float) -> None:
-        for child in children:
-            child.signal(signal.SIGTERM)
-        waits = [child.process.wait() for child in children if child.process is not None]
-        try:
-            await asyncio.wait_for(asyncio.gather(*waits), timeout_s)
-        except TimeoutError:
-            for child in children:
-                if child.is_alive:
-                    _log.warning("%s does not end: killing it", child.name)
-                    child.signal(signal.SIGKILL)
-
-
-def _end_in_words(child: Child) -> News:
-    restarts = child.restarts
-    when = "died before it was ready" if restarts.failed_starts else "ended"
-    return News(
-        f"{child.name} {when} ({restarts.how_it_ended()});"
-        f" it is started again in {restarts.pause_s:.3g} s",
-        is_problem=True,
-    )
 
 
 def describe(models: tuple[CatalogEntry, ...]) -> list[str]:
@@ -369,6 +367,13 @@ def configured_layout(config: PoolConfig) -> PoolLayout:
     if config.topology is None:
         return local_layout(config)
     return layout_of(read_topology(Path(config.topology)).topology, config)
+
+
+def _control_address(config: PoolConfig, layout: PoolLayout) -> tuple[str, int]:
+    """Where the controller listens: on a free port, where nobody else joins."""
+    if config.listen is None:
+        return layout.control_address, 0
+    return parse_address(config.listen, "listen")
 
 
 def _claim_record(record: str | None) -> RecordClaim | None:

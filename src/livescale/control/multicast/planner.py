@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from livescale.chunks import ChunkGrid
 from livescale.clusters.topology import LinkKind, Topology
 from livescale.common.errors import UserError
@@ -128,10 +130,17 @@ class Drafting:
         fabric = self._fabric()
         targets = request.targets
         if targets is None:
+            if not self._sources:
+                # One of them has to begin.
+                readers = tuple(w for w in request.spare if topology.reads_files(w))
+                request = self._request = msgspec.structs.replace(request, spare=readers)
             targets = choose_targets(request, fabric, self._sources)
         if not targets:
             raise PlanError(f"{request.model}: no {request.tp_size} spare workers")
         self._targets = tuple(targets)
+        self._has_storage = request.has_storage and all(
+            topology.reads_files(worker) for target in targets for worker in target
+        )
 
     def bound(self, draft: Draft) -> Bound | None:
         size = sum(self._grid.layer_bytes)
@@ -199,7 +208,7 @@ class Drafting:
             yield self._draft(name, targets, feeds)
             return
         if name in ("host", "storage") or not self._elements:
-            if request.has_storage:
+            if self._has_storage:
                 yield self._from_storage(name, targets)
             return
         for sources in self._source_sets() if self._elements else ():

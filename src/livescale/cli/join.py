@@ -1,0 +1,157 @@
+"""`livescale join ADDRESS:PORT`: this machine's devices work for a pool that is served elsewhere,
+until the pool ends or Ctrl-C: then the host leaves in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from livescale.cli.serve import ServeDisplay
+from livescale.common.addresses import parse_address
+from livescale.common.errors import UserError
+from livescale.common.settings import Setting, read_values
+from livescale.config.pool import SETTINGS, WORKERS_MAX
+from livescale.runtime.joined_host import JoinedAs, JoinedHost, JoinError
+from livescale.runtime.protocol import Address
+from livescale.runtime.token import read_token
+
+#: settings of the pool that a host may have of its own
+_OWN = (
+    *("device", "worker_threads", "weights_layout", "timed_run_us", "timed_token_us"),
+    *("timed_profile", "arena_bytes", "kv_bytes", "host_memory_bytes", "resident_bytes"),
+    *("uplink_bytes_per_s", "downlink_bytes_per_s", "storage_bytes_per_s", "log_level"),
+)
+_SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("head", metavar="ADDRESS:PORT", help="where the pool takes others, as `serve` prints it")
+    words = "the file with the pool's secret, as `serve` wrote it"
+    add("--token-file", type=Path, required=True, metavar="FILE", help=words)
+    add(
+        "--name",
+        default=socket.gethostname(),
+        help="of this machine in the pool (default: %(default)s)",
+    )
+    add("--workers", type=int, default=1, help="worker processes, one per device (default: 1)")
+    reached = parser.add_mutually_exclusive_group()
+    words = "address that others reach this machine at (default: that of the way to the head)"
+    reached.add_argument("--address", help=words)
+    reached.add_argument("--interface", metavar="NAME", help="network interface with that address")
+    words = "how long to try to reach the head (default: %(default)s)"
+    add("--patience-s", type=float, default=60.0, metavar="SECONDS", help=words)
+    words = "the models' directories are at the same paths here (default: they come over the wire)"
+    add("--same-files", action="store_true", help=words)
+    group = parser.add_argument_group("settings of this machine", "default: those of the pool")
+    for setting in _SETTINGS:
+        _add_setting(group, setting)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until the pool ends or SIGINT or SIGTERM; the first leaves in order, the second ends
+    everything at once. Raises UserError."""
+    try:
+        head = parse_address(arguments.head, "the head's address", is_own=False)
+        secret = read_token(arguments.token_file).secret
+        address = _own_address(arguments, head)
+        given = {name: value for name, value in vars(arguments).items() if name in _OWN}
+        settings = read_values(given, _SETTINGS, "flags: ", is_text=True)
+    except JoinError:
+        raise
+    except UserError as error:
+        raise JoinError(str(error)) from error
+    if not 0 <= arguments.workers <= WORKERS_MAX:
+        raise JoinError(f"--workers is {arguments.workers}, not 0 to {WORKERS_MAX}")
+    joined_as = JoinedAs(
+        arguments.name,
+        address,
+        arguments.workers,
+        _plain(settings),
+        arguments.patience_s,
+        arguments.same_files,
+    )
+    with ServeDisplay(str(settings.get("log_level", "warning"))) as display:
+        return asyncio.run(_join(Address(*head), secret, joined_as, display))
+
+
+async def _join(head: Address, secret: str, joined_as: JoinedAs, display: ServeDisplay) -> int:
+    host = JoinedHost(head, secret, joined_as, display.tell)
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        print("leaving (Ctrl-C again ends at once) …", flush=True)
+        host.leave()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, host.kill)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted)
+    print(f"joining {head.host}:{head.port} as {joined_as.name} …", flush=True)
+    await host.run()
+    print("left")
+    return 0
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    unit = f" [{setting.about.unit}]" if setting.about.unit else ""
+    group.add_argument(
+        setting.flag,
+        dest=setting.name,
+        metavar="|".join(setting.about.choices) or setting.type.upper(),
+        default=argparse.SUPPRESS,
+        help=f"{setting.about.help}{unit}".replace("%", "%%"),
+    )
+
+
+def _own_address(arguments: argparse.Namespace, head: tuple[str, int]) -> str:
+    """The address that others reach this machine at. Raises JoinError."""
+    if arguments.interface is not None:
+        return _address_of(arguments.interface)
+    address: str | None = arguments.address
+    if address is None:
+        return _way_to(head)
+    try:
+        parse_address(f"{address}:0", "--address")
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        raise JoinError(f"--address {address} is none of this machine: {error.strerror}") from error
+    return address
+
+
+def _address_of(interface: str) -> str:
+    found = psutil.net_if_addrs()
+    if interface not in found:
+        names = ", ".join(sorted(found))
+        raise JoinError(f"there is no interface {interface} here; there are: {names}")
+    for entry in found[interface]:
+        if entry.family == socket.AF_INET:
+            return str(entry.address)
+    raise JoinError(f"interface {interface} has no IPv4 address")
+
+
+def _way_to(head: tuple[str, int]) -> str:
+    """The own address on the way to the head."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(*head, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
+
+
+def _plain(settings: Mapping[str, object]) -> dict[str, str | int | None]:
+    return {k: v for k, v in settings.items() if v is None or isinstance(v, str | int)}

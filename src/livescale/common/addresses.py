@@ -1,0 +1,41 @@
+"""ADDRESS:PORT as people write them."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from livescale.common.settings import ConfigError
+
+_PORT_MAX = 65535
+
+
+def parse_address(text: str, where: str, *, is_own: bool = True) -> tuple[str, int]:
+    """Host and port of "127.0.0.1:7000" or "[::1]:7000". `where` is how errors call the text; an
+    address that `is_own` is to be listened on. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > _PORT_MAX:
+        raise ConfigError(f"{where} is '{text}': write ADDRESS:PORT, such as 10.0.0.1:7000")
+    if is_own:
+        _check_own(host, text, where)
+    elif not int(port):
+        raise ConfigError(f"{where} is '{text}': no head listens on port 0")
+    return host, int(port)
+
+
+def address_text(host: str, port: int) -> str:
+    """What `parse_address` reads."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _check_own(host: str, text: str, where: str) -> None:
+    """Others are told this address: a name, or one that means all of a machine, tells them
+    nothing."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"{where} is '{text}': {host} is no IP address") from None
+    if address.is_unspecified:
+        raise ConfigError(
+            f"{where} is '{text}': name one address of this machine, which the others reach it at"
+        )

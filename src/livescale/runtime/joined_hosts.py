@@ -1,0 +1,161 @@
+"""The hosts that joined the pool, as its controller sees them: one wire to the supervisor of each.
+
+Members of these hosts connect to the controller themselves, and are members like all others; here
+is only what their supervisors are told. Who gets which numbers is decided in `control/host_ledger`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+
+import msgspec
+
+from livescale import __version__
+from livescale.config.pool import WORKERS_MAX, PoolConfig
+from livescale.control.host_ledger import HostLedger, HostRefusedError
+from livescale.messages.events import AnyEvent, MembersLeave, Tick
+from livescale.runtime import protocol
+from livescale.runtime.boot import ControllerBoot, Status, report
+from livescale.runtime.news import News
+from livescale.runtime.publication import Publication
+from livescale.runtime.wire_channel import Wire
+from livescale.types import WorkerRef
+
+_log = logging.getLogger(__name__)
+_NAME_CHARS_MAX = 253
+_HostWire = Wire[protocol.ToController]
+
+
+class JoinedHosts:
+    """Lives on the controller's event loop."""
+
+    def __init__(
+        self,
+        boot: ControllerBoot,
+        publication: Publication,
+        push: Callable[[AnyEvent], None],
+    ) -> None:
+        """`push` gives the controller an event."""
+        self._pool = boot.pool
+        self._push = push
+        #: hosts that want to leave, and their members that the controller was told of
+        self._leaving: dict[str, dict[WorkerRef, None]] = {}
+        self._publication = publication
+        self._ledger = HostLedger(boot.own_hosts, boot.pool.workers, boot.hosts)
+        #: by name: when the supervisor began, and its wire
+        self._wires: dict[str, tuple[int, _HostWire]] = {}
+
+    async def serve(self, hello: protocol.HostHello, wire: _HostWire) -> None:
+        """A host's supervisor, until its wire ends."""
+        try:
+            self._check(hello)
+            numbers = self._ledger.admit(hello.name, hello.workers, hello.clock_ns, hello.numbers)
+        except HostRefusedError as error:
+            _log.warning("host %r is refused: %s", hello.name, error)
+            wire.send(protocol.Refused(str(error), error.may_pass))
+            wire.close()
+            return
+        if hello.name in self._wires:
+            # Of the same supervisor, whose end of it broke first.
+            self._wires[hello.name][1].break_off("it has connected again")
+        self._wires[hello.name] = hello.clock_ns, wire
+        wire.send(protocol.Welcome(numbers, self._settings(), self._sizes()))
+        self._keep(News(f"host {hello.name} has joined with {hello.workers} workers"))
+        await self._listen(hello.name, wire)
+
+    def observe(
+        self, members: Iterable[tuple[str, WorkerRef]], free: Collection[WorkerRef]
+    ) -> None:
+        """Look whether hosts that leave may go now: their `members`, given with their hosts, are
+        all `free`. To be called after every step."""
+        if not self._leaving:
+            return
+        there: dict[str, list[WorkerRef]] = {name: [] for name in self._leaving}
+        for host, ref in members:
+            if host in there:
+                there[host].append(ref)
+        for name, refs in there.items():
+            told = self._leaving[name]
+            new = tuple(ref for ref in refs if ref not in told)
+            if new:
+                told |= dict.fromkeys(new)
+                self._push(MembersLeave(new))
+            elif all(ref in free for ref in refs) and name in self._wires:
+                self._wires[name][1].send(protocol.Farewell())
+
+    def say_farewell(self) -> None:
+        """The pool ends in order: its hosts need not wait for another life of the controller."""
+        for _, wire in self._wires.values():
+            wire.send(protocol.Farewell())
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _check(self, hello: protocol.HostHello) -> None:
+        """Raises HostRefusedError for what cannot join."""
+        if self._pool.listen is None:
+            raise HostRefusedError("nobody may join this pool: it was started without --listen")
+        if hello.version != __version__:
+            raise HostRefusedError(
+                f"the pool runs livescale {__version__}, this host {hello.version}"
+            )
+        if not 0 < len(hello.name) <= _NAME_CHARS_MAX or not hello.name.isprintable():
+            raise HostRefusedError("a host's name has 1 to 253 printable characters")
+        if not 0 <= hello.workers <= WORKERS_MAX:
+            raise HostRefusedError(f"a host has 0 to {WORKERS_MAX} workers, not {hello.workers}")
+        if hello.kv_bytes is not None and hello.kv_bytes < self._pool.kv_bytes:
+            raise HostRefusedError(
+                f"kv_bytes {hello.kv_bytes} is less than the pool's {self._pool.kv_bytes}:"
+                " requests could be too long for this host"
+            )
+        here = self._wires.get(hello.name)
+        if here is not None and here[0] != hello.clock_ns:
+            raise HostRefusedError(
+                f"a host named {hello.name} is here: choose another --name", may_pass=True
+            )
+
+    async def _listen(self, name: str, wire: _HostWire) -> None:
+        async for message in wire:
+            if not isinstance(message, protocol.Farewell):
+                wire.error = f"a host sent {type(message).__name__}"
+                wire.close()
+                break
+            if name not in self._leaving:
+                report(Status(news=(News(f"host {name} wants to leave"),)))
+            self._leaving.setdefault(name, {})
+            # The members that are there are known after a step.
+            self._push(Tick())
+        if self._wires.get(name, (0, None))[1] is not wire:
+            return
+        del self._wires[name]
+        if self._leaving.pop(name, None) is not None:
+            self._ledger.leave(name)
+            self._keep(News(f"host {name} has left"))
+        else:
+            self._keep(News(f"host {name} is gone: {wire.error}", is_problem=True))
+
+    def _keep(self, news: News) -> None:
+        """The controller's next life must know the numbers."""
+        report(Status(hosts=self._ledger.entries, news=(news,)))
+
+    def _settings(self) -> PoolConfig:
+        """Without what names files and addresses of the head."""
+        return msgspec.structs.replace(
+            self._pool,
+            models=(),
+            port=0,
+            listen=None,
+            topology=None,
+            token_file=None,
+            record=None,
+            record_members=None,
+            state=None,
+            api_key_file=None,
+            admin_key_file=None,
+        )
+
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(model.entry.manifest.size_bytes for model in self._publication.models.values())
+
+    def __repr__(self) -> str:
+        return f"<JoinedHosts {', '.join(self._wires) or 'none'}>"

@@ -1,0 +1,86 @@
+"""Machines that join a pool, for tests: each is a process of its own, as `livescale join` is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+from pool_thread import LocalPool, wait_until
+
+from livescale.common.interpreter import module_words
+
+END_S = 60.0
+
+
+class Joiner:
+    """One `livescale join`, with its log."""
+
+    def __init__(
+        self,
+        pool: LocalPool,
+        name: str,
+        scratch: Path,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        token_file: Path | None = None,
+        address: str | None = None,
+    ) -> None:
+        self.name = name
+        self.log = scratch / f"{name}.log"
+        assert pool.pool.token_file is not None
+        words = [
+            *("join", address or pool.pool.join_address, "--name", name, *flags),
+            *("--token-file", str(token_file or pool.pool.token_file)),
+        ]
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*prefix, *module_words("livescale.cli.main", *words)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def said(self, words: str) -> bool:
+        return words in self.log.read_text()
+
+    def ended(self) -> int:
+        """The exit status, once it has ended."""
+        return self.process.wait(END_S)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """The supervisor dies without a word; its processes end by themselves."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.wait(END_S)
+        wait_until(lambda: not any(is_running(c) for c in children), f"{self.name} is gone")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(END_S)
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextlib.contextmanager
+def closing(*joiners: Joiner) -> Iterator[None]:
+    """Whatever happens, none of them is left."""
+    try:
+        yield
+    finally:
+        for joiner in joiners:
+            joiner.close()

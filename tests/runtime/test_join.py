@@ -1,0 +1,168 @@
+"""Machines that join a pool: a head without devices, and `livescale join` beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from joiners import Joiner, closing, is_running
+from pool_thread import LocalPool, wait_until
+from running_streams import check, right_tokens_of, streams_while
+
+from livescale.runtime.token import make_token
+
+pytestmark = pytest.mark.pool
+
+
+@pytest.fixture(scope="module")
+def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    """A head without devices; what joins it is the tests' business."""
+    with LocalPool(
+        tiny_model,
+        tmp_path_factory.mktemp("head"),
+        "    min_replicas: 3\n    prefill_tokens_per_s: 5000\n",
+        device="timed",
+        workers=0,
+        listen="127.0.0.1:0",
+        timed_run_us=20_000,
+        lost_after_ms=2000,
+        request_attempts_max=4,
+    ) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def alice(head: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joiner]:
+    """A host with two workers that stays."""
+    joiner = Joiner(head, "alice", tmp_path_factory.mktemp("alice"), "--workers", "2")
+    with closing(joiner):
+        head.wait_ready()
+        yield joiner
+
+
+def test_a_head_without_devices_serves_with_those_of_a_host_that_joins(
+    head: LocalPool, alice: Joiner
+) -> None:
+    wait_until(lambda: head.gauge("workers") == 2, "both workers are there")
+    check(asyncio.run(streams_while(head, nothing)), right_tokens_of(head))
+    assert alice.said("ready after")
+    assert all(not name.startswith("worker") for name in head.pool.pids())
+
+
+def test_streams_of_a_host_whose_supervisor_is_killed_go_on_elsewhere(
+    head: LocalPool, alice: Joiner, tmp_path: Path
+) -> None:
+    right = right_tokens_of(head)
+    bob = Joiner(head, "bob", tmp_path, "--workers", "2")
+    with closing(bob):
+        wait_until(lambda: head.gauge("instances") == 3, "one of its workers serves")
+
+        async def kill() -> None:
+            await asyncio.to_thread(bob.kill)
+
+        check(asyncio.run(streams_while(head, kill)), right)
+        wait_until(lambda: head.gauge("workers") == 2, "they are lost")
+        again = Joiner(head, "bob", tmp_path, "--workers", "2")
+        with closing(again):
+            wait_until(lambda: head.gauge("workers") == 4, "the next start of the host has joined")
+            again.interrupt()
+            assert again.ended() == 0
+            wait_until(lambda: head.gauge("workers") == 2, "it has left")
+    assert alice.process.poll() is None
+
+
+@pytest.mark.parametrize("controller", ["stays", "dies"])
+def test_a_host_that_leaves_in_order_disturbs_no_stream(
+    head: LocalPool, alice: Joiner, tmp_path: Path, controller: str
+) -> None:
+    right = right_tokens_of(head)
+    bob = Joiner(head, "bobby", tmp_path, "--workers", "2")
+    with closing(bob):
+        wait_until(lambda: head.gauge("instances") == 3, "one of its workers serves")
+
+        async def leave() -> None:
+            bob.interrupt()
+            if controller == "dies":
+                head.kill("controller")
+
+        check(asyncio.run(streams_while(head, leave)), right)
+        assert bob.ended() == 0
+    assert bob.said("left")
+    wait_until(lambda: head.gauge("workers") == 2, "the other host stays")
+
+
+def test_a_host_stays_while_the_controller_is_replaced(head: LocalPool, alice: Joiner) -> None:
+    right = right_tokens_of(head)
+    children = psutil.Process(alice.process.pid).children(recursive=True)
+
+    async def kill() -> None:
+        head.kill("controller")
+
+    check(asyncio.run(streams_while(head, kill)), right)
+    wait_until(lambda: alice.said("the controller is back"), "it has connected again")
+    wait_until(lambda: head.gauge("workers") == 2, "its workers are known again")
+    assert all(is_running(child) for child in children)
+
+
+async def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", ["alice", "head"])
+def test_a_taken_name_is_refused(head: LocalPool, alice: Joiner, tmp_path: Path, name: str) -> None:
+    twin = Joiner(head, name, tmp_path, "--patience-s", "0.2")
+    with closing(twin):
+        assert twin.ended() == 2
+    assert twin.said("choose another --name")
+
+
+def test_another_pools_token_is_refused(head: LocalPool, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    make_token(token)
+    stranger = Joiner(head, "carol", tmp_path, token_file=token)
+    with closing(stranger):
+        assert stranger.ended() == 2
+    assert stranger.said("does not know the pool's secret")
+
+
+def test_what_is_no_head_is_told_from_one(head: LocalPool, tmp_path: Path) -> None:
+    port = head.url.rpartition(":")[2]
+    lost = Joiner(head, "dave", tmp_path, "--patience-s", "0.2", address=f"127.0.0.1:{port}")
+    with closing(lost):
+        assert lost.ended() == 2
+    assert lost.said("what listens there is n")
+
+
+def test_less_kv_memory_than_the_pools_is_refused(head: LocalPool, tmp_path: Path) -> None:
+    small = Joiner(head, "erin", tmp_path, "--kv-bytes", "1MiB")
+    with closing(small):
+        assert small.ended() == 2
+    assert small.said("requests could be too long")
+
+
+def test_hosts_come_back_to_a_head_that_starts_anew(tiny_model: Path, tmp_path: Path) -> None:
+    """With the token of before they serve on, and say what they hold."""
+    token = tmp_path / "pool.token"
+    first = head_of(tiny_model, tmp_path / "first", token, "127.0.0.1:0")
+    with first:
+        joiner = Joiner(first, "alice", tmp_path)
+        first.wait_ready()
+        address = first.pool.join_address
+        children = psutil.Process(joiner.process.pid).children(recursive=True)
+        first.call(first.pool.kill(), 10)
+    with closing(joiner):
+        with head_of(tiny_model, tmp_path / "second", token, address) as second:
+            second.wait_ready()
+            assert joiner.said("the controller is back")
+            check(asyncio.run(streams_while(second, nothing)), right_tokens_of(second))
+            assert all(is_running(child) for child in children)
+        assert joiner.ended() == 0, "the pool ended in order"
+
+
+def head_of(model: Path, scratch: Path, token: Path, listen: str) -> LocalPool:
+    scratch.mkdir()
+    settings = {"device": "timed", "workers": 0, "listen": listen, "token_file": str(token)}
+    return LocalPool(model, scratch, "    prefill_tokens_per_s: 5000\n", **settings)

@@ -1,0 +1,91 @@
+"""Machines that join a pool over a network, each in a namespace of its own, with real models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+from completions import Answer, check, prompt
+from joiners import Joiner, closing
+from pool_thread import LocalPool, wait_until
+
+from livescale.config.pool import PoolConfig
+from livescale.engine.oracle import GreedyOracle
+from livescale.runtime.pool_layout import PoolLayout, local_layout
+from livescale.testbed.bed import CONTROL, Testbed
+from livescale.testbed.spec import NetworkSpec
+
+pytestmark = [pytest.mark.pool, pytest.mark.netns]
+TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def bed(network_namespaces: None) -> Iterator[Testbed]:
+    with Testbed(NetworkSpec(hosts=2, link_bits_per_s=1_000_000_000)) as made:
+        yield made
+
+
+@pytest.fixture
+def head(bed: Testbed, tiny_model: Path, tmp_path: Path) -> Iterator[LocalPool]:
+    """A head without devices, in the testbed's "control"."""
+    prefix = tuple(bed.inside(CONTROL))
+
+    def inside(config: PoolConfig) -> PoolLayout:
+        layout = local_layout(config)
+        hosts = tuple(msgspec.structs.replace(seat, prefix=prefix) for seat in layout.hosts)
+        return msgspec.structs.replace(layout, hosts=hosts, control_prefix=prefix)
+
+    with LocalPool(
+        tiny_model,
+        tmp_path,
+        "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n",
+        make_layout=inside,
+        workers=0,
+        listen=f"{bed.control_address}:7000",
+        lost_after_ms=1500,
+        request_attempts_max=4,
+    ) as pool:
+        yield pool
+
+
+def joined(head: LocalPool, bed: Testbed, host: str, scratch: Path) -> Joiner:
+    flags = ("--interface", "control", "--arena-bytes", "8MiB", "--kv-bytes", "8MiB")
+    return Joiner(head, host, scratch, *flags, prefix=bed.inside(host))
+
+
+def burst(head: LocalPool, oracle: GreedyOracle, count: int) -> None:
+    async def ask() -> list[Answer]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+            answers = [Answer(prompt(number, 40)) for number in range(count)]
+            await asyncio.gather(*(answer.read(head.url, client, TOKENS) for answer in answers))
+        return answers
+
+    check(oracle, asyncio.run(ask()), TOKENS)
+
+
+def test_two_machines_make_a_pool_and_one_falls_silent(
+    head: LocalPool, bed: Testbed, tiny_model: Path, tmp_path: Path
+) -> None:
+    oracle = GreedyOracle(tiny_model)
+    hosts = [joined(head, bed, name, tmp_path) for name in ("h0", "h1")]
+    with closing(*hosts):
+        head.wait_ready()
+        wait_until(lambda: head.gauge("instances") == 2, "an instance on each")
+        burst(head, oracle, 12)
+        bed.isolate("h1")
+        try:
+            burst(head, oracle, 6)
+            wait_until(lambda: head.gauge("workers") == 1, "the silent one is given up")
+        finally:
+            bed.rejoin("h1")
+        wait_until(lambda: head.gauge("workers") == 2, "it is back")
+        wait_until(lambda: head.gauge("instances") == 2, "and serves")
+        burst(head, oracle, 6)
+        hosts[1].interrupt()
+        assert hosts[1].ended() == 0
+        burst(head, oracle, 4)
