@@ -243,6 +243,19 @@ def test_the_gateways_word_of_a_loss_avoids_the_worker_until_the_loss_is_known()
     assert step(controller, 52, Tick()) == [Dispatch("r", 2, 101, W[0])]
 
 
+@pytest.mark.parametrize("is_own_word", [True, False])
+def test_what_only_the_gateway_says_was_returned_avoids_the_worker(is_own_word: bool) -> None:
+    """The worker's own word is held up, and with it that its instance may be gone: sent there again
+    the request would come back at once, for ever (seed 913)."""
+    controller = serving(workers=1, instances=1, avoid_ns=50)
+    step(controller, 1, arrived("r"))
+    worker = W[0] if is_own_word else None
+    returned = RequestEnded("r", 1, Outcome.RETURNED, 0, worker)
+    again = [Dispatch("r", 2, 101, W[0])]
+    assert step(controller, 2, returned) == (again if is_own_word else [])
+    assert step(controller, 52, Tick()) == ([] if is_own_word else again)
+
+
 def test_a_cancelled_request_is_not_tried_again() -> None:
     controller = serving(workers=2, instances=2)
     step(controller, 1, arrived("r"), arrived("never-sent", 1))

@@ -101,13 +101,14 @@ class Attempts:
         if event.outcome is Outcome.WORKER_LOST:
             # The gateway often sees it first: until WorkerLost is here the worker still looks
             # alive, and the request must not be sent to it again.
-            record.avoided = record.worker
-            record.avoided_until_ns = now_ns + self._config.avoid_ns
-            self.avoid_until_ns = max(self.avoid_until_ns, record.avoided_until_ns)
+            self._avoid_worker(record, now_ns)
             self._attempt_failed(record, f"worker {record.worker} was lost")
         elif event.worker not in (None, record.worker):
             return False  # another worker has taken the attempt over
         elif event.outcome is Outcome.RETURNED:
+            if event.worker is None:
+                # What the worker sent of that, and of the instance that it may have lost, is late.
+                self._avoid_worker(record, now_ns)
             self._returned(record)
         else:
             self._router.end(record)
@@ -135,6 +136,12 @@ class Attempts:
         self._given_up = []
         failed, self._failed = self._failed, []
         return failed
+
+    def _avoid_worker(self, record: RequestRecord, now_ns: int) -> None:
+        """The request is not sent to the worker that has it now for a while."""
+        record.avoided = record.worker
+        record.avoided_until_ns = now_ns + self._config.avoid_ns
+        self.avoid_until_ns = max(self.avoid_until_ns, record.avoided_until_ns)
 
     def _returned(self, record: RequestRecord) -> None:
         """The instance had to give the attempt up; that is not the request's fault."""
