@@ -30,7 +30,8 @@ class TurnChecker:
         self._places_fair = max(1, places * 3 // 4)
         self._requests: dict[RequestId, RequestArrived] = {}
         self._clients: dict[str, None] = {}
-        #: requests that were on a worker that was lost: they may keep away from it
+        #: requests of which gateways alone say that a worker was lost or gave them back: they may
+        #: keep away from it
         self._avoiding: dict[RequestId, None] = {}
         #: requests of the latter that were dispatched while the former waited
         self._passed: Counter[_Pair] = Counter()
@@ -40,7 +41,10 @@ class TurnChecker:
         if isinstance(event, RequestArrived):
             self._requests[event.request] = event
             self._clients[event.client] = None
-        elif isinstance(event, RequestEnded) and event.outcome is Outcome.WORKER_LOST:
+        elif isinstance(event, RequestEnded) and (
+            event.outcome is Outcome.WORKER_LOST
+            or (event.outcome is Outcome.RETURNED and event.worker is None)
+        ):
             self._avoiding[event.request] = None
         if len(self._clients) < 2:
             return
