@@ -229,6 +229,9 @@ class LiveGiver:
             self._batches.end(batch)
 
     def _take_back(self, batch: LiveBatch) -> None:
+        for sequence in batch.sequences:
+            # Its word that it took them may still come: who gets them next has taken them later.
+            sequence.spec = replace(sequence.spec, moves=sequence.spec.moves + 1)
         if batch.decoding:
             self._batches.end(batch, self._held.resume)
             return
