@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.livescale-ready
 
-.PHONY: help setup demo test long chaos swarm check format clean
+.PHONY: help setup demo test long chaos chaos-hosts swarm check format clean
 
 help:  ## what there is to do
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP)  ## a virtual environment with the command livescale
 
@@ -34,6 +34,9 @@ ROUNDS ?= 50
 SEED   ?= 0
 chaos: $(STAMP)  ## processes die and links are cut while models move: ROUNDS=50 SEED=0
 	$(BIN)/python -m pytest tests/runtime/test_chaos.py -rsP --rounds $(ROUNDS) --seed $(SEED)
+
+chaos-hosts: $(STAMP)  ## machines are lost, cut off and started anew while they serve (root): ROUNDS=50 SEED=0
+	$(BIN)/python -m pytest tests/runtime/test_chaos_hosts.py -rsP --rounds $(ROUNDS) --seed $(SEED)
 
 SEEDS ?= 1000
 FIRST ?= 0

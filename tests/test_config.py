@@ -249,7 +249,7 @@ def test_mistakes_in_a_file_are_named_with_the_file(
         ({"port": "many"}, "port must be a whole number, not 'many'"),
         ({"port": ""}, "port must be a whole number, not ''"),
         ({"record": ""}, "record is empty"),
-        ({"workers": 0}, "workers is 0, and nobody may join"),
+        ({"workers": 0}, "workers is 0, and no machine may join"),
         ({"token_file": "t"}, "token_file is for a pool that others join"),
         ({"listen": "somewhere"}, "listen is 'somewhere': write ADDRESS:PORT"),
         ({"listen": "example.org:1"}, "example.org is no IP address"),

@@ -237,7 +237,8 @@ class LiveWorld:
                 spec = self.transcripts[order.request].spec(order.request, order.attempt)
                 self._later(partial(self._submit, order.worker, spec))
             elif isinstance(effect, Forget):
-                told = partial(self._cancel_at, effect.worker, effect.request, effect.attempt)
+                message = effect.message
+                told = partial(self._cancel_at, effect.worker, message.request, message.attempt)
                 self._later(told)
             elif isinstance(effect, RequestEnded):
                 self._later(partial(self._again, effect.request, effect.attempt))

@@ -267,6 +267,30 @@ def test_decodes_have_their_turn_between_live_work_and_prompts() -> None:
         assert (len(following.segments) == 2) == decodes_first, "prompts wait no longer than that"
 
 
+def test_a_prompt_that_is_computed_in_part_is_finished_before_live_work() -> None:
+    """It came before. And in a Run between the layers requests that decode would wait for the rest
+    of it on top of live work."""
+    for decodes_first in (True, False):
+        limits = LiveLimits(gap_ns=1000, decodes_first=decodes_first)
+        source = _source(limits, BatcherConfig(64, 4, 32, 16, growth_tokens=4))
+        source.add(_spec(1, 4, 9))
+        source.add(_spec(2, 60, 1))
+        first = source.next()
+        assert first is not None
+        assert [segment.token_count for segment in first.segments] == [4, 28]
+        key = BatchKey(2, 1)
+        source.take_message(_TARGET, Offer(1, key, (20,), (20,)), 0)
+        source.done(first, [[1]], 0)
+        source.pace.token_layer_ps = 1000
+        source.take_outbox(0)
+        source.take_message(_TARGET, Handover(key, (_spec(3, 20, 1),), 2), 0)
+        second = source.next()
+        assert second is not None
+        assert (second.batch is None) == decodes_first
+        if decodes_first:
+            assert [segment.token_count for segment in second.segments] == [1, 31]
+
+
 def test_no_rows_are_pulled_while_a_computed_batch_waits_for_its_kv() -> None:
     """The link brings less KV than the source computes: of what is offered then the last in line is
     computed from its prompts, which need no KV; a single batch is left to the target."""

@@ -148,6 +148,24 @@ def test_what_is_declined_or_not_answered_goes_on_where_it_was() -> None:
         _steps(live, 1)
 
 
+def test_what_was_taken_back_has_moved_once_more() -> None:
+    """The peer that did not answer may have taken the requests: its late report must not count
+    more than that of the one that gets them next (seed 1997)."""
+    live = _serving([200] * 4, LiveLimits(move_factor=1, answer_ns=50))
+    moves: dict[str, int] = {}
+    for now_ns, peer in ((0, _FEWER), (100, WorkerRef(2))):
+        live.take_message(peer, Balance(1, 2, 0, 1), now_ns)
+        offer = next(m for _, m in live.take_outbox(now_ns) if isinstance(m, Offer))
+        live.take_message(peer, Pull(offer.batch), now_ns)
+        handover = next(m for _, m in live.take_outbox(now_ns) if isinstance(m, Handover))
+        again = [spec for spec in handover.requests if spec.request in moves]
+        assert len(again) == (len(handover.requests) if now_ns else 0)
+        assert all(spec.moves > moves[spec.request] for spec in again)
+        moves |= {spec.request: spec.moves for spec in handover.requests}
+        live.take_outbox(now_ns + 51)
+        live.validate()
+
+
 def test_a_cancelled_request_does_not_come_back() -> None:
     live = _serving([200] * 4, LiveLimits(move_factor=1))
     (offer,) = _told(live, Balance(1, 2, 0, 1))

@@ -182,8 +182,9 @@ def test_a_calibration_finds_what_is_known(
 def test_a_simulated_pool_measures_its_own_rate_of_prefills_as_a_real_one_does(
     pool: FidelityPool, policy: ModelPolicy, tmp_path: Path
 ) -> None:
-    """A pool takes the rate from the first prompt that it computes; the calibration's first one is
-    short. A simulated pool that was given that rate started instances at half of the load."""
+    """A pool times a Run full of prompt tokens before it serves, the calibration's was short where
+    its first instance had work. A simulated pool that was given that rate started instances at half
+    of the load."""
     client = ClientDelays((0,), 0, 0)
     known = known_world(pool, policy)
     live = msgspec.structs.replace(known.controller, live_order="zigzag")
@@ -191,14 +192,13 @@ def test_a_simulated_pool_measures_its_own_rate_of_prefills_as_a_real_one_does(
     run = calibrate(pool, known, tmp_path / "record.jsonl", client)
     profile = measure_profile(run, pool.latency, pool.config, BURSTS)
     world = simulated_pool(run, pool.config, profile)
+    assert all(model.prefill_tokens_per_s is None for model in world.controller.models)
     tokens = pool.config.run_tokens_max
     rows = [TraceRow(0, tokens, 2), TraceRow(1000 * MS, 64, 2)]
     played = play_simulated(world, rows, "own", client, 0, tmp_path / "own.jsonl")
     [measured] = read_history(played.lines).measured
-    prompt_ns = pool.latency.run_ns(RunWork(((tokens, 0),), sampled=1))
+    prompt_ns = pool.latency.run_ns(RunWork(((tokens, 0),)))
     assert measured.prefill_tokens_per_s == pytest.approx(tokens * 1e9 / prompt_ns, rel=0.01)
-    [calibrated] = read_history(run.lines).measured
-    assert measured.prefill_tokens_per_s > 1.5 * calibrated.prefill_tokens_per_s
 
 
 def test_instances_of_both_worlds_have_the_same_limits(

@@ -274,8 +274,22 @@ def test_a_loading_instance_is_bound_to_what_it_computes_until_it_has_everything
     two = Route(
         (first, Hop((Partner(21, W[2]),), None)), pair=PairProgress(0, 4, 300), ahead_tokens=300
     )
-    assert given_out(router, 0, two) == [("r5", 20), ("r6", 20)], "both have two Runs"
+    router.arrive("other", M, 200, 1)
+    router.place(router.requests["other"], W[0])
+    # Instance 10 is full, and could take some of them later.
+    assert given_out(router, 1, two) == [("r5", 20), ("r6", 20)], "both have two Runs"
     assert router.waiting(M) == 2
+
+
+def test_a_pair_without_others_gets_more_than_one_instance_computes_while_it_loads() -> None:
+    """What waits could go nowhere else, and its target runs ahead on all that it has."""
+    router = Router(8, live_ahead_max=20, binding=LateBinding(ahead_tokens_max=200))
+    for number in range(20):
+        router.arrive(f"r{number}", M, 100, 1)
+    hops = (Hop((Partner(20, W[1]),), None, Does.PREFILL), Hop((Partner(21, W[2]),), None))
+    pair = Route(hops, pair=PairProgress(0, 4, 600), ahead_tokens=600)
+    # Two Runs for each, and one and a half times what one instance computes.
+    assert len(given_out(router, 0, pair)) == 4 + 9
 
 
 def test_what_comes_late_to_a_pair_goes_where_it_is_done_sooner() -> None:

@@ -337,7 +337,7 @@ class LivePair:
             if isinstance(effect, Send):
                 self._submit(effect.order)
             elif isinstance(effect, Forget):
-                self._forget(effect.worker, effect.request, effect.attempt)
+                self._forget(effect.worker, effect.message.request, effect.message.attempt)
             elif isinstance(effect, RequestEnded):
                 # The load failed: the next attempt is the source's.
                 self._dispatch(effect.request, effect.attempt + 1, SOURCE)

@@ -79,7 +79,7 @@ class Seen:
 
     @property
     def is_measured(self) -> bool:
-        """The rate of prefills is measured before it counts as whole."""
+        """The rate of prefills is measured, in any case, before it counts as whole."""
         duty = self.order.duty
         if duty is None or not self.order.measure_capacity:
             return False
@@ -209,12 +209,20 @@ class HoldingWitness:
             assert effect.plan in self.present, f"{effect} names what is gone"
             if isinstance(effect, Assign):
                 self._assigned = effect.plan
+            elif isinstance(effect, Measure):
+                self._measures(self.seen[effect.plan])
         elif isinstance(effect, DropFetch):
             del self.present[effect.plan]
         elif isinstance(effect, Materialize):
             self._materialized(effect)
         elif isinstance(effect, Report):
             self.reported(effect)
+
+    def _measures(self, seen: Seen) -> None:
+        """A live instance that has had no work is measured as others are."""
+        assert seen.order.measure_capacity
+        assert seen.watermark == seen.order.span.stop
+        seen.is_whole = False
 
     def _fetched(self, effect: Fetch) -> None:
         assert effect.plan == effect.order.holding.plan

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holding_witness import HoldingWitness
+from holding_witness import HoldingWitness, Seen
 
 from livescale.batching.live_messages import Handover, Taken
 from livescale.batching.run import BatchKey, EmittedTokens, SequenceSpec
@@ -20,6 +20,7 @@ from livescale.member.effects import (
     Refuse,
     Release,
     Report,
+    TakeOver,
     TellPeer,
 )
 from livescale.member.inputs import (
@@ -47,7 +48,7 @@ from livescale.messages.events import (
     LiveStarted,
     RequestEnded,
 )
-from livescale.types import Outcome, WorkerRef
+from livescale.types import Outcome, PlanId, WorkerRef
 
 Attempt = tuple[str, int]
 
@@ -76,6 +77,8 @@ class ServingWitness(HoldingWitness):
         #: attempts that partners have taken over from here
         self._given: dict[Attempt, WorkerRef] = {}
         self._handed: dict[tuple[WorkerRef, BatchKey], list[Attempt]] = {}
+        #: plans of instances that have run, or taken over, something
+        self._had_work: set[PlanId | None] = set()
         self._opened: set[int | None] = set()
         self._gone: set[int | None] = set()
         #: rates that may still be reported, and reports of the load that must come
@@ -184,10 +187,18 @@ class ServingWitness(HoldingWitness):
             self._handed[effect.peer, effect.message.batch] = attempts
         elif isinstance(effect, DropFetch | Release):
             self._is_dropped = True
-        elif isinstance(effect, Execute):
-            self._executes(effect)
+        elif isinstance(effect, Execute | TakeOver):
+            self._had_work.add(self._assigned)
+            if isinstance(effect, Execute):
+                self._executes(effect)
         elif isinstance(effect, Refuse):
             raise AssertionError(f"members send what they agreed on: {effect}")
+
+    def _measures(self, seen: Seen) -> None:
+        super()._measures(seen)
+        if not seen.is_measured:
+            assert not self.stays, "what is measured writes over the KV of these"
+            assert seen.order.holding.plan not in self._had_work
 
     def _answered(self, effect: Answer) -> None:
         answer = effect.answer

@@ -23,7 +23,13 @@ from livescale.member.ledger import (
     Moved,
     Send,
 )
-from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
+from livescale.messages.attempts import (
+    AttemptFailed,
+    AttemptReturned,
+    AttemptTaken,
+    Cancel,
+    Disown,
+)
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import RequestCancelled, RequestEnded
 from livescale.types import Outcome, RequestId, WorkerRef
@@ -71,7 +77,7 @@ class Witness:
                 order = effect.order
                 assert self.owner[order.request] == order.worker
             elif isinstance(effect, Forget):
-                key = effect.worker, effect.request, effect.attempt
+                key = effect.worker, effect.message.request, effect.message.attempt
                 assert key not in self.told, "once is enough"
                 self.told.add(key)
             elif isinstance(effect, Announce):
@@ -85,9 +91,11 @@ class Witness:
                 assert effect.attempt == self.attempt[effect.request]
         for effect in effects:
             if isinstance(effect, Forget):
-                current = self.owner.get(effect.request), self.attempt.get(effect.request)
-                assert current != (effect.worker, effect.attempt), "nobody forgets what is its own"
-                assert effect.is_over == (effect.request not in self.owner)
+                told = effect.message
+                current = self.owner.get(told.request), self.attempt.get(told.request)
+                assert current != (effect.worker, told.attempt), "nobody forgets what is its own"
+                is_over = isinstance(told, Cancel)
+                assert is_over == (told.request not in self.owner)
 
 
 class Teller:
@@ -242,7 +250,7 @@ def test_a_dispatch_to_a_worker_without_a_connection_is_answered() -> None:
     ledger = run_by(A)
     told = ledger.dispatched(Dispatch("r", 2, 7, B), is_reachable=False)
     assert told == [
-        Forget(A, "r", 1, is_over=False),
+        Forget(A, Disown("r", 1, 0)),
         Moved("r", A, None),
         RequestEnded("r", 2, Outcome.WORKER_LOST),
     ]
@@ -257,7 +265,7 @@ def test_after_a_gap_or_an_early_end_the_request_waits_again(
     accepted, told = run_by(A, tokens=2).came(A, "r", 1, index=index, count=count, is_last=is_last)
     assert accepted == 0
     assert told == [
-        Forget(A, "r", 1, is_over=False),
+        Forget(A, Disown("r", 1, 0)),
         Moved("r", A, None),
         RequestEnded("r", 1, Outcome.RETURNED),
         Announce("r", 1, None, 0),
@@ -279,7 +287,7 @@ def test_of_tokens_that_are_repeated_the_new_ones_are_accepted() -> None:
 def test_a_request_that_the_controller_fails_is_forgotten_by_its_worker() -> None:
     """The controller has given up an attempt that another worker had taken over."""
     assert run_by(A, tokens=2).failed("r", "w0.0 was lost") == [
-        Forget(A, "r", 1, is_over=True),
+        Forget(A, Cancel("r", 1)),
         finish(Outcome.FAILED, attempts=1, owner=A, tokens=2, reason="w0.0 was lost"),
     ]
 
@@ -317,7 +325,7 @@ def test_the_taker_with_more_moves_owns_the_attempt() -> None:
     assert ledger.reported(B, AttemptTaken("r", 1, 1)) == ()
     assert ledger.came(B, "r", 1, index=0, count=1, is_last=False) == (
         0,
-        [Forget(B, "r", 1, is_over=False)],
+        [Forget(B, Disown("r", 1, 2))],
     )
     # A newer attempt counts anew.
     ledger.dispatched(Dispatch("r", 2, 7, A), is_reachable=True)
@@ -326,12 +334,13 @@ def test_the_taker_with_more_moves_owns_the_attempt() -> None:
 
 def test_a_worker_is_told_to_forget_once_until_it_takes_the_attempt_over() -> None:
     ledger = run_by(A)
-    told = Forget(B, "r", 1, is_over=False)
+    told = Forget(B, Disown("r", 1, 0))
     assert ledger.came(B, "r", 1, index=0, count=1, is_last=False) == (0, [told])
     assert ledger.came(B, "r", 1, index=1, count=1, is_last=False) == (0, [])
     assert ledger.reported(B, AttemptTaken("r", 1, 1)) == [Moved("r", A, B)]
     assert ledger.reported(A, AttemptTaken("r", 1, 2)) == [Moved("r", B, A)]
-    assert ledger.came(B, "r", 1, index=2, count=1, is_last=False) == (0, [told])
+    again = Forget(B, Disown("r", 1, 2))
+    assert ledger.came(B, "r", 1, index=2, count=1, is_last=False) == (0, [again])
 
 
 def test_what_workers_were_told_is_remembered_for_a_while() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from livescale.member.effects import (
     Execute,
     Fetch,
     Measure,
+    Report,
     TellPeer,
     WriteKv,
 )
@@ -48,6 +50,7 @@ from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
 from livescale.messages.attempts import AttemptReturned
 from livescale.messages.commands import DropHolding, StartHolding
+from livescale.messages.events import CapacityMeasured
 from livescale.routes import Duty
 from livescale.sim.checkers.live import live_batcher_of
 from livescale.types import HoldingId, LayerSpan, PlanId, SamplingParams, WorkerRef
@@ -169,11 +172,27 @@ def test_a_rate_that_was_measured_of_a_model_that_is_gone_completes_nothing() ->
     worker = lone_worker()
     release = Ordered(DropHolding(HoldingId(1, WORKER), "released"))
     (*_, measure) = arrive(worker, 1)
-    assert measure == Measure(1)
+    assert measure == Measure(1, BATCHER.run_tokens_max)
     worker.step(3, [release, Ordered(load_order(2), LAYER_BYTES, "m")])
     assert worker.step(4, [RateMeasured(1, 77), ready(2)]) == []
     assert [report.is_whole for report in worker.reports] == [False]
-    assert arrive(worker, 2)[-1] == Measure(2)
+    assert arrive(worker, 2)[-1] == Measure(2, BATCHER.run_tokens_max)
+
+
+@pytest.mark.parametrize("has_work", [False, True])
+def test_a_live_instance_is_measured_if_it_has_had_no_work(has_work: bool) -> None:
+    """What is measured writes over KV; where a prompt came first, its Run must do."""
+    worker = Member(WORKER, MEMORY_BYTES, ServingLimits("cpu", LIVE))
+    live = msgspec.structs.replace(load_order(1), duty=Duty(1, (WORKER,), live_order="zigzag"))
+    worker.step(1, [Ordered(live, LAYER_BYTES, "m")])
+    prompt = SequenceSpec("r", 1, (5, 6), SamplingParams(3))
+    worker.step(1, [ready(1), *([Submitted("g0", 1, prompt)] if has_work else [])])
+    assert (Measure(1, BATCHER.run_tokens_max) in arrive(worker, 1)) == (not has_work)
+    assert [report.is_whole for report in worker.reports] == [has_work]
+    told = worker.step(3, [] if has_work else [RateMeasured(1, 77)])
+    rates = [e.event for e in told if isinstance(e, Report)]
+    assert (CapacityMeasured("cpu", "m", 77, BATCHER.kv_blocks) in rates) == (not has_work)
+    assert [report.is_whole for report in worker.reports] == [True]
 
 
 @pytest.mark.parametrize("takes_over", [True, False])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from pool_thread import LocalPool, wait_until
 from livescale.common.interpreter import module_words
 
 END_S = 60.0
+_OF_VERSION = """
+import sys, livescale
+livescale.__version__ = "{}"
+from livescale.cli.main import main
+sys.exit(main())
+"""
 
 
 class Joiner:
@@ -29,7 +36,9 @@ class Joiner:
         prefix: Sequence[str] = (),
         token_file: Path | None = None,
         address: str | None = None,
+        version: str | None = None,
     ) -> None:
+        """With `version` the machine has another release of livescale."""
         self.name = name
         self.log = scratch / f"{name}.log"
         assert pool.pool.token_file is not None
@@ -37,10 +46,13 @@ class Joiner:
             *("join", address or pool.pool.join_address, "--name", name, *flags),
             *("--token-file", str(token_file or pool.pool.token_file)),
         ]
+        command = module_words("livescale.cli.main", *words)
+        if version is not None:
+            command = [sys.executable, "-P", "-c", _OF_VERSION.format(version), *words]
         environ = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*prefix, *module_words("livescale.cli.main", *words)],
+                [*prefix, *command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**environ, "PYTHONUNBUFFERED": "1"},

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from livescale.bench.made_models import gauge_sum
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import load_config
 from livescale.runtime.pool_layout import PoolLayout, layout_of
@@ -33,6 +34,7 @@ class LocalPool:
         model_settings: str = "",
         bed: Testbed | None = None,
         make_layout: Callable[[PoolConfig], PoolLayout] | None = None,
+        is_standby: bool = False,
         **flags: object,
     ):
         """In the hosts of a testbed, if there is one, or where `make_layout` says."""
@@ -45,7 +47,7 @@ class LocalPool:
         layout = None if bed is None else layout_of(bed.topology(), config, bed)
         if make_layout is not None:
             layout = make_layout(config)
-        self.pool = Pool(config, layout=layout)
+        self.pool = Pool(config, layout=layout, is_standby=is_standby)
         self.url = self.pool.base_url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -74,15 +76,14 @@ class LocalPool:
         """Of a pool without workers of its own: those that join make it ready."""
         self.call(self.pool.ready(), START_S)
 
-    def kill(self, child: str) -> None:
-        """The process that is called so dies."""
-        os.kill(self.pool.pids()[child], signal.SIGKILL)
+    def kill(self, child: str, number: int = signal.SIGKILL) -> None:
+        """The process that is called so dies, or gets another signal."""
+        os.kill(self.pool.pids()[child], number)
 
     def gauge(self, name: str) -> int:
         """Sum of a gauge's samples in /metrics."""
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
-        rows = [line for line in text.splitlines() if line.startswith(f"livescale_{name}")]
-        return sum(int(float(row.rsplit(" ", 1)[1])) for row in rows)
+        return int(gauge_sum(text, f"livescale_{name}"))
 
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from livescale.messages.epochs import FIRST_EPOCH, Acting
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
@@ -29,6 +30,7 @@ class Controllers:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[ToController] = Wire(reader, writer, ToController)
+        wire.send(Acting(FIRST_EPOCH))
         self.lives.put_nowait(wire)
         async for _ in wire:
             raise AssertionError("the member has nothing to say")
@@ -56,11 +58,11 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
         door = Door("a secret", CONTROLLER_DOOR, controllers.serve)
         server = await asyncio.start_server(door.accept, "127.0.0.1", 0)
         link = ControllerLink(
-            Address(*server.sockets[0].getsockname()[:2]),
+            [Address(*server.sockets[0].getsockname()[:2])],
             "a secret",
             Acquaintances(OWN, "here", data_plane, measures_links=False),
-            hello=list,
-            obey=lambda _: None,
+            hello=lambda _: [],
+            obey=lambda *_: None,
             refused=lambda _: None,
             gone=gone.put_nowait,
             heartbeats=Heartbeats(60_000),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from effort import examples
 from livescale.config.pool import PoolConfig
 from livescale.control.config import ControllerConfig
+from livescale.messages.epochs import Acting
 from livescale.runtime.boot import ControllerBoot, GatewayBoot
 from livescale.runtime.examination import ExamineBoot, examine
 from livescale.runtime.pool_backend import PoolBackend
@@ -279,6 +280,7 @@ def test_idle_strangers_keep_no_member_out() -> None:
             ]
             wire = await enter(address)
             wire.send(GatewayHello("g0"))
+            assert isinstance(await wire.receive(), Acting)
             assert isinstance(await wire.receive(), Catalog)
             # Those who came first had to make room.
             assert await is_ended(strangers[0][0])

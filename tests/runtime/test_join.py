@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from joiners import Joiner, closing, is_running
 from pool_thread import LocalPool, wait_until
 from running_streams import check, right_tokens_of, streams_while
 
+from livescale import __version__
+from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
+from livescale.engine.model_files import read_manifest
+from livescale.messages.commands import StartHolding
+from livescale.messages.events import WorkerJoined
 from livescale.runtime.token import make_token
+from livescale.telemetry.record import StepLine, read_record
 
 pytestmark = pytest.mark.pool
 
@@ -94,15 +101,25 @@ def test_a_host_that_leaves_in_order_disturbs_no_stream(
     wait_until(lambda: head.gauge("workers") == 2, "the other host stays")
 
 
-def test_a_host_stays_while_the_controller_is_replaced(head: LocalPool, alice: Joiner) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_host_stays_while_the_controller_is_replaced(
+    head: LocalPool, alice: Joiner, number: int
+) -> None:
+    """It may be killed, or ended from outside: only `serve` ends the pool."""
+    before = head.pool.pids()["controller"]
+    back = alice.log.read_text().count("the controller is back")
     right = right_tokens_of(head)
     children = psutil.Process(alice.process.pid).children(recursive=True)
 
     async def kill() -> None:
-        head.kill("controller")
+        head.kill("controller", number)
 
     check(asyncio.run(streams_while(head, kill)), right)
-    wait_until(lambda: alice.said("the controller is back"), "it has connected again")
+    wait_until(
+        lambda: alice.log.read_text().count("the controller is back") > back,
+        "it has connected again",
+    )
+    assert head.pool.pids()["controller"] != before
     wait_until(lambda: head.gauge("workers") == 2, "its workers are known again")
     assert all(is_running(child) for child in children)
 
@@ -136,11 +153,58 @@ def test_what_is_no_head_is_told_from_one(head: LocalPool, tmp_path: Path) -> No
     assert lost.said("what listens there is n")
 
 
+def test_another_version_is_refused_with_both(head: LocalPool, tmp_path: Path) -> None:
+    old = Joiner(head, "frank", tmp_path, version="0.0.9")
+    with closing(old):
+        assert old.ended() == 2
+    assert old.said(f"the pool runs livescale {__version__}, this host 0.0.9")
+
+
 def test_less_kv_memory_than_the_pools_is_refused(head: LocalPool, tmp_path: Path) -> None:
     small = Joiner(head, "erin", tmp_path, "--kv-bytes", "1MiB")
     with closing(small):
         assert small.ended() == 2
     assert small.said("requests could be too long")
+
+
+def test_instances_of_unlike_hosts_go_only_where_they_fit(tiny_model: Path, tmp_path: Path) -> None:
+    """One host has no room for the model, one computes for real, one has workers that wait."""
+    with LocalPool(
+        tiny_model,
+        tmp_path,
+        "    min_replicas: 4\n    prefill_tokens_per_s: 5000\n",
+        device="timed",
+        workers=0,
+        listen="127.0.0.1:0",
+        timed_run_us=20_000,
+        live_order="stop-the-world",
+        drain="finish",
+    ) as pool:
+        hosts = [
+            Joiner(pool, "small", tmp_path, "--arena-bytes", "1MiB", "--workers", "2"),
+            Joiner(pool, "waits", tmp_path, "--arena-bytes", "16MiB"),
+            Joiner(pool, "computes", tmp_path, "--device", "cpu", "--kv-bytes", "16MiB"),
+        ]
+        with closing(*hosts):
+            wait_until(lambda: pool.gauge("workers") == 4, "all workers are there")
+            wait_until(lambda: pool.gauge("instances") == 2, "the model serves where it fits")
+            answers = asyncio.run(streams_while(pool, nothing))
+            assert pool.gauge("instances") == 2
+    assert [answer.error for answer in answers] == [None] * len(answers)
+    asked = [(answer.prompt_ids, answer.token_ids) for answer in answers]
+    real = wrong_greedy_tokens(tiny_model, asked)
+    made_up = wrong_timed_tokens(read_manifest(tiny_model, "tiny"), asked)
+    # Each stream is its own host's from the first token to the last, and both had some.
+    assert [min(wrong) for wrong in zip(real, made_up, strict=True)] == [0] * len(asked)
+    assert 0 < real.count(0) < len(asked)
+    steps = [line for line in read_record(pool.record) if isinstance(line, StepLine)]
+    joined = [e for line in steps for e in line.events if isinstance(e, WorkerJoined)]
+    host_of = {event.worker: event.device.host for event in joined}
+    kinds = {event.device.host: event.device.kind for event in joined}
+    assert len(set(kinds.values())) == 2
+    orders = [c for line in steps for c in line.commands if isinstance(c, StartHolding)]
+    placed = {host_of[c.holding.member] for c in orders if not c.holding.member.is_agent}
+    assert placed == {"waits", "computes"}
 
 
 def test_hosts_come_back_to_a_head_that_starts_anew(tiny_model: Path, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from livescale.messages.attempts import (
     Disown,
 )
 from livescale.messages.commands import Dispatch
+from livescale.messages.epochs import FIRST_EPOCH, Acting
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.policies import ModelPolicy
 from livescale.runtime.boot import GatewayBoot
@@ -133,6 +134,8 @@ class Listener:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[object] = Wire(reader, writer, self._incoming)
         self._wires.append(wire)
+        if self._incoming is ToController:
+            wire.send(Acting(FIRST_EPOCH))
         async for message in wire:
             self._heed(message)
 

@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation(sources_do_not_wait_for_kv, "a request decodes when its KV is there", 35),
     Mutation(takers_say_nothing_to_the_gateway, "every request ends|every attempt ends", 22),
     Mutation(tokens_of_any_worker_are_taken, "each index comes once", 69),
-    Mutation(the_controller_does_not_follow, "every attempt ends|one attempt at a time", 83),
+    Mutation(the_controller_does_not_follow, "every attempt ends|one attempt at a time", 49),
     Mutation(failed_targets_keep_their_requests, "every request ends|every attempt ends", 18),
     Mutation(targets_forget_what_they_gave, "every request ends|every attempt ends", 39),
     Mutation(pulls_are_not_answered, "a source is not idle", 39),

@@ -27,11 +27,13 @@ from livescale.control.attempts import Attempts
 from livescale.control.client_queues import ClientQueues
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
+from livescale.control.departures import Departures
 from livescale.control.drains import Drains
 from livescale.control.fleet import Fleet, WorkerRecord
 from livescale.control.holdings import Copy, HoldingState
 from livescale.control.host_copies import HostCopies
 from livescale.control.instance import TRANSITIONS, Instance
+from livescale.control.leaving import Leaving
 from livescale.control.liveness import SilenceWatch
 from livescale.control.load_failures import LoadFailures
 from livescale.control.loads import Loads
@@ -520,6 +522,27 @@ def what_is_computed_counts_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outstanding, "uncomputed_tokens", property(broken))
 
 
+def hosts_go_before_their_members_are_back(patch: pytest.MonkeyPatch) -> None:
+    begin = Departures.begin
+    patch.setattr(Departures, "begin", lambda self, host, members: begin(self, host, 0))
+
+
+def instances_do_not_hold_their_hosts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Leaving, "_may_go", lambda self, ref: True)
+
+
+def those_who_leave_get_instances(patch: pytest.MonkeyPatch) -> None:
+    idle = Fleet.idle
+
+    def broken(self: Fleet, arena_bytes: int) -> list[WorkerRecord]:
+        leaving, self.leaving = self.leaving, {}
+        found = idle(self, arena_bytes)
+        self.leaving = leaving
+        return found
+
+    patch.setattr(Fleet, "idle", broken)
+
+
 class Mutation(NamedTuple):
     """What is broken, the rule that catches it, and a seed whose world shows it soon."""
 
@@ -582,7 +605,12 @@ MUTATIONS = [
     Mutation(layers_are_told_before_they_are_there, "a layer counts when it is whole", 0),
     Mutation(requests_go_to_any_rank, "rank 0 gets the requests", 0),
     Mutation(draining_instances_pass_requests_to_each_other, "takers are whole and stay", 10),
-    Mutation(resumed_instances_pass_on_what_they_get, "instances that serve keep", 10),
+    Mutation(resumed_instances_pass_on_what_they_get, "instances that serve keep", 40),
+    Mutation(
+        hosts_go_before_their_members_are_back, "on a worker that is let go|wants to leave", 86
+    ),
+    Mutation(instances_do_not_hold_their_hosts, "instances end before their host goes", 9),
+    Mutation(those_who_leave_get_instances, "nothing new comes to those who leave", 72),
 ]
 
 

@@ -67,6 +67,10 @@ def test_worlds_are_of_many_kinds() -> None:
     assert {len(config.client_weights) for config in configs} == {1, 2, 3, 4, 5}
     assert any(len(set(config.client_weights)) > 1 for config in configs)
     assert any(fault.pair_loss_permille for fault in faults)
+    stays = [stay for config in configs for stay in config.stays]
+    assert any(stay.from_ns for stay in stays)
+    assert any(stay.until_ns is not None for stay in stays)
+    assert any(not device.reads_files for config in configs for device in config.devices)
     for kind in (
         "slow_links",
         "cut_links",

@@ -182,3 +182,21 @@ def test_the_command_line_ends_cleanly_when_it_is_stopped() -> None:
             process.send_signal(number)
             assert process.wait(60) in (130, 128 + signal.SIGTERM)
         assert name not in [existing.name for existing in existing_testbeds()]
+
+
+@pytest.mark.parametrize("is_out", [True, False])
+def test_a_link_that_is_cut_one_way_carries_the_other(testbed: Testbed, is_out: bool) -> None:
+    """Nothing comes back over it; what goes the other way arrives all the same."""
+    testbed.cut_one_way("h0", is_out=is_out)
+    before = arrived_packets(testbed, "h0")
+    try:
+        assert not is_reached(testbed, ("h1", 0), ("h0", 0), 0.5)
+        assert (arrived_packets(testbed, "h0") > before) == is_out
+    finally:
+        testbed.set_rate("h0", 0, testbed.spec.link_bits_per_s)
+    assert is_reached(testbed, ("h1", 0), ("h0", 0), 5)
+
+
+def arrived_packets(testbed: Testbed, host: str) -> int:
+    words = [*testbed.inside(host), "cat", "/sys/class/net/d0/statistics/rx_packets"]
+    return int(subprocess.run(words, capture_output=True, check=True, text=True).stdout)

@@ -37,6 +37,11 @@ class Lines:
         return [sequence for sequence in self.running.values() if sequence.tokens_left == 1]
 
     @property
+    def has_begun_prompts(self) -> bool:
+        """Of some running request prompt tokens are left to compute."""
+        return any(sequence.tokens_left > 1 for sequence in self.running.values())
+
+    @property
     def queued_prefill_tokens(self) -> int:
         """Prompt tokens in both lines that are not computed, those of preempted requests again."""
         sequences = (*self.waiting.values(), *self.running.values())

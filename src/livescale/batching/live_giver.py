@@ -230,7 +230,7 @@ class LiveGiver:
 
     def _take_back(self, batch: LiveBatch) -> None:
         for sequence in batch.sequences:
-            # Its word that it took them may still come: who gets them next has taken them later.
+            # The peer may have taken them, and tell so later: the next one has taken them after it.
             sequence.spec = replace(sequence.spec, moves=sequence.spec.moves + 1)
         if batch.decoding:
             self._batches.end(batch, self._held.resume)

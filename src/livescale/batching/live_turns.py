@@ -64,7 +64,7 @@ class LiveTurns:
             if self._is_first_decodes_turn():
                 return self._plain_run(admits=False)
             return self._plain_run(1 if self.in_flight else steps_max, admits=True)
-        if self._is_decodes_turn():
+        if self._is_decodes_turn() or self._is_begun_prompts_turn():
             run = self._plain_run(admits=False)
             if run is not None:
                 return run
@@ -137,6 +137,12 @@ class LiveTurns:
         if not (self._limits.decodes_first and lines.running and lines.waiting):
             return False
         return self._live_ns() > self._pace.full_run_ns // _LATE_PART
+
+    def _is_begun_prompts_turn(self) -> bool:
+        """A prompt that is computed in part came before the batches that were taken over. Between
+        their layers decodes would wait for its Run, too."""
+        is_own = not self._batches.line and self._batcher.lines.has_begun_prompts
+        return self._limits.decodes_first and is_own and not self._live_ns()
 
     def _plain_run(self, steps_max: int = 1, *, admits: bool) -> Run | None:
         """A Run of no live batch."""

@@ -28,6 +28,7 @@ from livescale.clusters.topology import Device
 from livescale.config.pool import PoolConfig
 from livescale.member.ledger import Finish, Forget, Ledger, LedgerEffect, Moved, Send
 from livescale.messages import attempts, commands, events
+from livescale.messages.epochs import FIRST_EPOCH, Acting
 from livescale.routes import Duty, Partner
 from livescale.runtime import protocol
 from livescale.runtime.boot import WorkerBoot
@@ -278,6 +279,7 @@ class PairFleet:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         orders: Wire[protocol.ToController] = Wire(reader, writer, protocol.ToController)
+        orders.send(Acting(FIRST_EPOCH))
         hello = await orders.receive()
         if not isinstance(hello, protocol.MemberHello):
             orders.close()
@@ -335,8 +337,7 @@ class PairFleet:
                 )
                 self._tokens.send(order.worker, submit)
             elif isinstance(effect, Forget):
-                forget = attempts.Cancel if effect.is_over else attempts.Disown
-                self._tokens.send(effect.worker, forget(effect.request, effect.attempt))
+                self._tokens.send(effect.worker, effect.message)
             elif isinstance(effect, Moved) and effect.after is not None:
                 self.asked[effect.request].owner = effect.after
             elif isinstance(effect, Finish):

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     goods = []
     if min(arguments.load_seconds, arguments.live_load_seconds) <= 0:
         raise UserError("--load-seconds and --live-load-seconds must be positive")
-    _make_model_once(arguments.model)
+    make_model_once(arguments.model)
     if arguments.only != "live":
         scaled = _play_scaling(arguments, folder)
         print(f"\n{scaled.text}")
@@ -72,6 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(goods) else 1
 
 
+def make_model_once(directory: Path) -> None:
+    """The demos' model, where there is none."""
+    if not directory.exists():
+        print(f"making a model of about 100 MB in {directory} …", flush=True)
+        make_model(directory, _PRESET)
+
+
 class _Outcome(NamedTuple):
     """What came of a part: as text, as figures for other programs, and whether all was well."""
 
@@ -81,12 +88,6 @@ class _Outcome(NamedTuple):
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
-
-
-def _make_model_once(directory: Path) -> None:
-    if not directory.exists():
-        print(f"making a model of about 100 MB in {directory} …", flush=True)
-        make_model(directory, _PRESET)
 
 
 def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
@@ -190,12 +191,11 @@ async def _play_burst(
     run: DemoRun, rows: Sequence[TraceRow], arguments: argparse.Namespace
 ) -> tuple[Sequence[TraceRow], Played]:
     """The rows that were played: the burst is made for the first run, by what the pool says that
-    one instance can compute."""
+    one instance can compute. Each run waits until the pool knows that."""
     async with run.pool():
         prompt = min(PROMPT_TOKENS, run.request_tokens_max - OUTPUT_TOKENS)
-        if not rows:
-            prompt_s = prompt / await _tokens_per_s(Path(str(run.config.record)))
-            rows = _burst(prompt, prompt_s, arguments.live_load_seconds)
+        rate = await _tokens_per_s(Path(str(run.config.record)))
+        rows = rows or _burst(prompt, prompt / rate, arguments.live_load_seconds)
         print(f"ready; {len(rows)} prompts of {prompt} tokens at once", flush=True)
         played = await run.play(rows, seed=arguments.seed)
         await run.until_loaded(3 * arguments.live_load_seconds)

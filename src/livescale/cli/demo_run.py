@@ -23,6 +23,7 @@ from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, describe
 from livescale.telemetry.record import read_record, with_client_times, write_record
 from livescale.telemetry.record_parts import RecordError
+from livescale.types import Manifest
 
 _NS_PER_S = 1_000_000_000
 _DRAIN_S = 120
@@ -67,6 +68,30 @@ class TokenChecks:
             "token_mismatches": self.wrong,
             "near_ties": self.near_ties,
         }
+
+
+def checked_tokens(
+    directory: Path, results: Sequence[replayer.ReplayResult], timed: Manifest | None
+) -> TokenChecks:
+    """Hold every token against one forward of the model in `directory`, as transformers computes
+    it; those that timed devices make up (for the manifest `timed`) against an executor that nothing
+    disturbs."""
+    answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
+    against = "transformers" if timed is None else "a timed executor"
+    print(f"checking every token against {against} …", flush=True)
+    if timed is not None:
+        wrong = sum(wrong_timed_tokens(timed, answered))
+        return TokenChecks(against, sum(len(ids) for _, ids in answered), wrong)
+    # Imported here: torch takes a second, and the processes of the pool are gone by now.
+    from livescale.engine.oracle import GreedyOracle
+
+    checks = GreedyOracle(directory).check_many(answered)
+    return TokenChecks(
+        against,
+        sum(check.tokens for check in checks),
+        sum(len(check.wrong) for check in checks),
+        sum(check.near_ties for check in checks),
+    )
 
 
 class DemoRun:
@@ -140,23 +165,9 @@ class DemoRun:
     def check(self, results: Sequence[replayer.ReplayResult]) -> TokenChecks:
         """Hold every token against one forward of the model, as transformers computes it; those
         that timed devices make up against an executor that nothing disturbs."""
-        answered = [(r.prompt_ids, r.token_ids) for r in results if r.token_ids]
         is_timed = self.config.device == "timed"
-        against = "a timed executor" if is_timed else "transformers"
-        print(f"checking every token against {against} …", flush=True)
-        if is_timed:
-            wrong = sum(wrong_timed_tokens(self._manifest, answered))
-            return TokenChecks(against, sum(len(ids) for _, ids in answered), wrong)
-        # Imported here: torch takes a second, and the processes of the pool are gone by now.
-        from livescale.engine.oracle import GreedyOracle
-
-        checks = GreedyOracle(Path(self.config.models[0].path)).check_many(answered)
-        return TokenChecks(
-            against,
-            sum(check.tokens for check in checks),
-            sum(len(check.wrong) for check in checks),
-            sum(check.near_ties for check in checks),
-        )
+        directory = Path(self.config.models[0].path)
+        return checked_tokens(directory, results, self._manifest if is_timed else None)
 
     async def until_small(self, limit_s: float) -> None:
         """Give the pool time to shrink to its least size."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -18,12 +20,17 @@ from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values
 from livescale.config.pool import SETTINGS, WORKERS_MAX
+from livescale.runtime.doors import open_credentials
 from livescale.runtime.joined_host import JoinedAs, JoinedHost, JoinError
-from livescale.runtime.protocol import Address
-from livescale.runtime.token import read_token
+from livescale.runtime.protocol import NAME_CHARS_MAX, Address
+from livescale.runtime.token import check_fingerprint, read_token
+
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
 
 #: settings of the pool that a host may have of its own
 _OWN = (
+    "tls_dir",
     *("device", "worker_threads", "weights_layout", "timed_run_us", "timed_token_us"),
     *("timed_profile", "arena_bytes", "kv_bytes", "host_memory_bytes", "resident_bytes"),
     *("uplink_bytes_per_s", "downlink_bytes_per_s", "storage_bytes_per_s", "log_level"),
@@ -42,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of this machine in the pool (default: %(default)s)",
     )
     add("--workers", type=int, default=1, help="worker processes, one per device (default: 1)")
+    words = "leaf switch that this machine hangs on: a name of the pool's topology, or a new one"
+    add("--rack", default="", metavar="NAME", help=words)
     reached = parser.add_mutually_exclusive_group()
     words = "address that others reach this machine at (default: that of the way to the head)"
     reached.add_argument("--address", help=words)
@@ -60,16 +69,25 @@ def run(arguments: argparse.Namespace) -> int:
     everything at once. Raises UserError."""
     try:
         head = parse_address(arguments.head, "the head's address", is_own=False)
-        secret = read_token(arguments.token_file).secret
+        token = read_token(arguments.token_file)
         address = _own_address(arguments, head)
         given = {name: value for name, value in vars(arguments).items() if name in _OWN}
         settings = read_values(given, _SETTINGS, "flags: ", is_text=True)
+        tls_dir = _text(settings.get("tls_dir"))
+        settings["tls_dir"] = tls_dir
+        tls = open_credentials(tls_dir)
+        fingerprint = None if tls is None else tls.fingerprint
+        check_fingerprint(arguments.token_file, token, fingerprint)
     except JoinError:
         raise
     except UserError as error:
         raise JoinError(str(error)) from error
     if not 0 <= arguments.workers <= WORKERS_MAX:
         raise JoinError(f"--workers is {arguments.workers}, not 0 to {WORKERS_MAX}")
+    if len(arguments.rack) > NAME_CHARS_MAX or not arguments.rack.isprintable():
+        raise JoinError(f"--rack is no name of up to {NAME_CHARS_MAX} printable characters")
+    if settings.get("device") == "cuda":
+        _check_gpus(arguments.workers)
     joined_as = JoinedAs(
         arguments.name,
         address,
@@ -77,13 +95,20 @@ def run(arguments: argparse.Namespace) -> int:
         _plain(settings),
         arguments.patience_s,
         arguments.same_files,
+        arguments.rack,
     )
     with ServeDisplay(str(settings.get("log_level", "warning"))) as display:
-        return asyncio.run(_join(Address(*head), secret, joined_as, display))
+        return asyncio.run(_join(Address(*head), token.secret, joined_as, display, tls))
 
 
-async def _join(head: Address, secret: str, joined_as: JoinedAs, display: ServeDisplay) -> int:
-    host = JoinedHost(head, secret, joined_as, display.tell)
+async def _join(
+    head: Address,
+    secret: str,
+    joined_as: JoinedAs,
+    display: ServeDisplay,
+    tls: Credentials | None,
+) -> int:
+    host = JoinedHost(head, secret, joined_as, display.tell, tls)
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
@@ -112,6 +137,18 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
         default=argparse.SUPPRESS,
         help=f"{setting.about.help}{unit}".replace("%", "%%"),
     )
+
+
+def _check_gpus(workers: int) -> None:
+    """Raises JoinError where there are fewer GPUs."""
+    # Here: only a machine that is to compute on GPUs waits for this import.
+    from livescale.engine.gpus import gpu_count
+
+    count = gpu_count()
+    if count == 0:
+        raise JoinError("--device cuda: this machine has no GPU that torch can use")
+    if workers > count:
+        raise JoinError(f"--workers is {workers}, but this machine has {count} GPUs")
 
 
 def _own_address(arguments: argparse.Namespace, head: tuple[str, int]) -> str:
@@ -151,6 +188,11 @@ def _way_to(head: tuple[str, int]) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
+
+
+def _text(value: object) -> str | None:
+    """A folder as it is whatever directory a process works in."""
+    return None if value is None else os.path.abspath(str(value))
 
 
 def _plain(settings: Mapping[str, object]) -> dict[str, str | int | None]:

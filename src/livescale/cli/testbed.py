@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from livescale.cli import hosts_demo
 from livescale.cli.serve import ServeDisplay, serve
 from livescale.common.errors import UserError
 from livescale.config.reading import TESTBED_VARIABLE, load_config
@@ -43,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     execute.add_argument("host", help='"h0", "h1", … or "control"')
     execute.add_argument("argv", nargs="+", metavar="-- COMMAND", help="what to run")
+    words = "hosts of this machine join a pool; one is lost, one leaves; every token is checked"
+    hosts_demo.add_arguments(actions.add_parser("demo", help=words, description=words))
     for action, words in (
         ("status", "list the testbeds of this machine"),
         ("clean", "remove testbeds whose processes have ended"),
@@ -166,4 +169,11 @@ def _clean(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_ACTIONS = {"run": _run, "serve": _serve, "exec": _exec, "status": _status, "clean": _clean}
+_ACTIONS = {
+    "run": _run,
+    "serve": _serve,
+    "demo": hosts_demo.run,
+    "exec": _exec,
+    "status": _status,
+    "clean": _clean,
+}

@@ -23,6 +23,12 @@ def parse_address(text: str, where: str, *, is_own: bool = True) -> tuple[str, i
     return host, int(port)
 
 
+def is_loopback(address: str | None) -> bool:
+    """Of ADDRESS:PORT: nothing leaves the machine. Raises ConfigError."""
+    host = None if address is None else parse_address(address, "listen")[0]
+    return host is None or ipaddress.ip_address(host).is_loopback
+
+
 def address_text(host: str, port: int) -> str:
     """What `parse_address` reads."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -20,6 +20,14 @@ class ProofError(Exception):
     """The other side does not know the secret."""
 
 
+class NotAdmittedError(ConnectionError):
+    """The other end has a certificate of the pool, but may not talk."""
+
+
+class RevokedError(NotAdmittedError):
+    """Its certificate was revoked."""
+
+
 class CallerProof:
     """The side that opened the connection; `nonce` is its first message."""
 

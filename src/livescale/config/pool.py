@@ -48,6 +48,39 @@ class PoolConfig(Value, frozen=True, kw_only=True):
             " for each start"
         ),
     ] = None
+    tls_dir: Annotated[
+        str | None,
+        About(
+            "folder with this machine's certificate and key (`livescale cluster`): TLS between all"
+            " processes of the pool; none: plain text"
+        ),
+    ] = None
+    data_plane_tls: Annotated[
+        str,
+        About(
+            "with tls_dir, parameters between machines: auto: encrypted; off: plain, and compared"
+            " with their SHA-256; on: encrypted between processes of one machine, too",
+            choices=("off", "auto", "on"),
+        ),
+    ] = "auto"
+    ssl_certfile: Annotated[
+        str | None, About("certificate chain (PEM) of the HTTP API, which is HTTPS then")
+    ] = None
+    ssl_keyfile: Annotated[str | None, About("key (PEM) of that certificate")] = None
+    heads: Annotated[
+        str | None,
+        About("ADDRESS:PORT of every head that may act, with commas; none: there is one"),
+    ] = None
+    lease: Annotated[
+        str | None,
+        About(
+            "which head acts: a file that all of them reach, or kubernetes:[NAMESPACE/]NAME; none:"
+            " this one does"
+        ),
+    ] = None
+    lease_ms: Annotated[
+        int, About("after so long without its holder another head acts", "ms", 300, 600_000)
+    ] = 3000
     topology: Annotated[
         str | None, About("file of hosts, devices and links; none: one host without limits")
     ] = None

@@ -29,6 +29,7 @@ from livescale.common.settings import (
 )
 from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS, ModelConfig
 from livescale.config.pool import ROOFLINE_PREFIX, SETTINGS, WORKERS_MAX, PoolConfig
+from livescale.config.serve_file import pool_document
 from livescale.load.slo import SloError, parse_slo
 
 TESTBED_VARIABLE = "LIVESCALE_TESTBED"
@@ -42,6 +43,7 @@ _NOT_SETTINGS = (
     "LIVESCALE_ADMIN_KEY",
     TESTBED_VARIABLE,
 )
+_READ_BY_CHILDREN = ("tls_dir", "ssl_certfile", "ssl_keyfile")
 
 
 def load_config(
@@ -49,18 +51,20 @@ def load_config(
     model_paths: list[str],
     environ: Mapping[str, str],
     flags: Mapping[str, object],
+    defaults: Mapping[str, object] | None = None,
 ) -> PoolConfig:
-    """The checked configuration: YAML file < environment < flags.
+    """The checked configuration: `defaults` of the caller < YAML file < environment < flags.
 
     `model_paths` are added to the file's models. A flag of None was not given; the word "none"
     as a flag or variable means None. Raises ConfigError.
     """
-    values: dict[str, object] = {}
+    values: dict[str, object] = dict(defaults or {})
     models: list[ModelConfig] = []
     if path is not None:
-        document = read_yaml(path)
+        document = dict(pool_document(read_yaml(path), path))
         models += _models_of(document.pop("models", None), path)
-        values |= read_values(document, SETTINGS, f"{path}: ", also=("models",))
+        document.pop("ray", None)  # `config/ray.py` reads it, where Ray is asked for
+        values |= read_values(document, SETTINGS, f"{path}: ", also=("models", "ray"))
         if values.get("topology") is not None:
             values["topology"] = str(path.parent / str(values["topology"]))
         timed_profile = values.get("timed_profile")
@@ -69,6 +73,9 @@ def load_config(
     values |= _read_environment(environ)
     given = {name: value for name, value in flags.items() if value is not None}
     values |= read_values(given, SETTINGS, "flags: ", is_text=True)
+    for name in _READ_BY_CHILDREN:
+        if values.get(name) is not None:
+            values[name] = os.path.abspath(str(values[name]))
     if values.get("topology") is not None:
         _take_workers(values)
     for model_path in model_paths:
@@ -194,7 +201,7 @@ def _check(config: PoolConfig) -> None:
     if config.listen is not None:
         parse_address(config.listen, "listen")
     elif not config.workers:
-        raise ConfigError("workers is 0, and nobody may join: say where with `listen`")
+        raise ConfigError("workers is 0, and no machine may join: say where with `listen`")
     elif config.token_file is not None:
         raise ConfigError("token_file is for a pool that others join: say where with `listen`")
     if config.workers or config.hosts > 1:
@@ -209,7 +216,20 @@ def _check(config: PoolConfig) -> None:
         raise ConfigError(f"timed_profile is for device timed, not for {config.device}")
     if config.carrier == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
         raise ConfigError("carrier: nixl is not installed: pip install 'livescale[rdma]'")
+    _check_tls(config)
     _check_models(config)
+
+
+def _check_tls(config: PoolConfig) -> None:
+    if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
+        raise ConfigError("ssl_certfile and ssl_keyfile: one needs the other")
+    if config.tls_dir is None and config.data_plane_tls == "on":
+        raise ConfigError("data_plane_tls is on, and there are no certificates: give tls_dir")
+    if config.tls_dir is not None and config.carrier == "nixl":
+        raise ConfigError(
+            "carrier nixl cannot be used with tls_dir: whoever reaches its port reads and writes"
+            " the memory of a worker"
+        )
 
 
 def _at_most(config: PoolConfig, smaller: str, larger: str) -> None:

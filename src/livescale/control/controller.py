@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
 from livescale.control.drains import Drains
@@ -35,7 +33,7 @@ from livescale.messages import events
 from livescale.messages.commands import AnyCommand, Dispatch, ModelGone, WakeAt
 from livescale.messages.events import AnyEvent
 from livescale.placements import AllCopies, SpreadCopies
-from livescale.types import InstanceState
+from livescale.types import InstanceState, WorkerRef
 
 # Everybody behind a sender that stalls reports it within this time; then it is judged.
 _STALL_GRACE_NS = 100_000_000
@@ -67,7 +65,9 @@ class Controller:
             config, self.fleet, self.pool, self.loads, self.planning, self.models
         )
         self.pairings = Pairings(config, self.fleet, self.router, self.planning)
-        self.leaving = Leaving(self.models, self.fleet, self.pool, self.planning, self.pairings)
+        self.leaving = Leaving(
+            self.models, self.fleet, self.pool, self.planning, self.pairings, self.router
+        )
         self.drains = Drains(config, self.models, self.fleet, self.planning, self.pairings)
         self.wishes = Wishes(self.fleet, self.pool, self.router, self.planning)
         spares = Spares(config, self.fleet, self.pool, self.planning)
@@ -142,11 +142,19 @@ class Controller:
         self._decide()
         return self._commands
 
+    def lacking_workers(self) -> int:
+        """Workers that would get an instance at once if they were there."""
+        return self.scaling.lacking_workers
+
+    def busy_workers(self) -> tuple[WorkerRef, ...]:
+        """Those that an instance is on."""
+        instances = sorted(self.fleet.instances.items())
+        return tuple(worker for _, instance in instances for worker in instance.workers)
+
     def status(self) -> ControllerStatus:
         """What others may know of its state."""
-        status = status_of(self.fleet, self.pool, self.models, self.host_copies)
         free = self.leaving.free()
-        return msgspec.structs.replace(status, free=free) if free else status
+        return status_of(self.fleet, self.pool, self.models, self.host_copies, self.wishes, free)
 
     # -- what happened ------------------------------------------------------------------------
 

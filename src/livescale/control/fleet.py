@@ -145,7 +145,7 @@ class Fleet:
         duty = copy.ranks[0].order.duty
         assert duty is not None, f"{copy!r} is no instance's"
         for holding in copy.ranks.values():
-            # Only rank 0 hears of a duty that changes.
+            # Only rank 0 is sent a duty that changes.
             holding.order = msgspec.structs.replace(holding.order, duty=duty)
         state = InstanceState.LOADING if duty.live_order is None else InstanceState.LIVE
         if copy.is_loaded:

@@ -12,6 +12,7 @@ from livescale.control.model_state import ModelState
 from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
+from livescale.control.router import Router
 from livescale.messages.commands import Drain, ScaleDecided
 from livescale.messages.events import MembersLeave
 from livescale.types import WorkerRef
@@ -27,12 +28,14 @@ class Leaving:
         pool: ParameterPool,
         planning: Planning,
         pairings: Pairings,
+        router: Router,
     ) -> None:
         self._states = states
         self._fleet = fleet
         self._pool = pool
         self._planning = planning
         self._pairings = pairings
+        self._router = router
 
     def members_leave(self, event: MembersLeave, _now_ns: int) -> bool:
         """False if none of them is there, or all are known to leave."""
@@ -71,11 +74,13 @@ class Leaving:
         if self._fleet.instance_on(ref) is not None or self._pool.readers(ref):
             return False
         copies = [self._pool.copy_of(holding) for holding in self._pool.on(ref)]
+        if self._router.on_worker(ref) or any(copy.is_given_up for copy in copies):
+            return False  # requests of an instance that has ended may be on their way back
         return all(self._is_elsewhere(copy) for copy in copies)
 
     def _is_elsewhere(self, copy: Copy) -> bool:
         state = self._states.get(copy.model)
-        if copy.is_given_up or not copy.is_complete or state is None or state.is_leaving:
+        if not copy.is_complete or state is None or state.is_leaving:
             return True
         others = [c for c in self._pool.copies(copy.model) if c.is_complete and c is not copy]
         if any(not self._fleet.is_leaving(other.members) for other in others):

@@ -218,7 +218,7 @@ class Planning:
         """All copies, complete or arriving; the planner chooses among them. Warm spares on workers
         of no instance come first: their links are idle. Systems without multicast know less: there
         host memory feeds devices, or nothing does."""
-        found = self._pool.copies(state.spec.name)
+        found = [c for c in self._pool.copies(state.spec.name) if not self._breaks_up(c)]
         idle = self._pool.idle_spares(state.spec.name)
         found.sort(key=lambda copy: copy not in idle)
         copies = [self._source(copy) for copy in found]
@@ -226,6 +226,12 @@ class Planning:
             is_host = self._config.multicast == "host"
             return tuple(s for s in copies if is_host and s.is_host_copy)
         return tuple(copies)
+
+    def _breaks_up(self, copy: Copy) -> bool:
+        """A spare of several ranks, one of whose workers leaves: it cannot be used again, and goes
+        where a new instance takes another of its workers."""
+        is_several = copy.is_spare and len(copy.members) > 1
+        return is_several and self._fleet.is_leaving(copy.members)
 
     def hosts_with_copy(self, model: str) -> dict[str, None]:
         """The names of hosts whose memory has the model, and whose devices can read it there."""

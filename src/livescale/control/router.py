@@ -21,8 +21,8 @@ from livescale.control.router_rows import (
     Outstanding,
     RequestRecord,
     RouteRow,
+    bound_rows,
     choose_row,
-    leave_part,
 )
 from livescale.messages.events import InstanceReported
 from livescale.routes import Route
@@ -168,8 +168,7 @@ class Router:
         if not queue:
             return []
         rows = [self._row(route) for route in routes]
-        if waking:
-            leave_part(rows, self._waiting_tokens[part], waking)
+        bound_rows(rows, self._waiting_tokens[part], waking)
         # Where prompts wait for others to be computed, no place is missing.
         is_short = isinstance(self._binding, EarlyBinding) or not any(r.room > 0 for r in rows)
         assignments = self._deal(now_ns, queue, rows)

@@ -113,6 +113,11 @@ class Outstanding:
         assert counted == self, worker
 
 
+_PAIR_GAIN_PART = 2
+"""During a load a pair computes what one instance does, and so many-th of that: the target has half
+of the layers on average, and what it runs ahead is used."""
+
+
 class RouteRow:
     """A route: `tokens` of prompts are to be done on its `workers`, `room` more requests can go
     there, and prompts up to `tokens_max` together (None: any). `amount` is what it is chosen by
@@ -143,6 +148,13 @@ class RouteRow:
     @property
     def worker(self) -> WorkerRef:
         return self.workers[0]
+
+    def take_ahead(self) -> None:
+        """There is no other route to keep prompts for. A target that had no more of them than one
+        instance computes during the load would be idle: it runs ahead on all that it has."""
+        pair = self.route.pair
+        if pair is not None and self.tokens_max is not None:
+            self.tokens_max += pair.lag_tokens // _PAIR_GAIN_PART
 
     def add(self, tokens: int) -> None:
         self.tokens += tokens
@@ -175,9 +187,13 @@ class RouteRow:
         return max(self._computed_at(), self.lag_tokens * 1000)
 
 
-def leave_part(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:
-    """Each row gets no more than its part of all prompt tokens, or one request; the rest is for
-    `waking` instances that will serve in a moment."""
+def bound_rows(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:
+    """A single row takes ahead. While `waking` instances will serve in a moment each row gets no
+    more than its part of all prompt tokens, or one request: the rest is for these."""
+    if len(rows) == 1:
+        rows[0].take_ahead()
+    if not waking:
+        return
     tokens = waiting_tokens + sum(row.tokens for row in rows)
     share = -(-tokens // (len(rows) + waking))
     for row in rows:

@@ -64,6 +64,8 @@ class Scaling:
         self._wishes = wishes
         #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
         self._nothing_ahead = (-1, -1, -1)
+        #: workers that growing models would take and that no model gives up, by the last decision
+        self.lacking_workers = 0
 
     def decide(
         self, now_ns: int, wall_zero_ns: int, states: Mapping[str, ModelState]
@@ -77,14 +79,17 @@ class Scaling:
                 commands += self._shrink(wish)
         growing = [wish for wish in wishes if wish.wanted > wish.capacity]
         growing.sort(key=lambda w: (-w.state.policy.priority, -w.need_permille, w.state.spec.name))
-        claimed = 0
+        claimed = lacking = 0
         for wish in growing:
             reached, grown = self._grow(now_ns, wish, claimed)
             commands += grown
             if reached < wish.wanted and now_ns >= wish.state.load_failures.blocked_until_ns:
                 missing = wish.state.spec.tp_size * (wish.wanted - reached)
                 commands += self._make_room(wish, missing, claimed)
-                claimed += self._claim(wish, missing, claimed)
+                found = self._claim(wish, missing, claimed)
+                claimed += found
+                lacking += missing - found
+        self.lacking_workers = lacking
         return commands + self._load_ahead(now_ns, wall_zero_ns + now_ns, states)
 
     def release_empty(self, now_ns: int) -> list[AnyCommand]:

@@ -99,13 +99,19 @@ class Spares:
         """Where ranks of new instances may go: to workers that hold nothing, and where these are
         too few, to those whose spares, driven out or locked up, are least worth keeping. So many
         workers, if there are, on the hosts whose memory has the model, too: loads that leave such a
-        host share its NIC. Of all others half, so that the planner has a choice."""
+        host share its NIC. As many that read the model's files, should there be no copy. Of all
+        others half, so that the planner has a choice."""
         found = sorted(self._rooms(state), key=self._loss)
         empty = sum(not (room.going or room.kept) for room in found)
         count = empty if empty >= workers else max(workers, len(found) // 2)
         hosts = self._planning.hosts_with_copy(state.spec.name)
         near = [room for room in found if self._planning.topology.host_of(room.worker) in hosts]
-        return sorted({room.worker for room in (*found[:count], *near[:workers])})
+        first: list[_Room] = []
+        if not self._planning.sources(state):
+            reads_files = self._planning.topology.reads_files
+            first = [room for room in found if reads_files(room.worker)]
+        chosen = (*found[:count], *near[:workers], *first[:workers])
+        return sorted({room.worker for room in chosen})
 
     def give_way(
         self, targets: Sequence[Sequence[WorkerRef]], state: ModelState

@@ -6,6 +6,7 @@ from livescale.control.fleet import Fleet
 from livescale.control.host_copies import HostCopies
 from livescale.control.model_state import ModelState
 from livescale.control.pool import ParameterPool
+from livescale.control.wishes import Wishes
 from livescale.policies import ModelPolicy
 from livescale.types import InstanceId, InstanceState, Value, WorkerRef
 
@@ -44,21 +45,27 @@ class ModelSummary(Value, frozen=True):
 
 class ControllerStatus(Value, frozen=True):
     """Models by name, living instances by id, how many members are alive, and the most bytes that
-    one host's memory has left for copies (0: there is no host). Of the members that leave, `free`
-    ones may go."""
+    one host's memory has left for copies (0: there is no host). The models' loads need
+    `workers_wanted`, there or not. Of the members that leave, `free` ones may go."""
 
     models: dict[str, ModelSummary]
     instances: dict[InstanceId, InstanceSummary]
     workers: int
     agents: int
     host_room_bytes: int
+    workers_wanted: int = 0
     free: tuple[WorkerRef, ...] = ()
 
 
 def status_of(
-    fleet: Fleet, pool: ParameterPool, models: dict[str, ModelState], host_copies: HostCopies
+    fleet: Fleet,
+    pool: ParameterPool,
+    models: dict[str, ModelState],
+    host_copies: HostCopies,
+    wishes: Wishes,
+    free: tuple[WorkerRef, ...],
 ) -> ControllerStatus:
-    """The status of the controller that owns these parts."""
+    """The status of the controller that owns these parts; `free` members that leave may go."""
     rooms = {record.ref: record.host.memory_bytes for record in fleet.living_agents()}
     states: dict[str, dict[str, int]] = {name: {} for name in models}
     for instance in fleet.instances.values():
@@ -91,4 +98,6 @@ def status_of(
         workers=len(fleet.workers),
         agents=len(fleet.agents),
         host_room_bytes=max(rooms.values(), default=0),
+        workers_wanted=sum(wish.workers for wish in wishes.known()),
+        free=free,
     )

@@ -43,6 +43,14 @@ class Wish:
         """Instances that its load does not need now, whatever its hysteresis waits for."""
         return self.capacity - max(self.suggestion.at_most, self.least)
 
+    @property
+    def workers(self) -> int:
+        """Workers that its load needs, whether they are there or not. Instances beyond the need,
+        such as those that are loaded ahead, do not count."""
+        kept = max(self.suggestion.at_most, self.suggestion.floor, self.least, 1)
+        wanted = self.wanted if self.wanted > self.capacity else min(self.wanted, kept)
+        return self.state.spec.tp_size * wanted
+
     def notice(self, before: int, after: int, reason: str) -> ScaleDecided:
         """The number of its instances changes, for this reason."""
         part, values = self.part, self.suggestion.explain()

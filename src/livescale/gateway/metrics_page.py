@@ -65,6 +65,7 @@ HELP = {
     "warm_starts": "Those of them that found their parameters in place",
     "device_seconds": "Time that instances of the model have held devices, summed up over devices",
     "workers": "Worker processes that have joined",
+    "workers_wanted": "Worker processes that the models' loads need, there or not",
     "agents": "Host agents that have joined",
     "record_open": "1 while the run record is written, 0 after an error has closed it",
 }

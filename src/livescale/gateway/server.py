@@ -42,8 +42,12 @@ async def serve(
     stop: asyncio.Event,
     drain_s: float,
     limits: Limits | None = None,
+    *,
+    certfile: str | None = None,
+    keyfile: str | None = None,
 ) -> None:
-    """Serve on `sock` (bound, and closed on return) until `stop` is set; then drain.
+    """Serve on `sock` (bound, and closed on return) until `stop` is set; then drain. With a
+    certificate and its key it is HTTPS.
 
     After `stop` no connection is accepted, running responses may finish for `drain_s` seconds, and
     what still runs then is cancelled. No signal handler is installed.
@@ -62,6 +66,8 @@ async def serve(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_certfile=certfile,
+        ssl_keyfile=keyfile,
     )
     # Declared as whole seconds, but only handed to asyncio.wait_for.
     config.timeout_graceful_shutdown = drain_s  # type: ignore[assignment]

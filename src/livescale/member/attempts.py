@@ -46,6 +46,8 @@ class HostedAttempts:
         self._instance: InstanceId | None = None
         self._serving: Serving | None = None
         self._gateway_of: dict[RequestId, str] = {}
+        #: of what was taken over, how often
+        self._moves: dict[RequestId, int] = {}
 
     # -- the instance ---------------------------------------------------------------------------
 
@@ -59,6 +61,7 @@ class HostedAttempts:
         for request, attempt in self._serving.give_back():
             self._give_back(self._gateway_of[request], request, attempt)
         self._gateway_of.clear()
+        self._moves.clear()
         self._instance = self._serving = None
 
     def gateway_of(self, request: RequestId) -> str:
@@ -81,18 +84,21 @@ class HostedAttempts:
             self._end(spec.request, spec.attempt, Outcome.FAILED)
         else:
             self._gateway_of[spec.request] = gateway
+            self._moves.pop(spec.request, None)
 
     def cancel(self, request: RequestId, attempt: int) -> None:
         """The attempt is not wanted any more: free its KV at once."""
         if self.disown(request, attempt):
             self._end(request, attempt, Outcome.CANCELLED)
 
-    def disown(self, request: RequestId, attempt: int) -> bool:
-        """Another worker runs the attempt, or a newer one: forget it without an answer. False if it
-        is not here."""
+    def disown(self, request: RequestId, attempt: int, moves: int | None = None) -> bool:
+        """Another worker runs the attempt, taken over `moves` times by then, or a newer one: forget
+        the attempt without an answer. False if it is not here, or was taken over here later."""
+        if moves is not None and self._moves.get(request, 0) > moves:
+            return False
         is_here = self._serving is not None and self._serving.cancel(request, attempt)
-        if is_here:
-            self._gateway_of.pop(request, None)
+        if is_here and request in self._gateway_of:
+            self._leaves(request)
         return is_here
 
     def gateway_gone(self, gateway: str) -> None:
@@ -116,7 +122,7 @@ class HostedAttempts:
         # Maybe it was given away here and has come back: who had it meanwhile may die.
         for given in [g for g in self._given if (g.request, g.attempt) == (request, attempt)]:
             self._given.remove(given)
-        self._gateway_of[request] = gateway
+        self._gateway_of[request], self._moves[request] = gateway, spec.moves
         self._emit(Answer(gateway, AttemptTaken(request, attempt, spec.moves)))
         if is_decoding:
             repeated = EmittedTokens(request, attempt, 0, spec.generated_ids, None)
@@ -128,12 +134,12 @@ class HostedAttempts:
         """These are the partner's from now on. It tells the gateways, but may die before."""
         self._forget_old(now_ns)
         for request, attempt in attempts:
-            gateway = self._gateway_of.pop(request)
+            gateway = self._leaves(request)
             self._given.append(_Given(partner, gateway, request, attempt, now_ns))
 
     def returned(self, request: RequestId, attempt: int) -> None:
         """The instance has forgotten the attempt: it is to run elsewhere."""
-        self._give_back(self._gateway_of.pop(request), request, attempt)
+        self._give_back(self._leaves(request), request, attempt)
 
     def partner_lost(self, now_ns: int, partner: WorkerRef) -> None:
         """What it took over last may be known to no gateway: this worker says that it has not got
@@ -153,11 +159,16 @@ class HostedAttempts:
             self._emit(Emit(gateway, its))
         for tokens in emitted:
             if tokens.finish_reason is not None:
-                del self._gateway_of[tokens.request]
+                self._leaves(tokens.request)
                 count = tokens.index + len(tokens.token_ids)
                 self._end(tokens.request, tokens.attempt, Outcome.FINISHED, count)
 
     # -- helpers, in the order used -------------------------------------------------------------
+
+    def _leaves(self, request: RequestId) -> str:
+        """The request is not here any more. Returns its gateway."""
+        self._moves.pop(request, None)
+        return self._gateway_of.pop(request)
 
     def _forget_old(self, now_ns: int) -> None:
         while self._given and self._given[0].since_ns + self._telling_ns < now_ns:

@@ -13,7 +13,7 @@ from livescale.batching.run import BatchKey, EmittedTokens, Run
 from livescale.batching.serving import KvPlaces
 from livescale.chunks import Feed
 from livescale.control.residency import Resident
-from livescale.member.inputs import PeerMessage
+from livescale.member.inputs import MemberOrder, PeerMessage
 from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import AnyEvent
@@ -24,6 +24,14 @@ class Report(Value, frozen=True, tag=True):
     """Send the event to the controller, if one is there."""
 
     event: AnyEvent
+
+
+class RefuseOrder(Value, frozen=True, tag=True):
+    """The order was not carried out: the controller that gave it is not the latest one. The reason
+    is for people."""
+
+    command: MemberOrder
+    reason: str
 
 
 class Answer(Value, frozen=True, tag=True):
@@ -126,9 +134,11 @@ class Materialize(Value, frozen=True, tag=True):
 
 
 class Measure(Value, frozen=True, tag=True):
-    """Time a prefill of the model, which serves nothing yet: ends in RateMeasured."""
+    """Time a prefill of so many tokens, before the model computes anything: ends in
+    RateMeasured."""
 
     plan: PlanId
+    tokens: int
 
 
 class Execute(Value, frozen=True, tag=True):
@@ -162,6 +172,7 @@ class ForgetRows(Value, frozen=True, tag=True):
 
 Effect = (
     Report
+    | RefuseOrder
     | Answer
     | Emit
     | TellPeer

@@ -20,6 +20,7 @@ from livescale.messages.commands import (
     ReleaseHolding,
     StartHolding,
 )
+from livescale.messages.epochs import FIRST_EPOCH, ControllerEpoch
 from livescale.types import InstanceId, PlanId, RequestId, Value, WorkerRef
 
 MemberOrder = StartHolding | AmendHolding | ChangeDuty | ReleaseHolding | DropHolding
@@ -37,16 +38,20 @@ PeerMessage = LiveMessage | RankLayers
 
 
 class Ordered(Value, frozen=True, tag=True):
-    """An order of the controller. A StartHolding has the sizes of its span's layers, and an
-    `identity` that equals another one's when all bytes are the same."""
+    """An order of the controller in its life `epoch`. A StartHolding has the sizes of its span's
+    layers, and an `identity` that equals another one's when all bytes are the same."""
 
     command: MemberOrder
     layer_bytes: tuple[int, ...] = ()
     identity: str = ""
+    epoch: ControllerEpoch = FIRST_EPOCH
 
 
 class ControllerMet(Value, frozen=True, tag=True):
-    """A life of the controller was met that may know nothing of the member but its report."""
+    """A life of the controller was met that may know nothing of the member but its report. Orders
+    of other lives that have not been carried out by then are refused."""
+
+    epoch: ControllerEpoch = FIRST_EPOCH
 
 
 class FirstByteCame(Value, frozen=True, tag=True):

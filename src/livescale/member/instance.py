@@ -31,6 +31,9 @@ from livescale.messages.events import BatchTaken, CapacityMeasured, LiveStarted
 from livescale.routes import Duty
 from livescale.types import WorkerRef
 
+MEASURED_TOKENS_MAX = 2048
+"""Of a Run that measures a rate: long enough that its fixed cost does not count."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
@@ -59,6 +62,8 @@ class HostedInstance:
         self.order, self.duty = order, order.duty
         self._layers = order.span.stop
         self._kv_layer_bytes, self._row_bytes = ready.kv_layer_bytes, ready.row_bytes
+        #: a rate is that of a Run full of prompt tokens
+        self.measured_tokens = min(ready.limits.run_tokens_max, MEASURED_TOKENS_MAX)
         self._attempts = attempts
         self._emit = emit
         self.serving = serving
@@ -79,6 +84,8 @@ class HostedInstance:
         self._received_bytes = 0
         #: decoder layers of live batches that were run here
         self.live_layers = 0
+        #: there may be KV of requests in its blocks
+        self._has_kv = False
         if order.rank == 0:
             attempts.open(self.duty.instance, self.serving)
             self._start_live()
@@ -161,8 +168,10 @@ class HostedInstance:
 
     @property
     def is_to_be_measured(self) -> bool:
-        """Its rate of prefills is to be measured before it serves."""
-        return self._owes_capacity and self.serving.capabilities.whole_model_only
+        """Its rate of prefills is to be measured before it counts as loaded: that writes KV, so a
+        live instance which was given work is judged by the Runs of that."""
+        is_unused = not self._has_kv and not self.serving.requests()
+        return self._owes_capacity and (is_unused or self.serving.capabilities.whole_model_only)
 
     def owed_capacity(self, rate: int | None) -> CapacityMeasured | None:
         """The rate of prefills, once, if it was asked for and is known: `rate`, or what Runs
@@ -202,6 +211,7 @@ class HostedInstance:
         while not is_awaited and (run := self.serving.next(steps_max)) is not None:
             chosen.append(run)
         if chosen:
+            self._has_kv = True
             self._talk(now_ns)
         self._report(now_ns)
         for run in chosen:
@@ -242,6 +252,7 @@ class HostedInstance:
     def _took(self, message: Handover, pull_ns: int, sent: PeerSent) -> None:
         """The batch is this worker's: its gateways and the controller learn that before any token
         of it."""
+        self._has_kv = True
         if message.rows:
             self._rows[message.batch] = None
         self._emit(effects.TakeOver(message, sent.content))

@@ -13,8 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from livescale.messages.attempts import AttemptFailed, AttemptReturned, AttemptTaken
+from livescale.member.fence import Fence
+from livescale.messages.attempts import (
+    AttemptFailed,
+    AttemptReturned,
+    AttemptTaken,
+    Cancel,
+    Disown,
+)
 from livescale.messages.commands import Dispatch
+from livescale.messages.epochs import FIRST_EPOCH, ControllerEpoch
 from livescale.messages.events import RequestCancelled, RequestEnded
 from livescale.types import Outcome, RequestId, Value, WorkerRef
 
@@ -31,13 +39,11 @@ class Send(Value, frozen=True):
 
 
 class Forget(Value, frozen=True):
-    """Send the worker a message to forget the attempt, because the request is over or (not
-    `is_over`) goes on elsewhere."""
+    """Send the worker the message to forget the attempt: a Cancel, because the request is over, or
+    a Disown, because it goes on elsewhere."""
 
     worker: WorkerRef
-    request: RequestId
-    attempt: int
-    is_over: bool
+    message: Cancel | Disown
 
 
 class Moved(Value, frozen=True):
@@ -106,6 +112,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, Entry] = {}
+        #: orders of controllers that it does not admit change nothing
+        self.fence = Fence()
         #: messages to forget an attempt, the latest last
         self._forgets: dict[tuple[WorkerRef, RequestId, int], None] = {}
 
@@ -139,15 +147,26 @@ class Ledger:
 
     # -- the controller -------------------------------------------------------------------------
 
-    def controller_joined(self) -> Sequence[LedgerEffect]:
-        """Report every request to a controller that knows none of them."""
+    def controller_joined(self, epoch: ControllerEpoch = FIRST_EPOCH) -> Sequence[LedgerEffect]:
+        """Report every request to a controller that knows none of them; nothing to one that is
+        over."""
+        if self.fence.meet(epoch) is not None:
+            return ()
         for entry in self:
             entry.is_announced_again = True
         return [_announced(entry) for entry in self]
 
-    def dispatched(self, order: Dispatch, *, is_reachable: bool) -> Sequence[LedgerEffect]:
+    def dispatched(
+        self,
+        order: Dispatch,
+        epoch: ControllerEpoch = FIRST_EPOCH,
+        *,
+        is_reachable: bool,
+    ) -> Sequence[LedgerEffect]:
         """The controller gives a worker the next attempt. Not `is_reachable`: the gateway has no
         connection to the worker."""
+        if not self.fence.admits(epoch):
+            return ()
         entry = self._entries.get(order.request)
         if entry is None:
             return [RequestEnded(order.request, order.attempt, Outcome.CANCELLED)]
@@ -160,10 +179,12 @@ class Ledger:
         lost = RequestEnded(order.request, order.attempt, Outcome.WORKER_LOST)
         return [*effects, *_moved(entry, None), lost]
 
-    def failed(self, request: RequestId, reason: str) -> Sequence[LedgerEffect]:
-        """The controller ends the request with an error."""
+    def failed(
+        self, request: RequestId, reason: str, epoch: ControllerEpoch | None = None
+    ) -> Sequence[LedgerEffect]:
+        """The controller ends the request with an error, or (without `epoch`) the gateway does."""
         entry = self._entries.get(request)
-        if entry is None:
+        if entry is None or (epoch is not None and not self.fence.admits(epoch)):
             return ()
         return [
             *self._forget_owner(entry, is_over=True),
@@ -203,7 +224,7 @@ class Ledger:
         entry = self._entries.get(request)
         # As `is_run_by`, without a call: this is asked for every token.
         if entry is None or entry.attempt != attempt or entry.owner != worker:
-            return 0, self._forget(worker, request, attempt, is_over=entry is None)
+            return 0, self._forget(worker, request, attempt, entry)
         stop = index + count
         if index > entry.tokens or (is_last and stop <= entry.tokens):
             forget = self._forget_owner(entry, is_over=False)
@@ -232,7 +253,7 @@ class Ledger:
         # An earlier message to forget was about an earlier stay of the attempt.
         self._forgets.pop((worker, request, attempt), None)
         if entry is None or entry.attempt != attempt:
-            return self._forget(worker, request, attempt, is_over=entry is None)
+            return self._forget(worker, request, attempt, entry)
         if report.moves < entry.moves:
             return ()
         entry.moves, entry.repeated_max = report.moves, entry.tokens
@@ -257,19 +278,23 @@ class Ledger:
     def _forget_owner(self, entry: Entry, *, is_over: bool) -> list[LedgerEffect]:
         if entry.owner is None:
             return []
-        return self._forget(entry.owner, entry.request, entry.attempt, is_over=is_over)
+        return self._forget(entry.owner, entry.request, entry.attempt, None if is_over else entry)
 
     def _forget(
-        self, worker: WorkerRef, request: RequestId, attempt: int, *, is_over: bool
+        self, worker: WorkerRef, request: RequestId, attempt: int, entry: Entry | None
     ) -> list[LedgerEffect]:
-        """Once is enough: tokens may be on their way while the message is on its own."""
+        """`entry` is that of the request, None when it is over. Once is enough: tokens may be on
+        their way while the message is on its own."""
         key = worker, request, attempt
         if key in self._forgets:
             return []
         if len(self._forgets) >= FORGETS_MAX:
             del self._forgets[next(iter(self._forgets))]
         self._forgets[key] = None
-        return [Forget(worker, request, attempt, is_over)]
+        if entry is None:
+            return [Forget(worker, Cancel(request, attempt))]
+        moves = entry.moves if entry.attempt == attempt else None
+        return [Forget(worker, Disown(request, attempt, moves))]
 
 
 def _announced(entry: Entry) -> Announce:

@@ -17,6 +17,7 @@ from livescale.batching.live_messages import LiveMessage, refusal
 from livescale.batching.run import Run
 from livescale.member import effects, inputs
 from livescale.member.attempts import HostedAttempts
+from livescale.member.fence import Fence, why_refused
 from livescale.member.holding import MemberHoldings, ModelHolding
 from livescale.member.instance import HostedInstance, ServingLimits
 from livescale.member.ranks import RankWatermarks
@@ -52,6 +53,7 @@ class Member:
         self._effects: list[effects.Effect] = []
         self._emit = self._effects.append
         self._now_ns = 0
+        self._fence = Fence()
         resident_bytes = limits.resident_bytes if limits is not None else 0
         self._holdings = MemberHoldings(
             memory_bytes, address_bytes or memory_bytes, resident_bytes, self._emit
@@ -71,7 +73,7 @@ class Member:
             inputs.RunEnded: self._run_ended,
             inputs.Submitted: lambda n: self._attempts.submit(n.gateway, n.instance, n.spec),
             Cancel: lambda sent: self._attempts.cancel(sent.request, sent.attempt),
-            Disown: lambda sent: self._attempts.disown(sent.request, sent.attempt),
+            Disown: lambda sent: self._attempts.disown(sent.request, sent.attempt, sent.moves),
             inputs.GatewayGone: lambda gone: self._attempts.gateway_gone(gone.gateway),
             inputs.GatewayUnknown: lambda n: self._attempts.gateway_unknown(
                 n.gateway, n.request, n.attempt
@@ -99,6 +101,7 @@ class Member:
         the earliest. A shell that can carry out several steps of a Run at once gives
         `steps_max`."""
         self._now_ns = now_ns
+        _meet_all(self._fence, news)
         for one in news:
             self._absorb(one)
         if self.instance is not None:
@@ -109,7 +112,11 @@ class Member:
     def _absorb(self, news: inputs.MemberInput) -> None:
         """While the executor takes a model over, which its shell does at once, all else waits; so
         does, while a Run is in flight, what might take something away from it."""
-        if self._has_to_wait(news):
+        if self._is_assigning:
+            has_to_wait = not isinstance(news, _ASSIGNED)
+        else:
+            has_to_wait = self._is_running and _waits_for_run(news, bool(self.waiting))
+        if has_to_wait:
             self.waiting.append(news)
             return
         if not isinstance(news, inputs.HoldingNews):
@@ -120,14 +127,6 @@ class Member:
             waiting, self.waiting = self.waiting, []
             for later in waiting:
                 self._absorb(later)
-
-    def _has_to_wait(self, news: inputs.MemberInput) -> bool:
-        if self._is_assigning:
-            return not isinstance(news, _ASSIGNED)
-        if not self._is_running or isinstance(news, inputs.RunEnded):
-            return False
-        content = news.message if isinstance(news, inputs.PeerSent) else news
-        return bool(self.waiting) or not isinstance(content, _ENDS_NO_RUN)
 
     @property
     def _is_running(self) -> bool:
@@ -162,7 +161,10 @@ class Member:
 
     def _obey(self, ordered: inputs.Ordered) -> None:
         command = ordered.command
-        if isinstance(command, StartHolding):
+        if not self._fence.admits(ordered.epoch):
+            reason = why_refused(ordered.epoch, self._fence.current)
+            self._emit(effects.RefuseOrder(command, reason))
+        elif isinstance(command, StartHolding):
             self._begin(command, ordered)
         elif isinstance(command, AmendHolding):
             self._holdings.amend(command)
@@ -248,7 +250,7 @@ class Member:
     def _all_came(self, holding: ModelHolding, _: inputs.AllCame | None = None) -> None:
         assert holding.watermark == holding.order.span.stop, f"{holding} is not whole"
         if self.instance is not None and self.instance.is_to_be_measured:
-            self._emit(effects.Measure(holding.id.plan))
+            self._emit(effects.Measure(holding.id.plan, self.instance.measured_tokens))
         else:
             self._complete(holding)
 
@@ -256,7 +258,7 @@ class Member:
         holding.complete()
         if self.instance is not None:
             self.instance.is_loaded = True
-            # KV blocks of a live instance are in use: what its own Runs took must do.
+            # If it had work before it was loaded, what its own Runs took must do.
             self._tell_capacity(self.instance)
         self._holdings.update_reports()
         self._report(events.HoldingCompleted(holding.id, holding.received_bytes))
@@ -333,3 +335,18 @@ class Member:
 
     def __repr__(self) -> str:
         return f"<Member {self.ref}: {self._holdings!r}>"
+
+
+def _meet_all(fence: Fence, news: Sequence[inputs.MemberInput]) -> None:
+    """Before orders that wait: what was reported to a new life of the controller stays so."""
+    for one in news:
+        if isinstance(one, inputs.ControllerMet):
+            fence.meet(one.epoch)
+
+
+def _waits_for_run(news: inputs.MemberInput, others_wait: bool) -> bool:
+    """It is to be absorbed after the Run that is in flight, from which it may take something."""
+    if isinstance(news, inputs.RunEnded):
+        return False
+    content = news.message if isinstance(news, inputs.PeerSent) else news
+    return others_wait or not isinstance(content, _ENDS_NO_RUN)

@@ -16,10 +16,16 @@ class Cancel(Value, frozen=True, tag=True):
 
 
 class Disown(Value, frozen=True, tag=True):
-    """Gateway to worker: another worker runs this attempt, or a newer one. No answer."""
+    """Gateway to worker: another worker runs this attempt, or (`moves` None) a newer one. There is
+    no answer.
+
+    `moves` is how often the attempt was taken over, as far as the gateway knew then: a worker that
+    has taken it over later keeps it.
+    """
 
     request: RequestId
     attempt: int
+    moves: int | None = None
 
 
 class AttemptTaken(Value, frozen=True, tag=True):

@@ -30,6 +30,8 @@ _TINTS = {
 }
 """How much of the model's colour a state has; the filling part of a load has _FILL of it."""
 _FILL = 0.72
+_LANE = 0.8
+"""The height of a worker's lane; the next one begins at 1."""
 _WORK_PART = 0.24
 """The lower part of a live instance's lane looks as if it served; it loads above that."""
 
@@ -37,7 +39,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
     """A filled polygon: its corners and its colour."""
 
     corners: list[Point]
@@ -61,13 +63,15 @@ def lanes(
     """One lane per worker over the whole load, of the first LANES_MAX; `colours` are those of
     models."""
     workers = sorted(history.workers)[:LANES_MAX]
-    shapes: list[_Shape] = []
+    shapes: list[Shape] = []
     places = {worker: place for place, worker in enumerate(workers)}
     for instance in history.instances:
         for held in instance.holdings:
             place = places.get(held.member.worker)
             if place is not None:
-                shapes += _shapes(instance, held, place, started_ns, history.end_ns, colours)
+                shapes += instance_shapes(
+                    instance, held, place, _LANE, started_ns, history.end_ns, colours
+                )
     lane_in = min(max(3.6 / max(len(workers), 1), 0.13), 0.3)
     row = PlotRow(
         lane_in * len(workers) + 0.62, lambda axes: _draw_lanes(axes, shapes, workers, until_s)
@@ -87,12 +91,14 @@ def close_up(
 ) -> str:
     """The loads of one scale-up from its decision on; `receivers` are (instance, worker)."""
     shown = list(receivers)[:LANES_MAX]
-    shapes: list[_Shape] = []
+    shapes: list[Shape] = []
     for place, (number, worker) in enumerate(shown):
         instance = history.by_number[number]
         for held in instance.holdings:
             if held.member.worker == worker:
-                shapes += _shapes(instance, held, place, decided_ns, history.end_ns, colours)
+                shapes += instance_shapes(
+                    instance, held, place, _LANE, decided_ns, history.end_ns, colours
+                )
     lane_in = min(max(2.4 / max(len(shown), 1), 0.13), 0.45)
 
     def plot(axes: Axes) -> None:
@@ -108,17 +114,19 @@ def close_up(
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _shapes(
+def instance_shapes(
     instance: InstanceHistory,
     held: HoldingHistory,
-    place: int,
+    place: float,
+    height: float,
     zero_ns: int,
     end_ns: int,
     colours: Mapping[str, str],
-) -> list[_Shape]:
-    """What one worker's lane shows of the instance. Lanes go down from 0 and are 0.8 high."""
+) -> list[Shape]:
+    """What one worker's lane, around `place` and so high, shows of the instance. Lanes go down
+    from 0."""
     colour = colours[instance.model]
-    low = place + 0.4
+    low = place + height / 2
     stop_ns = end_ns if held.ended_ns is None else held.ended_ns
     shapes = []
     for state, start, stop in instance.stretches(end_ns):
@@ -127,24 +135,37 @@ def _shapes(
             continue
         span_s = (left_ns - zero_ns) / _NS_PER_S, (right_ns - zero_ns) / _NS_PER_S
         # A draining instance is half as high, so that its colour need not say it alone.
-        half = 0.2 if state is InstanceState.DRAINING else 0.4
+        half = height / 4 if state is InstanceState.DRAINING else height / 2
         shapes.append(_box(span_s, place - half, place + half, state_tint(colour, state)))
         floor = low
         if state is InstanceState.LIVE:
-            floor = low - 0.8 * _WORK_PART
+            floor = low - height * _WORK_PART
             shapes.append(_box(span_s, floor, low, state_tint(colour, InstanceState.SERVING)))
         if state in (InstanceState.LOADING, InstanceState.LIVE) and held.filled:
-            top = place - 0.4
-            filling = _filling(held.filled, (floor, top), zero_ns, span_s)
-            shapes.append(_Shape(filling, state_tint(colour, None)))
+            filling = _filling(held.filled, (floor, place - height / 2), zero_ns, span_s)
+            shapes.append(Shape(filling, state_tint(colour, None)))
     return shapes
+
+
+def draw_shapes(axes: Axes, shapes: Sequence[Shape]) -> None:
+    """Put them on the axes, over what is there."""
+    axes.add_collection(
+        PolyCollection(
+            [shape.corners for shape in shapes],
+            facecolors=[shape.colour for shape in shapes],
+            edgecolors="none",
+            rasterized=len(shapes) > _VECTORS_MAX,
+            zorder=2,
+        ),
+        autolim=False,
+    )
 
 
 def _box(
     span_s: tuple[float, float], top: float, floor: float, colour: tuple[float, float, float]
-) -> _Shape:
+) -> Shape:
     left, right = span_s
-    return _Shape([(left, floor), (right, floor), (right, top), (left, top)], colour)
+    return Shape([(left, floor), (right, floor), (right, top), (left, top)], colour)
 
 
 def _filling(
@@ -169,17 +190,9 @@ def _filling(
 
 
 def _draw_lanes(
-    axes: Axes, shapes: Sequence[_Shape], workers: Sequence[int], until_s: float
+    axes: Axes, shapes: Sequence[Shape], workers: Sequence[int], until_s: float
 ) -> None:
-    axes.add_collection(
-        PolyCollection(
-            [shape.corners for shape in shapes],
-            facecolors=[shape.colour for shape in shapes],
-            edgecolors="none",
-            rasterized=len(shapes) > _VECTORS_MAX,
-        ),
-        autolim=False,
-    )
+    draw_shapes(axes, shapes)
     axes.set_ylim(len(workers) - 0.45, -0.55)
     stride = -(-len(workers) // _LABELS_MAX) or 1
     ticks = range(0, len(workers), stride)

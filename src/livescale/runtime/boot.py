@@ -25,6 +25,7 @@ from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.control.config import ControllerConfig
 from livescale.control.host_ledger import HostEntry
+from livescale.control.wanted_hosts import PoolNeed
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
 from livescale.runtime.news import LoadProgress, News
@@ -39,7 +40,7 @@ class ControllerBoot(Value, frozen=True, tag=True):
 
     `start` names the start of the pool in the run record. With a `pool.state` the controller keeps
     there what is published, under the supervisor's lock. `own_hosts` are the names of the pool's
-    own hosts; `hosts` have joined an earlier life.
+    own hosts; `hosts` have joined an earlier life. With a lease its epoch is `epoch_min` at least.
     """
 
     secret: str
@@ -50,6 +51,7 @@ class ControllerBoot(Value, frozen=True, tag=True):
     start: str = ""
     own_hosts: tuple[str, ...] = ()
     hosts: tuple[HostEntry, ...] = ()
+    epoch_min: int = 1
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
@@ -67,11 +69,13 @@ class GatewayBoot(Value, frozen=True, tag=True):
     key_weights: dict[str, int] = msgspec.field(default_factory=dict)
     page_origins: tuple[str, ...] = ()
     is_successor: bool = False
+    other_controllers: tuple[Address, ...] = ()
 
 
 class _MemberBoot(Value, frozen=True, kw_only=True):
     """What the processes of all members are told. No model: that comes with an order.
 
+    Which of `controller` and `other_controllers` acts they say themselves.
     `data_host` is the address of the link of the member's `place`, whose rates the data plane
     itself keeps if it `keeps_rates`. The member is recorded in the directory `record_members`, if
     there is one.
@@ -81,6 +85,7 @@ class _MemberBoot(Value, frozen=True, kw_only=True):
     member: WorkerRef
     pool: PoolConfig
     controller: Address
+    other_controllers: tuple[Address, ...] = ()
     data_host: str
     shm_directory: str
     storage_bytes_per_s: int | None = None
@@ -113,6 +118,11 @@ class PrepareBoot(Value, frozen=True, tag=True):
     model: ModelConfig
 
 
+class PoolEnds(Value, frozen=True, tag=True):
+    """A controller is told that there will be no other life of it. (SIGTERM alone may come from
+    anybody: the next life takes over.)"""
+
+
 Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
 AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
 # What passes the parent's question on: nothing before the process works.
@@ -125,10 +135,10 @@ class Status(Value, frozen=True):
     """A child's word to who started it. `is_ready` turns true once; `fatal` explains its end.
     `is_working` is the answer to its parent's question.
 
-    A controller tells its `catalog`, and the `hosts` that joined, whenever these change, for its
-    next life; a process that
+    A controller tells its `catalog`, and the `hosts` that joined, whenever these change, and a
+    `later_epoch` than its own of which it was told, for its next life; a process that
     prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
-    whenever they got on (None: nothing new).
+    whenever they got on, and the `need` of workers when it changed (None: nothing new).
     """
 
     is_ready: bool = False
@@ -136,9 +146,11 @@ class Status(Value, frozen=True):
     fatal: str | None = None
     catalog: Catalog | None = None
     hosts: tuple[HostEntry, ...] | None = None
+    later_epoch: int | None = None
     entry: CatalogEntry | None = None
     news: tuple[News, ...] = ()
     loads: tuple[LoadProgress, ...] | None = None
+    need: PoolNeed | None = None
 
 
 def read_boot(kind: type[AnyBoot]) -> AnyBoot:

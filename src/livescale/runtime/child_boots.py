@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from livescale.common.addresses import parse_address
 from livescale.config.pool import PoolConfig
 from livescale.control.host_ledger import HostEntry
 from livescale.latency.models import AnyLatency
@@ -19,6 +20,16 @@ from livescale.runtime.key_watch import KeyWatch
 from livescale.runtime.pool_layout import DeviceSeat, HostSeat, PoolLayout
 from livescale.runtime.protocol import Address, Catalog
 from livescale.types import WorkerRef, agent_ref
+
+
+def other_heads(config: PoolConfig, own: Address) -> tuple[Address, ...]:
+    """Where other controllers may act than at `own`. Raises ConfigError."""
+    found = [
+        Address(*parse_address(text.strip(), "heads", is_own=False))
+        for text in (config.heads or "").split(",")
+        if text.strip()
+    ]
+    return tuple(address for address in found if address != own)
 
 
 @dataclass(eq=False)
@@ -41,6 +52,7 @@ class ChildBoots:
     secret: str
     #: that have joined
     hosts: tuple[HostEntry, ...] = ()
+    epoch_min: int = 1
 
     def controller_address(self) -> Address:
         host, port = self.control.getsockname()[:2]
@@ -60,15 +72,18 @@ class ChildBoots:
             start=self.start,
             own_hosts=tuple(seat.host.name for seat in self.layout.hosts),
             hosts=self.hosts,
+            epoch_min=self.epoch_min,
         )
 
     def gateway(self, life: int) -> GatewayBoot:
         return GatewayBoot(
             secret=self.secret,
-            gateway=f"g{life}",
+            # Of several heads each has a gateway, and its requests their names.
+            gateway=f"g{life}" if self.config.lease is None else f"{self.start}g{life}",
             is_successor=life > 0,
             listen_fd=self.http.fileno(),
             controller=self.controller_address(),
+            other_controllers=other_heads(self.config, self.controller_address()),
             pool=self.config,
             catalog=self.catalog,
             key_digests=self.keys.digests.api,
@@ -121,6 +136,7 @@ class MemberBoots:
             "secret": self.secret,
             "pool": self.config,
             "controller": self.controller,
+            "other_controllers": other_heads(self.config, self.controller),
             "shm_directory": str(self.shm_directory),
             "keeps_rates": self.keeps_rates,
             "record_members": self.record_members,

@@ -11,14 +11,21 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from livescale.member.fence import Fence
+from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import AnyEvent, LinkMeasured
 from livescale.runtime import protocol
+from livescale.runtime.acting import leave, met_on
 from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire_channel import Wire, stay_connected
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import WorkerRef
+
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
 
 _log = logging.getLogger(__name__)
 # Two ways tell what this member's link carries; all of them would be a storm when many join.
@@ -28,7 +35,8 @@ _PROBE_BYTES = 4 << 20
 
 @dataclass(eq=False)
 class ControllerLink:
-    """The wire to the controller. Lives on the event loop that runs `run`.
+    """The wire to the controller: to the latest life that was met, where there are several
+    `controllers`. Lives on the event loop that runs `run`.
 
     `hello` says who this is and what it holds: a restarted controller builds its state from that.
     `refused` is called when the controller will not talk to this incarnation, `gone` with members
@@ -36,15 +44,17 @@ class ControllerLink:
     given up by `heartbeats`.
     """
 
-    controller: protocol.Address
+    controllers: Sequence[protocol.Address]
     secret: str
     acquaintances: Acquaintances
-    hello: Callable[[], Sequence[protocol.MemberHello]]
-    obey: Callable[[protocol.Order | protocol.Examine], None]
+    hello: Callable[[ControllerEpoch], Sequence[protocol.MemberHello]]
+    obey: Callable[[protocol.Order | protocol.Examine, ControllerEpoch], None]
     refused: Callable[[str], None]
     gone: Callable[[WorkerRef], None]
     heartbeats: Heartbeats
+    tls: Credentials | None = None
     _wire: Wire[protocol.ToWorker] | None = field(default=None, init=False)
+    _fence: Fence = field(default_factory=Fence, init=False)
 
     def send(self, event: AnyEvent | protocol.Examined) -> None:
         """Tell the controller. While none is there events are dropped: the next one gets a full
@@ -54,22 +64,34 @@ class ControllerLink:
 
     async def run(self) -> None:
         """Stay connected, for ever."""
-        await stay_connected(
-            self.controller,
-            protocol.ToWorker,
-            secret=self.secret,
-            door=CONTROLLER_DOOR,
-            serve=self._listen,
+        ways = (
+            stay_connected(
+                address,
+                protocol.ToWorker,
+                secret=self.secret,
+                door=CONTROLLER_DOOR,
+                serve=self._listen,
+                tls=self.tls,
+            )
+            for address in self.controllers
         )
+        await asyncio.gather(*ways)
 
     async def _listen(self, wire: Wire[protocol.ToWorker]) -> None:
-        for greeting in self.hello():
-            wire.send(greeting)
         self.heartbeats.add(wire)
-        self._wire = wire
+        epoch = await met_on(wire, self._fence)
+        if epoch is None:
+            return
+        before, self._wire = self._wire, wire
+        if before is not None:
+            leave(before, epoch)
+        for greeting in self.hello(epoch):
+            wire.send(greeting)
         # Of this life of the controller: a new one learns of them one by one.
         living: set[WorkerRef] = set()
         async for message in wire:
+            if self._wire is not wire:
+                break
             if isinstance(message, protocol.Holders):
                 refs = {holder.ref for holder in message.holders}
                 for member in sorted(living - refs):
@@ -81,10 +103,11 @@ class ControllerLink:
                 if not self.acquaintances.has_probed:
                     self._probing = asyncio.create_task(self._probe())
             elif isinstance(message, (protocol.Order, protocol.Examine)):
-                self.obey(message)
+                self.obey(message, epoch)
             elif isinstance(message, protocol.Refused):
                 self.refused(message.reason)
-        self._wire = None
+        if self._wire is wire:
+            self._wire = None
         _log.info("the controller is gone: %s", wire.error)
 
     async def _probe(self) -> None:

@@ -13,20 +13,34 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from livescale.control.controller import Controller
 from livescale.messages import commands, events
+from livescale.messages.epochs import ControllerEpoch
 from livescale.runtime import protocol
-from livescale.runtime.boot import ControllerBoot, Status, answer_parent_from, read_boot, report
-from livescale.runtime.doors import CONTROLLER_DOOR, Door
+from livescale.runtime.boot import (
+    ControllerBoot,
+    PoolEnds,
+    Status,
+    answer_parent_from,
+    heed_parent,
+    read_boot,
+    report,
+)
+from livescale.runtime.doors import CONTROLLER_DOOR, Door, open_credentials
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.joined_hosts import JoinedHosts
+from livescale.runtime.lease_keeper import LeaseKeeper
+from livescale.runtime.news import News
 from livescale.runtime.publication import Publication
 from livescale.runtime.recording import FLUSH_S, Recording
 from livescale.runtime.shown_status import ShownStatus
+from livescale.runtime.standing_by import boot_acting, keeper_of, wait_for_lease
 from livescale.runtime.step_news import StepNews
+from livescale.runtime.tenure import Tenure
 from livescale.runtime.wire_channel import Wire
 from livescale.telemetry.history.follower import Follower
 from livescale.types import Outcome, RequestId, WorkerRef
@@ -40,7 +54,8 @@ _Member = tuple[Wire[protocol.ToController], protocol.MemberHello]
 class ControllerProcess:
     """One life of the controller: its wires, its event queue and its record."""
 
-    def __init__(self, boot: ControllerBoot) -> None:
+    def __init__(self, boot: ControllerBoot, tenure: Tenure) -> None:
+        self._tenure = tenure
         self._step_gap_ns = boot.pool.step_gap_us * 1000
         self._controller = Controller(boot.config)
         #: what may be known of it, as of the last step
@@ -55,7 +70,9 @@ class ControllerProcess:
             announce=self._announce,
             has_agents=boot.config.agents_expected > 0,
         )
-        self.hosts = JoinedHosts(boot, self._publication, self._push)
+        #: what this side of all wires proves who it is with (None: the secret alone)
+        self.tls = open_credentials(boot.pool.tls_dir)
+        self.hosts = JoinedHosts(boot, self._publication, self._push, self.tls)
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews()
         #: what is written down of this life (None: nothing)
@@ -100,6 +117,8 @@ class ControllerProcess:
             gap_ns = last_ns + self._step_gap_ns - time.monotonic_ns()
             if gap_ns > 0:
                 await asyncio.sleep(gap_ns / 1e9)
+            if self._tenure.is_over():
+                return
             last_ns = self._step()
 
     async def _wait_for_events(self) -> None:
@@ -178,22 +197,22 @@ class ControllerProcess:
     def _to_gateway(
         self, request: RequestId, command: commands.Dispatch | commands.FailRequest
     ) -> bool:
-        gateway = self._gateway_of.get(request)
-        wire = self._gateways.get(gateway) if gateway is not None else None
-        if wire is None:
-            return False
-        wire.send(command)
-        return True
+        wire = self._gateways.get(self._gateway_of.get(request, ""))
+        if wire is not None:
+            wire.send(command)
+        return wire is not None
 
     @property
     def _is_recording(self) -> bool | None:
         return self.recording.problem is None if self.recording is not None else None
 
     def tell_progress(self) -> None:
-        """Tell the supervisor how far loads are, if they got on."""
-        loads = self._news.progress(time.monotonic_ns())
-        if loads is not None:
+        """Tell the supervisor how far loads are, if they got on, and which workers it needs."""
+        if (loads := self._news.progress(time.monotonic_ns())) is not None:
             report(Status(loads=loads))
+        hosts = {ref: hello.holder.host for ref, (_, hello) in self._members.items()}
+        lacking, busy = self._controller.lacking_workers(), self._controller.busy_workers()
+        self.hosts.tell_need(lacking, hosts, busy)
 
     def _to_gateways(
         self, message: protocol.PoolStatus | protocol.Catalog | protocol.Peers
@@ -206,7 +225,7 @@ class ControllerProcess:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, whose other end is a member, to its end."""
         wire: Wire[protocol.ToController] = Wire(reader, writer, protocol.ToController)
-        hello = await wire.hello()
+        hello = await self._tenure.hello(wire)
         self.heartbeats.add(wire)
         if isinstance(hello, protocol.MemberHello):
             await self._serve_member(hello, wire)
@@ -230,7 +249,7 @@ class ControllerProcess:
         self._members[ref] = wire, hello
         self._tell_members()
         self._push(hello.joined)
-        async for message in wire:
+        async for message in self._tenure.listen(wire):
             if isinstance(message, protocol.Examined):
                 if message.call in self._examiners:
                     self._examiners[message.call].send(message)
@@ -257,7 +276,7 @@ class ControllerProcess:
         wire.send(self._peers_message())
         if self.shown.last is not None:
             wire.send(self.shown.last)
-        async for message in wire:
+        async for message in self._tenure.listen(wire):
             if isinstance(message, protocol.RequestTimed):
                 self._gateway_of.pop(message.line.request, None)
                 if self.recording is not None:
@@ -296,7 +315,6 @@ class ControllerProcess:
         wire: Wire[protocol.ToController],
         asked: protocol.AddModel | protocol.ChangeModel | protocol.RemoveModel,
     ) -> None:
-        """Publish, change or withdraw a model and say what came of it."""
         wire.send(await self._publication.answer(asked))
 
     def _announce(self) -> None:
@@ -336,17 +354,51 @@ class ControllerProcess:
 
 
 async def _main(boot: ControllerBoot) -> None:
-    process = ControllerProcess(boot)
-    door = Door(boot.secret, CONTROLLER_DOOR, process.serve)
-    server = await asyncio.start_server(door.accept, sock=socket.socket(fileno=boot.listen_fd))
+    listener = socket.socket(fileno=boot.listen_fd)
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    pool_ends = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+
+    def end(word: bytes) -> None:
+        msgspec.json.decode(word, type=PoolEnds)
+        pool_ends.set()
+        stop.set()
+
+    def heed(word: bytes) -> None:
+        loop.call_soon_threadsafe(end, word)
+
+    heed_parent(heed)
+    answer_parent_from(loop)
+    report(Status(is_ready=True))
+    keeper = keeper_of(boot)
+    if keeper is None:
+        process = await _act(boot, ControllerEpoch(boot.start, boot.config.epoch), listener, stop)
+        if pool_ends.is_set():
+            process.hosts.say_farewell()
+    elif await wait_for_lease(listener, keeper, stop):
+        # Of several heads the others go on with the hosts.
+        await _act(*boot_acting(boot, keeper.epoch), listener, stop, keeper)
+        if stop.is_set():
+            await keeper.give_back()
+
+
+async def _act(
+    boot: ControllerBoot,
+    epoch: ControllerEpoch,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    keeper: LeaseKeeper | None = None,
+) -> ControllerProcess:
+    """Be the pool's controller until `stop`, or until another one is."""
+    tenure = Tenure(epoch) if keeper is None else Tenure(epoch, keeper.holds)
+    process = ControllerProcess(boot, tenure)
+    door = Door(boot.secret, CONTROLLER_DOOR, process.serve, tls=process.tls)
+    server = await asyncio.start_server(door.accept, sock=listener)
     # What was imported lives as long as the process: looking through it again and again would stop
     # decisions for tens of milliseconds.
     gc.collect()
     gc.freeze()
-    answer_parent_from(asyncio.get_running_loop())
-    report(Status(is_ready=True))
 
     async def show() -> None:
         while True:
@@ -359,17 +411,32 @@ async def _main(boot: ControllerBoot) -> None:
             await asyncio.sleep(FLUSH_S)
             await process.flush_record()
 
-    parts = (process.run(), process.heartbeats.run(), show(), flush(), stop.wait())
+    async def keep() -> None:
+        assert keeper is not None
+        tenure.end(f"the lease is lost: {await keeper.lost()}")
+
+    parts = [process.run(), process.heartbeats.run(), show(), flush(), stop.wait()]
+    if process.tls is not None:
+        parts.append(process.tls.run())
     tasks = [asyncio.create_task(part) for part in parts]
+    if keeper is not None:
+        tasks.append(asyncio.create_task(keep()))
     async with server:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        process.hosts.say_farewell()
+        parties: list[asyncio.Future[Any]] = [*tasks, tenure.over]
+        await asyncio.wait(parties, return_when=asyncio.FIRST_COMPLETED)
+        done = [task for task in tasks if task.done()]
+        for task in tasks:
+            task.cancel()
+        if tenure.over.done():
+            report(Status(news=(News(f"the controller stops: {tenure.over.result()}", True),)))
     if process.recording is not None:
         process.recording.finish()
     for task in done:
         task.result()  # a bug in the controller ends the process with its traceback
+    return process
 
 
 def main() -> None:
-    """Run until SIGTERM, or until standard input ends because the supervisor is gone."""
+    """Run until the pool ends, until SIGTERM, which ends this life alone, or until standard input
+    ends because the supervisor is gone."""
     asyncio.run(_main(read_boot(ControllerBoot)))

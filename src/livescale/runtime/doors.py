@@ -2,7 +2,9 @@
 
 The messages of `livescale.common.proofs` travel in three blocks of fixed size, the first two behind
 a word that names the protocol: a stranger makes this process read `FIRST_BYTES`, and keep no more.
-What is sent later is not protected: this keeps other programs out, not a network that listens.
+In a pool with certificates TLS comes first (`common/credentials.py`), and protects what follows.
+Without, what is sent later is not protected: that keeps other programs out, not a network that
+listens.
 """
 
 from __future__ import annotations
@@ -11,11 +13,25 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from livescale.common.proofs import NONCE_BYTES, PROOF_BYTES, CalledProof, CallerProof, ProofError
+from livescale.common.proofs import (
+    NONCE_BYTES,
+    PROOF_BYTES,
+    CalledProof,
+    CallerProof,
+    ProofError,
+    RevokedError,
+)
 from livescale.types import WorkerRef
+
+if TYPE_CHECKING:
+    # A pool without certificates needs no library for them.
+    from livescale.common.credentials import Credentials
 
 _log = logging.getLogger(__name__)
 
@@ -29,15 +45,30 @@ STRANGERS_MAX = 128
 comes in a burst is answered before it has to make room."""
 CONTROLLER_DOOR = "controller"
 _LOG_GAP_S = 10.0
+_REVOKED = b"LSrv".ljust(FIRST_BYTES + PROOF_BYTES, b"\0")
+"""A door's answer to a member that was revoked."""
 
 
 class StrangerError(ConnectionError):
     """What listens there is no such door of this pool: to try again will not help soon."""
 
 
+class OutcastError(StrangerError):
+    """This side's certificate was revoked: to try again will never help."""
+
+
 def token_door(worker: WorkerRef) -> str:
     """The name of a worker's door for gateways. (Ports are used again: it says which life.)"""
     return f"tokens of {worker}"
+
+
+def open_credentials(tls_dir: str | None) -> Credentials | None:
+    """Those in the folder; None for a pool without certificates. Raises ConfigError."""
+    if tls_dir is None:
+        return None
+    from livescale.common.credentials import Credentials
+
+    return Credentials(Path(tls_dir))
 
 
 class Door:
@@ -54,16 +85,18 @@ class Door:
         name: str,
         serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         *,
+        tls: Credentials | None = None,
         strangers_max: int = STRANGERS_MAX,
         greeting_s: float = GREETING_S,
     ) -> None:
         self._secret = secret
+        self._tls = tls
         self._name = name
         self._serve = serve
         self._strangers_max = strangers_max
         self._greeting_s = greeting_s
-        #: in the order in which they came
-        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        #: their greetings, in the order in which they came
+        self._strangers: dict[asyncio.Task[None], None] = {}
         self._refused = 0
         self._logged_s = -_LOG_GAP_S
 
@@ -85,17 +118,26 @@ class Door:
         while len(self._strangers) >= self._strangers_max:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
-            oldest.transport.abort()
-        self._strangers[writer] = None
+            oldest.cancel()
+            self._log_refusal("it had to make room")
+        task = asyncio.current_task()
+        assert task is not None
+        self._strangers[task] = None
         try:
             async with asyncio.timeout(self._greeting_s):
+                # At once: nothing of what comes may have been read before.
+                if self._tls is not None:
+                    await _answer_with_tls(writer, self._tls)
                 await _answer(reader, writer, self._secret, self._name)
         except TimeoutError:
             return f"no proof within {self._greeting_s:g} s"
         except (OSError, EOFError, ProofError) as error:
             return str(error)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         finally:
-            self._strangers.pop(writer, None)
+            self._strangers.pop(task, None)
         return None
 
     def _log_refusal(self, reason: str) -> None:
@@ -111,15 +153,23 @@ class Door:
 
 
 async def enter(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: str, name: str
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    secret: str,
+    name: str,
+    tls: Credentials | None = None,
 ) -> None:
-    """Prove to the door of this name that this side is a member, after it has proved the same.
+    """Prove to the door of this name that this side is a member, after it has proved the same. The
+    controller's door proves besides that it is a head's, where there are certificates.
 
     Raises OSError; then the connection is closed.
     """
     side = CallerProof(secret, secrets.token_bytes(NONCE_BYTES))
     try:
         async with asyncio.timeout(GREETING_S):
+            if tls is not None:
+                await writer.start_tls(tls.calling)
+                tls.admit(writer, is_head=name == CONTROLLER_DOOR)
             writer.write(PROTOCOL + side.nonce)
             answer = await reader.readexactly(FIRST_BYTES + PROOF_BYTES)
             writer.write(side.answer(_unwrapped(answer), _names(name)))
@@ -129,9 +179,29 @@ async def enter(
             raise TimeoutError(f"the {name} did not answer within {GREETING_S:g} s") from None
         if isinstance(error, ProofError):
             raise StrangerError(f"what listens there is not the {name}: {error}") from None
-        if isinstance(error, EOFError):
-            raise ConnectionError(f"what listens there is not the {name}: {error}") from None
+        if isinstance(error, ssl.SSLError):
+            reason = f"the {name} there and this side's certificate do not fit: {_words(error)}"
+            raise StrangerError(reason) from None
+        if isinstance(error, EOFError | ConnectionResetError):
+            reason = str(error) or "it ended the connection"
+            raise ConnectionError(f"what listens there is not the {name}: {reason}") from None
         raise
+
+
+async def _answer_with_tls(writer: asyncio.StreamWriter, tls: Credentials) -> None:
+    await writer.start_tls(tls.answering)
+    try:
+        tls.admit(writer)
+    except RevokedError:
+        writer.write(_REVOKED)
+        await writer.drain()
+        writer.close()
+        raise
+
+
+def _words(error: ssl.SSLError) -> str:
+    """What the library calls it, such as "tlsv13 alert certificate required"."""
+    return (error.reason or str(error)).replace("_", " ").lower()
 
 
 async def _answer(
@@ -144,6 +214,8 @@ async def _answer(
 
 
 def _unwrapped(message: bytes) -> bytes:
+    if message == _REVOKED:
+        raise OutcastError("the certificate of this machine was revoked")
     if not message.startswith(PROTOCOL):
         raise ProofError("does not speak the protocol of this version's wires")
     return message[len(PROTOCOL) :]

@@ -16,7 +16,7 @@ import xxhash
 
 from livescale.common.interpreter import module_words
 from livescale.runtime import protocol
-from livescale.runtime.doors import CONTROLLER_DOOR
+from livescale.runtime.doors import CONTROLLER_DOOR, open_credentials
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import LayerEntry, Manifest, Value, WorkerRef
@@ -34,6 +34,7 @@ class ExamineBoot(Value, frozen=True):
     secret: str
     controller: protocol.Address
     lost_after_ms: int = 5000
+    tls_dir: str | None = None
 
 
 def held_copy(
@@ -56,7 +57,11 @@ def layer_checksum(entry: LayerEntry, memory: memoryview) -> str:
 async def examine(boot: ExamineBoot) -> dict[WorkerRef, tuple[protocol.HeldCopy, ...]]:
     """What every member holds. Raises ExaminationError; OSError where no controller listens."""
     wire: Wire[protocol.ToExaminer] = await open_wire(
-        boot.controller, protocol.ToExaminer, secret=boot.secret, door=CONTROLLER_DOOR
+        boot.controller,
+        protocol.ToExaminer,
+        secret=boot.secret,
+        door=CONTROLLER_DOOR,
+        tls=open_credentials(boot.tls_dir),
     )
     call = secrets.token_hex(8)
     wire.send(protocol.GatewayHello(f"examiner {call}"))

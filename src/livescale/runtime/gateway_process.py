@@ -63,7 +63,15 @@ async def _main(boot: GatewayBoot) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(boot.pool.lost_after_ms / 1000):
                 await backend.is_known.wait()
-    await serve(app, listener, stop, boot.pool.drain_timeout_s, limits)
+    await serve(
+        app,
+        listener,
+        stop,
+        boot.pool.drain_timeout_s,
+        limits,
+        certfile=boot.pool.ssl_certfile,
+        keyfile=boot.pool.ssl_keyfile,
+    )
     for task in tasks:
         task.cancel()
 

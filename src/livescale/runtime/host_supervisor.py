@@ -75,7 +75,7 @@ class HostSupervisor:
         await self._kept.close()
 
     async def end_forks(self) -> None:
-        """End the server that workers are forks of, if nobody else needs it: they have ended."""
+        """End the server that workers are forks of, after them, unless another host needs it."""
         if self._forks is not None:
             self._forks.end()
             await self._forks.wait()

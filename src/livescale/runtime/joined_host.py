@@ -8,9 +8,10 @@ to the controller themselves, and serve on while it is away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,23 +19,39 @@ from livescale import __version__
 from livescale.common.addresses import address_text
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
+from livescale.member.fence import Fence
+from livescale.messages.epochs import ControllerEpoch
+from livescale.runtime.acting import met_on
 from livescale.runtime.boot import Status
 from livescale.runtime.catalog import latency, with_host_memory
-from livescale.runtime.child_boots import MemberBoots
-from livescale.runtime.doors import CONTROLLER_DOOR, StrangerError
+from livescale.runtime.child_boots import MemberBoots, other_heads
+from livescale.runtime.doors import CONTROLLER_DOOR, OutcastError, StrangerError
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_supervisor import HostSupervisor, fork_server
 from livescale.runtime.news import News, PoolProgress
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_layout import PoolLayout, joined_seat
 from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import Address, Farewell, HostHello, Refused, ToHost, Welcome
+from livescale.runtime.protocol import (
+    Address,
+    Farewell,
+    HostHello,
+    Refused,
+    RevokedMembers,
+    ToHost,
+    Welcome,
+)
 from livescale.runtime.restarts import Restarts
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import Value
 
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
+
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
 _LOST_AFTER_MS = 5000
+# A controller that answers says at once which it is.
+_PRESENT_S = 10.0
 
 
 class JoinError(UserError):
@@ -47,7 +64,7 @@ class JoinedAs(Value, frozen=True):
     """What the machine brings: a name, the address that others reach it at, and `settings` of its
     own, which replace the pool's here. With `reads_files` the models' directories are where the
     head has them. `patience_s` is how long a head may be out of reach before
-    the machine has joined."""
+    the machine has joined. It hangs on the leaf switch `rack` (empty: on that of the head)."""
 
     name: str
     address: str
@@ -55,6 +72,7 @@ class JoinedAs(Value, frozen=True):
     settings: dict[str, str | int | None] = msgspec.field(default_factory=dict)
     patience_s: float = 60.0
     reads_files: bool = False
+    rack: str = ""
 
 
 class JoinedHost:
@@ -66,9 +84,11 @@ class JoinedHost:
         secret: str,
         joined_as: JoinedAs,
         tell: Callable[[News | PoolProgress], None],
+        tls: Credentials | None = None,
     ) -> None:
         self._head = head
         self._secret = secret
+        self._tls = tls
         self._as = joined_as
         self._tell = tell
         self._clock_ns = time.time_ns()
@@ -79,15 +99,20 @@ class JoinedHost:
         self._wire: Wire[ToHost] | None = None
         self._heartbeats = Heartbeats(_LOST_AFTER_MS)
         self._is_leaving = asyncio.Event()
+        self._fence = Fence()
+        self._trials = -1
 
     async def run(self) -> None:
         """Raises JoinError where the head cannot be reached, refuses this host, or is none, and
         UserError where the host's processes cannot run."""
-        beating = asyncio.create_task(self._heartbeats.run())
+        beside = [asyncio.create_task(self._heartbeats.run())]
+        if self._tls is not None:
+            beside.append(asyncio.create_task(self._tls.run()))
         try:
             await self._talk()
         finally:
-            beating.cancel()
+            for task in beside:
+                task.cancel()
             if self._running is not None:
                 await self._running.end()
             self._directory.remove()
@@ -96,7 +121,7 @@ class JoinedHost:
         """Leave in order: the pool is asked first, and has the drain timeout for its answer."""
         self._is_leaving.set()
         if self._wire is not None:
-            self._wire.send(Farewell())
+            self._wire.send(self._farewell())
 
     def kill(self) -> None:
         """End everything at once."""
@@ -118,12 +143,21 @@ class JoinedHost:
         while not self._is_leaving.is_set():
             try:
                 wire: Wire[ToHost] = await open_wire(
-                    self._head, ToHost, secret=self._secret, door=CONTROLLER_DOOR
+                    self._next_head(),
+                    ToHost,
+                    secret=self._secret,
+                    door=CONTROLLER_DOOR,
+                    tls=self._tls,
                 )
                 answer = await self._present(wire)
+            except OutcastError as error:
+                await patience.suffer(str(error), is_hopeless=True)
             except StrangerError as error:
                 reason = f"{error} (another pool, or an old token file?)"
                 await patience.suffer(reason, is_hopeless=self._welcome is None)
+            except TimeoutError:
+                reason = "no answer (does a firewall on the way drop what is sent?)"
+                await patience.suffer(reason, is_endless=self._welcome is not None)
             except OSError as error:
                 reason = str(error) or type(error).__name__
                 await patience.suffer(reason, is_endless=self._welcome is not None)
@@ -137,8 +171,17 @@ class JoinedHost:
                 self._tell(News(f"the controller is away ({wire.error})", is_problem=True))
                 patience.begin()
 
+    def _next_head(self) -> Address:
+        """One head after the other: one of them acts."""
+        others = () if self._welcome is None else other_heads(self._welcome.pool, self._head)
+        self._trials += 1
+        return (self._head, *others)[self._trials % (1 + len(others))]
+
     async def _present(self, wire: Wire[ToHost]) -> Welcome | Refused:
         """Say who this is; the answer. Raises OSError where none comes."""
+        if await _in_time(met_on(wire, self._fence)) is None:
+            wire.close()
+            raise ConnectionError(wire.error or "the controller did not say which it is")
         kv_bytes = self._as.settings.get("kv_bytes")
         wire.send(
             HostHello(
@@ -175,7 +218,11 @@ class JoinedHost:
         config: PoolConfig = msgspec.structs.replace(welcome.pool, **own)
         sizes = {str(number): size for number, size in enumerate(welcome.model_bytes)}
         seat = joined_seat(
-            config, self._as.name, self._as.address, reads_files=self._as.reads_files
+            config,
+            self._as.name,
+            self._as.address,
+            reads_files=self._as.reads_files,
+            rack=self._as.rack,
         )
         seat = with_host_memory(PoolLayout((seat,)), config, sizes).hosts[0]
         boots = MemberBoots(config, self._secret, self._head, self._directory.path, latency(config))
@@ -190,8 +237,8 @@ class JoinedHost:
         self._heartbeats.add(wire)
         self._wire = wire
         if self._is_leaving.is_set():
-            wire.send(Farewell())
-        listening = asyncio.create_task(_is_farewell(wire))
+            wire.send(self._farewell())
+        listening = asyncio.create_task(self._is_farewell(wire))
         leaving = asyncio.create_task(self._has_left(self._welcome.pool.drain_timeout_s))
         parts: set[asyncio.Future[Any]] = {listening, leaving, self._running.failure}
         try:
@@ -205,21 +252,32 @@ class JoinedHost:
                 task.cancel()
             wire.close()
 
+    def _farewell(self) -> Farewell:
+        assert self._running is not None
+        return Farewell(len(self._running.supervisor.children))
+
     async def _has_left(self, timeout_s: float) -> None:
         """The pool had its time for an answer."""
         await self._is_leaving.wait()
         await asyncio.sleep(timeout_s)
 
+    async def _is_farewell(self, wire: Wire[ToHost]) -> bool:
+        """Whether the controller lets this host go, or the wire ends without a word."""
+        async for message in wire:
+            if isinstance(message, Farewell):
+                return True
+            if isinstance(message, RevokedMembers) and self._tls is not None:
+                self._tls.keep(message.listed)
+        return False
+
     def __repr__(self) -> str:
         return f"<JoinedHost {self._as.name} at {address_text(self._head.host, self._head.port)}>"
 
 
-async def _is_farewell(wire: Wire[ToHost]) -> bool:
-    """Whether the controller lets this host go, or the wire ends without a word."""
-    async for message in wire:
-        if isinstance(message, Farewell):
-            return True
-    return False
+async def _in_time(meeting: Awaitable[ControllerEpoch | None]) -> ControllerEpoch | None:
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(meeting, _PRESENT_S)
+    return None
 
 
 class _RunningHost:

@@ -7,14 +7,17 @@ is only what their supervisors are told. Who gets which numbers is decided in `c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from livescale import __version__
 from livescale.config.pool import WORKERS_MAX, PoolConfig
+from livescale.control.departures import Departures
 from livescale.control.host_ledger import HostLedger, HostRefusedError
-from livescale.messages.events import AnyEvent, MembersLeave, Tick
+from livescale.control.wanted_hosts import PoolNeed
+from livescale.messages.events import AnyEvent, Tick
 from livescale.runtime import protocol
 from livescale.runtime.boot import ControllerBoot, Status, report
 from livescale.runtime.news import News
@@ -22,8 +25,10 @@ from livescale.runtime.publication import Publication
 from livescale.runtime.wire_channel import Wire
 from livescale.types import WorkerRef
 
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
+
 _log = logging.getLogger(__name__)
-_NAME_CHARS_MAX = 253
 _HostWire = Wire[protocol.ToController]
 
 
@@ -35,13 +40,19 @@ class JoinedHosts:
         boot: ControllerBoot,
         publication: Publication,
         push: Callable[[AnyEvent], None],
+        tls: Credentials | None = None,
     ) -> None:
-        """`push` gives the controller an event."""
+        """`push` gives the controller an event. Hosts are told whose certificates `tls` no longer
+        admits."""
         self._pool = boot.pool
+        self._tls = tls
+        if tls is not None:
+            tls.watch(self._tell_revoked)
         self._push = push
-        #: hosts that want to leave, and their members that the controller was told of
-        self._leaving: dict[str, dict[WorkerRef, None]] = {}
+        self._departures = Departures()
         self._publication = publication
+        #: of workers, as it was told last
+        self._need = PoolNeed()
         self._ledger = HostLedger(boot.own_hosts, boot.pool.workers, boot.hosts)
         #: by name: when the supervisor began, and its wire
         self._wires: dict[str, tuple[int, _HostWire]] = {}
@@ -61,28 +72,36 @@ class JoinedHosts:
             self._wires[hello.name][1].break_off("it has connected again")
         self._wires[hello.name] = hello.clock_ns, wire
         wire.send(protocol.Welcome(numbers, self._settings(), self._sizes()))
+        if self._tls is not None and self._tls.revoked_list:
+            wire.send(protocol.RevokedMembers(self._tls.revoked_list))
         self._keep(News(f"host {hello.name} has joined with {hello.workers} workers"))
         await self._listen(hello.name, wire)
 
     def observe(
-        self, members: Iterable[tuple[str, WorkerRef]], free: Collection[WorkerRef]
+        self,
+        members: Iterable[tuple[str, WorkerRef]],
+        free: Collection[WorkerRef],
     ) -> None:
-        """Look whether hosts that leave may go now: their `members`, given with their hosts, are
-        all `free`. To be called after every step."""
-        if not self._leaving:
-            return
-        there: dict[str, list[WorkerRef]] = {name: [] for name in self._leaving}
-        for host, ref in members:
-            if host in there:
-                there[host].append(ref)
-        for name, refs in there.items():
-            told = self._leaving[name]
-            new = tuple(ref for ref in refs if ref not in told)
-            if new:
-                told |= dict.fromkeys(new)
-                self._push(MembersLeave(new))
-            elif all(ref in free for ref in refs) and name in self._wires:
+        """Look whether hosts that leave may go now (see `Departures.look`). To be called after
+        every step."""
+        telling, going = self._departures.look(members, free)
+        for event in telling:
+            self._push(event)
+        for name in going:
+            if name in self._wires:
                 self._wires[name][1].send(protocol.Farewell())
+
+    def tell_need(
+        self, lacking: int, hosts: Mapping[WorkerRef, str], busy: Collection[WorkerRef]
+    ) -> None:
+        """The supervisor is told when it has changed how many workers are lacking, on which hosts
+        of all members (`hosts`) there are some, and on which some are `busy`."""
+        used = {hosts[ref] for ref in busy if ref in hosts}
+        there = {host for ref, host in hosts.items() if not ref.is_agent}
+        need = PoolNeed(lacking, tuple(sorted(used)), tuple(sorted(there)))
+        if need != self._need:
+            self._need = need
+            report(Status(need=need))
 
     def say_farewell(self) -> None:
         """The pool ends in order: its hosts need not wait for another life of the controller."""
@@ -91,15 +110,22 @@ class JoinedHosts:
 
     # -- helpers --------------------------------------------------------------------------------
 
+    def _tell_revoked(self) -> None:
+        assert self._tls is not None
+        for _, wire in self._wires.values():
+            wire.send(protocol.RevokedMembers(self._tls.revoked_list))
+
     def _check(self, hello: protocol.HostHello) -> None:
         """Raises HostRefusedError for what cannot join."""
         if self._pool.listen is None:
-            raise HostRefusedError("nobody may join this pool: it was started without --listen")
+            raise HostRefusedError(
+                "no machine may join this pool: serve was started without --listen"
+            )
         if hello.version != __version__:
             raise HostRefusedError(
                 f"the pool runs livescale {__version__}, this host {hello.version}"
             )
-        if not 0 < len(hello.name) <= _NAME_CHARS_MAX or not hello.name.isprintable():
+        if not 0 < len(hello.name) <= protocol.NAME_CHARS_MAX or not hello.name.isprintable():
             raise HostRefusedError("a host's name has 1 to 253 printable characters")
         if not 0 <= hello.workers <= WORKERS_MAX:
             raise HostRefusedError(f"a host has 0 to {WORKERS_MAX} workers, not {hello.workers}")
@@ -120,15 +146,14 @@ class JoinedHosts:
                 wire.error = f"a host sent {type(message).__name__}"
                 wire.close()
                 break
-            if name not in self._leaving:
+            if self._departures.begin(name, message.members):
                 report(Status(news=(News(f"host {name} wants to leave"),)))
-            self._leaving.setdefault(name, {})
             # The members that are there are known after a step.
             self._push(Tick())
         if self._wires.get(name, (0, None))[1] is not wire:
             return
         del self._wires[name]
-        if self._leaving.pop(name, None) is not None:
+        if self._departures.end(name):
             self._ledger.leave(name)
             self._keep(News(f"host {name} has left"))
         else:
@@ -147,6 +172,10 @@ class JoinedHosts:
             listen=None,
             topology=None,
             token_file=None,
+            tls_dir=None,
+            ssl_certfile=None,
+            ssl_keyfile=None,
+            lease=None,
             record=None,
             record_members=None,
             state=None,

@@ -57,7 +57,7 @@ class KeptChildren:
     async def end(self, children: Sequence[Child], timeout_s: float) -> None:
         """These of them end within the timeout, or are killed. To be let go first."""
         for child in children:
-            child.signal(signal.SIGTERM)
+            child.end()
         waits = [child.process.wait() for child in children if child.process is not None]
         try:
             await asyncio.wait_for(asyncio.gather(*waits), timeout_s)
@@ -68,7 +68,7 @@ class KeptChildren:
                     child.signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """Nobody looks at them any more: they have ended."""
+        """Stop watching the children, which have ended."""
         self._stop_watching()
         await asyncio.gather(*self._keeping, return_exceptions=True)
 

@@ -7,17 +7,23 @@ import logging
 import signal
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from livescale.clusters.topology import Device, Host
 from livescale.member.inputs import ControllerMet
+from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import AgentJoined, AnyEvent, WorkerJoined
 from livescale.runtime.boot import AgentBoot, Status, WorkerBoot, answer_parent_from, report
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
+from livescale.runtime.doors import open_credentials
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.member_thread import MemberThread
 from livescale.runtime.protocol import Address, Examined, Holder, MemberHello
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
+
+if TYPE_CHECKING:
+    from livescale.transfer.sealing import Protection
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +37,26 @@ def open_data_plane(boot: WorkerBoot | AgentBoot, memory: Arena) -> DataPlane:
         host=boot.data_host,
         host_name=host_name(place),
         secret=boot.secret,
+        protection=_protection(boot),
         carrier=pool.carrier,
         shm_directory=Path(boot.shm_directory),
         uplink_bytes_per_s=place.uplink_bytes_per_s if boot.keeps_rates else None,
         downlink_bytes_per_s=place.downlink_bytes_per_s if boot.keeps_rates else None,
         parameter_share_percent=pool.parameter_share_percent,
         stall_s=pool.stall_ms / 1000,
+    )
+
+
+def _protection(boot: WorkerBoot | AgentBoot) -> Protection | None:
+    """Of the data plane; None in a pool without certificates."""
+    credentials = open_credentials(boot.pool.tls_dir)
+    if credentials is None:
+        return None
+    from livescale.transfer.sealing import Protection
+
+    mode = boot.pool.data_plane_tls
+    return Protection(
+        credentials, boot.secret, lambda here: mode == "on" or (mode == "auto" and not here)
     )
 
 
@@ -66,15 +86,17 @@ class MemberSocket:
         self._heartbeats = Heartbeats(
             boot.pool.lost_after_ms, lambda: self.thread.pulse.is_working()
         )
+        self._tls = open_credentials(boot.pool.tls_dir)
         self._link = ControllerLink(
-            boot.controller,
+            (boot.controller, *boot.other_controllers),
             boot.secret,
             acquaintances,
             hello=self._greet,
-            obey=lambda order: self.thread.obey(order),
+            obey=lambda order, epoch: self.thread.obey(order, epoch),
             refused=self._end,
             gone=lambda peer: self.thread.lose_peer(peer),
             heartbeats=self._heartbeats,
+            tls=self._tls,
         )
 
     def to_controller(self, event: AnyEvent | Examined) -> None:
@@ -98,11 +120,14 @@ class MemberSocket:
         self.loop.run_until_complete(self._talk())
 
     async def _talk(self) -> None:
-        await asyncio.gather(self._link.run(), self._heartbeats.run())
+        parts = [self._link.run(), self._heartbeats.run()]
+        if self._tls is not None:
+            parts.append(self._tls.run())
+        await asyncio.gather(*parts)
 
-    def _greet(self) -> list[MemberHello]:
+    def _greet(self, epoch: ControllerEpoch) -> list[MemberHello]:
         """Who this is and what it holds; a restarted controller builds its state from that."""
-        self.thread.post(ControllerMet())
+        self.thread.post(ControllerMet(epoch))
         member, place, holdings = self._boot.member, self._boot.place, self.thread.member.reports
         joined = (
             WorkerJoined(member, place, holdings)

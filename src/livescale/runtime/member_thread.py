@@ -7,6 +7,7 @@ workers have besides is in `worker_thread.py`. Nothing is decided here.
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +23,14 @@ from livescale.member.effects import (
     Effect,
     Fetch,
     KeepLayers,
+    RefuseOrder,
     Report,
     TakeUp,
 )
 from livescale.member.inputs import FetchFailed, MemberInput, Ordered
 from livescale.member.member import Member
 from livescale.messages.commands import StartHolding
+from livescale.messages.epochs import FIRST_EPOCH, ControllerEpoch
 from livescale.messages.events import AnyEvent
 from livescale.runtime.boot import AgentBoot, WorkerBoot
 from livescale.runtime.examination import held_copy, layer_checksum
@@ -38,6 +41,8 @@ from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import ContentChecks, ReceiveOrder
 from livescale.types import Manifest, PlanId, WorkerRef
+
+_log = logging.getLogger(__name__)
 
 
 class MemberThread:
@@ -73,6 +78,7 @@ class MemberThread:
             AmendFetch: self._amend,
             DropFetch: self._drop,
             KeepLayers: self._keep_layers,
+            RefuseOrder: lambda effect: _log.warning("an order was refused: %s", effect.reason),
         }
 
     # -- from other threads ---------------------------------------------------------------------
@@ -81,12 +87,12 @@ class MemberThread:
         """Let the thread take this in between two Runs."""
         self._inbox.put(work)
 
-    def obey(self, order: Order | Examine) -> None:
-        """An order of the controller, or its question what the memory holds."""
+    def obey(self, order: Order | Examine, epoch: ControllerEpoch = FIRST_EPOCH) -> None:
+        """An order of the controller in one of its lives, or its question what the memory holds."""
         if isinstance(order, Examine):
             self.post(partial(self._examine, order))
         else:
-            self.post(partial(self._take_order, order))
+            self.post(partial(self._take_order, order, epoch))
 
     def lose_peer(self, peer: WorkerRef) -> None:
         """The controller gave a worker up: a member without an instance has no peers."""
@@ -137,15 +143,15 @@ class MemberThread:
 
     # -- orders ---------------------------------------------------------------------------------
 
-    def _take_order(self, order: Order) -> None:
+    def _take_order(self, order: Order, epoch: ControllerEpoch) -> None:
         command, manifest = order.command, order.manifest
         if not isinstance(command, StartHolding):
-            self._inputs.append(Ordered(command))
+            self._inputs.append(Ordered(command, epoch=epoch))
             return
         assert manifest is not None, f"{self!r} is given {command.model} without its manifest"
         self._materials[command.holding.plan] = manifest, order.directory
         layer_bytes = tuple(entry.size_bytes for entry in manifest.layers)
-        self._inputs.append(Ordered(command, layer_bytes, _identity(manifest)))
+        self._inputs.append(Ordered(command, layer_bytes, _identity(manifest), epoch))
 
     def _examine(self, asked: Examine) -> None:
         """Say what the memory holds, byte for byte."""

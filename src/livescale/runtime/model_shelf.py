@@ -84,7 +84,11 @@ class ModelShelf:
     def readings(self) -> list[Reading]:
         """Current amounts of the pool and of every model that is in it, for /metrics."""
         status = self.status or PoolStatus({}, 0, {})
-        readings = [Reading("workers", status.workers), Reading("agents", status.agents)]
+        readings = [
+            Reading("workers", status.workers),
+            Reading("workers_wanted", status.workers_wanted),
+            Reading("agents", status.agents),
+        ]
         if status.is_recording is not None:
             readings.append(Reading("record_open", status.is_recording))
         for state in self.states():

@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from livescale.gateway import backend
 from livescale.load.slo import SloAbsolute, parse_slo
 from livescale.member.ledger import Announce, Finish, Forget, Ledger, LedgerEffect, Moved, Send
-from livescale.messages.attempts import Cancel, Disown
 from livescale.messages.commands import Dispatch, FailRequest
+from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime import protocol
+from livescale.runtime.acting import leave, met_on
 from livescale.runtime.boot import GatewayBoot
-from livescale.runtime.doors import CONTROLLER_DOOR
+from livescale.runtime.doors import CONTROLLER_DOOR, open_credentials
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_shelf import ModelShelf
 from livescale.runtime.open_questions import OpenQuestions, Question
@@ -84,12 +85,14 @@ class PoolBackend:
         #: when the last controller sent something last (None: one is there and sends)
         self._away_since_ns: int | None = time.monotonic_ns()
         self._heartbeats = Heartbeats(boot.pool.lost_after_ms)
+        self._tls = open_credentials(boot.pool.tls_dir)
         self._workers = TokenWires(
             secret=boot.secret,
             gateway=boot.gateway,
             heartbeats=self._heartbeats,
             received=self._worker_reported,
             gone=lambda worker: self._carry_out(self._ledger.worker_gone(worker)),
+            tls=self._tls,
         )
         self._questions = OpenQuestions(boot.gateway)
         self.is_settled = asyncio.Event()
@@ -158,30 +161,45 @@ class PoolBackend:
     # -- the controller -------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Stay connected to a controller, whichever life it is in, and to the workers."""
-        connected = stay_connected(
-            self._boot.controller,
-            protocol.ToGateway,
-            secret=self._boot.secret,
-            door=CONTROLLER_DOOR,
-            serve=self._listen,
+        """Stay connected to the controller, whichever life it is in, and to the workers."""
+        ways = (
+            stay_connected(
+                address,
+                protocol.ToGateway,
+                secret=self._boot.secret,
+                door=CONTROLLER_DOOR,
+                serve=self._listen,
+                tls=self._tls,
+            )
+            for address in (self._boot.controller, *self._boot.other_controllers)
         )
+        parts = [*ways, self._heartbeats.run()]
+        if self._tls is not None:
+            parts.append(self._tls.run())
         try:
-            await asyncio.gather(connected, self._heartbeats.run())
+            await asyncio.gather(*parts)
         finally:
             await self._workers.close()
 
     async def _listen(self, wire: Wire[protocol.ToGateway]) -> None:
-        wire.send(protocol.GatewayHello(self._boot.gateway))
         self._heartbeats.add(wire)
-        self._controller = wire
+        epoch = await met_on(wire, self._ledger.fence)
+        if epoch is None:
+            return
+        before, self._controller = self._controller, wire
+        if before is not None:
+            leave(before, epoch)
+        wire.send(protocol.GatewayHello(self._boot.gateway))
         self._controllers_met += 1
-        self._carry_out(self._ledger.controller_joined())
+        self._carry_out(self._ledger.controller_joined(epoch))
         async for message in wire:
+            if self._controller is not wire:
+                break
             self._away_since_ns = None
             if isinstance(message, Dispatch):
                 is_reachable = self._workers.is_reachable(message.worker)
-                self._carry_out(self._ledger.dispatched(message, is_reachable=is_reachable))
+                effects = self._ledger.dispatched(message, epoch, is_reachable=is_reachable)
+                self._carry_out(effects)
             elif isinstance(message, protocol.Peers):
                 self._workers.meet(message)
             elif isinstance(message, protocol.PoolStatus):
@@ -194,7 +212,9 @@ class PoolBackend:
             elif isinstance(message, protocol.ModelAnswer):
                 self._questions.answer(message)
             elif isinstance(message, FailRequest):
-                self._fail(message)
+                self._fail(message, epoch)
+        if self._controller is not wire:
+            return
         self._controller = None
         self._away_since_ns = wire.received_ns or self._away_since_ns
         self._questions.leave_unanswered()
@@ -229,13 +249,13 @@ class PoolBackend:
         if self._controller is not None:
             self._controller.send(event)
 
-    def _fail(self, command: FailRequest) -> None:
+    def _fail(self, command: FailRequest, epoch: ControllerEpoch) -> None:
         request, failure = command.request, backend.GenerationFailed(command.reason)
         if command.retry_after_ns is not None and self._ledger.get(request) is not None:
             model = self._transcripts[request].asked.model
             why = f"the model '{model}' cannot be loaded: {command.reason}"
             failure = backend.NoInstance(why, command.retry_after_ns / 1e9, "load_failed")
-        self._carry_out(self._ledger.failed(request, str(failure)), failure)
+        self._carry_out(self._ledger.failed(request, str(failure), epoch), failure)
 
     def _waited_too_long(self, transcript: Transcript) -> None:
         asked = transcript.asked
@@ -289,8 +309,7 @@ class PoolBackend:
             if isinstance(effect, Send):
                 self._send_prompt(effect.order)
             elif isinstance(effect, Forget):
-                forget = Cancel if effect.is_over else Disown
-                self._workers.send(effect.worker, forget(effect.request, effect.attempt))
+                self._workers.send(effect.worker, effect.message)
             elif isinstance(effect, Moved):
                 self._transcripts.move(effect.request, effect.before, effect.after)
             elif isinstance(effect, Announce):

@@ -116,16 +116,16 @@ def local_layout(config: PoolConfig) -> PoolLayout:
 
 
 def joined_seat(
-    config: PoolConfig, name: str, address: str, *, reads_files: bool = False
+    config: PoolConfig, name: str, address: str, *, reads_files: bool = False, rack: str = ""
 ) -> HostSeat:
     """This machine as a host of a pool that is elsewhere: all it has is reached at an address. It
-    has the models' files where the head has them only if it `reads_files`."""
+    has the models' files where the head has them only if it `reads_files`. It hangs on the leaf
+    switch `rack` (empty: on that of a head without a topology)."""
     seat = at_address(_local_host(config, name, config.workers), address)
     replace = msgspec.structs.replace
-    devices = [
-        replace(one, device=replace(one.device, reads_files=reads_files)) for one in seat.devices
-    ]
-    host = replace(seat.host, reads_files=reads_files)
+    own = {"reads_files": reads_files, "leaf": rack or seat.host.leaf}
+    devices = [replace(one, device=replace(one.device, **own)) for one in seat.devices]
+    host = replace(seat.host, **own)
     return replace(seat, host=host, devices=tuple(devices))
 
 

@@ -38,7 +38,8 @@ STATUS_BYTES_MAX = 256 << 20
 @dataclass(eq=False)
 class Child:
     """One process and its successors. `boot` builds the boot message of the n-th life. With `forks`
-    every life is a fork of that server, which has no descriptors to pass."""
+    every life is a fork of that server, which has no descriptors to pass. With a `last_word` it
+    ends when it is told that; others by SIGTERM."""
 
     name: str
     kind: str
@@ -47,6 +48,7 @@ class Child:
     prefix: tuple[str, ...] = ()
     heed: Callable[[Status], None] = lambda _: None
     forks: ForkServer | None = None
+    last_word: Value | None = None
     life: int = -1
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     process: asyncio.subprocess.Process | ForkedProcess | None = None
@@ -119,6 +121,13 @@ class Child:
     def tell(self, message: Value) -> None:
         """One line more after the boot message, for a process that heeds its parent."""
         self._write(msgspec.json.encode(message) + b"\n")
+
+    def end(self) -> None:
+        """Let the process end in order, for good."""
+        if self.last_word is None:
+            self.signal(signal.SIGTERM)
+        else:
+            self.tell(self.last_word)
 
     def _write(self, line: bytes) -> None:
         stdin = self.process.stdin if self.process is not None else None

@@ -14,6 +14,7 @@ from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.control.host_ledger import HostNumbers
 from livescale.messages import attempts, commands, events
+from livescale.messages.epochs import Acting, Fenced
 from livescale.policies import ModelPolicy
 from livescale.telemetry.record import RequestLine
 from livescale.types import Value
@@ -135,6 +136,10 @@ class Refused(Value, frozen=True, tag=True):
 # -- hosts that join -----------------------------------------------------------------------------
 
 
+NAME_CHARS_MAX = 253
+"""Of a host, or of the rack that it is in."""
+
+
 class HostHello(Value, frozen=True, tag=True, forbid_unknown_fields=False):
     """The supervisor of a host that joins presents itself to the controller.
 
@@ -151,6 +156,12 @@ class HostHello(Value, frozen=True, tag=True, forbid_unknown_fields=False):
     numbers: HostNumbers | None = None
 
 
+class RevokedMembers(Value, frozen=True, tag=True):
+    """The list of certificates that count no more, signed by the pool's authority (PEM)."""
+
+    listed: bytes
+
+
 class Welcome(Value, frozen=True, tag=True):
     """The host has joined: what its processes are called, the pool's settings, and how large the
     pool's models are. What is the host's own comes on top of the settings."""
@@ -161,8 +172,10 @@ class Welcome(Value, frozen=True, tag=True):
 
 
 class Farewell(Value, frozen=True, tag=True):
-    """From a host: it wants to leave. From the controller: nothing keeps it any more, or the pool
-    ends; its processes may end."""
+    """From a host with so many `members`: it wants to leave. From the controller: nothing keeps it
+    any more, or the pool ends; its processes may end."""
+
+    members: int = 0
 
 
 # -- controller to gateway -----------------------------------------------------------------------
@@ -241,7 +254,8 @@ class SpareStatus(Value, frozen=True):
 
 
 class PoolStatus(Value, frozen=True, tag=True):
-    """What a gateway shows of the pool: instances per model and state, the workers, the loads.
+    """What a gateway shows of the pool: instances per model and state, the workers that are there
+    and those that the models' loads need (`workers_wanted`), the loads.
 
     `copies` counts each model's complete copies in host memory. `unready` lists the models that
     have less than they should have at least: a serving instance, or, where the minimum is 0, a
@@ -261,6 +275,7 @@ class PoolStatus(Value, frozen=True, tag=True):
     failed_loads: dict[str, int] = msgspec.field(default_factory=dict)
     spares: dict[str, SpareStatus] = msgspec.field(default_factory=dict)
     is_recording: bool | None = None
+    workers_wanted: int = 0
 
 
 class ModelProblem(enum.StrEnum):
@@ -381,11 +396,20 @@ FromGateway = (
     | Examine
 )
 ToController = (
-    MemberHello | GatewayHello | HostHello | WorkerEvent | FromGateway | Examined | Farewell
+    MemberHello
+    | GatewayHello
+    | HostHello
+    | WorkerEvent
+    | FromGateway
+    | Examined
+    | Farewell
+    | Fenced
 )
-ToWorker = Holders | Order | Examine | Refused
-ToHost = Welcome | Refused | Farewell
-ToGateway = Peers | Catalog | commands.Dispatch | commands.FailRequest | PoolStatus | ModelAnswer
+ToWorker = Acting | Holders | Order | Examine | Refused
+ToHost = Acting | Welcome | Refused | Farewell | RevokedMembers
+ToGateway = (
+    Acting | Peers | Catalog | commands.Dispatch | commands.FailRequest | PoolStatus | ModelAnswer
+)
 ToExaminer = ToGateway | Examining | Examined
 ToTokenServer = GatewayHello | Submit | attempts.Cancel | attempts.Disown
 FromTokenServer = Tokens | attempts.AttemptTaken | attempts.AttemptReturned | attempts.AttemptFailed

@@ -52,6 +52,7 @@ class ShownStatus:
             failed_loads={model: one.failed_loads for model, one in models},
             spares={model: _spares(one) for model, one in models},
             is_recording=is_recording,
+            workers_wanted=seen.workers_wanted,
         )
         if status != self.last:
             loads = self.loads.shown(seen.instances)

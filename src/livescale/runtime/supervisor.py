@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from livescale.clusters.files import read_topology
 from livescale.common.addresses import address_text, parse_address
@@ -22,11 +22,14 @@ from livescale.common.errors import UserError
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
 from livescale.control.host_ledger import HostNumbers
+from livescale.control.wanted_hosts import PoolNeed
+from livescale.gateway.https import check_https
 from livescale.gateway.pages import page_origins
 from livescale.latency.models import AnyLatency
-from livescale.runtime.boot import Status
+from livescale.runtime.boot import PoolEnds, Status
 from livescale.runtime.catalog import controller_config, latency, sizes_of, with_host_memory
-from livescale.runtime.child_boots import ChildBoots, MemberBoots
+from livescale.runtime.child_boots import ChildBoots, MemberBoots, other_heads
+from livescale.runtime.doors import open_credentials
 from livescale.runtime.examination import ExamineBoot, examine, examine_inside
 from livescale.runtime.forking import ForkServer
 from livescale.runtime.host_supervisor import (
@@ -36,12 +39,14 @@ from livescale.runtime.host_supervisor import (
 )
 from livescale.runtime.kept_children import KeptChildren
 from livescale.runtime.key_watch import LOOK_S, KeyWatch
+from livescale.runtime.lease_keeper import lease_terms
+from livescale.runtime.lease_stores import lease_store
 from livescale.runtime.listening import listen, listen_inside
 from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_layout import PoolLayout, layout_of, local_layout
 from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import CatalogEntry, HeldCopy
+from livescale.runtime.protocol import Address, CatalogEntry, HeldCopy
 from livescale.runtime.restarts import Restarts
 from livescale.runtime.restoration import restored_models
 from livescale.runtime.state_directory import PoolState, StateDirectory
@@ -49,6 +54,9 @@ from livescale.runtime.token import make_token, new_secret
 from livescale.telemetry.record_file import RecordClaim
 from livescale.telemetry.record_parts import RecordError
 from livescale.types import WorkerRef
+
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -67,26 +75,29 @@ class Pool:
         environ: Mapping[str, str] | None = None,
         layout: PoolLayout | None = None,
         tell: Callable[[News | PoolProgress], None] = log_news,
+        *,
+        is_standby: bool = False,
     ) -> None:
         """Prepare models and sockets. Raises ModelError or ConfigError; no process is started.
 
         Keys are those of the files that `config` names and of the variables in `environ`. `layout`
         says where the processes run; without it that follows from the configuration. `tell` is
-        called with news for people, and must not block.
+        called with news for people, and must not block. One that `is_standby` has no workers and
+        no agent of its own: it waits for the lease, and its gateway serves meanwhile.
         """
         layout = layout if layout is not None else configured_layout(config)
-        if len(layout.seats) != config.workers:
-            raise ConfigError(
-                f"workers is {config.workers}, but there are {len(layout.seats)} devices"
-            )
-        self.config = config
-        self._keys = KeyWatch(config, environ or {})
         # First: what can be wrong is found before anything is opened.
+        _check(config, layout, is_standby)
+        self.config = config
+        self._is_standby = is_standby
+        self._keys = KeyWatch(config, environ or {})
+        tls = open_credentials(config.tls_dir)
         timing, origins = latency(config), page_origins(config.cors_origins)
         self._failure: asyncio.Future[None] | None = None
         self._tell = tell
         self._was_ready = False
         #: as the controller last told them
+        self.need = PoolNeed()
         self._loads: tuple[LoadProgress, ...] = ()
         #: over the files of keys, if there are any
         self._watching_keys: asyncio.Task[None] | None = None
@@ -101,7 +112,7 @@ class Pool:
         self._directory = PoolDirectory()
         #: what a machine needs to join (None: none may)
         self.token_file = self._token_file()
-        secret = new_secret() if self.token_file is None else make_token(self.token_file).secret
+        secret = _secret(self.token_file, tls)
         self._boots = ChildBoots(
             config,
             self.layout,
@@ -153,10 +164,9 @@ class Pool:
         """Controller and gateway."""
         prefix = self.layout.control_prefix
         control, http = (self._control.fileno(),), (self._http.fileno(),)
-        children = [
-            Child("controller", "controller", self._boots.controller, control, prefix),
-            Child("gateway", "gateway", self._boots.gateway, http, prefix),
-        ]
+        controller = Child("controller", "controller", self._boots.controller, control, prefix)
+        controller.last_word = PoolEnds()
+        children = [controller, Child("gateway", "gateway", self._boots.gateway, http, prefix)]
         for child in children:
             child.heed = partial(self._heed, child)
         return children
@@ -173,7 +183,7 @@ class Pool:
             record_members=self._member_records,
         )
         found, first = [], 0
-        for number, seat in enumerate(self.layout.hosts):
+        for number, seat in enumerate(() if self._is_standby else self.layout.hosts):
             if seat.prefix not in self._fork_servers:
                 self._fork_servers[seat.prefix] = fork_server(self.config, seat.prefix)
             host = HostSupervisor(
@@ -208,8 +218,11 @@ class Pool:
     def _heed(self, child: Child, status: Status) -> None:
         if status.catalog is not None:
             self._boots.catalog = status.catalog
+        self.need = status.need or self.need
         if status.hosts is not None:
             self._boots.hosts = status.hosts
+        if status.later_epoch is not None:
+            self._boots.epoch_min = status.later_epoch + 1
         for news in status.news:
             self._tell(news)
         if status.is_ready:
@@ -230,8 +243,8 @@ class Pool:
     @property
     def base_url(self) -> str:
         """Where the OpenAI API is, without /v1."""
-        host, port = self._http.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.config.ssl_certfile is None else "https"
+        return f"{scheme}://{address_text(*self._http.getsockname()[:2])}"
 
     @property
     def join_address(self) -> str:
@@ -248,7 +261,10 @@ class Pool:
     async def examine(self) -> dict[WorkerRef, tuple[HeldCopy, ...]]:
         """The checksums of what every member's memory holds. Raises ExaminationError."""
         boot = ExamineBoot(
-            self._boots.secret, self._boots.controller_address(), self.config.lost_after_ms
+            secret=self._boots.secret,
+            controller=self._boots.controller_address(),
+            lost_after_ms=self.config.lost_after_ms,
+            tls_dir=self.config.tls_dir,
         )
         if not self.layout.control_prefix:
             return await examine(boot)
@@ -297,10 +313,9 @@ class Pool:
         # Before its members: what ends with the pool is not lost, and not on record as that.
         await self._head.end(self._of_kind("controller"), STOP_TIMEOUT_S)
         await asyncio.gather(*(host.end() for host in self._hosts))
-        for forks in self._fork_servers.values():
-            if forks is not None:
-                forks.end()
-                await forks.wait()
+        for forks in filter(None, self._fork_servers.values()):
+            forks.end()
+            await forks.wait()
         await self._head.close()
         self._stop_watching()
         self._control.close()
@@ -316,9 +331,8 @@ class Pool:
         self._stop_watching()
         for kept in self._kept():
             kept.kill()
-        for forks in self._fork_servers.values():
-            if forks is not None:
-                forks.end()
+        for forks in filter(None, self._fork_servers.values()):
+            forks.end()
 
     # -- helpers --------------------------------------------------------------------------------
 
@@ -369,11 +383,31 @@ def configured_layout(config: PoolConfig) -> PoolLayout:
     return layout_of(read_topology(Path(config.topology)).topology, config)
 
 
+def _secret(token_file: Path | None, tls: Credentials | None) -> str:
+    """That of the token, which fits the pool's certificates. Raises ConfigError."""
+    if token_file is None:
+        return new_secret()
+    return make_token(token_file, None if tls is None else tls.fingerprint).secret
+
+
 def _control_address(config: PoolConfig, layout: PoolLayout) -> tuple[str, int]:
-    """Where the controller listens: on a free port, where nobody else joins."""
+    """Where the controller listens: on a free port, where no machine joins."""
     if config.listen is None:
         return layout.control_address, 0
     return parse_address(config.listen, "listen")
+
+
+def _check(config: PoolConfig, layout: PoolLayout, is_standby: bool) -> None:
+    """Raises ConfigError."""
+    if len(layout.seats) != config.workers:
+        raise ConfigError(f"workers is {config.workers}, but there are {len(layout.seats)} devices")
+    check_https(config.ssl_certfile, config.ssl_keyfile)
+    are_several = config.lease is not None and config.heads is not None
+    if not are_several and (config.lease or config.heads or is_standby):
+        raise ConfigError("several heads need both: heads (their addresses) and lease")
+    other_heads(config, Address("", 0))
+    if config.lease is not None:
+        lease_store(config.lease, lease_terms(config))
 
 
 def _claim_record(record: str | None) -> RecordClaim | None:

@@ -1,6 +1,6 @@
-"""The token: what a machine needs to join a pool, in a file that nobody else may read.
+"""The token: what a machine needs to join a pool, in a file that only its owner may read.
 
-It holds the pool's secret, and has a place for the fingerprint of the head's certificate.
+It holds the pool's secret and, where the pool has certificates, the fingerprint of their authority.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import stat
 from pathlib import Path
 
 import msgspec
 
+from livescale.common.private_files import is_private
 from livescale.common.settings import ConfigError
 from livescale.types import Value
 
@@ -23,7 +23,8 @@ _SECRET_CHARS_MIN = 2 * _SECRET_BYTES
 
 
 class JoinToken(Value, frozen=True):
-    """`fingerprint` is that of the head's certificate (None: it has none)."""
+    """`fingerprint` is the SHA-256 of the certificate of the pool's authority (None: it has
+    none)."""
 
     secret: str
     fingerprint: str | None = None
@@ -34,13 +35,16 @@ def new_secret() -> str:
     return secrets.token_hex(_SECRET_BYTES)
 
 
-def make_token(path: Path) -> JoinToken:
-    """The token in this file; a new one where there is no file. Raises ConfigError."""
-    token = JoinToken(new_secret())
+def make_token(path: Path, fingerprint: str | None = None) -> JoinToken:
+    """The token in this file, which must be one with this fingerprint; a new one where there is no
+    file. Raises ConfigError."""
+    token = JoinToken(new_secret(), fingerprint)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        return read_token(path)
+        token = read_token(path)
+        check_fingerprint(path, token, fingerprint)
+        return token
     except OSError as error:
         raise ConfigError(f"token_file {path}: {error.strerror}") from error
     with contextlib.closing(os.fdopen(descriptor, "wb")) as file:
@@ -48,15 +52,28 @@ def make_token(path: Path) -> JoinToken:
     return token
 
 
+def check_fingerprint(path: Path, token: JoinToken, fingerprint: str | None) -> None:
+    """Raises ConfigError for a token of a pool with other certificates, or with none."""
+    if token.fingerprint == fingerprint:
+        return
+    if fingerprint is None:
+        raise ConfigError(
+            f"token_file {path}: the pool of this token has certificates: give tls_dir"
+        )
+    if token.fingerprint is None:
+        raise ConfigError(f"token_file {path}: the pool of this token has no certificates")
+    raise ConfigError(f"token_file {path}: its certificate authority is not the one in tls_dir")
+
+
 def read_token(path: Path) -> JoinToken:
     """Raises ConfigError, also for a file that others may read."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
             text = file.read(_FILE_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"token_file {path}: {error.strerror}") from error
-    if stat.S_IMODE(mode) & 0o077:
+    if not is_private(found.st_mode, found.st_uid, os.geteuid()):
         raise ConfigError(f"token_file {path}: others may read it: chmod 600 {path}")
     try:
         token = msgspec.json.decode(text, type=JoinToken)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from livescale.messages.attempts import Cancel, Disown
 from livescale.runtime.doors import token_door
@@ -12,6 +13,9 @@ from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.protocol import FromTokenServer, GatewayHello, Peer, Peers, Submit
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import WorkerRef
+
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +30,12 @@ class TokenWires:
         heartbeats: Heartbeats,
         received: Callable[[WorkerRef, FromTokenServer], None],
         gone: Callable[[WorkerRef], None],
+        tls: Credentials | None = None,
     ) -> None:
         """Of the gateway of this name. `gone` is called when a worker cannot be reached (any
         more)."""
         self._secret = secret
+        self._tls = tls
         self._gateway = gateway
         self._heartbeats = heartbeats
         self._received = received
@@ -76,6 +82,7 @@ class TokenWires:
                 FromTokenServer,
                 secret=self._secret,
                 door=token_door(worker),
+                tls=self._tls,
             )
         except OSError as error:
             _log.warning("worker %s cannot be reached: %s", worker, error)

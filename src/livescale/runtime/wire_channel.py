@@ -14,13 +14,16 @@ import contextlib
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
 from livescale.runtime.doors import enter
 from livescale.runtime.protocol import Address, AnyMessage
 from livescale.transfer.listener import notice_loss
+
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
 
 FRAME_BYTES_MAX = 64 << 20
 _LENGTH = struct.Struct(">I")
@@ -143,13 +146,13 @@ class Wire(Generic[Incoming]):
 
 
 async def open_wire(
-    address: Address, incoming: object, *, secret: str, door: str
+    address: Address, incoming: object, *, secret: str, door: str, tls: Credentials | None = None
 ) -> Wire[Incoming]:
     """Connect to the door of this name that is there. Raises OSError, also for one that is not."""
     # Not wait_for: that may lose the cancellation of a task that has just been connected.
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await asyncio.open_connection(address.host, address.port)
-    await enter(reader, writer, secret, door)
+    await enter(reader, writer, secret, door, tls)
     return Wire(reader, writer, incoming)
 
 
@@ -160,13 +163,16 @@ async def stay_connected(
     secret: str,
     door: str,
     serve: Callable[[Wire[Incoming]], Awaitable[None]],
+    tls: Credentials | None = None,
 ) -> None:
     """One wire after the other to the door of this name, whichever process is behind it: `serve`
     gets each, until its end. For ever."""
     pause_s = _PAUSE_S_MIN
     while True:
         try:
-            wire: Wire[Incoming] = await open_wire(address, incoming, secret=secret, door=door)
+            wire: Wire[Incoming] = await open_wire(
+                address, incoming, secret=secret, door=door, tls=tls
+            )
         except OSError:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)

@@ -56,7 +56,9 @@ class WorkerSockets(MemberSocket):
     # -- the socket thread ----------------------------------------------------------------------
 
     async def _talk(self) -> None:
-        door = Door(self._boot.secret, token_door(self._boot.member), self._serve_gateway)
+        door = Door(
+            self._boot.secret, token_door(self._boot.member), self._serve_gateway, tls=self._tls
+        )
         server = await asyncio.start_server(door.accept, self._token_host, 0)
         self.token_address = protocol.Address(*server.sockets[0].getsockname()[:2])
         await super()._talk()

@@ -36,9 +36,6 @@ from livescale.types import LayerSpan, PlanId, RequestId, TokenLogprobs, WorkerR
 if TYPE_CHECKING:
     from livescale.engine.run_result import HiddenRows
 
-# Long enough that a Run's fixed cost does not count, short enough to be over in a moment.
-_MEASURED_TOKENS = 256
-
 
 class Reporter(Protocol):
     """Where a worker's messages go. Both calls may come from any thread and never block."""
@@ -181,9 +178,8 @@ class WorkerThread(MemberThread):
 
     def _measure(self, effect: effects.Measure) -> None:
         manifest = self._fetches[effect.plan].order.manifest
-        tokens = min(_MEASURED_TOKENS, self._boot.pool.run_tokens_max)
         span = LayerSpan(0, len(manifest.layers))
-        rate = self._executor.prefill_tokens_per_s(span, tokens)
+        rate = self._executor.prefill_tokens_per_s(span, effect.tokens)
         self._inputs.append(inputs.RateMeasured(effect.plan, rate))
 
     def _carry_out(self, asked: Sequence[effects.Effect]) -> None:

@@ -12,7 +12,7 @@ from livescale.control.config import ControllerConfig
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
 from livescale.policies import ModelPolicy
-from livescale.types import ModelSpec, Value
+from livescale.types import AGENT_NUMBERS_FROM, ModelSpec, Value, WorkerRef, agent_ref
 
 _GBIT = 125_000_000
 
@@ -33,10 +33,14 @@ class FaultConfig(Value, frozen=True):
     next one. Of 1000 messages of workers `late_permille` are late by up to `late_ns_max` (never out
     of order), of 1000 progress messages `lost_permille` never come, and of 1000 requests
     `cancelled_permille` are cancelled at some time. Of 1000 messages that hand a live batch over
-    `pair_loss_permille` lose one of the two workers soon.
+    `pair_loss_permille` lose one of the two workers soon. Another controller takes over while the
+    first one lives on (`takeovers`), for up to `takeover_ns_max`, in which members and the gateway
+    reach one of the two, both or none.
     """
 
     silences: int = 0
+    takeovers: int = 0
+    takeover_ns_max: int = 0
     silence_ns_max: int = 0
     lost_after_ns: int = 100_000_000
     worker_losses: int = 0
@@ -78,6 +82,24 @@ class ModelChange(Value, frozen=True):
     changed: ModelPolicy | None = None
 
 
+class HostStay(Value, frozen=True):
+    """A host is there from `from_ns` on, and wants to leave at `until_ns` (None: it stays). It goes
+    when it is let go, after `patience_ns` at the latest, and is back `away_ns` later."""
+
+    host: str
+    from_ns: int = 0
+    until_ns: int | None = None
+    patience_ns: int = 0
+    away_ns: int = 0
+
+    @property
+    def end_ns(self) -> int:
+        """From then on the host stays."""
+        if self.until_ns is None:
+            return self.from_ns
+        return self.until_ns + self.patience_ns + self.away_ns
+
+
 class SimConfig(Value, frozen=True):
     """One pool of workers. Times are nanoseconds of virtual time.
 
@@ -97,8 +119,8 @@ class SimConfig(Value, frozen=True):
     take turns with the rest. `live` bounds live work on every instance. Workers keep first layers
     of models that they gave up in the last `resident_bytes` of their arenas. `holder_wait_ns` is
     how long a receiver waits for a holder to have what a plan expects, `stall_ns` how long for
-    its bytes. The run is given up as stuck when it is not over `grace_ns` after the last arrival
-    and the last fault.
+    its bytes. Hosts that are not in `stays` are there from begin to end. The run is given up as
+    stuck when it is not over `grace_ns` after the last arrival and the last fault.
     """
 
     controller: ControllerConfig
@@ -126,6 +148,7 @@ class SimConfig(Value, frozen=True):
     stall_ns: int = 500_000_000
     grace_ns: int = 600_000_000_000
     changes: tuple[ModelChange, ...] = ()
+    stays: tuple[HostStay, ...] = ()
     faults: FaultConfig = FaultConfig()
 
     @property
@@ -139,6 +162,18 @@ class SimConfig(Value, frozen=True):
             return device
         host = self.hosts[number % len(self.hosts)].name if self.hosts else f"host-{number}"
         return msgspec.structs.replace(device, host=host)
+
+    def host_of(self, ref: WorkerRef) -> str:
+        """The name of the host that a worker or an agent is on."""
+        if ref.is_agent:
+            return self.hosts[ref.worker - AGENT_NUMBERS_FROM].name
+        return self.device(ref.worker).host
+
+    def on_host(self, name: str) -> list[WorkerRef]:
+        """The first lives of a host's agent, if there is one, and of its workers."""
+        refs = [agent_ref(number) for number in range(len(self.hosts))]
+        refs += [WorkerRef(number) for number in range(self.workers)]
+        return [ref for ref in refs if self.host_of(ref) == name]
 
     def latency_of(self, model: str) -> AnyLatency:
         """How long instances of the model take for their Runs."""

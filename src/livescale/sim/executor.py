@@ -66,10 +66,9 @@ class SimExecutor:
             row_bytes=spec.row_bytes_per_token,
         )
 
-    def prefill_tokens_per_s(self) -> int:
-        """The rate that a long prompt would show."""
+    def prefill_tokens_per_s(self, tokens: int) -> int:
+        """The rate of a prefill of so many tokens."""
         assert self._latency is not None
-        tokens = self._config.run_tokens_max
         run_ns = self._latency.run_ns(RunWork(((tokens, 0),)))
         return max(tokens * _NS_PER_S // max(run_ns, 1), 1)
 

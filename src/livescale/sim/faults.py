@@ -63,6 +63,7 @@ def plan_faults(
     later = random.Random(f"refusals and clocks {seed}")
     draw("refusals", later)
     draw("clock_jumps", later, _MANY, lambda: later.randint(1, faults.clock_jump_ns_max))
+    draw("takeovers", random.Random(f"takeovers {seed}"))
     return plan
 
 
@@ -74,6 +75,7 @@ class FaultSite:
     clock: Clock
     members: Members
     end_life: Callable[[], None]
+    take_over: Callable[[int], None]
     cancel: Callable[[RequestId], None]
 
     def schedule(self, plan: FaultPlan) -> None:
@@ -94,6 +96,7 @@ class FaultSite:
             "clock_jumps": partial(self._to_some, SimMember.jump_ahead),
             "silences": partial(self._to_some, self._silence),
             "controller_restarts": self.end_life,
+            "takeovers": self.take_over,
             "cancelled_permille": self.cancel,
         }
         for kind, happens in kinds.items():
@@ -110,12 +113,8 @@ class FaultSite:
         of_workers = [config.device(number).host for number in range(config.workers)]
         names = sorted(dict.fromkeys([*of_workers, *(host.name for host in config.hosts)]))
         name = names[choice % len(names)]
-        for number, host in enumerate(config.hosts):
-            if host.name == name:
-                self.members.lose(agent_ref(number).worker)
-        for number, of_worker in enumerate(of_workers):
-            if of_worker == name:
-                self.members.lose(number)
+        for ref in config.on_host(name):
+            self.members.lose(ref.worker)
 
     def _stall(self, number: int) -> None:
         worker = self.members.by_number.get(number)

@@ -19,8 +19,10 @@ from livescale.member.inputs import Submitted
 from livescale.member.ledger import Announce, Finish, Forget, Ledger, LedgerEffect, Moved, Send
 from livescale.messages import attempts
 from livescale.messages.commands import Dispatch, FailRequest
+from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.fencing import FenceChecker
 from livescale.sim.checkers.requests import RequestChecker
 from livescale.sim.clock import Clock
 from livescale.sim.config import SimConfig
@@ -70,6 +72,7 @@ class SimGateway:
         clock: Clock,
         config: SimConfig,
         failures: FailureChecker,
+        fences: FenceChecker,
         serves: Callable[[str], bool],
         say: Callable[[GatewayEvent], None],
         write: Callable[[RequestLine], None],
@@ -80,6 +83,7 @@ class SimGateway:
         self._config = config
         self._arrivals = 0
         self._checkers = RequestChecker(config, failures)
+        self._fences = fences
         self._serves = serves
         self._say = say
         self._write = write
@@ -166,19 +170,29 @@ class SimGateway:
 
     # -- the controller -------------------------------------------------------------------------
 
-    def joined(self) -> None:
-        """A new controller is there: report every unfinished request."""
-        self._carry_out(self._ledger.controller_joined())
+    def later_than(self, epoch: ControllerEpoch) -> ControllerEpoch | None:
+        """The life of the controller for which this one is refused (None: it may be met)."""
+        return self._ledger.fence.meet(epoch)
 
-    def take_order(self, order: GatewayOrder) -> None:
-        if isinstance(order, FailRequest):
-            self._carry_out(self._ledger.failed(order.request, order.reason))
-            return
+    def joined(self, epoch: ControllerEpoch) -> None:
+        """A new controller is there: report every unfinished request."""
+        self._fences.met(GATEWAY, epoch)
+        self._carry_out(self._ledger.controller_joined(epoch))
+
+    def take_order(self, order: GatewayOrder, *, epoch: ControllerEpoch) -> None:
+        """An order of a controller, in whichever life."""
         entry = self._ledger.get(order.request)
-        if entry is not None:
-            self._checkers.dispatched(order, entry.attempt, entry.owner)
-        is_reachable = order.worker in self._workers
-        self._carry_out(self._ledger.dispatched(order, is_reachable=is_reachable))
+        before = None if entry is None else (entry.attempt, entry.owner)
+        if isinstance(order, FailRequest):
+            effects = self._ledger.failed(order.request, order.reason, epoch)
+        else:
+            is_reachable = order.worker in self._workers
+            effects = self._ledger.dispatched(order, epoch, is_reachable=is_reachable)
+        if effects:
+            self._fences.accepted(GATEWAY, order, epoch)
+            if before is not None and isinstance(order, Dispatch):
+                self._checkers.dispatched(order, *before)
+        self._carry_out(effects)
 
     # -- the workers ----------------------------------------------------------------------------
 
@@ -250,8 +264,7 @@ class SimGateway:
             if isinstance(effect, Send):
                 self._send(effect.order)
             elif isinstance(effect, Forget):
-                forget = attempts.Cancel if effect.is_over else attempts.Disown
-                self._workers[effect.worker].send(forget(effect.request, effect.attempt))
+                self._workers[effect.worker].send(effect.message)
             elif isinstance(effect, Moved):
                 self._move(effect)
             elif isinstance(effect, Announce):

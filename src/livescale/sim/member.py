@@ -14,11 +14,14 @@ from typing import Any
 from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device, Host
 from livescale.member import effects, inputs
+from livescale.member.fence import Fence
 from livescale.member.instance import HostedInstance, ServingLimits
 from livescale.member.member import ADDRESS_SPACES, Member
 from livescale.messages.attempts import AttemptTaken
 from livescale.messages.commands import DropHolding, ReleaseHolding, StartHolding
+from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import AnyEvent, RequestEnded
+from livescale.sim.checkers.fencing import FenceChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.live import LiveChecker, LiveEffect, live_batcher_of
 from livescale.sim.checkers.members import MemberChecker
@@ -62,6 +65,7 @@ class Surroundings:
     clock: Clock
     transfers: Transfers
     checker: MemberChecker
+    fences: FenceChecker
     live_checker: LiveChecker
     report: Callable[[WorkerRef, AnyEvent], None]
     emit: Callable[[WorkerRef, FromWorkerMessage], None]
@@ -95,6 +99,8 @@ class SimMember:
             self._executor = SimExecutor(
                 config, self.device, around.clock, self.member.shorten, self._run_ended
             )
+        #: which controllers may be met
+        self.fence = Fence()
         #: until then there is no memory, or the executor fails
         self.refuses_until_ns = 0
         self._inbox: list[inputs.MemberInput] = []
@@ -115,6 +121,7 @@ class SimMember:
             effects.Emit: self._emit,
             effects.TellPeer: self._tell,
             effects.Refuse: self._refuse,
+            effects.RefuseOrder: lambda effect: around.fences.refused(ref, effect.command),
             effects.Fetch: self._fetch,
             effects.TakeUp: self._take_up,
             effects.Release: self._release,
@@ -151,15 +158,17 @@ class SimMember:
 
     # -- what comes in --------------------------------------------------------------------------
 
-    def take_order(self, order: inputs.MemberOrder) -> None:
-        """An order of the controller."""
-        ordered = inputs.Ordered(order)
+    def take_order(self, order: inputs.MemberOrder, *, epoch: ControllerEpoch) -> None:
+        """An order of a controller, in whichever life."""
+        ordered = inputs.Ordered(order, epoch=epoch)
         if isinstance(order, StartHolding):
-            ordered = inputs.Ordered(order, self._config.spec(order.model).layer_bytes, order.model)
+            layer_bytes = self._config.spec(order.model).layer_bytes
+            ordered = inputs.Ordered(order, layer_bytes, order.model, epoch)
         elif isinstance(order, DropHolding | ReleaseHolding) and self.device is not None:
-            self._around.checker.taken_back(
-                order, self.member.holdings, self.member.instance, self._taken
-            )
+            holdings, instance = self.member.holdings, self.member.instance
+            if self.fence.admits(epoch):
+                self._around.checker.taken_back(order, holdings, instance, self._taken)
+        self._around.fences.ordered(self.ref, order, epoch)
         self.put(ordered)
 
     def jump_ahead(self, jump_ns: int) -> None:
@@ -209,13 +218,10 @@ class SimMember:
         checker.looks(self.ref, self._clock.now_ns)
 
     def _take(self, news: Sequence[inputs.MemberInput]) -> None:
-        for effect in self.member.step(self._now_ns, news, self._steps_max()):
+        now_ns = self._clock.now_ns + self._ahead_ns
+        for effect in self.member.step(now_ns, news, self._steps_max()):
             self._carry[type(effect)](effect)
-
-    @property
-    def _now_ns(self) -> int:
-        """By the member's clock."""
-        return self._clock.now_ns + self._ahead_ns
+        self._around.fences.stepped(self.ref, self.member.waiting, self._inbox)
 
     def _steps_max(self) -> int:
         # Faults may come at any time, and what a worker sent last decides what they destroy.
@@ -352,7 +358,7 @@ class SimMember:
         self._around.live_checker.sees(self._duty, effect)
 
     def _measure(self, effect: effects.Measure) -> None:
-        rate = self.executor.prefill_tokens_per_s()
+        rate = self.executor.prefill_tokens_per_s(effect.tokens)
         self._inbox.insert(0, inputs.RateMeasured(effect.plan, rate))
 
     def _execute(self, effect: effects.Execute) -> None:

@@ -11,6 +11,9 @@ from livescale.control.liveness import look_gap_ns
 from livescale.member.inputs import ControllerMet, GatewayGone, GatewayUnknown
 from livescale.messages import commands, events
 from livescale.messages.attempts import AttemptTaken
+from livescale.messages.epochs import Fenced
+from livescale.sim.checkers.fencing import FenceChecker
+from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.live import LiveChecker
 from livescale.sim.checkers.members import MemberChecker
 from livescale.sim.clock import Clock
@@ -22,17 +25,30 @@ from livescale.sim.links.live_link import LiveLink
 from livescale.sim.links.transfers import Transfers
 from livescale.sim.member import SimMember, Surroundings
 from livescale.sim.silence import Silences, Watcher
+from livescale.sim.takeovers import Takeover
 from livescale.types import WorkerRef, agent_ref
 
 
 class Members:
-    """Living workers and agents. `life` is that of the controller, while there is one."""
+    """Living workers and agents. `life` is that of the controller, while there is one: the latest,
+    where earlier ones live on."""
 
     def __init__(
-        self, config: SimConfig, clock: Clock, delays: Delays, gateway: SimGateway
+        self,
+        config: SimConfig,
+        clock: Clock,
+        delays: Delays,
+        gateway: SimGateway,
+        fences: FenceChecker,
     ) -> None:
         self.life: ControllerLife | None = None
+        #: the life that each member met last, which may be over
+        self._met: dict[WorkerRef, ControllerLife] = {}
+        #: lives that were taken over from
+        self._earlier: list[ControllerLife] = []
         self.by_number: dict[int, SimMember] = {}
+        #: hosts that are not there, until then
+        self.away_until_ns: dict[str, int] = {}
         self._config = config
         self._clock = clock
         self._delays = delays
@@ -59,6 +75,7 @@ class Members:
             clock=clock,
             transfers=self.transfers,
             checker=self.checker,
+            fences=fences,
             live_checker=LiveChecker(config, self._live_link.free_ns),
             report=self._report,
             emit=self._emit,
@@ -74,15 +91,20 @@ class Members:
             goes_on=self._goes_on,
         )
 
+    @property
+    def lives(self) -> list[ControllerLife]:
+        """Of the controller, that are not over; the latest is the last."""
+        latest = [] if self.life is None else [self.life]
+        return [life for life in (*self._earlier, *latest) if not life.is_over]
+
     def living(self) -> list[SimMember]:
         """Workers first, in the order in which they began to live."""
         return sorted(self.by_number.values(), key=lambda member: member.ref.is_agent)
 
-    def ordered(self, ordered: Sequence[commands.AnyCommand]) -> None:
-        """The controller orders this."""
-        assert self.life is not None
+    def ordered(self, life: ControllerLife, ordered: Sequence[commands.AnyCommand]) -> None:
+        """The controller orders this in one of its lives."""
         self.checker.ordered(ordered)
-        self._silences.ordered(ordered, self.life.began_ns)
+        self._silences.ordered(ordered, life.began_ns)
 
     # -- lives ----------------------------------------------------------------------------------
 
@@ -93,7 +115,22 @@ class Members:
         for ref in refs:
             self._clock.after(self._delays.reconnect_ns(), partial(self._start, ref))
 
+    def is_away(self, host: str) -> bool:
+        """The host has not come yet, or has left."""
+        return self._clock.now_ns < self.away_until_ns.get(host, 0)
+
+    def leave(self, host: str, until_ns: int, *, is_let_go: bool) -> None:
+        """All processes of the host end, and begin again at that time. Of those that are let go
+        nothing is lost."""
+        self.away_until_ns[host] = until_ns
+        for ref in self._config.on_host(host):
+            self.lose(ref.worker, is_let_go=is_let_go)
+
     def _start(self, ref: WorkerRef) -> None:
+        host = self._config.host_of(ref)
+        if self.is_away(host):
+            self._clock.at(self.away_until_ns[host], partial(self._start, ref))
+            return
         member = self.by_number[ref.worker] = SimMember(ref, self._around)
         if member.host is not None:
             self._topology.agents[ref] = member.host
@@ -104,13 +141,19 @@ class Members:
         if self.life is not None:
             self._meet_controller(self.life, member)
 
-    def lose(self, number: int) -> None:
-        """The member dies: the last of what it sent is lost, then both sides see the end."""
+    def lose(self, number: int, *, is_let_go: bool = False) -> None:
+        """The member dies: the last of what it sent is lost, unless it is let go, then both sides
+        see the end."""
         member = self.by_number.pop(number, None)
         if member is None:
             return
         ref = member.ref
-        lost_after_ns = self._clock.now_ns - self._delays.loss_window_ns()
+        lost_after_ns = self._clock.now_ns
+        if is_let_go:
+            instance = member.member.instance
+            require(instance is None, "no instance is on a worker that is let go", ref, instance)
+        else:
+            lost_after_ns -= self._delays.loss_window_ns()
         member.die()
         self._silences.died(ref)
         self._live_link.leave(ref)
@@ -121,8 +164,10 @@ class Members:
         if ref in self._emitting:
             gone = partial(self._gateway.worker_gone, ref)
             self._emitting.pop(ref).cut(lost_after_ns, gone)
-        if self.life is not None:
-            self.life.lose(ref, lost_after_ns)
+        for life in self.lives:
+            # Where nothing got through, the end comes with what was held up.
+            life.go_on(ref)
+            life.lose(ref, lost_after_ns)
         successor = WorkerRef(number, ref.incarnation + 1)
         self._clock.after(self._config.faults.rejoin_ns, partial(self._start, successor))
 
@@ -153,12 +198,28 @@ class Members:
             delay_ns = self._delays.reconnect_ns()
             self._clock.after(delay_ns, partial(self._meet_controller, life, member))
 
+    def take_over(self, life: ControllerLife, takeover: Takeover) -> None:
+        """A later controller is there, while the earlier one lives on."""
+        self.life = life
+        self._earlier = [earlier for earlier in self._earlier if not earlier.is_over]
+        self._earlier.append(takeover.older)
+        for member in self.living():
+            takeover.begin(member.ref, partial(self._meet_controller, life, member))
+
     def _meet_controller(self, life: ControllerLife, member: SimMember) -> None:
         ref = member.ref
-        if self.life is not life or self._find(ref) is not member:
+        if life.is_over or self._find(ref) is not member:
             return
         if self._silences.is_silent(ref) or life.has_met(ref):
             return
+        later = member.fence.meet(life.epoch)
+        if later is not None:
+            life.push(Fenced(later))
+            return
+        before, self._met[ref] = self._met.get(ref), life
+        if before is not None:
+            before.fence(ref, life.epoch)
+        self._around.fences.met(ref, life.epoch)
         life.meet(ref, member.take_order)
         reports = member.member.reports
         if member.host is not None:
@@ -166,13 +227,13 @@ class Members:
         elif member.device is not None:
             self._live_link.join(ref, member.put)
             life.report(ref, events.WorkerJoined(ref, member.device, reports))
-        member.put(ControllerMet())
+        member.put(ControllerMet(life.epoch))
 
     def _report(self, ref: WorkerRef, event: events.AnyEvent) -> None:
         self.checker.reports(ref, event)
         # The next controller learns from WorkerJoined what is left of it.
-        if self.life is not None:
-            self.life.report(ref, event)
+        if ref in self._met:
+            self._met[ref].report(ref, event)
 
     def _meet_gateway(self, worker: SimMember) -> None:
         """A connection between the two is open."""

@@ -14,15 +14,19 @@ import msgspec
 
 from livescale.load.traces import TraceRow
 from livescale.messages import commands, events
+from livescale.messages.epochs import Fenced
 from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.fencing import FenceChecker
 from livescale.sim.clock import Clock
 from livescale.sim.config import ModelChange, SimConfig
 from livescale.sim.faults import FaultPlan, FaultSite
 from livescale.sim.gateway import GatewayEvent, SimGateway
+from livescale.sim.host_stays import HostStays
 from livescale.sim.life import ControllerLife
 from livescale.sim.links.channel import Delays
 from livescale.sim.members import Members
 from livescale.sim.run_notes import RunNotes, SimResult
+from livescale.sim.takeovers import Takeover
 from livescale.types import RequestId
 
 #: when parameters begin or end to move, what links have carried is noted
@@ -43,22 +47,40 @@ class SimWorld:
         self._leaving: dict[str, None] = {}
         self._delays = Delays(config, self.clock, seed)
         self._failures = FailureChecker(config.controller, self._may_loads_fail)
+        fences = FenceChecker()
+        #: the life that the gateway met last, which may be over
+        self._met_by_gateway: ControllerLife | None = None
         self._gateway = SimGateway(
             self.clock,
             config,
             self._failures,
+            fences,
             serves=self._serves,
             say=self._gateway_says,
             write=self._notes.request,
         )
-        self._members = Members(config, self.clock, self._delays, self._gateway)
+        self._members = Members(config, self.clock, self._delays, self._gateway, fences)
+        self._stays = HostStays(config, self.clock, self._delays, self._members)
+        self._stays.schedule()
         self._lives = 0
-        self._horizon_ns = max(config.faults.until_ns, *(c.at_ns for c in config.changes), 0)
-        self._begin_life()
+        self._horizon_ns = max(
+            config.faults.until_ns,
+            *(change.at_ns for change in config.changes),
+            *(stay.end_ns for stay in config.stays),
+            0,
+        )
+        self._begin()
         self._members.begin()
         for change in config.changes:
             self.clock.at(change.at_ns, partial(self._change_models, change))
-        site = FaultSite(config, self.clock, self._members, self._end_life, self._gateway.cancel)
+        site = FaultSite(
+            config,
+            self.clock,
+            self._members,
+            self._end_life,
+            self._take_over,
+            self._gateway.cancel,
+        )
         site.schedule(plan)
 
     def arrive_at(self, request: RequestId, model: str, row: TraceRow) -> None:
@@ -97,19 +119,55 @@ class SimWorld:
 
     # -- the controller's lives -----------------------------------------------------------------
 
-    def _begin_life(self) -> None:
+    def _begin(self) -> None:
+        """A controller begins, and all look for it."""
+        life = self._begin_life()
+        delay_ns = self._delays.reconnect_ns()
+        self.clock.after(delay_ns, partial(self._meet_gateway, life))
+        self._members.meet(life)
+        self._stays.meet(life)
+
+    def _take_over(self, choice: int) -> None:
+        """A later controller begins, while the one that is there lives on."""
+        older = self._members.life
+        if older is not None:
+            longest_ns = self.config.faults.takeover_ns_max
+            takeover = Takeover(self.clock, older, longest_ns, choice)
+            self._notes.end(older.controller)
+            life = self._begin_life()
+            takeover.begin(None, partial(self._meet_gateway, life))
+            self._members.take_over(life, takeover)
+            self._stays.meet(life)
+
+    def _begin_life(self) -> ControllerLife:
         models = tuple(self._policies.values())
         config = msgspec.structs.replace(self.config.controller, epoch=self._lives, models=models)
         self._lives += 1
         life = ControllerLife(
-            config, self.clock, self._delays, self.config.step_gap_ns, self._failures, self._stepped
+            config,
+            self.clock,
+            self._delays,
+            self.config.step_gap_ns,
+            self._failures,
+            self._stepped,
+            self._stays.stepped,
         )
         self._notes.begin(config)
         for name in self._leaving:
             life.push(events.ModelRemoved(name))
-        delay_ns = self._delays.reconnect_ns()
-        self.clock.after(delay_ns, partial(life.meet_gateway, self._gateway))
-        self._members.meet(life)
+        return life
+
+    def _meet_gateway(self, life: ControllerLife) -> None:
+        if life.is_over:
+            return
+        later = self._gateway.later_than(life.epoch)
+        if later is not None:
+            life.push(Fenced(later))
+            return
+        before, self._met_by_gateway = self._met_by_gateway, life
+        if before is not None:
+            before.fence(None, life.epoch)
+        life.meet_gateway(self._gateway)
 
     def _end_life(self) -> None:
         life = self._members.life
@@ -117,16 +175,21 @@ class SimWorld:
             life.end(self.clock.now_ns - self._delays.loss_window_ns())
             self._members.life = None
             self._notes.end(life.controller)
-            self.clock.after(self.config.faults.downtime_ns, self._begin_life)
+            self.clock.after(self.config.faults.downtime_ns, self._begin)
 
     def _stepped(
-        self, received: Sequence[events.AnyEvent], ordered: Sequence[commands.AnyCommand]
+        self,
+        life: ControllerLife,
+        received: Sequence[events.AnyEvent],
+        ordered: Sequence[commands.AnyCommand],
     ) -> None:
-        """Write down what a step received and ordered."""
-        life, now_ns = self._members.life, self.clock.now_ns
-        assert life is not None
+        """Write down what a step received and ordered. Of an earlier life that lives on nothing is
+        written: a record has one life after the other."""
+        self._members.ordered(life, ordered)
+        if life is not self._members.life:
+            return
+        now_ns = self.clock.now_ns
         self._notes.step(now_ns, received, ordered, life.controller)
-        self._members.ordered(ordered)
         for command in ordered:
             if isinstance(command, commands.ModelGone):
                 del self._policies[command.model], self._leaving[command.model]
@@ -135,8 +198,8 @@ class SimWorld:
 
     def _gateway_says(self, event: GatewayEvent) -> None:
         # Without a controller nothing is lost: the next one gets a report of every transcript.
-        if self._members.life is not None:
-            self._members.life.report(None, event)
+        if self._met_by_gateway is not None:
+            self._met_by_gateway.report(None, event)
 
     # -- models ---------------------------------------------------------------------------------
 
@@ -157,8 +220,9 @@ class SimWorld:
         else:
             self._leaving[change.removed] = None
             event = events.ModelRemoved(change.removed)
-        if self._members.life is not None:
-            self._members.life.push(event)
+        # A gateway offers what its controller knows: whichever that is, it knows of the change.
+        for life in self._members.lives:
+            life.push(event)
 
     def _may_loads_fail(self, model: str, since_ns: int) -> bool:
         """Files of the model were wrong, or a member refused the model, since then."""

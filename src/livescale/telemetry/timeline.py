@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
+from livescale.telemetry.history.holdings import InstanceHistory
 from livescale.telemetry.history.reading import History
 from livescale.types import InstanceState, WorkerRef
 
@@ -17,22 +18,31 @@ from livescale.types import InstanceState, WorkerRef
 def instances_over_time(history: History) -> list[tuple[int, int]]:
     """(now_ns, instances that serve from then on), one entry per change, the first at the first
     step. Every instance is reported again to a controller that begins anew."""
-    later_ns = history.end_ns + 1
     deltas = Counter({history.started_ns: 0})
-    for instance in history.instances:
-        for known_ns, unknown_ns in instance.holdings[0].known_spans(later_ns):
-            for state, start_ns, stop_ns in instance.stretches(later_ns):
-                begun_ns, ended_ns = max(start_ns, known_ns), min(stop_ns, unknown_ns)
-                if state is InstanceState.SERVING and begun_ns < ended_ns:
-                    deltas[begun_ns] += 1
-                    deltas[ended_ns] -= 1
-    del deltas[later_ns]
+    for _, begun_ns, ended_ns in spans_of_serving(history):
+        deltas[begun_ns] += 1
+        deltas[ended_ns] -= 1
+    del deltas[history.end_ns + 1]
     count, changes = 0, list[tuple[int, int]]()
     for at_ns, delta in sorted(deltas.items()):
         count += delta
         if delta or not changes:
             changes.append((at_ns, count))
     return changes
+
+
+def spans_of_serving(history: History) -> list[tuple[InstanceHistory, int, int]]:
+    """Each instance with a time from which and until which it served, as a controller knew it; one
+    that serves at the end does so until just behind that."""
+    later_ns = history.end_ns + 1
+    spans = []
+    for instance in history.instances:
+        for known_ns, unknown_ns in instance.holdings[0].known_spans(later_ns):
+            for state, start_ns, stop_ns in instance.stretches(later_ns):
+                begun_ns, ended_ns = max(start_ns, known_ns), min(stop_ns, unknown_ns)
+                if state is InstanceState.SERVING and begun_ns < ended_ns:
+                    spans.append((instance, begun_ns, ended_ns))
+    return spans
 
 
 @dataclass(frozen=True, slots=True)

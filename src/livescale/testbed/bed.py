@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from livescale.clusters.topology import Device, Host, Leaf, Topology
 from livescale.testbed.commands import PREFIX, batch, check_machine, inside, own_mark, remove, run
-from livescale.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s, shaping
+from livescale.testbed.spec import SHUT, NetworkSpec, TestbedError, goodput_bytes_per_s, shaping
 from livescale.types import WorkerRef, agent_ref
 
 CONTROL = "control"
@@ -151,6 +151,13 @@ class Testbed:
         words = shaping(bits_per_s)
         batch("tc", self.host(host).namespace, [f"qdisc replace dev {link.name} {words}"])
         batch("tc", self._switches, [f"qdisc replace dev {link.port} {words}"])
+
+    def cut_one_way(self, host: str, device: int | None = 0, *, is_out: bool) -> None:
+        """The link carries nothing out of the host (`is_out`), or nothing in; the other direction
+        goes on. `set_rate` ends it."""
+        link = self._link(host, device)
+        place = (self.host(host).namespace, link.name) if is_out else (self._switches, link.port)
+        batch("tc", place[0], [f"qdisc replace dev {place[1]} {SHUT}"])
 
     def address_of(self, worker: WorkerRef) -> str:
         """The address that `topology` means by a worker or an agent."""

@@ -91,6 +91,10 @@ def shaping(bits_per_s: int) -> str:
     return f"root handle 1: tbf rate {bits_per_s}bit burst {burst_bytes} limit {limit_bytes}"
 
 
+SHUT = "root handle 1: tbf rate 8kbit burst 8 limit 8"
+"""The words for `tc qdisc` that let nothing out: no packet is as small as the bucket."""
+
+
 def _check(what: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise TestbedError(f"{what} must be between {least} and {most}, not {value}")

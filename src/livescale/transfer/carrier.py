@@ -46,8 +46,14 @@ class Channel(Protocol):
 
     #: ranges may leave the machine
     is_network: bool
-    #: bytes of ranges taken from the channel so far, whole chunks or not
-    taken_bytes: int
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of ranges, taken from the channel so far, whole chunks or not."""
+
+    def protect(self, timeout_s: float) -> None:
+        """Nobody on the way reads or changes what is said from now on, where that is asked for.
+        Once, before anything is said. Raises OSError, also for an end that is no member."""
 
     def share_memory(self, timeout_s: float) -> None:
         """Ranges can be sent both ways from now on. Once, when the other side has proved who it

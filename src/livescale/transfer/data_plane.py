@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from livescale.chunks import Feed
 from livescale.transfer import frames, orders
@@ -29,7 +30,20 @@ from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import Manifest, PlanId, WorkerRef
 
+if TYPE_CHECKING:
+    # A pool without certificates needs no library for them.
+    from livescale.transfer.sealed_tcp import SealedCarrier
+    from livescale.transfer.sealing import Protection
+
 _CHUNK_BYTES = 512 << 10
+
+
+def _sealed(tcp: TcpCarrier, protection: Protection | None) -> TcpCarrier | SealedCarrier:
+    if protection is None:
+        return tcp
+    from livescale.transfer.sealed_tcp import SealedCarrier
+
+    return SealedCarrier(tcp, protection)
 
 
 class DataPlane:
@@ -41,6 +55,7 @@ class DataPlane:
 
     It listens on an ephemeral port of `host`, and on a unix socket in `shm_directory` if there is
     one, for peers on a host of the same `host_name`. Both sides prove that they know the `secret`.
+    With a `protection` TCP is sealed (`sealing.py`).
     `carrier`: "auto"; "tcp" is without shared memory; "nixl" takes NIXL in the place of TCP, which
     all peers must do then.
 
@@ -61,6 +76,7 @@ class DataPlane:
         host: str = "127.0.0.1",
         host_name: str = "",
         secret: str = "",
+        protection: Protection | None = None,
         carrier: str = "auto",
         shm_directory: Path | None = None,
         uplink_bytes_per_s: int | None = None,
@@ -90,7 +106,7 @@ class DataPlane:
         self._receptions = Receptions(worker, self._store)
         self._probes = Probes(worker)
         tcp = TcpCarrier(host, view, self._uplink, self._downlink)
-        network: TcpCarrier | NixlCarrier = tcp
+        network: TcpCarrier | NixlCarrier | SealedCarrier = _sealed(tcp, protection)
         if carrier == "nixl":
             network = NixlCarrier(tcp, view, self._uplink, self._downlink)
         shm = None

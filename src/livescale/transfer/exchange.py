@@ -10,6 +10,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from livescale.transfer.carrier import Address, Carrier, Channel, ChannelClosedError
 from livescale.transfer.connection import Connection
@@ -19,6 +20,9 @@ from livescale.transfer.orders import BytesMoved, TransferError
 from livescale.transfer.shm import ShmCarrier
 from livescale.transfer.tcp import TcpCarrier
 from livescale.types import Value, WorkerRef
+
+if TYPE_CHECKING:
+    from livescale.transfer.sealed_tcp import SealedCarrier
 
 _ACCEPT_PAUSE_S = 0.1
 
@@ -43,7 +47,7 @@ class Exchange:
     def __init__(
         self,
         worker: WorkerRef,
-        network: TcpCarrier | NixlCarrier,
+        network: TcpCarrier | NixlCarrier | SealedCarrier,
         shm: ShmCarrier | None,
         *,
         secret: str,

@@ -1,8 +1,10 @@
 """The first words on a channel: both ends say who they are and prove that they belong to the pool.
 
 Three HELLO frames carry the messages of `livescale.common.proofs`; the names in them are those of
-both workers. What is sent later is not protected: this keeps other processes of a host out, not a
-network that listens. Channels whose other end has not proved yet who it is are counted and bounded.
+both workers. They go over a channel that is protected already (`sealing.py`), in a pool with
+certificates. In others, what is sent later is not protected: that keeps other processes of a host
+out, not a network that listens. Channels whose other end has not proved yet who it is are counted
+and bounded.
 """
 
 from __future__ import annotations
@@ -143,6 +145,7 @@ class Strangers:
         if is_closed:
             channel.break_off()
         try:
+            channel.protect(self._handshake_s)
             yield
             channel.share_memory(self._handshake_s)
         finally:

@@ -66,6 +66,9 @@ class NixlChannel:
         self._buffer: Bytes = np.zeros(0, np.uint8)
         self._is_broken_off = False
 
+    def protect(self, timeout_s: float) -> None:
+        """It cannot be: a pool with certificates does not use NIXL."""
+
     def share_memory(self, timeout_s: float) -> None:
         carrier = self._carrier
         place = (carrier.memory.ctypes.data, len(carrier.memory))

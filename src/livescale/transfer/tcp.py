@@ -43,6 +43,20 @@ class TcpChannel(SocketChannel):
         self._ahead = memoryview(bytearray(HEADER_BYTES))
         self._ahead_start = self._ahead_stop = 0
 
+    @property
+    def is_one_machine(self) -> bool:
+        """Nothing leaves the machine: both ends have one address."""
+        own: str = self._sock.getsockname()[0]
+        peer: str = self._sock.getpeername()[0]
+        return own == peer
+
+    def view(self, offset_bytes: int, size_bytes: int) -> memoryview:
+        """Of the registered memory."""
+        return self._memory[offset_bytes : offset_bytes + size_bytes]
+
+    def protect(self, timeout_s: float) -> None:
+        """It is not: `sealed_tcp.py` is."""
+
     def share_memory(self, timeout_s: float) -> None:
         """Ranges travel on the socket."""
 
@@ -50,16 +64,16 @@ class TcpChannel(SocketChannel):
         if not is_urgent_payload:
             self._sock.sendall(message)
             return
-        self._send_paced(b"", memoryview(message), is_urgent=True)
+        self.send_paced(b"", memoryview(message), is_urgent=True)
 
     def send_range(self, header: bytes, offset_bytes: int, size_bytes: int) -> None:
-        self._send_paced(header, self._memory[offset_bytes : offset_bytes + size_bytes])
+        self.send_paced(header, self.view(offset_bytes, size_bytes))
 
     def settle(self) -> None:
         """The network has its own copy of what was sent."""
 
     def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
-        place = self._memory[offset_bytes : offset_bytes + size_bytes]
+        place = self.view(offset_bytes, size_bytes)
         got = 0
         while got < size_bytes:
             step = self._downlink.slice_bytes(size_bytes - got)
@@ -88,7 +102,17 @@ class TcpChannel(SocketChannel):
         self._sock.close()
         self._memory = memoryview(b"")
 
-    def _send_paced(self, header: bytes, payload: memoryview, is_urgent: bool = False) -> None:
+    def receive_paced(self, into: memoryview) -> None:
+        """As many bytes of a range as there is room for."""
+        while into:
+            step = self._downlink.slice_bytes(len(into))
+            self._wait_readable(len(into), _WAKE_MS)
+            taken = self._take_into(into[:step])
+            self.taken_bytes += taken
+            self._downlink.take(taken)
+            into = into[taken:]
+
+    def send_paced(self, header: bytes, payload: memoryview, is_urgent: bool = False) -> None:
         """The header goes along with the first bytes."""
         for step in self._uplink.slices(len(payload), is_urgent):
             sent = self._sock.sendmsg((header, payload[:step])) - len(header)

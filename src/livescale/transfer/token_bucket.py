@@ -29,7 +29,7 @@ class TokenBucket:
 
     The bucket books each take on a virtual line: the line is busy until `_clear_ns`, and a take
     returns when the line has carried its bytes. A late wake-up costs no rate as long as it is
-    shorter than the burst. With `is_fresh_when_idle` a line that nobody used for a while begins as
+    shorter than the burst. With `is_fresh_when_idle` a line that was idle for a while begins as
     a link does: its first bytes take their time. Two classes share the line. Urgent takes are
     booked at once, all slices of a parcel together. Parameter takes are booked one after the
     other, in the order of the calls and only when the line is free: what is urgent waits for one

@@ -17,7 +17,8 @@ from livescale.messages import commands, events
 from livescale.placements import AllCopies, SpreadCopies
 from livescale.sim.checkers.ahead import AheadChecker
 from livescale.sim.checkers.answers import AnswerChecker
-from livescale.sim.checkers.failures import FailureChecker
+from livescale.sim.checkers.departures import DepartureChecker
+from livescale.sim.checkers.failures import FailureChecker, KnownFailures
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
 from livescale.sim.checkers.turns import TurnChecker
@@ -36,7 +37,8 @@ class CommandChecker:
         self._failures = failures
         self._turns = TurnChecker(self._knowledge, self._answers, config.sequences_max)
         self._ahead = AheadChecker(self._knowledge, self._answers, config.binding)
-        failures.begin_life(self._knowledge)
+        self._failed = KnownFailures(self._knowledge)
+        self._departures = DepartureChecker(self._knowledge)
 
     def observe(
         self,
@@ -53,7 +55,8 @@ class CommandChecker:
             if isinstance(event, PROGRESS):
                 continue
             self._answers.absorb(event)
-            self._failures.absorb(event)
+            self._failures.absorb(self._failed, event)
+            self._departures.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
             if isinstance(event, events.RequestArrived):
@@ -63,13 +66,18 @@ class CommandChecker:
             self._answers.check(command)
             self._turns.check(command)
             self._ahead.check(command)
-            self._failures.check(now_ns, command)
+            self._failures.check(self._failed, now_ns, command)
+            self._departures.check(command)
             self._knowledge.ordered(command)
             if isinstance(command, commands.StartHolding):
                 self._check_memory(command)
         for command in ordered:
             if isinstance(command, commands.Resume):
                 self._check_resumed(command)
+
+    def lets_go(self, members: Sequence[WorkerRef]) -> None:
+        """These members were told in the last step that they may go."""
+        self._departures.lets_go(members)
 
     def all_answered(self) -> None:
         self._answers.all_answered()
@@ -132,8 +140,9 @@ class CommandChecker:
             serving = [i for i in knowledge.holders(model) if i not in knowledge.draining]
             others = [instance for instance in serving if instance != command.instance]
             loading = knowledge.loading(model)
-            rule = "while others load, the last instance that serves stays"
-            require(bool(others) or not loading, rule, command, loading)
+            is_leaving = self._departures.is_leaving(model, command.instance)
+            rule = "while others load, the last instance that serves stays, if its host does"
+            require(bool(others) or not loading or is_leaving, rule, command, loading)
 
     def _check_start(self, command: commands.StartHolding) -> None:
         """A worker has a duty, an agent has none."""

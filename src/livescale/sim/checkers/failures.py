@@ -8,6 +8,7 @@ when its model is gone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from livescale.control.config import ControllerConfig
 from livescale.messages import commands, events
@@ -16,8 +17,18 @@ from livescale.sim.checkers.knowledge import Held, Knowledge
 from livescale.types import InstanceId, RequestId
 
 
+@dataclass(slots=True)
+class KnownFailures:
+    """What one life of the controller, which begins knowing nothing, has seen of failed loads."""
+
+    knowledge: Knowledge
+    #: per model, failed loads since one ended well, and the place of the last one
+    failures: dict[str, int] = field(default_factory=dict)
+    last_failure: dict[str, int] = field(default_factory=dict)
+
+
 class FailureChecker:
-    """All lives of the controller of one world. `begin_life` comes before the rest."""
+    """All lives of the controller of one world."""
 
     def __init__(
         self, config: ControllerConfig, may_loads_fail: Callable[[str, int], bool]
@@ -35,13 +46,6 @@ class FailureChecker:
         self._dropped: dict[InstanceId, None] = {}
         self._news = 0
 
-    def begin_life(self, knowledge: Knowledge) -> None:
-        """A new controller, which knows nothing."""
-        self._knowledge = knowledge
-        #: per model, failed loads since one ended well, and the place of the last one
-        self._failures: dict[str, int] = {}
-        self._last_failure: dict[str, int] = {}
-
     # -- attempts -------------------------------------------------------------------------------
 
     def lost(self, request: RequestId, attempt: int) -> None:
@@ -54,33 +58,33 @@ class FailureChecker:
 
     # -- events and commands --------------------------------------------------------------------
 
-    def absorb(self, event: events.AnyEvent) -> None:
+    def absorb(self, life: KnownFailures, event: events.AnyEvent) -> None:
         """Before the knowledge has this event."""
         self._news += 1
         if isinstance(event, events.HoldingCompleted | events.HoldingFailed):
-            held = self._knowledge.holdings.get(event.holding)
+            held = life.knowledge.holdings.get(event.holding)
             if held is None or held.is_leaving:
                 return
             if isinstance(event, events.HoldingCompleted):
-                self._completed(held)
+                self._completed(life, held)
             elif held.instance is not None:
-                self._load_failed(held, held.instance)
+                self._load_failed(life, held, held.instance)
 
-    def check(self, now_ns: int, command: commands.AnyCommand) -> None:
+    def check(self, life: KnownFailures, now_ns: int, command: commands.AnyCommand) -> None:
         """Before the knowledge has this command, and those behind it."""
         self._news += 1
         if isinstance(command, commands.StartHolding) and command.duty is not None:
             self._ordered.setdefault(command.duty.instance, (now_ns, self._news))
         elif isinstance(command, commands.DropHolding):
-            instance = self._knowledge.holdings[command.holding].instance
+            instance = life.knowledge.holdings[command.holding].instance
             if instance is not None:
                 self._dropped[instance] = None
         elif isinstance(command, commands.ModelGone):
             self._gone[command.model] = None
         elif isinstance(command, commands.FailRequest):
             if command.retry_after_ns is not None:
-                self._check_given_up(command)
-            elif self._knowledge.requested[command.request] not in self._gone:
+                self._check_given_up(life, command)
+            elif life.knowledge.requested[command.request] not in self._gone:
                 lost = list(self._lost.get(command.request, ()))
                 is_due = len(lost) >= self._config.request_attempts_max
                 require(is_due, "a request fails after its last attempt is lost", command, lost)
@@ -88,30 +92,30 @@ class FailureChecker:
 
     # -- helpers --------------------------------------------------------------------------------
 
-    def _completed(self, held: Held) -> None:
+    def _completed(self, life: KnownFailures, held: Held) -> None:
         """A copy of which the last rank has come can be loaded from."""
         model = held.order.model
-        ranks = self._knowledge.ranks(model, held.copy).values()
+        ranks = life.knowledge.ranks(model, held.copy).values()
         whole = [rank for rank in ranks if rank.is_whole or rank is held]
-        if len(whole) == self._knowledge.tp_size(model):
-            self._failures.pop(model, None)
+        if len(whole) == life.knowledge.tp_size(model):
+            life.failures.pop(model, None)
 
-    def _load_failed(self, held: Held, instance: InstanceId) -> None:
+    def _load_failed(self, life: KnownFailures, held: Held, instance: InstanceId) -> None:
         """Loads that were under way together count as one. What is left of an instance that was
         given up, in whatever life, is taken back: no failure."""
-        if instance in self._knowledge.ended or instance in self._dropped:
+        if instance in life.knowledge.ended or instance in self._dropped:
             return
         model = held.order.model
         ordered_ns, ordered = self._ordered.get(instance, (0, 0))
         is_due = self._may_loads_fail(model, ordered_ns)
         require(is_due, "loads fail for a reason", held, model)
-        if ordered >= self._last_failure.get(model, 0):
-            self._failures[model] = self._failures.get(model, 0) + 1
-            self._last_failure[model] = self._news
+        if ordered >= life.last_failure.get(model, 0):
+            life.failures[model] = life.failures.get(model, 0) + 1
+            life.last_failure[model] = self._news
 
-    def _check_given_up(self, command: commands.FailRequest) -> None:
-        knowledge, model = self._knowledge, self._knowledge.requested[command.request]
-        failures = self._failures.get(model, 0)
+    def _check_given_up(self, life: KnownFailures, command: commands.FailRequest) -> None:
+        knowledge, model = life.knowledge, life.knowledge.requested[command.request]
+        failures = life.failures.get(model, 0)
         is_given_up = failures >= self._config.load_failures_max
         require(is_given_up, "a model is given up after failed loads", command, failures)
         there = knowledge.instances(model)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from livescale.messages.epochs import Fenced
 from livescale.messages.events import AnyEvent, InstanceReported, LayerArrived
 from livescale.sim.clock import Action, Clock
 from livescale.sim.config import SimConfig
@@ -120,7 +121,7 @@ class SimChannel(Generic[Message]):
             self._deliver(message)
 
 
-class LossyChannel(SimChannel[AnyEvent]):
+class LossyChannel(SimChannel[AnyEvent | Fenced]):
     """A member's way to the controller on which progress may be lost though the connection stands.
     `loses` is asked for every progress message.
 
@@ -134,14 +135,14 @@ class LossyChannel(SimChannel[AnyEvent]):
         self,
         clock: Clock,
         delay_ns: Callable[[], int],
-        deliver: Callable[[AnyEvent], None],
+        deliver: Callable[[AnyEvent | Fenced], None],
         loses: Callable[[], bool],
     ) -> None:
         super().__init__(clock, delay_ns, deliver)
         self._loses = loses
         self._reports = 0
 
-    def send(self, message: AnyEvent) -> None:
+    def send(self, message: AnyEvent | Fenced) -> None:
         """Queue a message, or lose it."""
         if isinstance(message, LayerArrived) and self._loses():
             return

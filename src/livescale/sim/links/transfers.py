@@ -45,6 +45,7 @@ class Transfers:
         parameter_percent: int = 100,
     ) -> None:
         self._clock = clock
+        self._topology = topology
         self._wait_ns = wait_ns
         self._load_ns = load_ns
         self.moves = Movement(clock, topology, parameter_percent, self._arrived)
@@ -53,6 +54,8 @@ class Transfers:
         self._receiving = self.moves.receiving
         #: models whose files are wrong until then
         self._spoiled: dict[str, int] = {}
+        #: by model: when a member without files was to read them last
+        self._unread: dict[str, int] = {}
 
     # -- for members --------------------------------------------------------------------------
 
@@ -124,8 +127,9 @@ class Transfers:
         self._spoiled[model] = max(until_ns, self._spoiled.get(model, 0))
 
     def were_files_wrong(self, model: str, since_ns: int) -> bool:
-        """The model's files were wrong at some time since then."""
-        return self._spoiled.get(model, 0) > since_ns
+        """The model's files were wrong at some time since then, or not where they were looked
+        for."""
+        return max(self._spoiled.get(model, 0), self._unread.get(model, -1) + 1) > since_ns
 
     def break_feed(self, choice: int) -> None:
         """One of the feeds under way fails: the number `choice`, counted round and round."""
@@ -171,6 +175,10 @@ class Transfers:
             if flow.sender not in self._holdings:
                 self._clock.after(self._wait_ns, partial(self._fail_without_holder, flow))
             self.slowdowns.begins(flow, upstream.worker)
+        elif not self._topology.reads_files(reception.key[0]) and not reception.is_failing:
+            reception.is_failing = True
+            self._unread[reception.key[1]] = self._clock.now_ns
+            self._clock.after(0, partial(self._fail_load, reception, "there are no files here"))
         self.moves.add(flow)
 
     def _fail_without_holder(self, flow: SimFlow) -> None:
@@ -199,7 +207,8 @@ class Transfers:
         if flow.sender is None and self._clock.now_ns < self._spoiled.get(reception.key[1], 0):
             if not reception.is_failing:
                 reception.is_failing = True
-                self._clock.after(0, partial(self._fail_load, reception, layer))
+                reason = f"layer {layer} has another checksum"
+                self._clock.after(0, partial(self._fail_load, reception, reason))
             return
         if reception.corruptions:
             reception.corruptions -= 1
@@ -213,11 +222,10 @@ class Transfers:
             self._end(reception)
             reception.tell(inputs.AllCame(reception.plan))
 
-    def _fail_load(self, reception: SimReception, layer: int) -> None:
+    def _fail_load(self, reception: SimReception, reason: str) -> None:
         """Nothing of it is kept: there is no other holder to ask."""
         if self._receiving.get(reception.key) is reception:
             self.drop(reception.key)
-            reason = f"layer {layer} has another checksum"
             reception.tell(inputs.FetchFailed(reception.plan, reason))
 
     def _end(self, reception: SimReception) -> None:

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from livescale.bindings import Binding, EarlyBinding, LateBinding
 from livescale.load.traces import TraceRow
-from livescale.sim.config import ModelChange, SimConfig
+from livescale.placements import AllCopies, SpreadCopies
+from livescale.sim.config import HostStay, ModelChange, SimConfig
 from livescale.sim.swarm.worlds import MS, SwarmWorld, changed
 
 _UNTIL_NS = 3_000 * MS
@@ -53,6 +54,17 @@ def with_silence(world: SwarmWorld) -> SwarmWorld:
         "lost_after_ns": rng.choice([50, 200]) * MS,
     }
     return world.changed(faults=faults)
+
+
+def with_takeovers(world: SwarmWorld) -> SwarmWorld:
+    """In a third of the worlds with faults, but without silent members, another controller takes
+    over while the first one lives on."""
+    rng = random.Random(f"takeovers {world.seed}")
+    faults = world.config.faults
+    if not faults.until_ns or faults.silences or rng.random() < 0.67:
+        return world
+    longest_ns = rng.choice([20, 300, 2_000]) * MS
+    return world.changed(faults={"takeovers": rng.choice([1, 2, 5]), "takeover_ns_max": longest_ns})
 
 
 def with_refusals_and_jumps(world: SwarmWorld) -> SwarmWorld:
@@ -149,6 +161,44 @@ def with_changed_limits(world: SwarmWorld) -> SwarmWorld:
     return SwarmWorld(world.rows, config, world.seed)
 
 
+def with_stays(world: SwarmWorld) -> SwarmWorld:
+    """In a third of the worlds with several hosts some come later, or leave in order and come back;
+    where hosts keep copies, the files of the models may be on one host alone. Not in worlds
+    with two controllers: what a host asks for there reaches the latest one alone."""
+    rng = random.Random(f"stays {world.seed}")
+    config = world.config
+    if config.faults.takeovers:
+        return world
+    names = sorted({config.device(number).host for number in range(config.workers)})
+    names = sorted({*names, *(host.name for host in config.hosts)})
+    if len(names) < 2 or rng.random() < 0.67:
+        return world
+    if rng.random() < 0.5:
+        config = _with_files_on_one_host(
+            config, rng.choice([host.name for host in config.hosts] or [""])
+        )
+    stays = []
+    for host in rng.sample(names, rng.randint(1, len(names) - 1)):
+        from_ns = rng.choice([0, 0, 0, 10, 500, 2_000]) * MS
+        is_leaving = not from_ns or rng.random() < 0.5
+        stays.append(
+            HostStay(
+                host,
+                from_ns,
+                rng.randrange(from_ns, from_ns + _UNTIL_NS) if is_leaving else None,
+                rng.choice([50, 1_000, 10_000]) * MS,
+                rng.choice([1, 100, 1_000]) * MS,
+            )
+        )
+    late = [ref for stay in stays if stay.from_ns for ref in config.on_host(stay.host)]
+    expected = {
+        "workers_expected": config.workers - sum(not ref.is_agent for ref in late),
+        "agents_expected": len(config.hosts) - sum(ref.is_agent for ref in late),
+    }
+    config = changed(config, controller=expected, stays=tuple(stays))
+    return SwarmWorld(world.rows, config, world.seed)
+
+
 def with_wide_bounds(world: SwarmWorld) -> SwarmWorld:
     """The world with most of its bounds widened."""
     rng = random.Random(f"bounds {world.seed}")
@@ -168,6 +218,33 @@ def with_wide_bounds(world: SwarmWorld) -> SwarmWorld:
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _with_files_on_one_host(config: SimConfig, name: str) -> SimConfig:
+    """Only what runs on this host reads the models' files, and its memory has room for all of
+    them. Where hosts do not keep copies, or the host's devices are too few, all read files."""
+    is_keeping = isinstance(config.controller.placement, SpreadCopies | AllCopies)
+    # A model that is withdrawn is not kept any more, and may have to be read by a device.
+    is_withdrawing = any(change.removed for change in config.changes)
+    largest = max(policy.spec.size_bytes for policy in config.policies)
+    ranks = max(policy.spec.tp_size for policy in config.policies)
+    readers = [config.device(number) for number in range(config.workers)]
+    able = [one for one in readers if one.host == name and one.arena_bytes >= largest]
+    if not name or not is_keeping or is_withdrawing or len(able) < ranks:
+        return config
+    size_bytes = sum(policy.spec.size_bytes * policy.spec.tp_size for policy in config.policies)
+    devices = [config.device(number) for number in range(config.workers)]
+    hosts = [
+        replace(host, memory_bytes=max(host.memory_bytes, size_bytes))
+        if host.name == name
+        else host
+        for host in config.hosts
+    ]
+    return changed(
+        config,
+        devices=tuple(replace(one, reads_files=one.host == name) for one in devices),
+        hosts=tuple(replace(host, reads_files=host.name == name) for host in hosts),
+    )
 
 
 def _has_room(config: SimConfig) -> bool:

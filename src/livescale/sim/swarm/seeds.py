@@ -52,7 +52,8 @@ def draw_narrow_world(seed: int) -> SwarmWorld:
     drawn = additions.with_refusals_and_jumps(additions.with_silence(drawn))
     drawn = additions.with_clients(additions.with_changed_limits(drawn))
     drawn = with_drains(additions.with_spares_ahead(additions.with_binding(drawn)))
-    return additions.with_tight_arenas(drawn)
+    drawn = additions.with_takeovers(additions.with_tight_arenas(drawn))
+    return additions.with_stays(drawn)
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:

@@ -1,0 +1,50 @@
+"""`livescale cluster …`: certificates for the machines of a pool. Nothing here talks to a pool."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from livescale.runtime.cluster_folder import DAYS, ClusterError, ClusterFolder
+
+_DAYS_MAX = 36_500
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    words = "make a certificate authority for one pool, and its head's certificate"
+    init = actions.add_parser("init", help=words, description=words)
+    words = "make the certificate of one more machine"
+    member = actions.add_parser("member", help=words, description=words)
+    member.add_argument("name", metavar="NAME", help="of the machine, for people")
+    words = "it may be the pool's head (a head elsewhere, or a standby)"
+    member.add_argument("--head", action="store_true", help=words)
+    words = "a machine's certificate counts no more"
+    revoke = actions.add_parser("revoke", help=words, description=words)
+    revoke.add_argument("name", metavar="NAME")
+    for action in (init, member, revoke):
+        words = "of the authority, which is kept apart from the machines of the pool"
+        action.add_argument("--folder", type=Path, required=True, metavar="DIR", help=words)
+    for action in (init, member):
+        words = "for which the certificates are good (default: %(default)s)"
+        action.add_argument("--days", type=int, default=DAYS, help=words)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises ClusterError."""
+    folder = ClusterFolder(arguments.folder)
+    if arguments.action == "revoke":
+        path = folder.revoke(arguments.name)
+        print(f"{arguments.name} is revoked: a head that runs with a folder in here knows it now")
+        print(f"a head elsewhere needs this file in its tls_dir: {path}")
+        return 0
+    if not 1 <= arguments.days <= _DAYS_MAX:
+        raise ClusterError(f"--days is {arguments.days}, not 1 to {_DAYS_MAX}")
+    if arguments.action == "init":
+        made = folder.init(arguments.days)
+        print(f"serve with: --tls-dir {made}")
+        print(f"for each machine: livescale cluster member NAME --folder {arguments.folder}")
+        return 0
+    made = folder.add(arguments.name, is_head=arguments.head, days=arguments.days)
+    print(f"copy {made} to {arguments.name}, as it is there: join with --tls-dir")
+    return 0

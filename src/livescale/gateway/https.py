@@ -1,0 +1,28 @@
+"""Whether the certificate and the key of the HTTP API can be served with. The server reads them."""
+
+from __future__ import annotations
+
+import ssl
+
+from livescale.common.settings import ConfigError
+
+
+def check_https(certfile: str | None, keyfile: str | None) -> None:
+    """Nothing happens where neither is given. Raises ConfigError."""
+    if certfile is None or keyfile is None:
+        return
+    for setting, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"{setting} {path}: {error.strerror}") from error
+    try:
+        # Without a password for the key: there is nobody to ask.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password="")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigError(
+            f"ssl_certfile {certfile} and ssl_keyfile {keyfile}: no certificate with its key,"
+            f" both PEM and without a password ({reason})"
+        ) from None

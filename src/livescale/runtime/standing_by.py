@@ -1,0 +1,79 @@
+"""A controller that may not act yet: it waits for the lease, and turns away whoever connects."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+
+import msgspec
+
+from livescale.config.pool import WORKERS_MAX
+from livescale.control.lease import LeaseClaim
+from livescale.messages.epochs import ControllerEpoch
+from livescale.runtime.boot import ControllerBoot, Status, report
+from livescale.runtime.lease_keeper import LeaseKeeper, lease_terms
+from livescale.runtime.lease_stores import lease_store
+from livescale.runtime.news import News
+
+_LINE = "lease"
+# Who was with another controller looks for this one at least so often.
+_SETTLE_NS = 2_000_000_000
+
+
+def keeper_of(boot: ControllerBoot) -> LeaseKeeper | None:
+    """Of the lease by which this controller acts (None: it is the only one). Raises ConfigError."""
+    lease = boot.pool.lease
+    if lease is None:
+        return None
+    terms = lease_terms(boot.pool)
+    holder = f"{socket.gethostname()}/{boot.start}-{secrets.token_hex(4)}"
+    return LeaseKeeper(LeaseClaim(holder, terms, boot.epoch_min), lease_store(lease, terms))
+
+
+async def wait_for_lease(listener: socket.socket, keeper: LeaseKeeper, stop: asyncio.Event) -> bool:
+    """Until the lease is this process's, or (False) it is to end."""
+    waiting = await asyncio.start_server(_turn_away, sock=listener.dup())
+    acquiring = asyncio.create_task(keeper.acquired())
+    stopping = asyncio.create_task(stop.wait())
+    telling = asyncio.create_task(_tell_who_acts(keeper))
+    tasks = (acquiring, stopping, telling)
+    try:
+        await asyncio.wait((acquiring, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if acquiring.done():
+            acquiring.result()
+    finally:
+        waiting.close()
+        for task in tasks:
+            task.cancel()
+    return acquiring.done() and not stopping.done()
+
+
+def boot_acting(boot: ControllerBoot, epoch: int) -> tuple[ControllerBoot, ControllerEpoch]:
+    """What the controller begins with that has got the lease. Members come back one by one, and
+    nobody knows how many: it waits for them before it places anything."""
+    config = msgspec.structs.replace(
+        boot.config,
+        epoch=epoch,
+        workers_expected=boot.config.workers_expected if epoch == 1 else WORKERS_MAX,
+        settle_ns=max(boot.config.settle_ns, _SETTLE_NS),
+    )
+    report(Status(news=(News(f"this head acts now (epoch {epoch})"),)))
+    return msgspec.structs.replace(boot, config=config), ControllerEpoch(_LINE, epoch)
+
+
+# -- helpers, in the order used -------------------------------------------------------------------
+
+
+async def _turn_away(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _tell_who_acts(keeper: LeaseKeeper) -> None:
+    """For people, whenever that changes."""
+    told = ""
+    while True:
+        if keeper.holder and keeper.holder != told:
+            told = keeper.holder
+            report(Status(news=(News(f"this head stands by: {told} acts"),)))
+        await asyncio.sleep(0.1)

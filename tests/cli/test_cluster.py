@@ -1,0 +1,95 @@
+"""`livescale cluster`, and settings that name its files: one sentence for what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_errors import livescale
+
+from livescale.common.credentials import Credentials
+from livescale.common.settings import ConfigError
+from livescale.config.reading import load_config
+from livescale.gateway.https import check_https
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "pool"
+    assert livescale("cluster", "init", "--folder", path)[0] == 0
+    return path
+
+
+def refusal(*words: object) -> str:
+    code, _, error = livescale("cluster", *words)
+    assert code == 2
+    return error.strip().splitlines()[-1]
+
+
+def test_members_are_made_and_revoked(folder: Path) -> None:
+    code, out, _ = livescale("cluster", "member", "alice", "--folder", folder)
+    assert code == 0
+    assert f"copy {folder / 'alice'} to alice" in out
+    assert Credentials(folder / "alice").fingerprint == Credentials(folder / "head").fingerprint
+    assert livescale("cluster", "revoke", "alice", "--folder", folder)[0] == 0
+    assert livescale("cluster", "member", "alice", "--folder", folder)[0] == 0, "a new one"
+    Credentials(folder / "alice")
+
+
+def test_what_exists_is_kept(folder: Path) -> None:
+    before = (folder / "ca.pem").read_bytes()
+    assert "there is an authority already" in refusal("init", "--folder", folder)
+    assert "has a certificate" in refusal("member", "head", "--folder", folder)
+    assert (folder / "ca.pem").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "livescale-head", "-x" * 40])
+def test_what_is_no_name(folder: Path, name: str) -> None:
+    assert "is no name of a member" in refusal("member", "--folder", folder, "--", name)
+
+
+def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
+    assert "there is no authority" in refusal("member", "x", "--folder", tmp_path / "no")
+    assert "no member of that name" in refusal("revoke", "nobody", "--folder", folder)
+    assert "--days is 0" in refusal("member", "x", "--folder", folder, "--days", 0)
+
+
+def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
+    head = folder / "head"
+    with pytest.raises(ConfigError, match=r"ca.pem: No such file"):
+        Credentials(tmp_path)
+    (head / "key.pem").chmod(0o644)
+    with pytest.raises(ConfigError, match="others may read it: chmod 600"):
+        Credentials(head)
+    (head / "key.pem").chmod(0o600)
+    (head / "key.pem").write_bytes((folder / "ca.key").read_bytes())
+    with pytest.raises(ConfigError, match="do not belong together"):
+        Credentials(head)
+    (head / "revoked.pem").write_text("nonsense")
+    with pytest.raises(ConfigError):
+        Credentials(head)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"ssl_certfile": "x"}, "one needs the other"),
+        ({"data_plane_tls": "on"}, "there are no certificates: give tls_dir"),
+        ({"data_plane_tls": "maybe"}, "data_plane_tls is 'maybe', not one of"),
+    ],
+)
+def test_settings_that_do_not_go_together(
+    tiny_model: Path, flags: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(None, [str(tiny_model)], {}, flags)
+
+
+def test_certificates_of_the_api_are_looked_at_first(folder: Path, tmp_path: Path) -> None:
+    check_https(None, None)
+    cert, key = str(folder / "head" / "cert.pem"), str(folder / "head" / "key.pem")
+    check_https(cert, key)
+    with pytest.raises(ConfigError, match=r"ssl_keyfile .*: No such file"):
+        check_https(cert, str(tmp_path / "no.pem"))
+    with pytest.raises(ConfigError, match="no certificate with its key"):
+        check_https(cert, str(folder / "ca.key"))

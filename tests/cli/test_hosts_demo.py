@@ -1,0 +1,107 @@
+"""`livescale testbed demo`: the whole story on a small scale, what it refuses, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from livescale.cli.main import main
+from livescale.common.interpreter import module_words
+from livescale.testbed.commands import existing_testbeds, namespaces
+
+KEYS = (
+    *("hosts", "joined_s", "requests", "failed", "token_mismatches", "scale_up_s"),
+    *("silent_loss_noticed_s", "healed_s"),
+)
+WAIT_S = 200.0
+
+
+def words(model: Path, folder: Path, *more: str) -> list[str]:
+    return [
+        *("testbed", "demo", "--hosts", "4", "--device", "timed", "--model", str(model)),
+        *("--folder", str(folder), "--seconds", "12", "--link", "100mbit", *more),
+    ]
+
+
+@pytest.mark.pool
+@pytest.mark.netns
+@pytest.mark.usefixtures("network_namespaces")
+def test_hosts_join_scale_are_lost_and_leave(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    code = main(words(tiny_model, tmp_path / "run", "--json", str(figures)))
+    told = capsys.readouterr().out
+    assert code == 0, told
+    found = json.loads(figures.read_text())
+    assert all(key in found for key in KEYS), found
+    assert found["hosts"] == 4
+    assert found["failed"] == found["token_mismatches"] == 0
+    assert found["lost_host_streams"] > 0
+    assert found["healed_s"] >= found["silent_loss_noticed_s"]
+    for host in ("h1", "h2", "h3"):
+        assert f"{host}: has joined" in told
+    assert "has left in order" in told
+    assert (tmp_path / "run" / "hosts.svg").stat().st_size > 0
+    assert (tmp_path / "run" / "report.html").stat().st_size > 0
+    assert nothing_is_left(psutil.Process().pid)
+
+
+@pytest.mark.pool
+@pytest.mark.netns
+@pytest.mark.usefixtures("network_namespaces")
+def test_ctrl_c_in_the_middle_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    command = module_words("livescale.cli.main", *words(tiny_model, tmp_path / "run"))
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "the first instance serves" in line:
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert error.strip().endswith("interrupted")
+    assert nothing_is_left(process.pid)
+    _, alive = psutil.wait_procs(children, 10)
+    assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--hosts", "2"], "--hosts"),
+        (["--hosts", "99"], "hosts"),
+        (["--link", "fast"], "fast"),
+        (["--rate", "0"], "--rate"),
+        (["--seconds", "0"], "--seconds"),
+    ],
+)
+def test_wrong_flags_are_named(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["testbed", "demo", *flags]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_where_there_can_be_no_hosts_the_reason_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["testbed", "demo"]) == 2
+    error = capsys.readouterr().err
+    assert len(error.strip().splitlines()) == 1
+    assert "root" in error or "iproute2" in error
+
+
+def nothing_is_left(pid: int) -> bool:
+    of_it = [bed for bed in existing_testbeds() if bed.name.startswith(f"livescale-{pid}.")]
+    return of_it == [] and not any(name.startswith(f"livescale-{pid}.") for name in namespaces())

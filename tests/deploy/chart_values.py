@@ -1,0 +1,49 @@
+"""Values that the chart is rendered with in tests: every branch of the templates is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VALUES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "gpu": {
+        "image": {"repository": "example/livescale", "tag": "cuda"},
+        "hosts": {
+            "devices": 8,
+            "device": "cuda",
+            "runtimeClassName": "nvidia",
+            "nodeSelector": {"accelerator": "h100"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "extraArgs": ["--arena-bytes=60GiB"],
+            "resources": {"requests": {"cpu": "8"}, "limits": {"memory": "400Gi"}},
+        },
+        "keda": {
+            "enabled": True,
+            "maxHosts": 16,
+            "prometheus": "http://prometheus.monitoring:9090",
+        },
+    },
+    "keys": {
+        "apiKeys": {"secretName": "keys"},
+        "tls": {"headSecret": "tls-head", "hostsSecret": "tls-hosts"},
+        "networkPolicy": {"enabled": False},
+        "keda": {"enabled": True, "minHosts": 0},
+        "pool": {"drain_timeout_s": 120, "models": ["/models/a", "/models/b"]},
+        "head": {
+            "readinessPath": "/live",
+            "extraArgs": ["--state=/state/pool"],
+            "extraVolumes": [
+                {"name": "state", "persistentVolumeClaim": {"claimName": "livescale-state"}}
+            ],
+            "extraVolumeMounts": [{"name": "state", "mountPath": "/state"}],
+            "nodeSelector": {"disk": "fast"},
+            "tolerations": [{"operator": "Exists"}],
+        },
+        "hosts": {
+            "extraVolumes": [{"name": "cache", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "cache", "mountPath": "/cache"}],
+            "maxUnavailable": "25%",
+        },
+        "service": {"type": "LoadBalancer", "port": 80},
+    },
+}

@@ -1,0 +1,307 @@
+"""One round of chaos between machines: streams run over hosts that joined, and something happens to
+a host that has some of them, to its links, or to the head.
+
+Lost gateways and standby controllers have no rounds here yet: a fault is a method `_strike_NAME`
+that says what it did, with its name in FAULTS, and in LOSES_GATEWAY where streams end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from completions import Answer, prompt
+from joiners import Joiner
+from pool_thread import LocalPool, wait_until
+
+from livescale.config.pool import PoolConfig
+from livescale.runtime.pool_layout import PoolLayout, local_layout
+from livescale.telemetry.record_watch import RecordWatch
+from livescale.testbed.bed import Testbed
+
+FAULTS = (
+    *("killed", "silent", "controller", "no-way-out", "head", "slow", "controller-and-silent"),
+    *("twin", "no-way-in", "leaves", "controller-and-leaves", "everything"),
+)
+LOSES_GATEWAY = ("head", "everything")
+"""Streams of the gateway that is lost end with it; what came of them is right."""
+HOSTS = ("h1", "h2", "h3")
+LINK_BITS_PER_S = 100_000_000
+SLOW_BITS_PER_S = 1_000_000
+LOST_AFTER_MS = 1500
+STREAMS = 18
+TOKENS = 120
+ANSWER_S = 30.0
+"""A stream that sends nothing for so long is lost."""
+END_S = 30.0
+
+
+@dataclass(slots=True)
+class HostsPool:
+    """A head in the testbed's h0, and a host with one worker in each of the others."""
+
+    bed: Testbed
+    model: Path
+    scratch: Path
+    heads: int = 0
+    joiners: dict[str, Joiner] = field(default_factory=dict)
+    #: by prompt, the tokens of a timed worker, which depend on it alone
+    known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    _head: LocalPool | None = None
+    _watch: RecordWatch | None = None
+
+    @property
+    def head(self) -> LocalPool:
+        assert self._head is not None
+        return self._head
+
+    @property
+    def watch(self) -> RecordWatch:
+        assert self._watch is not None
+        self._watch.read()
+        return self._watch
+
+    def start(self) -> None:
+        self._start_head()
+        for host in HOSTS:
+            self._join(host)
+        self.rest("have done nothing")
+
+    def close(self) -> None:
+        for joiner in self.joiners.values():
+            joiner.close()
+        if self._head is not None:
+            self._head.__exit__()
+
+    # -- a round --------------------------------------------------------------------------------
+
+    def round(self, fault: str, seed: int) -> str:
+        """Two waves of streams, one of them begun before the strike; all tokens are right and the
+        pool is whole again. Says what was hit."""
+        rng = random.Random(seed)
+        waves, hit = asyncio.run(self._waves(fault, rng))
+        for number, answers in enumerate(waves):
+            is_excused = fault in LOSES_GATEWAY and number == 0
+            for answer in answers:
+                if not is_excused:
+                    assert answer.error is None, f"{answer.error} after we {hit}"
+                    assert len(answer.token_ids) == TOKENS, hit
+                self._is_right(answer, hit)
+        self.rest(hit)
+        return hit
+
+    async def _waves(self, fault: str, rng: random.Random) -> tuple[list[list[Answer]], str]:
+        """The second wave follows the strike at once; behind a lost head it waits for the next."""
+        timeout = httpx.Timeout(ANSWER_S)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
+            first = [Answer(prompt(rng.randrange(40), 20)) for _ in range(STREAMS)]
+            begun = asyncio.Semaphore(0)
+
+            async def read(answer: Answer) -> None:
+                async for count in answer.stream(self.head.url, client, TOKENS):
+                    if count == 1:
+                        begun.release()
+
+            tasks = [asyncio.create_task(read(answer)) for answer in first]
+            for _ in first:
+                async with asyncio.timeout(ANSWER_S):
+                    await begun.acquire()
+            victim = await self._drawn(rng)
+            streams = self.watch.requests_on(victim)
+            strike: Callable[..., Awaitable[tuple[str, Any]]] = getattr(
+                self, f"_strike_{fault.replace('-', '_')}"
+            )
+            hit, undo = await strike(victim, rng)
+            second = [Answer(prompt(rng.randrange(40), 20)) for _ in range(STREAMS)]
+            more = [
+                asyncio.create_task(answer.read(self.head.url, client, TOKENS)) for answer in second
+            ]
+            undoing = asyncio.create_task(undo) if undo is not None else None
+            outcomes = await asyncio.gather(*tasks, return_exceptions=fault in LOSES_GATEWAY)
+            wrong = [o for o in outcomes if isinstance(o, BaseException)]
+            assert all(isinstance(o, httpx.TransportError) for o in wrong), wrong
+            await asyncio.gather(*more)
+            if undoing is not None:
+                await undoing
+        return [first, second], f"{hit}, which had {len(streams)} streams"
+
+    async def _drawn(self, rng: random.Random) -> str:
+        """A host whose instance serves streams, as the record says, which may be late: else the
+        round would prove nothing of those."""
+        async with asyncio.timeout(END_S):
+            while True:
+                watch = self.watch
+                busy = [h for h in HOSTS if watch.serving_on(h) and watch.requests_on(h)]
+                if busy:
+                    return rng.choice(busy)
+                await asyncio.sleep(0.02)
+
+    def _is_right(self, answer: Answer, hit: str) -> None:
+        known = self.known.setdefault(tuple(answer.prompt_ids), answer.token_ids)
+        if len(known) < len(answer.token_ids):
+            known = self.known[tuple(answer.prompt_ids)] = answer.token_ids
+        assert answer.token_ids == known[: len(answer.token_ids)], f"wrong tokens after we {hit}"
+
+    # -- faults: what was done, and what undoes it ------------------------------------------------
+
+    async def _strike_killed(self, victim: str, _: random.Random) -> tuple[str, Any]:
+        await asyncio.to_thread(self.joiners[victim].kill)
+        self._join(victim)
+        return f"killed the supervisor of {victim}", None
+
+    async def _strike_silent(self, victim: str, rng: random.Random) -> tuple[str, Any]:
+        seconds = rng.uniform(0.2, 2.5 * LOST_AFTER_MS / 1000)
+        await asyncio.to_thread(self.bed.isolate, victim)
+        told = f"cut {victim} off for {seconds:.1f} s"
+        return told, self._later(seconds, self.bed.rejoin, victim)
+
+    async def _strike_no_way_out(self, victim: str, rng: random.Random) -> tuple[str, Any]:
+        return await self._one_way(victim, rng, is_out=True)
+
+    async def _strike_no_way_in(self, victim: str, rng: random.Random) -> tuple[str, Any]:
+        return await self._one_way(victim, rng, is_out=False)
+
+    async def _one_way(self, victim: str, rng: random.Random, *, is_out: bool) -> tuple[str, Any]:
+        seconds = rng.uniform(0.2, 2.5 * LOST_AFTER_MS / 1000)
+        await asyncio.to_thread(self.bed.cut_one_way, victim, is_out=is_out)
+        way = "out of" if is_out else "into"
+        undo = self._later(seconds, self.bed.set_rate, victim, 0, LINK_BITS_PER_S)
+        return f"cut the way {way} {victim} for {seconds:.1f} s", undo
+
+    async def _strike_slow(self, victim: str, rng: random.Random) -> tuple[str, Any]:
+        seconds = rng.uniform(1.0, 4.0)
+        await asyncio.to_thread(self.bed.set_rate, victim, 0, SLOW_BITS_PER_S)
+        undo = self._later(seconds, self.bed.set_rate, victim, 0, LINK_BITS_PER_S)
+        return f"slowed the link of {victim} for {seconds:.1f} s", undo
+
+    async def _strike_controller(self, victim: str, _: random.Random) -> tuple[str, Any]:
+        self.head.kill("controller")
+        return f"killed the controller beside {victim}", None
+
+    async def _strike_controller_and_silent(
+        self, victim: str, rng: random.Random
+    ) -> tuple[str, Any]:
+        told, undo = await self._strike_silent(victim, rng)
+        self.head.kill("controller")
+        return f"killed the controller and {told}", undo
+
+    async def _strike_leaves(self, victim: str, _: random.Random) -> tuple[str, Any]:
+        leaving = self.joiners[victim]
+        leaving.interrupt()
+
+        async def come_back() -> None:
+            assert await asyncio.to_thread(leaving.ended) == 0
+            self._join(victim)
+
+        return f"told {victim} to leave", come_back()
+
+    async def _strike_controller_and_leaves(
+        self, victim: str, rng: random.Random
+    ) -> tuple[str, Any]:
+        told, undo = await self._strike_leaves(victim, rng)
+        self.head.kill("controller")
+        return f"killed the controller and {told}", undo
+
+    async def _strike_twin(self, victim: str, _: random.Random) -> tuple[str, Any]:
+        """A second machine of one name is refused, and the first goes on."""
+        twin = self._joiner(victim, self.scratch / "twin", "--patience-s", "0.2")
+        try:
+            assert await asyncio.to_thread(twin.ended) == 2
+            assert twin.said("choose another --name")
+        finally:
+            twin.close()
+        assert self.joiners[victim].process.poll() is None
+        return f"let a second host come by the name of {victim}", None
+
+    async def _strike_head(self, victim: str, _: random.Random) -> tuple[str, Any]:
+        """Hosts stay, and come back with what they hold."""
+        await asyncio.to_thread(self._restart_head)
+        assert all(joiner.process.poll() is None for joiner in self.joiners.values())
+        return f"started the head of {victim} anew", None
+
+    async def _strike_everything(self, victim: str, _: random.Random) -> tuple[str, Any]:
+        def again() -> None:
+            for joiner in self.joiners.values():
+                joiner.close()
+            self._restart_head(self._join_all)
+
+        await asyncio.to_thread(again)
+        return f"started {victim} and all else anew", None
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    async def _later(self, seconds: float, undo: Callable[..., None], *words: Any) -> None:
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(undo, *words)
+
+    def _start_head(self) -> None:
+        prefix = tuple(self.bed.inside("h0"))
+
+        def inside(config: PoolConfig) -> PoolLayout:
+            layout = local_layout(config)
+            hosts = tuple(msgspec.structs.replace(seat, prefix=prefix) for seat in layout.hosts)
+            return msgspec.structs.replace(layout, hosts=hosts, control_prefix=prefix)
+
+        own = self.scratch / f"head-{self.heads}"
+        own.mkdir()
+        self.heads += 1
+        pool = LocalPool(
+            self.model,
+            own,
+            f"    min_replicas: {len(HOSTS)}\n    prefill_tokens_per_s: 5000\n",
+            make_layout=inside,
+            device="timed",
+            timed_run_us=20_000,
+            workers=0,
+            listen=f"{self.bed.host('h0').devices[0].address}:7000",
+            token_file=str(self.scratch / "pool.token"),
+            lost_after_ms=LOST_AFTER_MS,
+            request_attempts_max=8,
+        )
+        self._head = pool.__enter__()
+        self._watch = RecordWatch(pool.record)
+
+    def _restart_head(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """The head dies without a word to anybody, and another one begins at its place."""
+        self.head.call(self.head.pool.kill(), END_S)
+        self.head.__exit__()
+        self._start_head()
+        meanwhile()
+        self.head.wait_ready()
+
+    def _join_all(self) -> None:
+        for host in HOSTS:
+            self._join(host)
+
+    def _join(self, host: str) -> None:
+        self.joiners[host] = self._joiner(host, self.scratch)
+
+    def _joiner(self, host: str, scratch: Path, *more: str) -> Joiner:
+        scratch.mkdir(exist_ok=True)
+        flags = ("--interface", "d0", *more)
+        return Joiner(self.head, host, scratch, *flags, prefix=self.bed.inside(host))
+
+    def rest(self, hit: str) -> None:
+        """Every host is back and serves, and no request runs."""
+        wanted = {
+            "workers": len(HOSTS),
+            "agents": len(HOSTS) + 1,
+            "num_requests_running": 0,
+            "instances": len(HOSTS),
+        }
+        for name, amount in wanted.items():
+            wait_until(
+                lambda name=name, amount=amount: self.head.gauge(name) == amount,
+                f"{name} is {amount} after we {hit}",
+            )
+        wait_until(
+            lambda: all(self.watch.serving_on(host) for host in HOSTS),
+            f"every host serves after we {hit}",
+        )
