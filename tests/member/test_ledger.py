@@ -250,7 +250,7 @@ def test_a_dispatch_to_a_worker_without_a_connection_is_answered() -> None:
     ledger = run_by(A)
     told = ledger.dispatched(Dispatch("r", 2, 7, B), is_reachable=False)
     assert told == [
-        Forget(A, Disown("r", 1, 0)),
+        Forget(A, Disown("r", 1)),
         Moved("r", A, None),
         RequestEnded("r", 2, Outcome.WORKER_LOST),
     ]

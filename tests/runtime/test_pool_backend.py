@@ -648,14 +648,14 @@ def test_tokens_are_accepted_from_whoever_owns_the_attempt() -> None:
         async with one_request_on_the_first_of_two() as (pool, backend, other, stream):
             # Not taken over yet.
             other.say(Tokens((Token("r", 1, 0, 66, None),)))
-            assert await other.told() == Disown("r", 1)
+            assert await other.told() == Disown("r", 1, 0)
             other.say(AttemptTaken("r", 1))
             other.say(Tokens((Token("r", 1, 0, 7, None),)))
             chunks = aiter(stream)
             assert (await anext(chunks)).token_id == 7
             # The last owner does not know it yet.
             pool.emit(Token("r", 1, 1, 66, None))
-            assert await pool.worker_hears() == Disown("r", 1)
+            assert await pool.worker_hears() == Disown("r", 1, 1)
             assert reading(backend, "num_requests_running", "a") == 1
             other.say(Tokens((Token("r", 1, 1, 8, FinishReason.STOP),)))
             assert [chunk.token_id async for chunk in chunks] == [8]
@@ -679,7 +679,7 @@ def test_of_two_takers_the_later_owns_the_attempt_whichever_word_comes_first() -
             assert (await anext(chunks)).token_id == 7
             other.say(AttemptTaken("r", 1, 1))
             other.say(Tokens((Token("r", 1, 1, 66, None),)))
-            assert await other.told() == Disown("r", 1)
+            assert await other.told() == Disown("r", 1, 2)
             pool.emit(Token("r", 1, 1, 8, FinishReason.STOP))
             assert [chunk.token_id async for chunk in chunks] == [8]
 
@@ -718,7 +718,7 @@ def test_an_owner_who_goes_on_elsewhere_loses_the_attempt(token: Token) -> None:
             assert (await anext(chunks)).token_id == 7
             other.say(AttemptTaken("r", 1))
             other.say(Tokens((token,)))
-            assert await other.told() == Disown("r", 1)
+            assert await other.told() == Disown("r", 1, 1)
             ended = await pool.heard(RequestEnded)
             assert (ended.attempt, ended.outcome, ended.worker) == (1, Outcome.RETURNED, None)
             assert (await pool.heard(RequestArrived)).worker is None
@@ -745,7 +745,7 @@ def test_whoever_computes_what_nobody_wants_is_told_to_stop_once() -> None:
             await asyncio.wait_for(pool.submitted.get(), WAIT_S)
             for index in range(3):
                 other.say(Tokens((Token("s", 1, index, 66, None),)))
-            assert await other.told() == Disown("s", 1)
+            assert await other.told() == Disown("s", 1, 0)
             stream.cancel()
             for index in range(3):
                 pool.emit(Token("s", 1, index, 66, None))

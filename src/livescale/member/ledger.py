@@ -171,9 +171,11 @@ class Ledger:
         if entry is None:
             return [RequestEnded(order.request, order.attempt, Outcome.CANCELLED)]
         # A worker may have taken over an attempt that the controller had given up.
-        is_elsewhere = entry.owner != order.worker
-        effects = self._forget_owner(entry, is_over=False) if is_elsewhere else []
+        owner, attempt = entry.owner, entry.attempt
         entry.attempt, entry.moves, entry.repeated_max = order.attempt, 0, 0
+        effects: list[LedgerEffect] = []
+        if owner is not None and owner != order.worker:
+            effects = self._forget(owner, order.request, attempt, entry)
         if is_reachable:
             return [*effects, *_moved(entry, order.worker), Send(order)]
         lost = RequestEnded(order.request, order.attempt, Outcome.WORKER_LOST)
