@@ -20,7 +20,7 @@ TERMS = LeaseTerms(TERM_NS, drift_permille=50)
 
 @dataclass
 class Store:
-    """Replaces the record for who names its version; keeps whatever it ever was."""
+    """Replaces the record for a writer that names its version; keeps all that it ever was."""
 
     record: LeaseRecord | None = None
     version: int = 0

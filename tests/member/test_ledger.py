@@ -93,7 +93,9 @@ class Witness:
             if isinstance(effect, Forget):
                 told = effect.message
                 current = self.owner.get(told.request), self.attempt.get(told.request)
-                assert current != (effect.worker, told.attempt), "nobody forgets what is its own"
+                assert current != (effect.worker, told.attempt), (
+                    "a worker forgets nothing of its own"
+                )
                 is_over = isinstance(told, Cancel)
                 assert is_over == (told.request not in self.owner)
 

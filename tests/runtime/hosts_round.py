@@ -188,7 +188,10 @@ class HostsPool:
     async def _strike_controller_and_silent(
         self, victim: str, rng: random.Random
     ) -> tuple[str, Any]:
-        told, undo = await self._strike_silent(victim, rng)
+        return self._also_the_controller(await self._strike_silent(victim, rng))
+
+    def _also_the_controller(self, strike: tuple[str, Any]) -> tuple[str, Any]:
+        told, undo = strike
         self.head.kill("controller")
         return f"killed the controller and {told}", undo
 
@@ -205,9 +208,7 @@ class HostsPool:
     async def _strike_controller_and_leaves(
         self, victim: str, rng: random.Random
     ) -> tuple[str, Any]:
-        told, undo = await self._strike_leaves(victim, rng)
-        self.head.kill("controller")
-        return f"killed the controller and {told}", undo
+        return self._also_the_controller(await self._strike_leaves(victim, rng))
 
     async def _strike_twin(self, victim: str, _: random.Random) -> tuple[str, Any]:
         """A second machine of one name is refused, and the first goes on."""
@@ -269,7 +270,7 @@ class HostsPool:
         self._watch = RecordWatch(pool.record)
 
     def _restart_head(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """The head dies without a word to anybody, and another one begins at its place."""
+        """The head dies without any message, and another one begins at its place."""
         self.head.call(self.head.pool.kill(), END_S)
         self.head.__exit__()
         self._start_head()

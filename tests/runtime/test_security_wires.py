@@ -321,10 +321,10 @@ def test_what_a_member_once_sent_opens_no_door_again(
                 wire = await enter(tap.address, own)
                 assert await is_answered(wire)
                 wire.break_off("enough")
-                heard = bytes(tap.sent)
+                sent = bytes(tap.sent)
             assert len(served) == 1
             reader, writer = await asyncio.open_connection(HOST, address.port)
-            writer.write(heard)
+            writer.write(sent)
             with contextlib.suppress(OSError):
                 await reader.read()
             writer.transport.abort()

@@ -48,7 +48,7 @@ def every_controller_is_met(patch: pytest.MonkeyPatch) -> None:
     ("mutation", "rule"),
     [
         (every_order_counts, "only the latest controller acts"),
-        (every_controller_is_met, "nobody reports to an older controller"),
+        (every_controller_is_met, "no member reports to an older controller"),
     ],
 )
 def test_some_seed_catches(

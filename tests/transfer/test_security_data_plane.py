@@ -23,7 +23,7 @@ MIB = 1 << 20
 CHUNK = 300_000
 LAYERS = [300_000, 0, 700_000, 200_000]
 SECRET = "a pool's secret, of 128 bits"
-PARCEL = b"rows and KV of a prompt that nobody else may read" * 20
+PARCEL = b"rows and KV of a prompt that no other process may read" * 20
 
 
 @pytest.fixture(scope="module")
@@ -157,17 +157,18 @@ def test_one_side_that_wants_parameters_sealed_is_enough(cluster: Path) -> None:
 # -- bytes that are changed -------------------------------------------------------------------
 
 
+def change_one_byte(part: bytearray, start: int) -> None:
+    """`start`: what has passed before `part`, in bytes. In the middle of the parameters."""
+    place = 400_000 - start
+    if 0 <= place < len(part):
+        part[place] ^= 1
+
+
 def test_sealed_bytes_that_were_changed_end_the_connection(cluster: Path) -> None:
     with tapped(members(cluster)) as (world, tap):
         manifest = write_model(world.arenas[0], LAYERS)
         world.planes[0].offer(manifest)
-
-        def change(part: bytearray, start: int) -> None:
-            place = 400_000 - start
-            if 0 <= place < len(part):
-                part[place] ^= 1
-
-        tap.change = change
+        tap.change = change_one_byte
         recorder = receive(world, manifest)
         assert "changed on the way" in str(recorder.wait("feed_failed", "failed"))
 
@@ -177,13 +178,7 @@ def test_plain_bytes_that_were_changed_are_no_layer(cluster: Path) -> None:
     with tapped(members(cluster, seals=False)) as (world, tap):
         manifest = write_model(world.arenas[0], LAYERS)
         world.planes[0].offer(manifest)
-
-        def change(part: bytearray, start: int) -> None:
-            place = 400_000 - start
-            if 0 <= place < len(part):
-                part[place] ^= 1
-
-        tap.change = change
+        tap.change = change_one_byte
         name, received_bytes = receive(world, manifest).verdict()
         assert name == "completed"
         assert world.holds(1, manifest)
@@ -191,7 +186,7 @@ def test_plain_bytes_that_were_changed_are_no_layer(cluster: Path) -> None:
 
 
 def test_a_member_that_sends_other_bytes_with_the_right_checksum(cluster: Path) -> None:
-    """Nobody can make such bytes here: the manifest names another content hash instead."""
+    """Such bytes cannot be made here: the manifest names another content hash instead."""
     with tapped(members(cluster, seals=False)) as (world, _):
         manifest = write_model(world.arenas[0], LAYERS)
         layers = list(manifest.layers)

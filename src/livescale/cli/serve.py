@@ -117,7 +117,7 @@ async def serve(
 
 
 _PLAIN_TEXT = (
-    "prompts and answers cross the network as plain text: whoever listens there reads them, and may"
+    "prompts and answers cross the network as plain text: a listener there reads them, and may"
     " change them (docs/security.md: livescale cluster init, --tls-dir)"
 )
 _log = logging.getLogger("livescale.pool")

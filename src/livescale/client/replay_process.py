@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _end_with_input() -> None:
-    """Whoever gave the job is gone, or wants no answer."""
+    """The process that gave the job is gone, or wants no answer."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

@@ -46,13 +46,13 @@ class Credentials:
         self.fingerprint = hashlib.sha256(self._ca.public_bytes(Encoding.DER)).hexdigest()
         self.calling = self._context(ssl.PROTOCOL_TLS_CLIENT)
         self.answering = self._context(ssl.PROTOCOL_TLS_SERVER)
-        #: the list as it is on disk (empty: nobody was revoked), its serial numbers and its age
+        #: the list as it is on disk (empty: nothing was revoked), its serial numbers and its age
         self.revoked_list = b""
         self._revoked: frozenset[int] = frozenset()
         self._issued = (0.0, 0)
         self._mark: tuple[int, ...] | None = None
         self._problem = ""
-        #: who talks, by the end of the connection: the number of its certificate
+        #: by the end of the connection: the number of the other end's certificate
         self._talking: weakref.WeakKeyDictionary[asyncio.StreamWriter, int] = (
             weakref.WeakKeyDictionary()
         )
@@ -152,7 +152,7 @@ class Credentials:
     def _context(self, protocol: int) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
-        # The authority is the pool's own: who has a certificate of it is a member, wherever it is.
+        # The authority is the pool's own: a certificate of it makes a member, wherever it is.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         # No session is resumed, so that every connection shows its certificate.
@@ -160,7 +160,7 @@ class Credentials:
             context.num_tickets = 0
         try:
             context.load_verify_locations(self._folder / CA_FILE)
-            # Without a password for the key: there is nobody to ask.
+            # Without a password for the key: no terminal may be there to ask for one.
             context.load_cert_chain(
                 self._folder / CERTIFICATE_FILE, self._folder / KEY_FILE, password=""
             )
@@ -180,7 +180,7 @@ class Credentials:
 
 
 def write_whole(path: Path, text: bytes, mode: int) -> None:
-    """All of the file or nothing, whoever reads it meanwhile. Raises OSError."""
+    """All of the file or nothing, for a reader meanwhile, too. Raises OSError."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -227,8 +227,8 @@ def _check_tls(config: PoolConfig) -> None:
         raise ConfigError("data_plane_tls is on, and there are no certificates: give tls_dir")
     if config.tls_dir is not None and config.carrier == "nixl":
         raise ConfigError(
-            "carrier nixl cannot be used with tls_dir: whoever reaches its port reads and writes"
-            " the memory of a worker"
+            "carrier nixl cannot be used with tls_dir: a process that reaches its port reads and"
+            " writes the memory of a worker"
         )
 
 

@@ -1,9 +1,10 @@
 """A lease: of several controllers at most one believes to hold it, whatever is late.
 
-It is a record in a store that all of them reach, and that replaces it only for who has seen its
-last version. Nobody compares clocks: the holder counts from before it wrote, who waits from after
-it has read that version for the first time, each by a clock of its own. Every holder's record has
-the next epoch, so what a holder that was stopped still says can be told from what is said later.
+It is a record in a store that all of them reach, and that replaces it only for a writer that has
+read its last version. Clocks are never compared: the holder counts from before it wrote, a waiting
+head from after it has read that version for the first time, each by a clock of its own. Every
+holder's record has the next epoch, so what a holder that was stopped still sends can be told from
+what is sent later.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class LeaseTerms(Value, frozen=True):
 
     @property
     def waited_ns(self) -> int:
-        """For so long by its own clock who waits must have seen one version."""
+        """For so long by its own clock a waiting head must have read one version."""
         return -(-self.term_ns * (1000 + self.drift_permille) // 1000)
 
     @property
     def renewal_ns(self) -> int:
-        """How often a holder renews, and who waits reads."""
+        """How often a holder renews, and a waiting head reads."""
         return max(1, self.term_ns // _PARTS_PER_TERM)
 
 

@@ -18,7 +18,7 @@ def check_https(certfile: str | None, keyfile: str | None) -> None:
         except OSError as error:
             raise ConfigError(f"{setting} {path}: {error.strerror}") from error
     try:
-        # Without a password for the key: there is nobody to ask.
+        # Without a password for the key: no terminal may be there to ask for one.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password="")
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error

@@ -1,7 +1,7 @@
 """The fence around every member and every gateway: of several controllers only the latest counts.
 
 A controller that was replaced may not know it: its process was stopped, or its link was cut. So
-whoever takes orders keeps the highest epoch that was met, and refuses those of a lower one.
+each receiver of orders keeps the highest epoch that was met, and refuses those of a lower one.
 """
 
 from __future__ import annotations

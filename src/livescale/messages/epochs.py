@@ -18,7 +18,7 @@ FIRST_EPOCH = ControllerEpoch()
 
 
 class Acting(Value, frozen=True, tag=True):
-    """A controller to whoever connects, before anything else: it is this life."""
+    """Controller to every process that connects, before anything else: it is this life."""
 
     epoch: ControllerEpoch
 

@@ -33,7 +33,7 @@ _MARKS = {"joined": (">", ACCENT), "lost": ("X", "#D55E00"), "left": ("<", LIMIT
 
 
 @dataclass(frozen=True, slots=True)
-class HostLane:
+class HostVisit:
     """A host from its first worker's joining until it was gone (`is_lost`: without a word); times
     are the record's, None: it was there to the end. `workers` are the numbers of its workers."""
 
@@ -44,18 +44,18 @@ class HostLane:
     is_lost: bool = False
 
 
-def host_stays(steps: Sequence[StepLine]) -> list[HostLane]:
-    """Every stay of every host that has workers, by name and then in order."""
+def host_visits(steps: Sequence[StepLine]) -> list[HostVisit]:
+    """Every visit of every host that has workers, by name and then in order."""
     there: dict[str, tuple[int, dict[int, None]]] = {}
     host_of: dict[int, str] = {}
     leaving: dict[str, None] = {}
-    stays: list[HostLane] = []
+    visits: list[HostVisit] = []
 
     def end(host: str, now_ns: int) -> None:
         joined_ns, workers = there.pop(host)
         is_lost = host not in leaving
         leaving.pop(host, None)
-        stays.append(HostLane(host, tuple(sorted(workers)), joined_ns, now_ns, is_lost))
+        visits.append(HostVisit(host, tuple(sorted(workers)), joined_ns, now_ns, is_lost))
 
     for step in steps:
         for event in step.events:
@@ -71,30 +71,31 @@ def host_stays(steps: Sequence[StepLine]) -> list[HostLane]:
                 lost_on = host_of.pop(event.worker.worker, None)
                 if lost_on is not None and lost_on not in host_of.values():
                     end(lost_on, step.now_ns)
-    stays += [
-        HostLane(host, tuple(sorted(workers)), joined_ns)
+    visits += [
+        HostVisit(host, tuple(sorted(workers)), joined_ns)
         for host, (joined_ns, workers) in there.items()
     ]
-    return sorted(stays, key=lambda stay: (stay.host, stay.joined_ns))
+    return sorted(visits, key=lambda visit: (visit.host, visit.joined_ns))
 
 
 def host_picture(path: Path, run: ReportedRun, title: str) -> None:
     """Two plots over one time: instances that serve, by host, and a lane per host. Raises as
     `draw_picture`."""
-    stays = host_stays([line for line in run.lines if isinstance(line, StepLine)])
-    hosts = sorted({stay.host for stay in stays})
+    visits = host_visits([line for line in run.lines if isinstance(line, StepLine)])
+    hosts = sorted({visit.host for visit in visits})
     until_s = (run.history.end_ns - run.started_ns) / _NS_PER_S
-    from_s = min(0.0, *((stay.joined_ns - run.started_ns) / _NS_PER_S for stay in stays), 0.0)
+    joined_s = [(visit.joined_ns - run.started_ns) / _NS_PER_S for visit in visits]
+    from_s = min([0.0, *joined_s])
     told = "hosts: there while grey; > joined, x lost without a word, < left in order"
     rows = [
         PlotRow(
             1.7,
-            lambda axes: _instances(axes, run, stays, hosts, (from_s, until_s)),
+            lambda axes: _instances(axes, run, visits, hosts, (from_s, until_s)),
             "instances that serve, by host",
         ),
         PlotRow(
             _LANE_IN * max(len(hosts), 1) + 0.8,
-            lambda axes: _lanes(axes, run, stays, hosts, (from_s, until_s)),
+            lambda axes: _lanes(axes, run, visits, hosts, (from_s, until_s)),
             f"{told}; pale: an instance loads, dark: serves, half as high: drains",
         ),
     ]
@@ -107,13 +108,17 @@ def host_picture(path: Path, run: ReportedRun, title: str) -> None:
 def _instances(
     axes: Axes,
     run: ReportedRun,
-    stays: Sequence[HostLane],
+    visits: Sequence[HostVisit],
     hosts: Sequence[str],
     span_s: tuple[float, float],
 ) -> None:
     """One host's on top of the other's."""
     deltas = {
-        host: _serving(run.history, [stay for stay in stays if stay.host == host], run.started_ns)
+        host: _serving(
+            run.history,
+            [visit for visit in visits if visit.host == host],
+            run.started_ns,
+        )
         for host in hosts
     }
     changes_s = {at_s for of in deltas.values() for at_s, _ in of if span_s[0] < at_s < span_s[1]}
@@ -127,11 +132,13 @@ def _instances(
     axes.legend(loc="upper right", frameon=False, ncols=max(len(hosts), 1), handlelength=1.2)
 
 
-def _serving(history: History, stays: Sequence[HostLane], zero_ns: int) -> list[tuple[float, int]]:
+def _serving(
+    history: History, visits: Sequence[HostVisit], zero_ns: int
+) -> list[tuple[float, int]]:
     """+1 and -1 where instances of a host began and ceased to serve."""
     deltas: list[tuple[float, int]] = []
     for instance, start_ns, stop_ns in spans_of_serving(history):
-        if _stay_of(stays, instance.holdings[0].member.worker, start_ns) is not None:
+        if _visit_of(visits, instance.holdings[0].member.worker, start_ns) is not None:
             deltas += [
                 ((start_ns - zero_ns) / _NS_PER_S, 1),
                 ((stop_ns - zero_ns) / _NS_PER_S, -1),
@@ -139,35 +146,35 @@ def _serving(history: History, stays: Sequence[HostLane], zero_ns: int) -> list[
     return deltas
 
 
-def _stay_of(stays: Sequence[HostLane], worker: int, at_ns: int) -> HostLane | None:
-    """The stay during which a worker was at work at that time."""
-    for stay in stays:
-        gone_ns = at_ns if stay.gone_ns is None else stay.gone_ns
-        if worker in stay.workers and stay.joined_ns <= at_ns <= gone_ns:
-            return stay
+def _visit_of(visits: Sequence[HostVisit], worker: int, at_ns: int) -> HostVisit | None:
+    """The visit during which a worker was at work at that time."""
+    for visit in visits:
+        gone_ns = at_ns if visit.gone_ns is None else visit.gone_ns
+        if worker in visit.workers and visit.joined_ns <= at_ns <= gone_ns:
+            return visit
     return None
 
 
 def _lanes(
     axes: Axes,
     run: ReportedRun,
-    stays: Sequence[HostLane],
+    visits: Sequence[HostVisit],
     hosts: Sequence[str],
     span_s: tuple[float, float],
 ) -> None:
     places = {host: place for place, host in enumerate(hosts)}
     grey = tint(REST, 0.28)
-    for stay in stays:
-        at_s = (stay.joined_ns - run.started_ns) / _NS_PER_S
+    for visit in visits:
+        at_s = (visit.joined_ns - run.started_ns) / _NS_PER_S
         gone_s = span_s[1]
-        if stay.gone_ns is not None:
-            gone_s = (stay.gone_ns - run.started_ns) / _NS_PER_S
-        place = places[stay.host]
+        if visit.gone_ns is not None:
+            gone_s = (visit.gone_ns - run.started_ns) / _NS_PER_S
+        place = places[visit.host]
         axes.barh(place, gone_s - at_s, left=at_s, height=0.9, color=grey, linewidth=0)
         _mark(axes, "joined", at_s, place)
-        if stay.gone_ns is not None:
-            _mark(axes, "lost" if stay.is_lost else "left", gone_s, place)
-    draw_shapes(axes, _shapes(run, stays, places))
+        if visit.gone_ns is not None:
+            _mark(axes, "lost" if visit.is_lost else "left", gone_s, place)
+    draw_shapes(axes, _shapes(run, visits, places))
     axes.set_ylim(len(hosts) - 0.45, -0.55)
     axes.set_yticks(range(len(hosts)), hosts)
     axes.tick_params(axis="y", length=0)
@@ -180,18 +187,20 @@ def _mark(axes: Axes, what: str, at_s: float, place: int) -> None:
     axes.plot([at_s], [place], marker=marker, color=colour, markersize=7, zorder=5, clip_on=False)
 
 
-def _shapes(run: ReportedRun, stays: Sequence[HostLane], places: dict[str, int]) -> list[Shape]:
+def _shapes(run: ReportedRun, visits: Sequence[HostVisit], places: dict[str, int]) -> list[Shape]:
     """Each host's instances, its workers one below the other."""
     models = dict.fromkeys(instance.model for instance in run.history.instances)
     colours = {model: COLOURS[n % len(COLOURS)] for n, model in enumerate(models)}
     shapes = []
     for instance in run.history.instances:
         for held in instance.holdings:
-            stay = _stay_of(stays, held.member.worker, held.begun_ns)
-            if stay is None:
+            visit = _visit_of(visits, held.member.worker, held.begun_ns)
+            if visit is None:
                 continue
-            part = 0.8 / len(stay.workers)
-            middle = places[stay.host] - 0.4 + part * (stay.workers.index(held.member.worker) + 0.5)
+            part = 0.8 / len(visit.workers)
+            middle = (
+                places[visit.host] - 0.4 + part * (visit.workers.index(held.member.worker) + 0.5)
+            )
             shapes += instance_shapes(
                 instance, held, middle, part, run.started_ns, run.history.end_ns, colours
             )

@@ -1,5 +1,5 @@
-"""How a member, a gateway or a host meets a controller: that says which life it is before
-anything is said to it, and one that is over is told so.
+"""How a member, a gateway or a host meets a controller: the controller sends which life it
+is before anything is sent to it, and one that is over is told so.
 """
 
 from __future__ import annotations

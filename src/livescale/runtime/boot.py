@@ -120,7 +120,7 @@ class PrepareBoot(Value, frozen=True, tag=True):
 
 class PoolEnds(Value, frozen=True, tag=True):
     """A controller is told that there will be no other life of it. (SIGTERM alone may come from
-    anybody: the next life takes over.)"""
+    outside: the next life takes over.)"""
 
 
 Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot

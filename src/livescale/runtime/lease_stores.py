@@ -189,7 +189,7 @@ class KubernetesLease:
                 "holderIdentity": record.holder,
                 "leaseTransitions": record.epoch,
                 "leaseDurationSeconds": self._seconds,
-                # For people: nobody here compares clocks.
+                # For people: clocks are not compared here.
                 "renewTime": now,
             },
         }

@@ -50,6 +50,6 @@ class RunLane(Generic[Result]):
         while (run := self._runs.get()) is not None:
             try:
                 self._results.put(run())
-            except BaseException as error:  # noqa: BLE001: it ends the one who waits for the result
+            except BaseException as error:
                 self._results.put(error)
                 return

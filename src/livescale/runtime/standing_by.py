@@ -1,4 +1,4 @@
-"""A controller that may not act yet: it waits for the lease, and turns away whoever connects."""
+"""A controller that may not act yet: it waits for the lease, and turns away all connections."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def wait_for_lease(listener: socket.socket, keeper: LeaseKeeper, stop: asy
 
 def boot_acting(boot: ControllerBoot, epoch: int) -> tuple[ControllerBoot, ControllerEpoch]:
     """What the controller begins with that has got the lease. Members come back one by one, and
-    nobody knows how many: it waits for them before it places anything."""
+    their count is not known: it waits for them before it places anything."""
     config = msgspec.structs.replace(
         boot.config,
         epoch=epoch,

@@ -96,7 +96,7 @@ class ControllerLife:
             self._uplinks[peer].send(event)
 
     def fence(self, peer: WorkerRef | None, later: ControllerEpoch) -> None:
-        """A member, or the gateway (None), has met a later life, and says so."""
+        """A member, or the gateway (None), has met a later life, and tells this one."""
         if peer in self._uplinks and not self.is_over:
             self._uplinks[peer].send(Fenced(later))
 

@@ -52,8 +52,8 @@ class Channel(Protocol):
         """Of ranges, taken from the channel so far, whole chunks or not."""
 
     def protect(self, timeout_s: float) -> None:
-        """Nobody on the way reads or changes what is said from now on, where that is asked for.
-        Once, before anything is said. Raises OSError, also for an end that is no member."""
+        """From now on nothing on the way reads or changes what is sent, where that is asked for.
+        Once, before anything is sent. Raises OSError, also for an end that is no member."""
 
     def share_memory(self, timeout_s: float) -> None:
         """Ranges can be sent both ways from now on. Once, when the other side has proved who it

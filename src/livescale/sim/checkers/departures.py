@@ -42,7 +42,7 @@ class DepartureChecker:
             require(not self.is_leaving(model, command.instance), rule, command)
 
     def is_leaving(self, model: str, copy: CopyKey) -> bool:
-        """Somebody who has a part of the copy wants to go."""
+        """A member that has a part of the copy wants to go."""
         ranks = self._knowledge.ranks(model, copy).values()
         return any(rank.member in self._leaving for rank in ranks)
 
@@ -62,7 +62,7 @@ class DepartureChecker:
     # -- helpers --------------------------------------------------------------------------------
 
     def _check_copy(self, held: Held) -> None:
-        """Another whole copy stays, or somebody who reads the model's files."""
+        """Another whole copy stays, or a member that reads the model's files."""
         knowledge, model = self._knowledge, held.order.model
         if not knowledge.is_loaded(model, held.copy):
             return

@@ -26,7 +26,7 @@ class FenceChecker:
         """A controller was met, and reported to."""
         highest = self._met.get(who, epoch.number)
         is_newest = epoch.number >= highest
-        require(is_newest, "nobody reports to an older controller", who, epoch, highest)
+        require(is_newest, "no member reports to an older controller", who, epoch, highest)
         self._met[who] = epoch.number
 
     def ordered(self, member: Hashable, order: object, epoch: ControllerEpoch) -> None:
