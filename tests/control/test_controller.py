@@ -234,6 +234,23 @@ def test_requests_of_a_lost_worker_get_one_more_attempt_and_then_fail() -> None:
     assert controller.router.requests == {}
 
 
+def test_a_request_that_failed_and_is_announced_again_gets_no_attempt_twice() -> None:
+    """Two workers are lost at once: the gateway's news of each crosses the failure (seed 1116)."""
+    controller = serving(workers=2, instances=2, instances_max=2)
+    step(controller, 1, arrived("r", 300))
+    step(controller, 2, WorkerLost(W[0], "out of memory"))
+    assert FailRequest("r", "worker w1.0 was lost: gone") in step(
+        controller, 3, WorkerLost(W[1], "gone")
+    )
+    for attempt in (1, 2):
+        step(controller, 3, RequestArrived("r", "m", 300, 5, attempt=attempt))
+    commands = step(controller, 4, *joined(W[2]))
+    [loading] = loads_of(commands)
+    assert Dispatch("r", 3, loading.duty.instance, W[2]) in step(
+        controller, 5, FirstByteArrived(loading.holding), HoldingCompleted(loading.holding, 60)
+    )
+
+
 def test_the_gateways_word_of_a_loss_avoids_the_worker_until_the_loss_is_known() -> None:
     controller = serving(workers=1, instances=1, avoid_ns=50)
     step(controller, 1, arrived("r"))

@@ -61,11 +61,18 @@ class Attempts:
 
     def _announced(self, record: RequestRecord, event: RequestArrived) -> bool:
         """The gateway names a request that is known. News is that its attempt is over: it was given
-        back, and what the worker said of that was lost."""
-        is_current = event.attempt == record.attempt and event.worker is None
-        if not is_current or record.worker is None:
+        back, and what the worker sent of that was lost. Or that it had a later attempt: a request
+        that failed here was announced once more, for its last attempt but one, before the gateway
+        had received that. No attempt is given twice."""
+        if event.worker is not None or event.attempt < record.attempt:
             return False
-        self._returned(record)
+        is_later = event.attempt > record.attempt
+        if is_later == (record.worker is not None):
+            return False
+        if is_later:
+            record.attempt, record.moves = event.attempt, event.moves
+        else:
+            self._returned(record)
         return True
 
     def taken(self, event: BatchTaken) -> bool:
