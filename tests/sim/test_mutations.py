@@ -558,7 +558,7 @@ MUTATIONS = [
     Mutation(attempts_are_not_checked, "after its last attempt|one attempt at a time", 4),
     Mutation(instances_get_all_that_waits, "gets what it computes next", 0),
     Mutation(what_is_computed_counts_twice, "gets what it computes next", 0),
-    Mutation(attempts_are_not_counted, "attempts grow", 0),
+    Mutation(attempts_are_not_counted, "attempts grow", 13),
     Mutation(draining_instances_are_released_early, "with requests is not released", 7),
     Mutation(the_last_copy_may_go, "the last copy is kept", 17),
     Mutation(copies_that_are_read_may_go, "a copy that is read from is kept", 36),
