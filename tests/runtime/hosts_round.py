@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from certificates import Cluster
 from completions import Answer, prompt
 from joiners import Joiner
 from pool_thread import LocalPool, wait_until
@@ -44,11 +45,13 @@ END_S = 30.0
 
 @dataclass(slots=True)
 class HostsPool:
-    """A head in the testbed's h0, and a host with one worker in each of the others."""
+    """A head in the testbed's h0, and a host with one worker in each of the others. All have
+    certificates."""
 
     bed: Testbed
     model: Path
     scratch: Path
+    cluster: Cluster
     heads: int = 0
     joiners: dict[str, Joiner] = field(default_factory=dict)
     #: by prompt, the tokens of a timed worker, which depend on it alone
@@ -263,6 +266,7 @@ class HostsPool:
             workers=0,
             listen=f"{self.bed.host('h0').devices[0].address}:7000",
             token_file=str(self.scratch / "pool.token"),
+            tls_dir=str(self.cluster.head_dir),
             lost_after_ms=LOST_AFTER_MS,
             request_attempts_max=8,
         )
@@ -286,7 +290,8 @@ class HostsPool:
 
     def _joiner(self, host: str, scratch: Path, *more: str) -> Joiner:
         scratch.mkdir(exist_ok=True)
-        flags = ("--interface", "d0", *more)
+        own = self.cluster.member_dir(host)
+        flags = ("--interface", "d0", "--tls-dir", str(own), *more)
         return Joiner(self.head, host, scratch, *flags, prefix=self.bed.inside(host))
 
     def rest(self, hit: str) -> None:

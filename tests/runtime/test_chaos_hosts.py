@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import Cluster
 from hosts_round import FAULTS, HOSTS, LINK_BITS_PER_S, HostsPool
 
 from livescale.testbed.bed import Testbed
@@ -33,7 +34,8 @@ def hosts(
 ) -> Iterator[HostsPool]:
     spec = NetworkSpec(hosts=len(HOSTS) + 1, link_bits_per_s=LINK_BITS_PER_S)
     with Testbed(spec) as bed:
-        made = HostsPool(bed, tiny_model, tmp_path_factory.mktemp("hosts"))
+        scratch = tmp_path_factory.mktemp("hosts")
+        made = HostsPool(bed, tiny_model, scratch, Cluster(scratch / "cluster"))
         try:
             made.start()
             yield made

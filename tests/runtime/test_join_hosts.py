@@ -1,4 +1,6 @@
-"""Machines that join a pool over a network, each in a namespace of its own, with real models."""
+"""Machines that join a pool over a network, each in a namespace of its own, with real models: with
+certificates, as a pool over several machines should have them, and without.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from certificates import Cluster
 from completions import Answer, check, prompt
 from joiners import Joiner, closing
 from pool_thread import LocalPool, wait_until
@@ -29,8 +32,15 @@ def bed(network_namespaces: None) -> Iterator[Testbed]:
         yield made
 
 
+@pytest.fixture(params=[True, False], ids=["certificates", "plain"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster | None:
+    return Cluster(tmp_path / "cluster") if request.param else None
+
+
 @pytest.fixture
-def head(bed: Testbed, tiny_model: Path, tmp_path: Path) -> Iterator[LocalPool]:
+def head(
+    bed: Testbed, tiny_model: Path, tmp_path: Path, cluster: Cluster | None
+) -> Iterator[LocalPool]:
     """A head without devices, in the testbed's "control"."""
     prefix = tuple(bed.inside(CONTROL))
 
@@ -45,6 +55,7 @@ def head(bed: Testbed, tiny_model: Path, tmp_path: Path) -> Iterator[LocalPool]:
         "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n",
         make_layout=inside,
         workers=0,
+        tls_dir=str(cluster.head_dir) if cluster is not None else None,
         listen=f"{bed.control_address}:7000",
         lost_after_ms=1500,
         request_attempts_max=4,
@@ -52,8 +63,12 @@ def head(bed: Testbed, tiny_model: Path, tmp_path: Path) -> Iterator[LocalPool]:
         yield pool
 
 
-def joined(head: LocalPool, bed: Testbed, host: str, scratch: Path) -> Joiner:
-    flags = ("--interface", "control", "--arena-bytes", "8MiB", "--kv-bytes", "8MiB")
+def joined(
+    head: LocalPool, bed: Testbed, host: str, scratch: Path, cluster: Cluster | None
+) -> Joiner:
+    flags = ["--interface", "control", "--arena-bytes", "8MiB", "--kv-bytes", "8MiB"]
+    if cluster is not None:
+        flags += ["--tls-dir", str(cluster.member_dir(host))]
     return Joiner(head, host, scratch, *flags, prefix=bed.inside(host))
 
 
@@ -69,10 +84,10 @@ def burst(head: LocalPool, oracle: GreedyOracle, count: int) -> None:
 
 
 def test_two_machines_make_a_pool_and_one_falls_silent(
-    head: LocalPool, bed: Testbed, tiny_model: Path, tmp_path: Path
+    head: LocalPool, bed: Testbed, tiny_model: Path, tmp_path: Path, cluster: Cluster | None
 ) -> None:
     oracle = GreedyOracle(tiny_model)
-    hosts = [joined(head, bed, name, tmp_path) for name in ("h0", "h1")]
+    hosts = [joined(head, bed, name, tmp_path, cluster) for name in ("h0", "h1")]
     with closing(*hosts):
         head.wait_ready()
         wait_until(lambda: head.gauge("instances") == 2, "an instance on each")
