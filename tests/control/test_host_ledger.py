@@ -82,6 +82,8 @@ def test_an_older_start_and_a_name_of_the_pools_own_are_refused() -> None:
 
 def test_a_new_head_takes_the_numbers_that_hosts_say_if_they_are_free() -> None:
     ledger = HostLedger(["head"], 2)
-    assert ledger.admit("b", 2, 1, said=HostNumbers(7, 4, 5)) == HostNumbers(7, 4, 5)
-    assert ledger.admit("c", 2, 1, said=HostNumbers(8, 5)) == HostNumbers(9, 5), "8 is b's"
-    assert ledger.admit("d", 1, 1, said=HostNumbers(1, 9)) == HostNumbers(11, 6), "1 is the head's"
+    assert ledger.admit("b", 2, 1, claimed=HostNumbers(7, 4, 5)) == HostNumbers(7, 4, 5)
+    assert ledger.admit("c", 2, 1, claimed=HostNumbers(8, 5)) == HostNumbers(9, 5), "8 is b's"
+    assert ledger.admit("d", 1, 1, claimed=HostNumbers(1, 9)) == HostNumbers(11, 6), (
+        "1 is the head's"
+    )

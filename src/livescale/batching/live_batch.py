@@ -93,7 +93,7 @@ class LiveBatch:
     #: over, or asked for, then
     peer: WorkerRef | None = None
     given_ns: int = 0
-    #: the source has said that it is its own now
+    #: the source has sent that the attempt is its own now
     is_taken: bool = False
 
     @property

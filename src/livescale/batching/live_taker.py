@@ -199,7 +199,7 @@ class LiveTaker:
         self.window.drop(peer, offer.batch)
         is_known = offer.batch in self._batches.taken or offer.batch in self.window.under_way
         if is_known or not offer.tokens:
-            return  # said before it was handed over: a second pull would be of nothing
+            return  # sent before it was handed over: a second pull would be of nothing
         if not self._batcher.room.fits_alone(offer.needs):
             self._batches.tell(peer, messages.Declined(offer.batch))
         else:

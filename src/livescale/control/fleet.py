@@ -77,7 +77,7 @@ class Fleet:
         self.instances: dict[InstanceId, Instance] = {}
         self._of_part: dict[Part, dict[InstanceId, Instance]] = {}
         self._tallies: dict[Part, Tally] = {}
-        #: what `serving` and `live` last said, of parts for which it still holds
+        #: what `serving` and `live` last returned, of parts for which it still holds
         self._serving: dict[Part, list[Route]] = {}
         self._live: dict[Part, list[Instance]] = {}
         self._waking: dict[Part, int] = {}

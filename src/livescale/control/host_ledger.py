@@ -64,17 +64,17 @@ class HostLedger:
         return tuple(entry for _, entry in sorted(self._entries.items()))
 
     def admit(
-        self, name: str, workers: int, clock_ns: int, said: HostNumbers | None = None
+        self, name: str, workers: int, clock_ns: int, claimed: HostNumbers | None = None
     ) -> HostNumbers:
-        """The numbers of a host whose supervisor began at `clock_ns` and has the numbers that it
-        `said`, if it has any. Raises HostRefusedError."""
+        """The numbers of a host whose supervisor began at `clock_ns`. A host that had numbers
+        before has `claimed` them. Raises HostRefusedError."""
         if name in self._taken:
             raise HostRefusedError(f"the pool has a host named {name}: choose another --name")
         known = self._entries.get(name)
         if known is not None and clock_ns < known.clock_ns:
             raise HostRefusedError(f"a later start of host {name} has joined")
         if known is None:
-            numbers = said if said is not None and self._is_free(said, workers) else None
+            numbers = claimed if claimed is not None and self._is_free(claimed, workers) else None
             numbers = numbers or self._fresh(0)
         elif known.clock_ns == clock_ns and workers <= known.places:
             numbers = known.numbers
@@ -105,12 +105,12 @@ class HostLedger:
         agents = [e.numbers.agent + 1 for e in entries]
         return HostNumbers(max([self._workers_from, *ends]), max([len(self._taken), *agents]), life)
 
-    def _is_free(self, said: HostNumbers, workers: int) -> bool:
-        first, end = said.first_worker, said.first_worker + workers
-        if first < self._workers_from or said.agent < len(self._taken):
+    def _is_free(self, claimed: HostNumbers, workers: int) -> bool:
+        first, end = claimed.first_worker, claimed.first_worker + workers
+        if first < self._workers_from or claimed.agent < len(self._taken):
             return False
         return all(
-            said.agent != entry.numbers.agent
+            claimed.agent != entry.numbers.agent
             and (
                 end <= entry.numbers.first_worker
                 or first >= entry.numbers.first_worker + entry.places

@@ -91,7 +91,7 @@ class Instance:
     first_byte_ns: int | None = None
     layer_ns: int | None = None
     kept_layers: int = 0
-    #: taken over from an earlier life of the controller; it has not said yet what it is doing
+    #: taken over from an earlier life of the controller; its workers have not reported yet
     is_unreported: bool = False
     #: last InstanceReported
     running: int = 0

@@ -121,8 +121,8 @@ def draw_rows(
     text = file.getvalue()
     element = text[text.index("<svg") :]
     element = _ID.sub(rf"\g<1>{name}-", element)
-    said = f'<svg role="img" aria-label="{html.escape(described)}" '
-    return element.replace("<svg ", said, 1)
+    opening = f'<svg role="img" aria-label="{html.escape(described)}" '
+    return element.replace("<svg ", opening, 1)
 
 
 def draw_picture(path: Path, title: str, rows: Sequence[PlotRow]) -> None:

@@ -64,8 +64,8 @@ def as_markdown(found: Reproduction, pictures: Mapping[str, str] | None = None) 
     for verdict in found.verdicts:
         claim = verdict.claim
         mark = "yes" if verdict.within else "**no**"
-        said = claim.statement + (f": {claim.corrected}" if claim.corrected else "")
-        cells = [claim.id, claim.judges, said, claim.setup, claim.paper]
+        statement = claim.statement + (f": {claim.corrected}" if claim.corrected else "")
+        cells = [claim.id, claim.judges, statement, claim.setup, claim.paper]
         cells += [verdict.ours, claim.tolerance, mark]
         lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
     lines += ["", *_headline(found)]

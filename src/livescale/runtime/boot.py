@@ -127,7 +127,7 @@ Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
 AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
 # What passes the parent's question on: nothing before the process works.
 _askers: list[Callable[[], None]] = []
-# What the parent said, kept until there is one who heeds it.
+# What the parent sent, kept until a reader is there.
 _words: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
 
@@ -182,7 +182,7 @@ def answer_parent_from(
 
 
 def heed_parent(heed: Callable[[bytes], None]) -> None:
-    """Get what the parent says after the boot message: what it has said, and all that follows.
+    """Get what the parent sends after the boot message: what came already, and all that follows.
     Called on a thread of its own; must not raise."""
 
     def run() -> None:

@@ -1,5 +1,5 @@
 """Children that are kept: started, watched, and started again when they end, until they are told to
-end. Whose children they are, and which of them can stand in for one another, is said by the owner.
+end. Whose children they are, and which of them can stand in for one another, the owner decides.
 """
 
 from __future__ import annotations

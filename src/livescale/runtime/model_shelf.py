@@ -35,7 +35,7 @@ class ModelShelf:
     """The latest catalog and status. Before the first: the catalog that the gateway begins with."""
 
     def __init__(self, catalog: Catalog) -> None:
-        #: as the controller last said; None: it has said nothing yet
+        #: as the controller last sent; None: nothing came yet
         self.status: PoolStatus | None = None
         self._cards: dict[str, tuple[CatalogEntry, ModelCard]] = {}
         self.take(catalog)

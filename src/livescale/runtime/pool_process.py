@@ -2,7 +2,7 @@
 does not answer: a process that was stopped, or whose work is stuck, does not end by itself. When a
 child counts as lost is decided in `control/liveness.py`.
 
-Which processes there are is the supervisor's; when the next one begins is said in `restarts.py`.
+Which processes there are is the supervisor's; when the next one begins stands in `restarts.py`.
 """
 
 from __future__ import annotations

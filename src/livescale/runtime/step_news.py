@@ -25,7 +25,7 @@ class StepNews:
     def __init__(self) -> None:
         #: loads that are under way
         self._loads: dict[HoldingHistory, None] = {}
-        #: models whose loads fail: when that was said last, and whether they were given up then
+        #: models whose loads fail: when that was logged last, and whether they were given up then
         self._failing: dict[str, tuple[int, bool]] = {}
         #: per model, failed loads that were looked at
         self._failures: dict[str, int] = {}

@@ -42,7 +42,7 @@ class Switchboard(Protocol):
 
 
 class Connection:
-    """A channel on which `peer` has said who it is. Both sides ask and answer on it."""
+    """A channel whose `peer` has named itself. Both sides ask and answer on it."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Connections: who may be asked and where, who has connected, and one connection for each.
 
-Opening, accepting, greeting and replacing connections live here; what is said on them does not.
+Opening, accepting, greeting and replacing connections live here; what is sent on them does not.
 """
 
 from __future__ import annotations

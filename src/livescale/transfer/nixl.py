@@ -223,7 +223,7 @@ class NixlCarrier:
             return self._numbers
 
     def know(self, about: bytes) -> str:
-        """The name by which NIXL knows the peer that said this of itself."""
+        """The name by which NIXL knows the peer that sent this about itself."""
         with self._lock, _as_os_error("cannot understand the other side"):
             name: str = self._agent.loadRemoteMD(about).decode()
             self._peers[name] = self._peers.get(name, 0) + 1
@@ -289,8 +289,8 @@ class NixlCarrier:
     def reads_done(self, number: int) -> int:
         """Ranges sent on this channel that the other side has read since the last call."""
         with self._lock, _as_os_error("cannot receive from the other side"):
-            said: dict[Any, list[bytes]] = self._agent.getNotifs({}, [self._backend])
-            for message in (message for messages in said.values() for message in messages):
+            notices: dict[Any, list[bytes]] = self._agent.getNotifs({}, [self._backend])
+            for message in (message for messages in notices.values() for message in messages):
                 if len(message) == _DONE.size and _DONE.unpack(message)[0] in self._done:
                     self._done[_DONE.unpack(message)[0]] += 1
             count, self._done[number] = self._done[number], 0

@@ -35,8 +35,8 @@ class ReceiveOrder(Value, frozen=True):
 
     `chunk_bytes` is the grid that the feeds' chunks are numbered in. `offset_bytes` is where the
     manifest's offset 0 lies in the memory. `present_layers` are there already, as the caller
-    vouches; they are not asked for and not told of. Of which layers the SHA-256 must be the
-    manifest's is said by `content_checks`; checksums are compared always.
+    vouches; they are not asked for and not told of. Layers in
+    `content_checks` must have the manifest's SHA-256; checksums are compared always.
     """
 
     plan: PlanId

@@ -84,11 +84,11 @@ class Want:
         self.held = held
         self.grid = ChunkGrid(held.grid.layer_bytes, self.chunk_bytes)
         early, self._early = self._early, []
-        for said in early:
-            if isinstance(said, WantedChunks):
-                self.add(said)
+        for frame in early:
+            if isinstance(frame, WantedChunks):
+                self.add(frame)
             else:
-                self.stop(said)
+                self.stop(frame)
 
     def add(self, wanted: WantedChunks) -> None:
         """More chunks are wanted. Raises FrameError."""
@@ -149,10 +149,10 @@ class Want:
             return self.held.has_chunk(chunk)
         return self.held.has(*self.grid.place(chunk), is_verified_only)
 
-    def _keep(self, said: WantedChunks | tuple[ChunkRange, ...]) -> None:
+    def _keep(self, frame: WantedChunks | tuple[ChunkRange, ...]) -> None:
         if len(self._early) >= _EARLY_FRAMES_MAX:
             raise FrameError(f"plan {self.plan} wants too much of a copy that is not here")
-        self._early.append(said)
+        self._early.append(frame)
 
     def _take_turn(self) -> None:
         if self.ready:

@@ -116,7 +116,7 @@ class Knowledge:
         return len(whole) == self.tp_size(model) and copy not in self.ended
 
     def is_loaded(self, model: str, copy: CopyKey) -> bool:
-        """It is a copy, and its members have said so."""
+        """It is a copy, and its members have reported that."""
         ranks = self.ranks(model, copy).values()
         return self.is_copy(model, copy) and all(held.is_whole for held in ranks)
 
