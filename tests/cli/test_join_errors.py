@@ -50,6 +50,7 @@ def test_nobody_listens(token: Path, silent_port: int) -> None:
     [
         (("--interface", "nowhere0"), "there is no interface nowhere0 here; there are: "),
         (("--address", "203.0.113.7"), "--address 203.0.113.7 is none of this machine"),
+        (("--worker-python", "/nowhere/python"), "worker_python: /nowhere/python: No such file"),
         (("--workers", "-1"), "--workers is -1, not 0 to 4096"),
         (("--device", "abacus"), "device is 'abacus', not one of"),
         (("--arena-bytes", "1"), "arena_bytes is 1 bytes, below the least value"),

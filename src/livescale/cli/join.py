@@ -24,13 +24,14 @@ from livescale.runtime.doors import open_credentials
 from livescale.runtime.joined_host import JoinedAs, JoinedHost, JoinError
 from livescale.runtime.protocol import NAME_CHARS_MAX, Address
 from livescale.runtime.token import check_fingerprint, read_token
+from livescale.runtime.worker_python import check_worker_python, gpus_of
 
 if TYPE_CHECKING:
     from livescale.common.credentials import Credentials
 
 #: settings of the pool that a host may have of its own
 _OWN = (
-    "tls_dir",
+    *("tls_dir", "worker_python"),
     *("device", "worker_threads", "weights_layout", "timed_run_us", "timed_token_us"),
     *("timed_profile", "arena_bytes", "kv_bytes", "host_memory_bytes", "resident_bytes"),
     *("uplink_bytes_per_s", "downlink_bytes_per_s", "storage_bytes_per_s", "log_level"),
@@ -73,8 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         address = _own_address(arguments, head)
         given = {name: value for name, value in vars(arguments).items() if name in _OWN}
         settings = read_values(given, _SETTINGS, "flags: ", is_text=True)
-        tls_dir = _text(settings.get("tls_dir"))
-        settings["tls_dir"] = tls_dir
+        # Paths of the head mean nothing here.
+        settings["tls_dir"] = tls_dir = _path(settings.get("tls_dir"))
+        settings["worker_python"] = python = _path(settings.get("worker_python"))
+        if python is not None:
+            check_worker_python(python)
         tls = open_credentials(tls_dir)
         fingerprint = None if tls is None else tls.fingerprint
         check_fingerprint(arguments.token_file, token, fingerprint)
@@ -87,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(arguments.rack) > NAME_CHARS_MAX or not arguments.rack.isprintable():
         raise JoinError(f"--rack is no name of up to {NAME_CHARS_MAX} printable characters")
     if settings.get("device") == "cuda":
-        _check_gpus(arguments.workers)
+        _check_gpus(arguments.workers, python)
     joined_as = JoinedAs(
         arguments.name,
         address,
@@ -139,12 +143,9 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
     )
 
 
-def _check_gpus(workers: int) -> None:
+def _check_gpus(workers: int, python: str | None) -> None:
     """Raises JoinError where there are fewer GPUs."""
-    # Here: only a machine that is to compute on GPUs waits for this import.
-    from livescale.engine.gpus import gpu_count
-
-    count = gpu_count()
+    count = gpus_of(python)
     if count == 0:
         raise JoinError("--device cuda: this machine has no GPU that torch can use")
     if workers > count:
@@ -190,8 +191,8 @@ def _way_to(head: tuple[str, int]) -> str:
         raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
 
 
-def _text(value: object) -> str | None:
-    """A folder as it is whatever directory a process works in."""
+def _path(value: object) -> str | None:
+    """A path as it is whatever directory a process works in."""
     return None if value is None else os.path.abspath(str(value))
 
 

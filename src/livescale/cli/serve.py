@@ -30,6 +30,7 @@ from livescale.config.reading import add_flags, given_flags, load_config
 from livescale.runtime.news import LoadProgress, News, PoolProgress
 from livescale.runtime.pool_layout import PoolLayout
 from livescale.runtime.supervisor import Pool, describe
+from livescale.runtime.worker_python import check_worker_python
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         code: int = module.run(arguments.ray, arguments.config, arguments.models, flags)
         return code
     config = load_config(arguments.config, arguments.models, os.environ, flags)
+    if config.worker_python is not None:
+        check_worker_python(config.worker_python)
     with ServeDisplay(config.log_level) as display:
         return asyncio.run(serve(config, display, is_standby=arguments.standby))
 

@@ -15,9 +15,9 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """The same for interpreters that are started by a library, or that may be too old for `-P`."""
 
 
-def module_words(module: str, *words: str) -> list[str]:
-    """The command that runs a module in a new process of this interpreter."""
-    return [sys.executable, "-P", "-m", module, *words]
+def module_words(module: str, *words: str, python: str | None = None) -> list[str]:
+    """The command that runs a module in a new process of this interpreter, or of `python`."""
+    return [python or sys.executable, "-P", "-m", module, *words]
 
 
 def spawning() -> SpawnContext:

@@ -84,6 +84,13 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     topology: Annotated[
         str | None, About("file of hosts, devices and links; none: one host without limits")
     ] = None
+    worker_python: Annotated[
+        str | None,
+        About(
+            "interpreter that workers of this machine run in, such as another virtual"
+            " environment's with the same livescale; none: the one of this command"
+        ),
+    ] = None
     worker_threads: Annotated[int, About("compute threads of a worker", "", 1, 1024)] = 1
     device: Annotated[
         str,

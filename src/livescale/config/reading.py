@@ -43,7 +43,7 @@ _NOT_SETTINGS = (
     "LIVESCALE_ADMIN_KEY",
     TESTBED_VARIABLE,
 )
-_READ_BY_CHILDREN = ("tls_dir", "ssl_certfile", "ssl_keyfile")
+_READ_BY_CHILDREN = ("tls_dir", "ssl_certfile", "ssl_keyfile", "worker_python")
 
 
 def load_config(

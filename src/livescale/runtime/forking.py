@@ -83,14 +83,17 @@ class ForkServer:
         log_level: str,
         limit: int,
         answer_s: float = _ANSWER_S,
+        python: str | None = None,
     ) -> None:
         """`prefix` are the words in front of a command that is to run there; `limit` bounds the
-        bytes of a line that a process writes, `answer_s` the wait for the server."""
+        bytes of a line that a process writes, `answer_s` the wait for the server. `python` is the
+        interpreter (None: this one)."""
         self._prefix = prefix
         self._environment = environment
         self._log_level = log_level
         self._limit = limit
         self._answer_s = answer_s
+        self._python = python
         self._server: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
         self._orders = 0
@@ -143,7 +146,9 @@ class ForkServer:
         try:
             self._server = await asyncio.create_subprocess_exec(
                 *self._prefix,
-                *module_words("livescale.runtime.child", "fork-server", self._log_level),
+                *module_words(
+                    "livescale.runtime.child", "fork-server", self._log_level, python=self._python
+                ),
                 stdin=theirs.fileno(),
                 stdout=asyncio.subprocess.DEVNULL,
                 start_new_session=True,

@@ -47,7 +47,7 @@ class HostSupervisor:
         self._forks = forks
         self._kept = KeptChildren(
             config,
-            self._agents(boots) + self._workers(boots),
+            self._agents(boots) + self._workers(boots, config.worker_python),
             peers=peers,
             was_ready=was_ready,
             tell=tell,
@@ -97,7 +97,7 @@ class HostSupervisor:
         boot = boots.agent(number, self.seat, life)
         return [Child(f"agent {number}", "agent", boot, (), self.seat.prefix)]
 
-    def _workers(self, boots: MemberBoots) -> list[Child]:
+    def _workers(self, boots: MemberBoots, python: str | None) -> list[Child]:
         first, life = self.numbers.first_worker, self.numbers.first_life
         return [
             Child(
@@ -106,6 +106,7 @@ class HostSupervisor:
                 boots.worker(number, self.seat, device, life),
                 prefix=self.seat.prefix,
                 forks=self._forks,
+                python=python,
             )
             for number, device in enumerate(self.seat.devices, first)
         ]
@@ -119,4 +120,10 @@ def fork_server(config: PoolConfig, prefix: tuple[str, ...]) -> ForkServer | Non
     must not share what a driver has begun, and those that are timed import little."""
     if config.device != "cpu" or sys.platform != "linux":
         return None
-    return ForkServer(prefix, child_environment(config), config.log_level, STATUS_BYTES_MAX)
+    return ForkServer(
+        prefix,
+        child_environment(config),
+        config.log_level,
+        STATUS_BYTES_MAX,
+        python=config.worker_python,
+    )

@@ -39,7 +39,7 @@ STATUS_BYTES_MAX = 256 << 20
 class Child:
     """One process and its successors. `boot` builds the boot message of the n-th life. With `forks`
     every life is a fork of that server, which has no descriptors to pass. With a `last_word` it
-    ends when it is told that; others by SIGTERM."""
+    ends when it is told that; others by SIGTERM. `python` is the interpreter (None: this one)."""
 
     name: str
     kind: str
@@ -49,6 +49,7 @@ class Child:
     heed: Callable[[Status], None] = lambda _: None
     forks: ForkServer | None = None
     last_word: Value | None = None
+    python: str | None = None
     life: int = -1
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     process: asyncio.subprocess.Process | ForkedProcess | None = None
@@ -77,7 +78,9 @@ class Child:
                 _log.warning("%s is started without a fork: %s", self.name, error)
         return await asyncio.create_subprocess_exec(
             *self.prefix,
-            *module_words("livescale.runtime.child", self.kind, config.log_level),
+            *module_words(
+                "livescale.runtime.child", self.kind, config.log_level, python=self.python
+            ),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=self.fds,
