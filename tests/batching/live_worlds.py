@@ -453,6 +453,7 @@ class LiveWorld:
             if answer is not None:
                 self._send(node.ref, peer, answer, None)
             return
+        live.expected_tokens(peer, message)  # raises for what cannot be
         if isinstance(message, KvLayer) and live.taker.wants_kv(peer, message):
             node.executor.import_kv(message.layer, live.kv_places(message.batch), payload)
         if isinstance(message, Taken) and message.batch in live.batches.given:

@@ -116,6 +116,18 @@ def test_no_more_kv_is_on_its_way_than_comes_in_time(kv_token_ps: int) -> None:
     assert under_way == 16 or (under_way + 2) * kv_token_ps // 1000 > _GAP_NS
 
 
+def test_a_prompt_that_lacks_one_position_does_not_decode_yet() -> None:
+    """It goes back, or stays until it has its first token."""
+    live = LiveBatcher(Batcher(_CONFIG, _SPAN), 1, LiveLimits(gap_ns=_GAP_NS, answer_ns=50))
+    live.layers_arrived(_SPAN.stop)
+    live.add(SequenceSpec("r", 1, range(_CONFIG.run_tokens_max + 1), SamplingParams(100)))
+    _steps(live, 1)
+    live.drain_to(_takers())
+    assert not _given(live)
+    _steps(live, 1)
+    assert _given(live) == [(_OTHERS[0], ["r"])]
+
+
 def test_takers_take_turns() -> None:
     live = _serving([1000] * 6, batch_tokens_max=1)
     live.drain_to(_takers(3))

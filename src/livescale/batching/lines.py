@@ -33,8 +33,9 @@ class Lines:
         return first is not None and (order_max is None or first.order <= order_max)
 
     def decoding(self) -> list[SequenceState]:
-        """Running requests whose next token needs one position only, the earliest first."""
-        return [sequence for sequence in self.running.values() if sequence.tokens_left == 1]
+        """Running requests that have a token and whose next one needs one position only, the
+        earliest first. (Of a prompt one position may be left, too.)"""
+        return [s for s in self.running.values() if s.tokens_left == 1 and s.generated]
 
     @property
     def has_begun_prompts(self) -> bool:
