@@ -272,7 +272,8 @@ def lose(pool: ParameterPool, oracle: PoolOracle, member: WorkerRef) -> None:
 
 def give_up_incomplete(pool: ParameterPool, oracle: PoolOracle) -> None:
     """Nothing is reported any more, and what is left over goes."""
-    pool.give_up_incomplete()
+    for incomplete in pool.incomplete():
+        pool.give_up(incomplete)
     for copy in oracle.copies.values():
         copy.is_given_up |= not copy.is_there and not copy.members[0].is_agent
     left = [i for c in oracle.copies.values() if c.is_given_up for i in c.drop()]

@@ -7,10 +7,11 @@ failing seed, and the seed is the bug report.
 from __future__ import annotations
 
 import argparse
+import itertools
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first of them")
     words = "run this one alone, and print its world and where it fails"
     parser.add_argument("--seed", type=int, default=None, metavar="ONE", help=words)
+    words = "count only worlds in which one controller takes over while the other lives on"
+    parser.add_argument("--takeovers", action="store_true", help=words)
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="figures as JSON")
 
@@ -38,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     """0 when no rule broke, 1 when one did, 130 when interrupted before any did."""
     if arguments.seeds < 1 or arguments.jobs < 1:
         raise UserError("--seeds and --jobs must be at least 1")
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    seeds = _seeds(arguments.first, arguments.seeds, arguments.takeovers)
     if arguments.seed is not None:
-        seeds = range(arguments.seed, arguments.seed + 1)
+        seeds = [arguments.seed]
         _print_world(arguments.seed)
     tally = _Tally(seeds, is_alone=arguments.seed is not None)
     was_interrupted = False
@@ -61,10 +64,18 @@ def run(arguments: argparse.Namespace) -> int:
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
+def _seeds(first: int, count: int, has_takeovers: bool) -> list[int]:
+    """So many seeds, in their order; only those whose worlds have takeovers, if that is asked."""
+    if not has_takeovers:
+        return list(range(first, first + count))
+    found = (seed for seed in itertools.count(first) if draw_world(seed).config.faults.takeovers)
+    return list(itertools.islice(found, count))
+
+
 class _Tally:
     """Counts what came of the seeds, and says so while they run."""
 
-    def __init__(self, seeds: range, is_alone: bool) -> None:
+    def __init__(self, seeds: Sequence[int], is_alone: bool) -> None:
         self.failing: list[int] = []
         self._seeds = seeds
         self._is_alone = is_alone
@@ -116,7 +127,7 @@ class _Tally:
         return {
             "seeds": self._done,
             "violations": len(self.failing),
-            "first": self._seeds.start,
+            "first": self._seeds[0],
             "failing": self.failing,
             **self._counts,
             "seconds": round(time.monotonic() - self._started_s, 3),
@@ -137,7 +148,7 @@ def _print_world(seed: int) -> None:
 
 
 @contextmanager
-def _outcomes(seeds: range, jobs: int) -> Iterator[Iterable[SeedOutcome]]:
+def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[Iterable[SeedOutcome]]:
     """What comes of the seeds, in their order."""
     if min(jobs, len(seeds)) == 1:
         yield map(run_seed, seeds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from livescale.bindings import Binding, LateBinding
 from livescale.clusters.topology import Leaf
 from livescale.placements import Placement, SpreadCopies
@@ -88,3 +90,19 @@ class ControllerConfig(Value, frozen=True):
     spares_ahead: bool = False
     spare_idle_ns: int = 1_000_000_000
     wall_ns: int = 0
+
+
+# Members that were with another controller look for the next one at least so often.
+_COME_BACK_NS = 2_000_000_000
+_COUNT_UNKNOWN = 1 << 31
+
+
+def taking_over(config: ControllerConfig, epoch: int) -> ControllerConfig:
+    """What a controller begins with that takes over from another one: members come back one by
+    one, and their count is not known. So it waits for them before it places anything."""
+    return replace(
+        config,
+        epoch=epoch,
+        workers_expected=_COUNT_UNKNOWN,
+        settle_ns=max(config.settle_ns, _COME_BACK_NS),
+    )

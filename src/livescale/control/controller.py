@@ -277,6 +277,7 @@ class Controller:
         """WakeAt for the next deadline, unless an earlier call is already promised."""
         deadlines = [
             self._membership.settled_at_ns or 0,
+            self.fleet.hopeless_from_ns() or 0,
             self.attempts.avoid_until_ns,
             self.wishes.deadline_ns() or 0,
             self.host_copies.deadline_ns() or 0,

@@ -18,6 +18,9 @@ from livescale.messages.events import InstanceReported
 from livescale.routes import Hop, Partner, Route
 from livescale.types import InstanceId, InstanceState, Part, Value, WorkerRef
 
+# A worker that lives looks for the controller at least once in a second.
+_MISSING_NS = 10_000_000_000
+
 
 @dataclass(slots=True)
 class Tally:
@@ -188,10 +191,27 @@ class Fleet:
         if self._pool.is_incomplete(event.instance):
             self._early_loads[event.instance] = event
 
-    def give_up_incomplete(self) -> None:
-        """No worker is missing that could hold the ranks that were not reported."""
-        self._pool.give_up_incomplete()
-        self._early_loads.clear()
+    def give_up_hopeless(self, now_ns: int) -> None:
+        """Instances that will never be whole: the worker of a rank that was not reported is there
+        without it, or has not come for a long time."""
+        for copy in self._pool.incomplete():
+            missing = [m for rank, m in enumerate(copy.members) if rank not in copy.ranks]
+            is_late = now_ns >= copy.used_ns + _MISSING_NS
+            if is_late or any(self._has_joined(member) for member in missing):
+                self._pool.give_up(copy)
+                if copy.instance is not None:
+                    self._early_loads.pop(copy.instance, None)
+
+    def hopeless_from_ns(self) -> int | None:
+        """When the next instance is given up whose workers have not all come (None: there is no
+        such instance)."""
+        since_ns = [copy.used_ns for copy in self._pool.incomplete()]
+        return min(since_ns) + _MISSING_NS if since_ns else None
+
+    def _has_joined(self, ref: WorkerRef) -> bool:
+        """The worker is there, in this incarnation or a later one."""
+        record = self.workers.get(ref.worker)
+        return record is not None and record.ref >= ref
 
     def report(self, instance: Instance, event: InstanceReported) -> None:
         """Take note of an instance's load."""

@@ -74,8 +74,10 @@ class Leaving:
         if self._fleet.instance_on(ref) is not None or self._pool.readers(ref):
             return False
         copies = [self._pool.copy_of(holding) for holding in self._pool.on(ref)]
-        if self._router.on_worker(ref) or any(copy.is_given_up for copy in copies):
-            return False  # requests of an instance that has ended may be on their way back
+        if self._router.on_worker(ref) or not all(copy.is_there for copy in copies):
+            # Requests of an instance that has ended may be on their way back, and what an instance
+            # lacks may still be reported.
+            return False
         return all(self._is_elsewhere(copy) for copy in copies)
 
     def _is_elsewhere(self, copy: Copy) -> bool:

@@ -6,7 +6,6 @@ chains, made to survive). Whom to ask instead is worked out in `multicast/repair
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from livescale.chunks import Feed, senders
@@ -126,11 +125,12 @@ class Loads:
             if load.model == model and FromWorker(sender) in senders(load.feeds):
                 load.fail(sender)
 
-    def fail_dead(self, is_alive: Callable[[WorkerRef], bool]) -> None:
-        """Senders that a load was adopted with may have died while no controller was there."""
+    def fail_absent(self) -> None:
+        """Senders that a load was adopted with may have died while no controller was there, or
+        been told by another controller to drop the model."""
         for load in self.open.values():
             for upstream in senders(load.feeds):
-                if not is_alive(upstream.worker):
+                if not self._pool.has(upstream.worker, load.model):
                     load.fail(upstream.worker)
 
     def amend(self, load: OpenLoad, feeds: tuple[Feed, ...]) -> None:

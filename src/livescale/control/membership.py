@@ -50,17 +50,17 @@ class Membership:
 
     def settle(self, now_ns: int) -> bool:
         """Whether the pool is settled. Completes what was adopted: ranks whose instance cannot
-        come together are given up, loads from senders that have died fail."""
+        come together are given up, feeds from senders that have nothing of the model fail."""
         if self.settled_at_ns is None:
             self.settled_at_ns = now_ns + self._config.settle_ns
-        if len(self._fleet.workers) >= self._config.workers_expected:
-            self._fleet.give_up_incomplete()
-            if len(self._fleet.agents) >= self._config.agents_expected:
-                self.settled_at_ns = min(self.settled_at_ns, now_ns)
+        self._fleet.give_up_hopeless(now_ns)
+        are_workers_there = len(self._fleet.workers) >= self._config.workers_expected
+        if are_workers_there and len(self._fleet.agents) >= self._config.agents_expected:
+            self.settled_at_ns = min(self.settled_at_ns, now_ns)
         is_settled = now_ns >= self.settled_at_ns
         if is_settled and self._has_adopted:
             self._has_adopted = False
-            self._loads.fail_dead(self._fleet.is_alive)
+            self._loads.fail_absent()
         return is_settled
 
     def take_releases(self) -> list[ReleaseHolding]:

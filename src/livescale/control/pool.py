@@ -78,6 +78,10 @@ class ParameterPool:
         """Everything that the member holds, or gets."""
         return list(self._of_member.get(member, {}).values())
 
+    def has(self, member: WorkerRef, model: str) -> bool:
+        """The member holds something of the model, or gets it."""
+        return any(holding.order.model == model for holding in self.on(member))
+
     def is_idle(self, member: WorkerRef) -> bool:
         """The member holds nothing but warm spares, and gets nothing."""
         held = self._of_member.get(member, {}).values()
@@ -272,10 +276,9 @@ class ParameterPool:
         """Some ranks of the instance were reported, and others may be."""
         return instance in self._incomplete
 
-    def give_up_incomplete(self) -> None:
-        """Copies of which a rank was never reported can never be whole."""
-        for copy in list(self._incomplete.values()):
-            self.give_up(copy)
+    def incomplete(self) -> list[Copy]:
+        """Copies on devices of which some ranks were reported, and others may be."""
+        return list(self._incomplete.values())
 
     def drop_remainders(self) -> list[DropHolding]:
         """Orders for what is left of copies that are given up."""

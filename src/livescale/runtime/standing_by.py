@@ -8,7 +8,7 @@ import socket
 
 import msgspec
 
-from livescale.config.pool import WORKERS_MAX
+from livescale.control.config import taking_over
 from livescale.control.lease import LeaseClaim
 from livescale.messages.epochs import ControllerEpoch
 from livescale.runtime.boot import ControllerBoot, Status, report
@@ -17,8 +17,6 @@ from livescale.runtime.lease_stores import lease_store
 from livescale.runtime.news import News
 
 _LINE = "lease"
-# Who was with another controller looks for this one at least so often.
-_SETTLE_NS = 2_000_000_000
 
 
 def keeper_of(boot: ControllerBoot) -> LeaseKeeper | None:
@@ -50,14 +48,10 @@ async def wait_for_lease(listener: socket.socket, keeper: LeaseKeeper, stop: asy
 
 
 def boot_acting(boot: ControllerBoot, epoch: int) -> tuple[ControllerBoot, ControllerEpoch]:
-    """What the controller begins with that has got the lease. Members come back one by one, and
-    their count is not known: it waits for them before it places anything."""
-    config = msgspec.structs.replace(
-        boot.config,
-        epoch=epoch,
-        workers_expected=boot.config.workers_expected if epoch == 1 else WORKERS_MAX,
-        settle_ns=max(boot.config.settle_ns, _SETTLE_NS),
-    )
+    """What the controller begins with that has got the lease. In the first epoch there is no
+    controller that it could take over from."""
+    config = msgspec.structs.replace(boot.config, epoch=epoch)
+    config = config if epoch == 1 else taking_over(config, epoch)
     report(Status(news=(News(f"this head acts now (epoch {epoch})"),)))
     return msgspec.structs.replace(boot, config=config), ControllerEpoch(_LINE, epoch)
 

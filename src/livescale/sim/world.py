@@ -12,6 +12,7 @@ from typing import IO
 
 import msgspec
 
+from livescale.control.config import taking_over
 from livescale.load.traces import TraceRow
 from livescale.messages import commands, events
 from livescale.messages.epochs import Fenced
@@ -134,14 +135,15 @@ class SimWorld:
             longest_ns = self.config.faults.takeover_ns_max
             takeover = Takeover(self.clock, older, longest_ns, choice)
             self._notes.end(older.controller)
-            life = self._begin_life()
+            life = self._begin_life(is_takeover=True)
             takeover.begin(None, partial(self._meet_gateway, life))
             self._members.take_over(life, takeover)
             self._stays.meet(life)
 
-    def _begin_life(self) -> ControllerLife:
+    def _begin_life(self, *, is_takeover: bool = False) -> ControllerLife:
         models = tuple(self._policies.values())
         config = msgspec.structs.replace(self.config.controller, epoch=self._lives, models=models)
+        config = taking_over(config, self._lives) if is_takeover else config
         self._lives += 1
         life = ControllerLife(
             config,

@@ -163,12 +163,9 @@ def with_changed_limits(world: SwarmWorld) -> SwarmWorld:
 
 def with_stays(world: SwarmWorld) -> SwarmWorld:
     """In a third of the worlds with several hosts some come later, or leave in order and come back;
-    where hosts keep copies, the files of the models may be on one host alone. Not in worlds
-    with two controllers: what a host asks for there reaches the latest one alone."""
+    where hosts keep copies, the files of the models may be on one host alone."""
     rng = random.Random(f"stays {world.seed}")
     config = world.config
-    if config.faults.takeovers:
-        return world
     names = sorted({config.device(number).host for number in range(config.workers)})
     names = sorted({*names, *(host.name for host in config.hosts)})
     if len(names) < 2 or rng.random() < 0.67:
