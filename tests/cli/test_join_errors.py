@@ -15,7 +15,7 @@ from test_errors import livescale
 from livescale.cli import join
 from livescale.common.private_files import is_private
 from livescale.common.settings import ConfigError
-from livescale.runtime.joined_host import JoinError
+from livescale.runtime.head_talk import JoinError
 from livescale.runtime.token import make_token, read_token
 
 

@@ -21,7 +21,8 @@ from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values
 from livescale.config.pool import SETTINGS, WORKERS_MAX
 from livescale.runtime.doors import open_credentials
-from livescale.runtime.joined_host import JoinedAs, JoinedHost, JoinError
+from livescale.runtime.head_talk import JoinError
+from livescale.runtime.joined_host import JoinedAs, JoinedHost
 from livescale.runtime.protocol import NAME_CHARS_MAX, Address
 from livescale.runtime.token import check_fingerprint, read_token
 from livescale.runtime.worker_python import check_worker_python, gpus_of

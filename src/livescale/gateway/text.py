@@ -23,6 +23,9 @@ from livescale.gateway.schema import Message
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.text_bounds import TextBounds
 
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
+"""All that is read of a model's directory here and in `chat.py`."""
+
 OFF_LOOP_CHARS = 4096
 """Texts above this length are tokenized in a thread (about 1 ms of work at 3 MB/s)."""
 

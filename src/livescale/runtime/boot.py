@@ -40,7 +40,8 @@ class ControllerBoot(Value, frozen=True, tag=True):
 
     `start` names the start of the pool in the run record. With a `pool.state` the controller keeps
     there what is published, under the supervisor's lock. `own_hosts` are the names of the pool's
-    own hosts; `hosts` have joined an earlier life. With a lease its epoch is `epoch_min` at least.
+    own hosts; `hosts` have joined an earlier life. Gateways that join need keys where the head's
+    has some. With a lease its epoch is `epoch_min` at least.
     """
 
     secret: str
@@ -52,11 +53,15 @@ class ControllerBoot(Value, frozen=True, tag=True):
     own_hosts: tuple[str, ...] = ()
     hosts: tuple[HostEntry, ...] = ()
     epoch_min: int = 1
+    has_api_keys: bool = False
+    has_admin_keys: bool = False
 
 
 class GatewayBoot(Value, frozen=True, tag=True):
     """What the gateway process is told. `listen_fd` is the HTTP socket it inherits, from an earlier
-    life of the gateway where it `is_successor`."""
+    life of the gateway where it `is_successor`: clients wait there until the pool is known. Where
+    the models' directories are on another machine, the files that it needs of them come into
+    `files_directory`."""
 
     secret: str
     gateway: str
@@ -70,6 +75,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     page_origins: tuple[str, ...] = ()
     is_successor: bool = False
     other_controllers: tuple[Address, ...] = ()
+    files_directory: str | None = None
 
 
 class _MemberBoot(Value, frozen=True, kw_only=True):

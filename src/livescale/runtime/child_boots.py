@@ -73,6 +73,8 @@ class ChildBoots:
             own_hosts=tuple(seat.host.name for seat in self.layout.hosts),
             hosts=self.hosts,
             epoch_min=self.epoch_min,
+            has_api_keys=bool(self.keys.digests.api),
+            has_admin_keys=bool(self.keys.digests.admin),
         )
 
     def gateway(self, life: int) -> GatewayBoot:

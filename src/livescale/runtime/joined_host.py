@@ -8,9 +8,8 @@ to the controller themselves, and serve on while it is away.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,45 +18,25 @@ from livescale import __version__
 from livescale.common.addresses import address_text
 from livescale.common.errors import UserError
 from livescale.config.pool import PoolConfig
-from livescale.member.fence import Fence
-from livescale.messages.epochs import ControllerEpoch
-from livescale.runtime.acting import met_on
 from livescale.runtime.boot import Status
 from livescale.runtime.catalog import latency, with_host_memory
-from livescale.runtime.child_boots import MemberBoots, other_heads
-from livescale.runtime.doors import CONTROLLER_DOOR, OutcastError, StrangerError
+from livescale.runtime.child_boots import MemberBoots
+from livescale.runtime.head_talk import HeadTalk
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_supervisor import HostSupervisor, fork_server
 from livescale.runtime.news import News, PoolProgress
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_layout import PoolLayout, joined_seat
 from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import (
-    Address,
-    Farewell,
-    HostHello,
-    Refused,
-    RevokedMembers,
-    ToHost,
-    Welcome,
-)
+from livescale.runtime.protocol import Address, Farewell, HostHello, ToHost, Welcome
 from livescale.runtime.restarts import Restarts
-from livescale.runtime.wire_channel import Wire, open_wire
+from livescale.runtime.wire_channel import Wire
 from livescale.types import Value
 
 if TYPE_CHECKING:
     from livescale.common.credentials import Credentials
 
-_PAUSE_S_MIN, _PAUSE_S_MAX = 0.05, 1.0
 _LOST_AFTER_MS = 5000
-# A controller that answers says at once which it is.
-_PRESENT_S = 10.0
-
-
-class JoinError(UserError):
-    """This machine is no host of the pool; the message says why."""
-
-    exit_status = 2
 
 
 class JoinedAs(Value, frozen=True):
@@ -93,14 +72,12 @@ class JoinedHost:
         self._tell = tell
         self._clock_ns = time.time_ns()
         self._directory = PoolDirectory()
-        self._patience = _Patience(head, joined_as.patience_s, tell)
+        self._talk = HeadTalk(head, secret, tls, tell, joined_as.patience_s, Welcome)
         self._welcome: Welcome | None = None
         self._running: _RunningHost | None = None
         self._wire: Wire[ToHost] | None = None
         self._heartbeats = Heartbeats(_LOST_AFTER_MS)
         self._is_leaving = asyncio.Event()
-        self._fence = Fence()
-        self._trials = -1
 
     async def run(self) -> None:
         """Raises JoinError where the head cannot be reached, refuses this host, or is none, and
@@ -109,7 +86,7 @@ class JoinedHost:
         if self._tls is not None:
             beside.append(asyncio.create_task(self._tls.run()))
         try:
-            await self._talk()
+            await self._talk.run(self._hello, self._stay, self._is_leaving.is_set)
         finally:
             for task in beside:
                 task.cancel()
@@ -137,67 +114,16 @@ class JoinedHost:
 
     # -- helpers, in the order used -------------------------------------------------------------
 
-    async def _talk(self) -> None:
-        """One wire after the other, until this host is to end."""
-        patience = self._patience
-        while not self._is_leaving.is_set():
-            try:
-                wire: Wire[ToHost] = await open_wire(
-                    self._next_head(),
-                    ToHost,
-                    secret=self._secret,
-                    door=CONTROLLER_DOOR,
-                    tls=self._tls,
-                )
-                answer = await self._present(wire)
-            except OutcastError as error:
-                await patience.suffer(str(error), is_hopeless=True)
-            except StrangerError as error:
-                reason = f"{error} (another pool, or an old token file?)"
-                await patience.suffer(reason, is_hopeless=self._welcome is None)
-            except TimeoutError:
-                reason = "no answer (does a firewall on the way drop what is sent?)"
-                await patience.suffer(reason, is_endless=self._welcome is not None)
-            except OSError as error:
-                reason = str(error) or type(error).__name__
-                await patience.suffer(reason, is_endless=self._welcome is not None)
-            else:
-                if isinstance(answer, Refused):
-                    await patience.suffer(answer.reason, is_hopeless=not answer.may_pass)
-                    continue
-                await self._take(answer)
-                if await self._stay(wire):
-                    return
-                self._tell(News(f"the controller is away ({wire.error})", is_problem=True))
-                patience.begin()
-
-    def _next_head(self) -> Address:
-        """One head after the other: one of them acts."""
-        others = () if self._welcome is None else other_heads(self._welcome.pool, self._head)
-        self._trials += 1
-        return (self._head, *others)[self._trials % (1 + len(others))]
-
-    async def _present(self, wire: Wire[ToHost]) -> Welcome | Refused:
-        """Say who this is; the answer. Raises OSError where none comes."""
-        if await _in_time(met_on(wire, self._fence)) is None:
-            wire.close()
-            raise ConnectionError(wire.error or "the controller did not say which it is")
+    def _hello(self) -> HostHello:
         kv_bytes = self._as.settings.get("kv_bytes")
-        wire.send(
-            HostHello(
-                __version__,
-                self._as.name,
-                self._as.workers,
-                self._clock_ns,
-                kv_bytes if isinstance(kv_bytes, int) else None,
-                None if self._welcome is None else self._welcome.numbers,
-            )
+        return HostHello(
+            __version__,
+            self._as.name,
+            self._as.workers,
+            self._clock_ns,
+            kv_bytes if isinstance(kv_bytes, int) else None,
+            None if self._welcome is None else self._welcome.numbers,
         )
-        answer = await wire.hello()
-        if isinstance(answer, Welcome | Refused):
-            return answer
-        wire.close()
-        raise ConnectionError(wire.error or "the controller gave no answer")
 
     async def _take(self, welcome: Welcome) -> None:
         """Start what belongs here, or let it serve on where nothing has changed."""
@@ -229,17 +155,17 @@ class JoinedHost:
         forks = fork_server(config, seat.prefix)
         return lambda cares: HostSupervisor(config, seat, welcome.numbers, boots, forks, **cares)
 
-    async def _stay(self, wire: Wire[ToHost]) -> bool:
+    async def _stay(self, wire: Wire[ToHost], welcome: Welcome) -> bool:
         """Until the wire ends; True if this host is to end. Raises UserError where its processes
         cannot run any more."""
+        await self._take(welcome)
         assert self._running is not None
-        assert self._welcome is not None
         self._heartbeats.add(wire)
         self._wire = wire
         if self._is_leaving.is_set():
             wire.send(self._farewell())
-        listening = asyncio.create_task(self._is_farewell(wire))
-        leaving = asyncio.create_task(self._has_left(self._welcome.pool.drain_timeout_s))
+        listening = asyncio.create_task(self._talk.until_farewell(wire))
+        leaving = asyncio.create_task(self._has_left(welcome.pool.drain_timeout_s))
         parts: set[asyncio.Future[Any]] = {listening, leaving, self._running.failure}
         try:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -261,23 +187,8 @@ class JoinedHost:
         await self._is_leaving.wait()
         await asyncio.sleep(timeout_s)
 
-    async def _is_farewell(self, wire: Wire[ToHost]) -> bool:
-        """Whether the controller lets this host go, or the wire ends without a word."""
-        async for message in wire:
-            if isinstance(message, Farewell):
-                return True
-            if isinstance(message, RevokedMembers) and self._tls is not None:
-                self._tls.keep(message.listed)
-        return False
-
     def __repr__(self) -> str:
         return f"<JoinedHost {self._as.name} at {address_text(self._head.host, self._head.port)}>"
-
-
-async def _in_time(meeting: Awaitable[ControllerEpoch | None]) -> ControllerEpoch | None:
-    with contextlib.suppress(TimeoutError):
-        return await asyncio.wait_for(meeting, _PRESENT_S)
-    return None
 
 
 class _RunningHost:
@@ -337,36 +248,3 @@ class _RunningHost:
         self.supervisor.let_go()
         if not self.failure.done():
             self.failure.set_exception(UserError(reason))
-
-
-class _Patience:
-    """How long a head may be out of reach: for ever once the host has joined."""
-
-    def __init__(
-        self, head: Address, patience_s: float, tell: Callable[[News | PoolProgress], None]
-    ) -> None:
-        self._head = address_text(head.host, head.port)
-        self._patience_s = patience_s
-        self._tell = tell
-        self.begin()
-
-    def begin(self) -> None:
-        """The head was there until now."""
-        self._since_s = time.monotonic()
-        self._pause_s = _PAUSE_S_MIN
-        self._told = ""
-
-    async def suffer(
-        self, reason: str, *, is_hopeless: bool = False, is_endless: bool = False
-    ) -> None:
-        """Wait before the next trial. Raises JoinError where none would help, or there were enough
-        of them."""
-        left_s = self._since_s + self._patience_s - time.monotonic()
-        if is_hopeless or (left_s <= 0 and not is_endless):
-            raise JoinError(f"{self._head}: {reason}")
-        if reason != self._told:
-            self._told = reason
-            until = "" if is_endless else f" for {max(left_s, 0):.0f} s"
-            self._tell(News(f"{self._head}: {reason}; trying again{until}", is_problem=True))
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _PAUSE_S_MAX)

@@ -171,6 +171,23 @@ class Welcome(Value, frozen=True, tag=True):
     model_bytes: tuple[int, ...] = ()
 
 
+class GatewayJoins(Value, frozen=True, tag=True, forbid_unknown_fields=False):
+    """The supervisor of a gateway on a machine of its own presents itself to the controller. What
+    another version says besides is no error: the answer names both versions."""
+
+    version: str
+    name: str
+
+
+class GatewayWelcome(Value, frozen=True, tag=True):
+    """The gateway has joined: the pool's settings, and whether clients and administrators need
+    keys. What is the gateway's own comes on top of the settings."""
+
+    pool: PoolConfig
+    has_api_keys: bool = False
+    has_admin_keys: bool = False
+
+
 class Farewell(Value, frozen=True, tag=True):
     """From a host with so many `members`: it wants to leave. From the controller: nothing keeps it
     any more, or the pool ends; its processes may end."""
@@ -299,6 +316,15 @@ class ModelAnswer(Value, frozen=True, tag=True):
     reason: str = ""
 
 
+class ModelFilePart(Value, frozen=True, tag=True):
+    """The one answer to ReadModelFile: the bytes from there on, of a file that has `size_bytes`
+    (None: the model has no such file, or it cannot be read)."""
+
+    call: str
+    content: bytes
+    size_bytes: int | None
+
+
 # -- gateway to worker, worker to gateway --------------------------------------------------------
 
 
@@ -368,6 +394,16 @@ class RemoveModel(Value, frozen=True, tag=True):
     name: str
 
 
+class ReadModelFile(Value, frozen=True, tag=True):
+    """Send a part of a file that the model's text is tokenized with, from this byte on: the gateway
+    does not have the model's directory. Exactly one ModelFilePart follows."""
+
+    call: str
+    model: str
+    file: str
+    offset: int
+
+
 AgentEvent = (
     events.LayerArrived
     | events.HoldingCompleted
@@ -393,12 +429,14 @@ FromGateway = (
     | AddModel
     | ChangeModel
     | RemoveModel
+    | ReadModelFile
     | Examine
 )
 ToController = (
     MemberHello
     | GatewayHello
     | HostHello
+    | GatewayJoins
     | WorkerEvent
     | FromGateway
     | Examined
@@ -406,9 +444,16 @@ ToController = (
     | Fenced
 )
 ToWorker = Acting | Holders | Order | Examine | Refused
-ToHost = Acting | Welcome | Refused | Farewell | RevokedMembers
+ToHost = Acting | Welcome | GatewayWelcome | Refused | Farewell | RevokedMembers
 ToGateway = (
-    Acting | Peers | Catalog | commands.Dispatch | commands.FailRequest | PoolStatus | ModelAnswer
+    Acting
+    | Peers
+    | Catalog
+    | commands.Dispatch
+    | commands.FailRequest
+    | PoolStatus
+    | ModelAnswer
+    | ModelFilePart
 )
 ToExaminer = ToGateway | Examining | Examined
 ToTokenServer = GatewayHello | Submit | attempts.Cancel | attempts.Disown
