@@ -318,7 +318,7 @@ def test_an_avoided_worker_is_left_alone_for_a_while() -> None:
     router = Router(8)
     record = router.arrive("r0", M, 1, 1)
     router.arrive("r1", M, 1, 1)
-    record.avoided, record.avoided_until_ns = W[0], 5
+    record.avoided, record.avoided_until_ns = (W[0],), 5
     assert assigned(router, 4, count=1) == [("r1", 10)], "others are not held up"
     assert assigned(router, 5, count=1) == [("r0", 10)]
 
@@ -396,7 +396,7 @@ class RouterMachine(RuleBasedStateMachine):
             ahead = self.ahead(W[number])
             assert len(ahead) <= max(AHEAD, len(held[number]))
             # Nobody waits while an instance has room, except who avoids it.
-            assert not self.has_room(ahead) or all(r.avoided == W[number] for r in waiting)
+            assert not self.has_room(ahead) or all(W[number] in r.avoided for r in waiting)
         assert self.router.assign(self.now_ns, M, routes) == []
 
     def ahead(self, worker: WorkerRef) -> list[RequestRecord]:
@@ -435,7 +435,9 @@ class RouterMachine(RuleBasedStateMachine):
             self.router.end(self.records.pop(record.id))
         else:
             if how == "avoid":
-                record.avoided, record.avoided_until_ns = record.worker, self.now_ns + AVOID_NS
+                assert record.worker is not None
+                record.avoided += (record.worker,)
+                record.avoided_until_ns = self.now_ns + AVOID_NS
             self.router.retry(record)
 
     @rule(gap_ns=st.integers(0, 2 * AVOID_NS))

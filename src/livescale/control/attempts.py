@@ -145,8 +145,11 @@ class Attempts:
         return failed
 
     def _avoid_worker(self, record: RequestRecord, now_ns: int) -> None:
-        """The request is not sent to the worker that has it now for a while."""
-        record.avoided = record.worker
+        """The request is not sent to the worker that has it now for a while, nor to those that it
+        avoids already: it would come back from them in turn."""
+        assert record.worker is not None, f"{record} is nowhere"
+        before = record.avoided if now_ns < record.avoided_until_ns else ()
+        record.avoided = tuple(dict.fromkeys((*before, record.worker)))
         record.avoided_until_ns = now_ns + self._config.avoid_ns
         self.avoid_until_ns = max(self.avoid_until_ns, record.avoided_until_ns)
 

@@ -180,6 +180,11 @@ class Copy:
         return any(h.state is HoldingState.SPARE for h in self.ranks.values())
 
     @property
+    def is_waking(self) -> bool:
+        """Some rank was a warm spare, and its worker has not taken the model over yet."""
+        return any(h.state is HoldingState.WAKING for h in self.ranks.values())
+
+    @property
     def watermark(self) -> int:
         """The end of the prefix of layers that all ranks have."""
         if len(self.ranks) < len(self.members):

@@ -84,7 +84,12 @@ class Leaving:
         state = self._states.get(copy.model)
         if not copy.is_complete or state is None or state.is_leaving:
             return True
-        others = [c for c in self._pool.copies(copy.model) if c.is_complete and c is not copy]
+        # One that wakes may fail, and then its bytes are gone.
+        others = [
+            c
+            for c in self._pool.copies(copy.model)
+            if c.is_complete and not c.is_waking and c is not copy
+        ]
         if any(not self._fleet.is_leaving(other.members) for other in others):
             return True
         topology = self._planning.topology

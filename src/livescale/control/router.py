@@ -244,7 +244,7 @@ class Router:
         #: clients that hold as many places as they may, or whose first request must go first
         sated: dict[str, None] = {}
         for record in queue.in_turn(sated):
-            shunned = record.avoided if now_ns < record.avoided_until_ns else None
+            shunned = record.avoided if now_ns < record.avoided_until_ns else ()
             is_bounded = recent.has_others(record.client, now_ns)
             fitting = [r for r in rows if self._may_hold(r, record.client)] if is_bounded else rows
             due = queue.due_before(record)
@@ -259,7 +259,7 @@ class Router:
             if not is_fitting:
                 # It waits for this one, and so do those behind it. Other clients do not fill up
                 # meanwhile what it could go to next.
-                for other in fitting if is_bounded and shunned is None else ():
+                for other in fitting if is_bounded and not shunned else ():
                     other.room = other.room if other.lag_tokens else 0
                 if not any(row.is_open for row in rows):
                     break

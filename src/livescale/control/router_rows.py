@@ -37,8 +37,9 @@ class RequestRecord:
     #: how the last one did
     failures: int = 0
     failure: str = ""
-    #: a worker that the gateway could not reach, and until when it is left alone
-    avoided: WorkerRef | None = None
+    #: workers that the gateway could not reach, or that gave the request back, and until when they
+    #: are left alone
+    avoided: tuple[WorkerRef, ...] = ()
     avoided_until_ns: int = 0
 
 
@@ -201,9 +202,13 @@ def bound_rows(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:
             row.tokens_max = min(row.tokens_max, share)
 
 
-def choose_row(rows: list[RouteRow], tokens: int, shunned: WorkerRef | None) -> RouteRow | None:
-    """The row for the next request; it may have no room: the request waits for it then."""
-    rows = [row for row in rows if row.worker != shunned]
+def choose_row(
+    rows: list[RouteRow], tokens: int, shunned: tuple[WorkerRef, ...]
+) -> RouteRow | None:
+    """The row for the next request, of none of these workers; it may have no room: the request
+    waits for it then."""
+    if shunned:
+        rows = [row for row in rows if row.worker not in shunned]
     ready = [row for row in rows if not row.lag_tokens]
     row = _least(row for row in ready if row.fits(tokens)) or _least(ready)
     later = _least(row for row in rows if row.lag_tokens and row.fits(tokens))

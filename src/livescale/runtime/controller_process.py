@@ -32,6 +32,7 @@ from livescale.runtime.boot import (
 )
 from livescale.runtime.doors import CONTROLLER_DOOR, Door, open_credentials
 from livescale.runtime.heartbeat import Heartbeats
+from livescale.runtime.joined_gateways import JoinedGateways
 from livescale.runtime.joined_hosts import JoinedHosts
 from livescale.runtime.lease_keeper import LeaseKeeper
 from livescale.runtime.news import News
@@ -41,6 +42,7 @@ from livescale.runtime.shown_status import ShownStatus
 from livescale.runtime.standing_by import boot_acting, keeper_of, wait_for_lease
 from livescale.runtime.step_news import StepNews
 from livescale.runtime.tenure import Tenure
+from livescale.runtime.text_files import read_part
 from livescale.runtime.wire_channel import Wire
 from livescale.telemetry.history.follower import Follower
 from livescale.types import Outcome, RequestId, WorkerRef
@@ -73,6 +75,7 @@ class ControllerProcess:
         #: what this side of all wires proves who it is with (None: the secret alone)
         self.tls = open_credentials(boot.pool.tls_dir)
         self.hosts = JoinedHosts(boot, self._publication, self._push, self.tls)
+        self.gateways = JoinedGateways(boot, self.tls)
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews()
         #: what is written down of this life (None: nothing)
@@ -233,6 +236,8 @@ class ControllerProcess:
             await self._serve_gateway(hello, wire)
         elif isinstance(hello, protocol.HostHello):
             await self.hosts.serve(hello, wire)
+        elif isinstance(hello, protocol.GatewayJoins):
+            await self.gateways.serve(hello, wire)
         else:
             _log.warning("a connection without a hello was closed (%s)", wire.error)
             wire.close()
@@ -288,7 +293,13 @@ class ControllerProcess:
                     self._gateway_of[message.request] = name
                 self._push(message)
             elif isinstance(
-                message, (protocol.AddModel, protocol.ChangeModel, protocol.RemoveModel)
+                message,
+                (
+                    protocol.AddModel,
+                    protocol.ChangeModel,
+                    protocol.RemoveModel,
+                    protocol.ReadModelFile,
+                ),
             ):
                 task = asyncio.create_task(self._answer(wire, message))
                 self._answering.add(task)
@@ -313,9 +324,16 @@ class ControllerProcess:
     async def _answer(
         self,
         wire: Wire[protocol.ToController],
-        asked: protocol.AddModel | protocol.ChangeModel | protocol.RemoveModel,
+        asked: (
+            protocol.AddModel | protocol.ChangeModel | protocol.RemoveModel | protocol.ReadModelFile
+        ),
     ) -> None:
-        wire.send(await self._publication.answer(asked))
+        if isinstance(asked, protocol.ReadModelFile):
+            model = self._publication.models.get(asked.model)
+            directory = "" if model is None else model.entry.directory
+            wire.send(await asyncio.to_thread(read_part, directory, asked))
+        else:
+            wire.send(await self._publication.answer(asked))
 
     def _announce(self) -> None:
         """The catalog changed: gateways serve by it, and the next life must know it."""
@@ -376,6 +394,7 @@ async def _main(boot: ControllerBoot) -> None:
         process = await _act(boot, ControllerEpoch(boot.start, boot.config.epoch), listener, stop)
         if pool_ends.is_set():
             process.hosts.say_farewell()
+            process.gateways.say_farewell()
     elif await wait_for_lease(listener, keeper, stop):
         # Of several heads the others go on with the hosts.
         await _act(*boot_acting(boot, keeper.epoch), listener, stop, keeper)

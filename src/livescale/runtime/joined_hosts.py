@@ -71,7 +71,7 @@ class JoinedHosts:
             # Of the same supervisor, whose end of it broke first.
             self._wires[hello.name][1].break_off("it has connected again")
         self._wires[hello.name] = hello.clock_ns, wire
-        wire.send(protocol.Welcome(numbers, self._settings(), self._sizes()))
+        wire.send(protocol.Welcome(numbers, settings_elsewhere(self._pool), self._sizes()))
         if self._tls is not None and self._tls.revoked_list:
             wire.send(protocol.RevokedMembers(self._tls.revoked_list))
         self._keep(News(f"host {hello.name} has joined with {hello.workers} workers"))
@@ -117,14 +117,7 @@ class JoinedHosts:
 
     def _check(self, hello: protocol.HostHello) -> None:
         """Raises HostRefusedError for what cannot join."""
-        if self._pool.listen is None:
-            raise HostRefusedError(
-                "no machine may join this pool: serve was started without --listen"
-            )
-        if hello.version != __version__:
-            raise HostRefusedError(
-                f"the pool runs livescale {__version__}, this host {hello.version}"
-            )
+        check_may_join(self._pool, hello.version, "host")
         if not 0 < len(hello.name) <= protocol.NAME_CHARS_MAX or not hello.name.isprintable():
             raise HostRefusedError("a host's name has 1 to 253 printable characters")
         if not 0 <= hello.workers <= WORKERS_MAX:
@@ -163,28 +156,37 @@ class JoinedHosts:
         """The controller's next life must know the numbers."""
         report(Status(hosts=self._ledger.entries, news=(news,)))
 
-    def _settings(self) -> PoolConfig:
-        """Without what names files and addresses of the head."""
-        return msgspec.structs.replace(
-            self._pool,
-            models=(),
-            port=0,
-            listen=None,
-            topology=None,
-            token_file=None,
-            tls_dir=None,
-            ssl_certfile=None,
-            ssl_keyfile=None,
-            lease=None,
-            record=None,
-            record_members=None,
-            state=None,
-            api_key_file=None,
-            admin_key_file=None,
-        )
-
     def _sizes(self) -> tuple[int, ...]:
         return tuple(model.entry.manifest.size_bytes for model in self._publication.models.values())
 
     def __repr__(self) -> str:
         return f"<JoinedHosts {', '.join(self._wires) or 'none'}>"
+
+
+def check_may_join(pool: PoolConfig, version: str, kind: str) -> None:
+    """Raises HostRefusedError for a machine that cannot join, whatever else is true of it."""
+    if pool.listen is None:
+        raise HostRefusedError("no machine may join this pool: serve was started without --listen")
+    if version != __version__:
+        raise HostRefusedError(f"the pool runs livescale {__version__}, this {kind} {version}")
+
+
+def settings_elsewhere(pool: PoolConfig) -> PoolConfig:
+    """The pool's settings without what names files and addresses of the head."""
+    return msgspec.structs.replace(
+        pool,
+        models=(),
+        port=0,
+        listen=None,
+        topology=None,
+        token_file=None,
+        tls_dir=None,
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        lease=None,
+        record=None,
+        record_members=None,
+        state=None,
+        api_key_file=None,
+        admin_key_file=None,
+    )

@@ -6,6 +6,7 @@ Fed by the controller's messages; decides nothing and knows no requests (`transc
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ _STATES = tuple(
 class ModelShelf:
     """The latest catalog and status. Before the first: the catalog that the gateway begins with."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, directory_of: Callable[[CatalogEntry], Path]) -> None:
+        """`directory_of` says where a model's tokenizer is here."""
+        self._directory_of = directory_of
         #: as the controller last sent; None: nothing came yet
         self.status: PoolStatus | None = None
         self._cards: dict[str, tuple[CatalogEntry, ModelCard]] = {}
@@ -57,7 +60,7 @@ class ModelShelf:
             if not model.is_leaving:
                 before = known.get(model.entry.spec.name)
                 is_same = before is not None and before[0] == model.entry
-                card = before[1] if before is not None and is_same else _card(model.entry)
+                card = before[1] if before is not None and is_same else self._card(model.entry)
                 self._cards[card.name] = (model.entry, card)
         self._catalog = catalog
 
@@ -101,6 +104,16 @@ class ModelShelf:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
+    def _card(self, entry: CatalogEntry) -> ModelCard:
+        return ModelCard(
+            name=entry.spec.name,
+            model_tokens_max=entry.request_tokens_max,
+            created_s=int(time.time()),
+            eos_token_ids=entry.eos_token_ids,
+            directory=self._directory_of(entry),
+            sampling_defaults=entry.sampling_defaults,
+        )
+
     def _state(self, model: PublishedModel) -> ModelStatus:
         status = self.status or PoolStatus({}, 0, {})
         entry, policy, name = model.entry, model.policy, model.entry.spec.name
@@ -127,17 +140,6 @@ def _changeable(model: ModelConfig) -> dict[str, Any]:
     return {
         name: getattr(model, name) for name in ("idle_s", "target_ongoing_requests", "schedule")
     }
-
-
-def _card(entry: CatalogEntry) -> ModelCard:
-    return ModelCard(
-        name=entry.spec.name,
-        model_tokens_max=entry.request_tokens_max,
-        created_s=int(time.time()),
-        eos_token_ids=entry.eos_token_ids,
-        directory=Path(entry.directory),
-        sampling_defaults=entry.sampling_defaults,
-    )
 
 
 def _phase(model: PublishedModel, status: PoolStatus) -> ModelPhase:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from livescale.gateway import backend
 from livescale.load.slo import SloAbsolute, parse_slo
@@ -27,6 +28,7 @@ from livescale.runtime.doors import CONTROLLER_DOOR, open_credentials
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.model_shelf import ModelShelf
 from livescale.runtime.open_questions import OpenQuestions, Question
+from livescale.runtime.text_files import TextFiles
 from livescale.runtime.token_wires import TokenWires
 from livescale.runtime.transcripts import Transcript, Transcripts
 from livescale.runtime.wire_channel import Wire, stay_connected
@@ -67,7 +69,14 @@ class PoolBackend:
 
     def __init__(self, boot: GatewayBoot) -> None:
         self._boot = boot
-        self._shelf = ModelShelf(boot.catalog)
+        #: of models whose directories are on another machine (None: they are here)
+        self._files = None
+        if boot.files_directory is not None:
+            self._files = TextFiles(Path(boot.files_directory))
+        self._fetching: asyncio.Task[None] | None = None
+        #: the shelf has models that the controller has told of, or that are here
+        self._has_catalog = self._files is None
+        self._shelf = ModelShelf(boot.catalog, self._directory_of)
         self._watchers: list[Callable[[], None]] = []
         slo = parse_slo(boot.pool.slo)
         # A multiple of the mean is known only when the run is over.
@@ -130,7 +139,7 @@ class PoolBackend:
         away_ns = self._away_since_ns
         lost_after_ns = self._boot.pool.lost_after_ms * 1_000_000
         is_away = away_ns is not None and time.monotonic_ns() - away_ns >= lost_after_ns
-        return self._shelf.is_ready and not is_away
+        return self._shelf.is_ready and not is_away and self._has_catalog
 
     @contextmanager
     def admit(
@@ -204,11 +213,12 @@ class PoolBackend:
                 self._workers.meet(message)
             elif isinstance(message, protocol.PoolStatus):
                 self._shelf.status = message
-                self.is_known.set()
-                if self.is_ready():
-                    self.is_settled.set()
+                self._look_if_known()
             elif isinstance(message, protocol.Catalog):
-                self._take_catalog(message)
+                self._receive_catalog(message, wire)
+            elif isinstance(message, protocol.ModelFilePart):
+                if self._files is not None:
+                    self._files.answer(message)
             elif isinstance(message, protocol.ModelAnswer):
                 self._questions.answer(message)
             elif isinstance(message, FailRequest):
@@ -220,9 +230,37 @@ class PoolBackend:
         self._questions.leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
+    def _directory_of(self, entry: protocol.CatalogEntry) -> Path:
+        """Where the files of the model are that its text is tokenized with."""
+        return Path(entry.directory) if self._files is None else self._files.directory_of(entry)
+
+    def _look_if_known(self) -> None:
+        if self._shelf.status is None or not self._has_catalog:
+            return
+        self.is_known.set()
+        if self.is_ready():
+            self.is_settled.set()
+
+    def _receive_catalog(self, catalog: protocol.Catalog, wire: Wire[protocol.ToGateway]) -> None:
+        """The latest one counts, once the files of its models are here."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+        if self._files is None or self._files.has_all(catalog):
+            self._take_catalog(catalog)
+        else:
+            self._fetching = asyncio.create_task(self._fetch(self._files, catalog, wire))
+
+    async def _fetch(
+        self, files: TextFiles, catalog: protocol.Catalog, wire: Wire[protocol.ToGateway]
+    ) -> None:
+        await files.fetch(catalog, wire.send)
+        self._take_catalog(catalog)
+        self._look_if_known()
+
     def _take_catalog(self, message: protocol.Catalog) -> None:
         """Take up and drop models. Requests that were accepted go on, whatever comes of theirs."""
         self._shelf.take(message)
+        self._has_catalog = True
         self._transcripts.offer(card.name for card in self._shelf.cards)
         for changed in self._watchers:
             changed()
