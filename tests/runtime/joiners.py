@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,28 +25,21 @@ sys.exit(main())
 """
 
 
-class Joiner:
-    """One `livescale join`, with its log."""
+class Machine:
+    """One `livescale` command on a machine beside the head, with its log."""
 
     def __init__(
         self,
-        pool: LocalPool,
         name: str,
         scratch: Path,
-        *flags: str,
+        words: Sequence[str],
+        *,
         prefix: Sequence[str] = (),
-        token_file: Path | None = None,
-        address: str | None = None,
         version: str | None = None,
     ) -> None:
         """With `version` the machine has another release of livescale."""
         self.name = name
         self.log = scratch / f"{name}.log"
-        assert pool.pool.token_file is not None
-        words = [
-            *("join", address or pool.pool.join_address, "--name", name, *flags),
-            *("--token-file", str(token_file or pool.pool.token_file)),
-        ]
         command = module_words("livescale.cli.main", *words)
         if version is not None:
             command = [sys.executable, "-P", "-c", _OF_VERSION.format(version), *words]
@@ -81,6 +75,51 @@ class Joiner:
             self.process.wait(END_S)
 
 
+class Joiner(Machine):
+    """One `livescale join`."""
+
+    def __init__(
+        self,
+        pool: LocalPool,
+        name: str,
+        scratch: Path,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        token_file: Path | None = None,
+        address: str | None = None,
+        version: str | None = None,
+    ) -> None:
+        assert pool.pool.token_file is not None
+        words = [
+            *("join", address or pool.pool.join_address, "--name", name, *flags),
+            *("--token-file", str(token_file or pool.pool.token_file)),
+        ]
+        super().__init__(name, scratch, words, prefix=prefix, version=version)
+
+
+class JoinedGateway(Machine):
+    """One `livescale gateway`; `url` is there when the process listens."""
+
+    def __init__(
+        self, pool: LocalPool, name: str, scratch: Path, *flags: str, version: str | None = None
+    ) -> None:
+        assert pool.pool.token_file is not None
+        words = [
+            *("gateway", "--join", pool.pool.join_address, "--name", name, "--port", "0", *flags),
+            *("--token-file", str(pool.pool.token_file)),
+        ]
+        super().__init__(name, scratch, words, version=version)
+
+    @property
+    def url(self) -> str:
+        """Without /v1."""
+        wait_until(lambda: self._urls() != [], f"{self.name} listens")
+        return self._urls()[0]
+
+    def _urls(self) -> list[str]:
+        return re.findall(r"(https?://\S+)/v1\n", self.log.read_text())
+
+
 def is_running(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
@@ -89,7 +128,7 @@ def is_running(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def closing(*joiners: Joiner) -> Iterator[None]:
+def closing(*joiners: Machine) -> Iterator[None]:
     """Whatever happens, none of them is left."""
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import httpx
 from completions import Answer, prompt
@@ -15,19 +15,29 @@ ANSWER_S = 100.0
 RightTokens = dict[tuple[int, ...], list[int]]
 
 
-async def streams_while(pool: LocalPool, happens: Callable[[], Awaitable[object]]) -> list[Answer]:
-    """Streams of which all have begun when it happens, read to their end."""
+async def streams_while(
+    pool: LocalPool, happens: Callable[[], Awaitable[object]], urls: Sequence[str] = ()
+) -> list[Answer]:
+    """Streams of which all have begun when it happens, read to their end. They are dealt to the
+    gateways at `urls`, or go to the pool's own."""
+    urls = urls or (pool.url,)
     begun = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=ANSWER_S, limits=limits) as client:
         answers = [Answer(prompt(number, 20)) for number in range(STREAMS)]
 
-        async def read(answer: Answer) -> None:
-            async for count in answer.stream(pool.url, client, TOKENS):
-                if count == 1:
-                    begun.release()
+        async def read(answer: Answer, url: str) -> None:
+            try:
+                async for count in answer.stream(url, client, TOKENS):
+                    if count == 1:
+                        begun.release()
+            except httpx.TransportError as error:
+                answer.error = f"the gateway is gone: {error!r}"
 
-        tasks = [asyncio.create_task(read(answer)) for answer in answers]
+        tasks = [
+            asyncio.create_task(read(answer, urls[number % len(urls)]))
+            for number, answer in enumerate(answers)
+        ]
         for _ in answers:
             await begun.acquire()
         await happens()

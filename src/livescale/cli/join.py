@@ -43,13 +43,7 @@ _SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("head", metavar="ADDRESS:PORT", help="where the pool takes others, as `serve` prints it")
-    words = "the file with the pool's secret, as `serve` wrote it"
-    add("--token-file", type=Path, required=True, metavar="FILE", help=words)
-    add(
-        "--name",
-        default=socket.gethostname(),
-        help="of this machine in the pool (default: %(default)s)",
-    )
+    add_joining(parser)
     add("--workers", type=int, default=1, help="worker processes, one per device (default: 1)")
     words = "leaf switch that this machine hangs on: a name of the pool's topology, or a new one"
     add("--rack", default="", metavar="NAME", help=words)
@@ -57,13 +51,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "address that others reach this machine at (default: that of the way to the head)"
     reached.add_argument("--address", help=words)
     reached.add_argument("--interface", metavar="NAME", help="network interface with that address")
-    words = "how long to try to reach the head (default: %(default)s)"
-    add("--patience-s", type=float, default=60.0, metavar="SECONDS", help=words)
     words = "the models' directories are at the same paths here (default: they come over the wire)"
     add("--same-files", action="store_true", help=words)
     group = parser.add_argument_group("settings of this machine", "default: those of the pool")
     for setting in _SETTINGS:
-        _add_setting(group, setting)
+        add_setting(group, setting)
+
+
+def add_joining(parser: argparse.ArgumentParser) -> None:
+    """What hosts and gateways are told alike."""
+    add = parser.add_argument
+    words = "the file with the pool's secret, as `serve` wrote it"
+    add("--token-file", type=Path, required=True, metavar="FILE", help=words)
+    add(
+        "--name",
+        default=socket.gethostname(),
+        help="of this machine in the pool (default: %(default)s)",
+    )
+    words = "how long to try to reach the head (default: %(default)s)"
+    add("--patience-s", type=float, default=60.0, metavar="SECONDS", help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         given = {name: value for name, value in vars(arguments).items() if name in _OWN}
         settings = read_values(given, _SETTINGS, "flags: ", is_text=True)
         # Paths of the head mean nothing here.
-        settings["tls_dir"] = tls_dir = _path(settings.get("tls_dir"))
-        settings["worker_python"] = python = _path(settings.get("worker_python"))
+        settings["tls_dir"] = tls_dir = own_path(settings.get("tls_dir"))
+        settings["worker_python"] = python = own_path(settings.get("worker_python"))
         if python is not None:
             check_worker_python(python)
         tls = open_credentials(tls_dir)
@@ -133,7 +139,7 @@ async def _join(
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
-def _add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
+def add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
     unit = f" [{setting.about.unit}]" if setting.about.unit else ""
     group.add_argument(
         setting.flag,
@@ -192,7 +198,7 @@ def _way_to(head: tuple[str, int]) -> str:
         raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
 
 
-def _path(value: object) -> str | None:
+def own_path(value: object) -> str | None:
     """A path as it is whatever directory a process works in."""
     return None if value is None else os.path.abspath(str(value))
 

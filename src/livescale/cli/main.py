@@ -24,6 +24,7 @@ _INTERRUPTED = 130
 COMMANDS = {
     "serve": "serve models behind an OpenAI-compatible API",
     "join": "give this machine's devices to a pool that is served on another one",
+    "gateway": "one more HTTP endpoint of a pool that is served on another machine",
     "cluster": "make and revoke certificates for the machines of a pool",
     "demo": "watch a pool scale 1 -> 3 -> 1, and new instances help while they load",
     "models": "make models for tests and demos",

@@ -129,6 +129,11 @@ class PoolEnds(Value, frozen=True, tag=True):
     outside: the next life takes over.)"""
 
 
+class PoolDrains(Value, frozen=True, tag=True):
+    """A controller is told that the pool is about to end: gateways on other machines take no new
+    requests from now on, and let running ones finish."""
+
+
 Boot = ControllerBoot | GatewayBoot | WorkerBoot | AgentBoot
 AnyBoot = TypeVar("AnyBoot", ControllerBoot, GatewayBoot, WorkerBoot, AgentBoot, PrepareBoot)
 # What passes the parent's question on: nothing before the process works.
@@ -144,7 +149,8 @@ class Status(Value, frozen=True):
     A controller tells its `catalog`, and the `hosts` that joined, whenever these change, and a
     `later_epoch` than its own of which it was told, for its next life; a process that
     prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
-    whenever they got on, and the `need` of workers when it changed (None: nothing new).
+    whenever they got on, the `need` of workers when it changed, and how many `gateways` of other
+    machines are there (None: nothing new).
     """
 
     is_ready: bool = False
@@ -157,6 +163,7 @@ class Status(Value, frozen=True):
     news: tuple[News, ...] = ()
     loads: tuple[LoadProgress, ...] | None = None
     need: PoolNeed | None = None
+    gateways: int | None = None
 
 
 def read_boot(kind: type[AnyBoot]) -> AnyBoot:

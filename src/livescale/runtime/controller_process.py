@@ -23,6 +23,7 @@ from livescale.messages.epochs import ControllerEpoch
 from livescale.runtime import protocol
 from livescale.runtime.boot import (
     ControllerBoot,
+    PoolDrains,
     PoolEnds,
     Status,
     answer_parent_from,
@@ -374,14 +375,16 @@ class ControllerProcess:
 async def _main(boot: ControllerBoot) -> None:
     listener = socket.socket(fileno=boot.listen_fd)
     stop = asyncio.Event()
-    pool_ends = asyncio.Event()
+    pool_drains, pool_ends = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
     def end(word: bytes) -> None:
-        msgspec.json.decode(word, type=PoolEnds)
-        pool_ends.set()
-        stop.set()
+        if isinstance(msgspec.json.decode(word, type=PoolDrains | PoolEnds), PoolDrains):
+            pool_drains.set()
+        else:
+            pool_ends.set()
+            stop.set()
 
     def heed(word: bytes) -> None:
         loop.call_soon_threadsafe(end, word)
@@ -391,13 +394,13 @@ async def _main(boot: ControllerBoot) -> None:
     report(Status(is_ready=True))
     keeper = keeper_of(boot)
     if keeper is None:
-        process = await _act(boot, ControllerEpoch(boot.start, boot.config.epoch), listener, stop)
+        epoch = ControllerEpoch(boot.start, boot.config.epoch)
+        process = await _act(boot, epoch, listener, stop, pool_drains)
         if pool_ends.is_set():
             process.hosts.say_farewell()
-            process.gateways.say_farewell()
     elif await wait_for_lease(listener, keeper, stop):
         # Of several heads the others go on with the hosts.
-        await _act(*boot_acting(boot, keeper.epoch), listener, stop, keeper)
+        await _act(*boot_acting(boot, keeper.epoch), listener, stop, pool_drains, keeper)
         if stop.is_set():
             await keeper.give_back()
 
@@ -407,6 +410,7 @@ async def _act(
     epoch: ControllerEpoch,
     listener: socket.socket,
     stop: asyncio.Event,
+    pool_drains: asyncio.Event,
     keeper: LeaseKeeper | None = None,
 ) -> ControllerProcess:
     """Be the pool's controller until `stop`, or until another one is."""
@@ -434,7 +438,12 @@ async def _act(
         assert keeper is not None
         tenure.end(f"the lease is lost: {await keeper.lost()}")
 
-    parts = [process.run(), process.heartbeats.run(), show(), flush(), stop.wait()]
+    async def drain() -> None:
+        await pool_drains.wait()
+        process.gateways.say_farewell()
+        await stop.wait()
+
+    parts = [process.run(), process.heartbeats.run(), show(), flush(), drain(), stop.wait()]
     if process.tls is not None:
         parts.append(process.tls.run())
     tasks = [asyncio.create_task(part) for part in parts]

@@ -37,16 +37,6 @@ async def _main(boot: GatewayBoot) -> None:
         request_timeout_s=boot.pool.request_timeout_s,
         stalled_client_s=boot.pool.stalled_client_s,
     )
-    app = create_app(
-        backend,
-        request_prefix=boot.gateway,
-        limits=limits,
-        keys=keys,
-        page_origins=boot.page_origins,
-        slo=backend.slo,
-        has_vllm_metrics=boot.pool.metrics_compat == "vllm",
-        is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
-    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -59,10 +49,21 @@ async def _main(boot: GatewayBoot) -> None:
     tasks = [asyncio.create_task(backend.run()), asyncio.create_task(tell_when_settled())]
     if boot.is_successor:
         # Until the controller has told about the pool, or is away. Connections wait in the
-        # listening socket: a pool that serves refuses nothing because its gateway was replaced.
+        # listening socket: a pool that serves refuses nothing because its gateway was replaced, or
+        # is new.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(boot.pool.lost_after_ms / 1000):
                 await backend.is_known.wait()
+    app = create_app(
+        backend,
+        request_prefix=boot.gateway,
+        limits=limits,
+        keys=keys,
+        page_origins=boot.page_origins,
+        slo=backend.slo,
+        has_vllm_metrics=boot.pool.metrics_compat == "vllm",
+        is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
+    )
     await serve(
         app,
         listener,

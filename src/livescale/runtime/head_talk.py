@@ -115,8 +115,9 @@ class HeadTalk(Generic[AnyWelcome]):
                 patience.begin()
 
     async def until_farewell(self, wire: Wire[ToHost]) -> bool:
-        """Whether the controller lets this side go, or the wire ends without a word."""
-        async for message in wire:
+        """Whether the controller lets this side go, or the wire ends without a word. After the
+        former it stays open: as long as it is, this side is there."""
+        while (message := await wire.receive()) is not None:
             if isinstance(message, Farewell):
                 return True
             if isinstance(message, RevokedMembers) and self._tls is not None:

@@ -1,5 +1,5 @@
-"""A gateway on this machine, of a pool that runs elsewhere: its supervisor joins the pool, and keeps
-the gateway's process alive until the pool ends.
+"""A gateway on this machine, of a pool that runs elsewhere: its supervisor joins the pool, and
+keeps the gateway's process alive until the pool ends.
 
 The process connects to the controller and to the workers itself, and its streams go on while the
 controller is away. Files that it needs of the models come over its wire (`text_files.py`).
@@ -100,11 +100,10 @@ class JoinedGateway:
             beside.append(asyncio.create_task(self._tls.run()))
         try:
             await self._talk.run(self._hello, self._stay, self._is_leaving.is_set)
-            self._http.close()
-            await self._end(self._config.drain_timeout_s if self._config is not None else 0)
         finally:
             for task in beside:
                 task.cancel()
+            self._http.close()
             self.kill()
             self._directory.remove()
             self._failure.cancel()
@@ -140,7 +139,12 @@ class JoinedGateway:
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             if self._failure.done():
                 self._failure.result()
-            return leaving.done() or listening.result()
+            is_over = leaving.done() or listening.result()
+            if is_over:
+                # The supervisor's own copy must close, too, or clients could still connect.
+                self._http.close()
+                await self._end()
+            return is_over
         finally:
             for task in (listening, leaving):
                 task.cancel()
@@ -150,13 +154,13 @@ class JoinedGateway:
         """Start the gateway, or let it serve on where nothing has changed."""
         self._check_keys(welcome)
         config: PoolConfig = msgspec.structs.replace(welcome.pool, **self._own)
-        before, self._config = self._config, config
-        if before == config:
+        if self._config == config:
             self._tell(News("the controller is back"))
             return
-        if before is not None:
+        if self._config is not None:
             self._tell(News("the pool has other settings: the gateway is started anew"))
-            await self._end(before.drain_timeout_s)
+            await self._end()
+        self._config = config
         child = Child("gateway", "gateway", self._boot, (self._http.fileno(),))
         child.heed = partial(self._heed, child)
         self._kept = KeptChildren(
@@ -215,11 +219,12 @@ class JoinedGateway:
         if not self._failure.done():
             self._failure.set_exception(UserError(reason))
 
-    async def _end(self, drain_timeout_s: float) -> None:
+    async def _end(self) -> None:
         """The process lets running streams finish, and ends."""
-        if self._kept is not None:
+        if self._kept is not None and self._config is not None:
             self._kept.let_go()
-            await self._kept.end(self._kept.children, drain_timeout_s + STOP_TIMEOUT_S)
+            timeout_s = self._config.drain_timeout_s + STOP_TIMEOUT_S
+            await self._kept.end(self._kept.children, timeout_s)
             await self._kept.close()
 
     async def _watch_keys(self) -> None:

@@ -44,16 +44,19 @@ class JoinedGateways:
             wire.send(protocol.RevokedMembers(self._tls.revoked_list))
         name = "".join(c for c in hello.name if c.isprintable())[: protocol.NAME_CHARS_MAX]
         self._wires[wire] = None
-        report(Status(news=(News(f"gateway {name} has joined"),)))
+        self._tell(News(f"gateway {name} has joined"))
         async for message in wire:
             wire.break_off(f"a gateway's supervisor sent {type(message).__name__}")
         del self._wires[wire]
-        report(Status(news=(News(f"gateway {name} is gone: {wire.error}", is_problem=True),)))
+        self._tell(News(f"gateway {name} is gone: {wire.error}", is_problem=True))
 
     def say_farewell(self) -> None:
-        """The pool ends in order: gateways need not wait for another life of the controller."""
+        """The pool is about to end: each gateway lets running requests finish, and ends."""
         for wire in self._wires:
             wire.send(protocol.Farewell())
+
+    def _tell(self, news: News) -> None:
+        report(Status(news=(news,), gateways=len(self._wires)))
 
     def _tell_revoked(self) -> None:
         assert self._tls is not None

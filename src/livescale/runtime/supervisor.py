@@ -26,7 +26,7 @@ from livescale.control.wanted_hosts import PoolNeed
 from livescale.gateway.https import check_https
 from livescale.gateway.pages import page_origins
 from livescale.latency.models import AnyLatency
-from livescale.runtime.boot import PoolEnds, Status
+from livescale.runtime.boot import PoolDrains, PoolEnds, Status
 from livescale.runtime.catalog import controller_config, latency, sizes_of, with_host_memory
 from livescale.runtime.child_boots import ChildBoots, MemberBoots, other_heads
 from livescale.runtime.doors import open_credentials
@@ -109,6 +109,9 @@ class Pool:
         except BaseException:
             self._close_state()
             raise
+        #: no gateway of another machine is there
+        self._has_no_others = asyncio.Event()
+        self._has_no_others.set()
         self._directory = PoolDirectory()
         #: what a machine needs to join (None: none may)
         self.token_file = self._token_file()
@@ -219,6 +222,10 @@ class Pool:
         if status.catalog is not None:
             self._boots.catalog = status.catalog
         self.need = status.need or self.need
+        if status.gateways:
+            self._has_no_others.clear()
+        elif status.gateways == 0 or (child.kind == "controller" and status.is_ready):
+            self._has_no_others.set()
         if status.hosts is not None:
             self._boots.hosts = status.hosts
         if status.later_epoch is not None:
@@ -309,7 +316,10 @@ class Pool:
         # The pool's own copy must close too, or clients could still connect and would hang.
         self._http.close()
         gateway_s = self.config.drain_timeout_s + 2 * STOP_TIMEOUT_S
-        await self._head.end(self._of_kind("gateway"), gateway_s)
+        await asyncio.gather(
+            self._head.end(self._of_kind("gateway"), gateway_s),
+            self._end_others(gateway_s),
+        )
         # Before its members: what ends with the pool is not lost, and not on record as that.
         await self._head.end(self._of_kind("controller"), STOP_TIMEOUT_S)
         await asyncio.gather(*(host.end() for host in self._hosts))
@@ -335,6 +345,14 @@ class Pool:
             forks.end()
 
     # -- helpers --------------------------------------------------------------------------------
+
+    async def _end_others(self, timeout_s: float) -> None:
+        """Gateways of other machines end, unless another head goes on with them."""
+        if self.config.lease is None:
+            for controller in self._of_kind("controller"):
+                controller.tell(PoolDrains())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_no_others.wait(), timeout_s)
 
     async def _watch_keys(self) -> None:
         """The gateway serves by the keys as they are in their files now."""

@@ -1,0 +1,103 @@
+"""`livescale gateway --join ADDRESS:PORT`: one more HTTP endpoint of a pool that runs elsewhere,
+open until the pool ends or Ctrl-C: then running requests finish.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from livescale.cli.join import add_joining, add_setting, own_path
+from livescale.cli.serve import ServeDisplay
+from livescale.common.addresses import parse_address
+from livescale.common.errors import UserError
+from livescale.common.settings import read_values
+from livescale.config.pool import SETTINGS, PoolConfig
+from livescale.runtime.doors import open_credentials
+from livescale.runtime.head_talk import JoinError
+from livescale.runtime.joined_gateway import JoinedGateway
+from livescale.runtime.protocol import Address
+from livescale.runtime.token import check_fingerprint, read_token
+
+if TYPE_CHECKING:
+    from livescale.common.credentials import Credentials
+
+_PATHS = ("tls_dir", "ssl_certfile", "ssl_keyfile", "api_key_file", "admin_key_file")
+#: settings of the pool that a gateway may have of its own
+_OWN = (*_PATHS, "host", "port", "cors_origins", "log_level")
+_SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    words = "where the pool takes others, as `serve` prints it"
+    parser.add_argument("--join", required=True, metavar="ADDRESS:PORT", help=words)
+    add_joining(parser)
+    group = parser.add_argument_group("settings of this gateway")
+    for setting in _SETTINGS:
+        add_setting(group, setting)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until the pool ends or SIGINT or SIGTERM; the first lets running requests finish, the
+    second ends everything at once. Raises UserError."""
+    try:
+        head = parse_address(arguments.join, "the head's address", is_own=False)
+        token = read_token(arguments.token_file)
+        given = {name: value for name, value in vars(arguments).items() if name in _OWN}
+        own: dict[str, Any] = read_values(given, _SETTINGS, "flags: ", is_text=True)
+        # Paths of the head mean nothing here.
+        own |= {name: own_path(own.get(name)) for name in _PATHS}
+        settings = msgspec.structs.replace(PoolConfig(models=()), **own)
+        own |= {"host": settings.host, "port": settings.port}
+        tls = open_credentials(settings.tls_dir)
+        fingerprint = None if tls is None else tls.fingerprint
+        check_fingerprint(arguments.token_file, token, fingerprint)
+    except UserError as error:
+        raise JoinError(str(error)) from error
+    with ServeDisplay(settings.log_level) as display:
+        serving = _serve(arguments, Address(*head), token.secret, settings, own, display, tls)
+        return asyncio.run(serving)
+
+
+async def _serve(
+    arguments: argparse.Namespace,
+    head: Address,
+    secret: str,
+    settings: PoolConfig,
+    own: dict[str, Any],
+    display: ServeDisplay,
+    tls: Credentials | None,
+) -> int:
+    try:
+        gateway = JoinedGateway(
+            head,
+            secret,
+            arguments.name,
+            settings,
+            own,
+            os.environ,
+            display.tell,
+            patience_s=arguments.patience_s,
+            tls=tls,
+        )
+    except UserError as error:
+        raise JoinError(str(error)) from error
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        print("draining (Ctrl-C again ends at once) …", flush=True)
+        gateway.leave()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, gateway.kill)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted)
+    print(f"joining {head.host}:{head.port} as {arguments.name}: {gateway.base_url}/v1", flush=True)
+    await gateway.run()
+    print("stopped")
+    return 0

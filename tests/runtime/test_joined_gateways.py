@@ -1,0 +1,213 @@
+"""Gateways on machines of their own: `livescale gateway` beside a head and a host."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from completions import Answer
+from joiners import JoinedGateway, Joiner, closing, is_running
+from pool_thread import LocalPool, wait_until
+from running_streams import TOKENS, check, right_tokens_of, streams_while
+
+pytestmark = pytest.mark.pool
+
+
+@pytest.fixture(scope="module")
+def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
+    """A head without devices, with one host."""
+    scratch = tmp_path_factory.mktemp("head")
+    with LocalPool(
+        tiny_model,
+        scratch,
+        "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n",
+        device="timed",
+        workers=0,
+        listen="127.0.0.1:0",
+        timed_run_us=20_000,
+        lost_after_ms=2000,
+        request_attempts_max=4,
+    ) as pool:
+        joiner = Joiner(pool, "alice", scratch, "--workers", "2")
+        with closing(joiner):
+            pool.wait_ready()
+            yield pool
+
+
+@pytest.fixture(scope="module")
+def gateway(head: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JoinedGateway]:
+    """One that stays."""
+    made = JoinedGateway(head, "bob", tmp_path_factory.mktemp("bob"))
+    with closing(made):
+        yield made
+
+
+async def nothing() -> None:
+    pass
+
+
+def test_its_answers_are_those_of_the_heads_gateway(
+    head: LocalPool, gateway: JoinedGateway
+) -> None:
+    right = right_tokens_of(head)
+    check(asyncio.run(streams_while(head, nothing, [gateway.url])), right)
+    assert gateway.said("the gateway is ready after")
+    # The tokenizer has come over the wire.
+    body = {"model": "tiny", "prompt": "Hello there", "max_tokens": 8, "temperature": 0}
+    texts = [
+        httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        for url in (head.url, gateway.url)
+    ]
+    assert texts[0] == texts[1] != ""
+
+
+def test_it_shows_the_pool(head: LocalPool, gateway: JoinedGateway) -> None:
+    url = gateway.url
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+    metrics = httpx.get(f"{url}/metrics", timeout=60).text
+    assert "livescale_workers 2" in metrics.replace("2.0", "2")
+    [model] = httpx.get(f"{url}/admin/models", timeout=60).json()["data"]
+    [of_head] = httpx.get(f"{head.url}/admin/models", timeout=60).json()["data"]
+    assert model["path"] == of_head["path"]
+
+
+def test_limits_that_are_changed_at_one_gateway_hold_at_all(
+    head: LocalPool, gateway: JoinedGateway
+) -> None:
+    answer = httpx.patch(f"{gateway.url}/admin/models/tiny", json={"max_replicas": 3}, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+    def shown() -> int:
+        [model] = httpx.get(f"{head.url}/admin/models", timeout=60).json()["data"]
+        return int(model["max_replicas"])
+
+    wait_until(lambda: shown() == 3, "the head's gateway shows it, too")
+
+
+def test_streams_go_on_while_the_controller_is_replaced(
+    head: LocalPool, gateway: JoinedGateway
+) -> None:
+    right = right_tokens_of(head)
+
+    async def kill() -> None:
+        head.kill("controller")
+
+    check(asyncio.run(streams_while(head, kill, [head.url, gateway.url])), right)
+    wait_until(lambda: gateway.said("the controller is back"), "it has connected again")
+
+
+def test_the_streams_of_a_lost_gateway_end_and_others_do_not_notice(
+    head: LocalPool, gateway: JoinedGateway, tmp_path: Path
+) -> None:
+    right = right_tokens_of(head)
+    lost = JoinedGateway(head, "carol", tmp_path)
+    with closing(lost):
+        urls = [head.url, gateway.url, lost.url]
+
+        async def kill() -> None:
+            await asyncio.to_thread(lost.kill)
+
+        answers = asyncio.run(streams_while(head, kill, urls))
+    ended = answers[2::3]
+    check_begun(ended, right)
+    check([a for n, a in enumerate(answers) if n % 3 != 2], without(right, ended))
+    wait_until(lambda: head.gauge("requests_running") == 0, "the lost ones are forgotten")
+
+
+def check_begun(answers: list[Answer], right: dict[tuple[int, ...], list[int]]) -> None:
+    """They have ended, and what came was right."""
+    for answer in answers:
+        assert answer.error is not None
+        assert 0 < len(answer.token_ids) < TOKENS
+        expected = right[tuple(answer.prompt_ids)]
+        assert answer.token_ids == expected[: len(answer.token_ids)]
+
+
+def without(
+    right: dict[tuple[int, ...], list[int]], ended: list[Answer]
+) -> dict[tuple[int, ...], list[int]]:
+    gone = [tuple(answer.prompt_ids) for answer in ended]
+    return {prompt: tokens for prompt, tokens in right.items() if prompt not in gone}
+
+
+def test_one_that_is_told_to_end_lets_its_streams_finish(
+    head: LocalPool, gateway: JoinedGateway, tmp_path: Path
+) -> None:
+    right = right_tokens_of(head)
+    leaving = JoinedGateway(head, "dave", tmp_path)
+    with closing(leaving):
+        url = leaving.url
+
+        async def interrupt() -> None:
+            leaving.interrupt()
+
+        check(asyncio.run(streams_while(head, interrupt, [url])), right)
+        assert leaving.ended() == 0
+    assert leaving.said("stopped")
+
+
+def test_its_process_is_started_again(head: LocalPool, tmp_path: Path) -> None:
+    erin = JoinedGateway(head, "erin", tmp_path)
+    with closing(erin):
+        wait_until(lambda: erin.said("the gateway is ready after"), "it serves")
+        [child] = psutil.Process(erin.process.pid).children()
+        child.send_signal(signal.SIGKILL)
+        wait_until(lambda: not is_running(child), "its process has died")
+        check(asyncio.run(streams_while(head, nothing, [erin.url])), right_tokens_of(head))
+        assert erin.said("the gateway is ready again after")
+
+
+def test_the_end_of_the_pool_lets_streams_finish(tiny_model: Path, tmp_path: Path) -> None:
+    pool = LocalPool(
+        tiny_model, tmp_path, device="timed", workers=1, listen="127.0.0.1:0", timed_run_us=5_000
+    )
+    ending: list[asyncio.Task[None]] = []
+
+    async def end() -> None:
+        ending.append(asyncio.create_task(asyncio.to_thread(pool.__exit__)))
+
+    async def streams(url: str) -> list[Answer]:
+        answers = await streams_while(pool, end, [url])
+        await asyncio.gather(*ending)
+        return answers
+
+    pool.__enter__()
+    try:
+        right = right_tokens_of(pool)
+        frank = JoinedGateway(pool, "frank", tmp_path)
+        with closing(frank):
+            check(asyncio.run(streams(frank.url)), right)
+            assert frank.ended() == 0
+    finally:
+        if not ending:
+            pool.__exit__()
+
+
+def test_keys_are_asked_for_where_the_head_asks_for_them(tiny_model: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-secret\n")
+    keys.chmod(0o600)
+    flags = {"device": "timed", "workers": 1, "listen": "127.0.0.1:0"}
+    with LocalPool(tiny_model, tmp_path, api_key_file=str(keys), **flags) as pool:
+        open_one = JoinedGateway(pool, "grace", tmp_path)
+        with closing(open_one):
+            assert open_one.ended() == 2
+        assert open_one.said("clients of this pool need keys: give --api-key-file")
+        heidi = JoinedGateway(pool, "heidi", tmp_path, "--api-key-file", str(keys))
+        with closing(heidi):
+            url = f"{heidi.url}/v1/models"
+            assert httpx.get(url, timeout=60).status_code == 401
+            headers = {"Authorization": "Bearer sk-secret"}
+            assert httpx.get(url, headers=headers, timeout=60).status_code == 200
+
+
+def test_another_version_is_refused(head: LocalPool, tmp_path: Path) -> None:
+    ivan = JoinedGateway(head, "ivan", tmp_path, version="0.0.1")
+    with closing(ivan):
+        assert ivan.ended() == 2
+    assert ivan.said("this gateway 0.0.1")
