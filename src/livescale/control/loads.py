@@ -125,13 +125,36 @@ class Loads:
             if load.model == model and FromWorker(sender) in senders(load.feeds):
                 load.fail(sender)
 
-    def fail_absent(self) -> None:
+    def fail_hopeless(self) -> None:
         """Senders that a load was adopted with may have died while no controller was there, or
-        been told by another controller to drop the model."""
+        been told by another controller to drop the model. And two controllers may have ordered
+        loads that wait for one another: from none of them a way leads to a whole copy."""
+        rooted = self._rooted()
         for load in self.open.values():
             for upstream in senders(load.feeds):
-                if not self._pool.has(upstream.worker, load.model):
+                is_there = self._pool.has(upstream.worker, load.model)
+                if not is_there or load.id not in rooted:
                     load.fail(upstream.worker)
+
+    def _rooted(self) -> dict[HoldingId, None]:
+        """Loads that get something from storage, from a whole copy, or from such a load."""
+        found: dict[HoldingId, None] = {}
+        sources = {
+            (load.model, load.rank): {h.member for h in self._pool.whole(load.model, load.rank)}
+            for load in self.open.values()
+        }
+        before = -1
+        while len(found) > before:
+            before = len(found)
+            for load in self.open.values():
+                known = sources[load.model, load.rank]
+                if any(
+                    not isinstance(feed.upstream, FromWorker) or feed.upstream.worker in known
+                    for feed in load.feeds
+                ):
+                    found[load.id] = None
+                    known.add(load.receiver)
+        return found
 
     def amend(self, load: OpenLoad, feeds: tuple[Feed, ...]) -> None:
         """The receiver is told to get what it misses by these feeds. Those behind it may stall

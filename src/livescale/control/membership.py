@@ -50,7 +50,7 @@ class Membership:
 
     def settle(self, now_ns: int) -> bool:
         """Whether the pool is settled. Completes what was adopted: ranks whose instance cannot
-        come together are given up, feeds from senders that have nothing of the model fail."""
+        come together are given up, feeds that nothing can come by fail."""
         if self.settled_at_ns is None:
             self.settled_at_ns = now_ns + self._config.settle_ns
         self._fleet.give_up_hopeless(now_ns)
@@ -60,7 +60,7 @@ class Membership:
         is_settled = now_ns >= self.settled_at_ns
         if is_settled and self._has_adopted:
             self._has_adopted = False
-            self._loads.fail_absent()
+            self._loads.fail_hopeless()
         return is_settled
 
     def take_releases(self) -> list[ReleaseHolding]:

@@ -199,7 +199,7 @@ class CommandChecker:
         assert held is not None
         duty, takers = held.order.duty, command.duty.drains_to
         assert duty is not None
-        if not held.is_whole:
+        if not knowledge.is_loaded(held.order.model, held.copy):
             alone = msgspec.structs.replace(duty, gives_to=())
             is_alone = command.duty == alone != duty
             require(is_alone, "who loads only loses partners", command, duty)

@@ -54,6 +54,8 @@ class Transfers:
         self._receiving = self.moves.receiving
         #: models whose files are wrong until then
         self._spoiled: dict[str, int] = {}
+        #: loads that have failed
+        self._failed: dict[HoldingKey, None] = {}
         #: by model: when a member without files was to read them last
         self._unread: dict[str, int] = {}
 
@@ -115,8 +117,12 @@ class Transfers:
             self.drop(key)
 
     def missing_bytes(self, member: WorkerRef, model: str, rank: int, layer: int) -> int:
-        """Bytes of a layer that the member, which receives or holds the rank, still lacks."""
-        holding = self._holdings[member, model, rank]
+        """Bytes of a layer that the member, which receives or holds the rank, still lacks. None of
+        a load that has failed: that news is on its way, behind that of its layers."""
+        key = (member, model, rank)
+        if key in self._failed and key not in self._holdings:
+            return 0
+        holding = self._holdings[key]
         missing = holding.missing[layer]
         return bytes_in(holding.grid, LayerPiece(layer, missing)) if missing else 0
 
@@ -226,6 +232,7 @@ class Transfers:
         """Nothing of it is kept: there is no other holder to ask."""
         if self._receiving.get(reception.key) is reception:
             self.drop(reception.key)
+            self._failed[reception.key] = None
             reception.tell(inputs.FetchFailed(reception.plan, reason))
 
     def _end(self, reception: SimReception) -> None:
