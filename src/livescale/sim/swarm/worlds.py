@@ -122,7 +122,7 @@ def draw_flat_world(seed: int) -> SwarmWorld:
         message_delay_ns=rng.choice([0, 200_000, 3 * MS]),
         holder_wait_ns=500 * MS,
         stall_ns=random.Random(f"stall {seed}").choice([20, 200]) * MS,
-        grace_ns=120_000 * MS,
+        grace_ns=600_000 * MS,
         faults=_faults(rng, until_ns),
     )
     config = _with_elastic_planes(config, seed)
