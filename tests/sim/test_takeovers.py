@@ -8,11 +8,17 @@ from collections.abc import Callable
 import pytest
 
 from effort import examples
+from livescale.cli.main import main
+from livescale.control.fleet import Fleet
+from livescale.control.holdings import Copy
+from livescale.control.leaving import Leaving
+from livescale.control.loads import Loads
 from livescale.member.effects import RefuseOrder
 from livescale.member.fence import Fence
 from livescale.member.member import Member
 from livescale.messages.epochs import ControllerEpoch
 from livescale.sim.swarm.seeds import draw_world, run_seed
+from livescale.types import WorkerRef
 
 SEEDS = [seed for seed in range(200) if draw_world(seed).config.faults.takeovers]
 
@@ -57,3 +63,60 @@ def test_some_seed_catches(
     mutation(monkeypatch)
     found = [outcome.error for outcome in map(run_seed, SEEDS[:20]) if outcome.error]
     assert any(re.search(rule, error) for error in found), found
+
+
+def halves_are_given_up_at_once(patch: pytest.MonkeyPatch) -> None:
+    def broken(self: Fleet, now_ns: int) -> None:
+        for copy in self._pool.incomplete():
+            self._pool.give_up(copy)
+
+    patch.setattr(Fleet, "give_up_hopeless", broken)
+
+
+def loads_may_wait_for_one_another(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Loads, "_rooted", lambda self: dict.fromkeys(self.open))
+
+
+def copies_that_wake_count(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Copy, "is_waking", False)
+
+
+def halves_do_not_hold_their_hosts(patch: pytest.MonkeyPatch) -> None:
+    may_go = Leaving._may_go
+
+    def broken(self: Leaving, ref: WorkerRef) -> bool:
+        copies = [self._pool.copy_of(holding) for holding in self._pool.on(ref)]
+        halves = [copy for copy in copies if not copy.is_there and not copy.is_given_up]
+        return bool(halves) or may_go(self, ref)
+
+    patch.setattr(Leaving, "_may_go", broken)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "rule", "seed"),
+    [
+        (halves_are_given_up_at_once, "the last copy is kept", 16),
+        (loads_may_wait_for_one_another, "every request ends", 9671),
+        (copies_that_wake_count, "the last copy stays when a host goes", 5117),
+        (halves_do_not_hold_their_hosts, "instances end before their host goes", 2957),
+    ],
+)
+def test_a_seed_shows(
+    mutation: Callable[[pytest.MonkeyPatch], None],
+    rule: str,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mutation(monkeypatch)
+    assert re.search(rule, run_seed(seed).error)
+
+
+def test_a_request_that_two_workers_give_back_in_turn_waits() -> None:
+    """Without that no time passes in this world, and it never ends."""
+    outcome = run_seed(5032)
+    assert not outcome.error, outcome.trace
+
+
+def test_only_worlds_with_takeovers_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["swarm", "--takeovers", "--seeds", "3", "--jobs", "1"]) == 0
+    assert "3 of 3 seeds, 0 violations" in capsys.readouterr().out
