@@ -23,7 +23,8 @@ from livescale.config.pool import SETTINGS, WORKERS_MAX
 from livescale.runtime.doors import open_credentials
 from livescale.runtime.head_talk import JoinError
 from livescale.runtime.joined_host import JoinedAs, JoinedHost
-from livescale.runtime.protocol import NAME_CHARS_MAX, Address
+from livescale.runtime.joining import NAME_CHARS_MAX
+from livescale.runtime.protocol import Address
 from livescale.runtime.token import check_fingerprint, read_token
 from livescale.runtime.worker_python import check_worker_python, gpus_of
 

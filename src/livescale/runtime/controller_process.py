@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import msgspec
 from livescale.control.controller import Controller
 from livescale.messages import commands, events
 from livescale.messages.epochs import ControllerEpoch
-from livescale.runtime import protocol
+from livescale.runtime import joining, protocol
 from livescale.runtime.boot import (
     ControllerBoot,
     PoolDrains,
@@ -32,6 +33,7 @@ from livescale.runtime.boot import (
     report,
 )
 from livescale.runtime.doors import CONTROLLER_DOOR, Door, open_credentials
+from livescale.runtime.gateway_wires import GatewayWires
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.joined_gateways import JoinedGateways
 from livescale.runtime.joined_hosts import JoinedHosts
@@ -43,10 +45,10 @@ from livescale.runtime.shown_status import ShownStatus
 from livescale.runtime.standing_by import boot_acting, keeper_of, wait_for_lease
 from livescale.runtime.step_news import StepNews
 from livescale.runtime.tenure import Tenure
-from livescale.runtime.text_files import read_part
 from livescale.runtime.wire_channel import Wire
 from livescale.telemetry.history.follower import Follower
-from livescale.types import Outcome, RequestId, WorkerRef
+from livescale.telemetry.record import RequestLine
+from livescale.types import Outcome, WorkerRef
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class ControllerProcess:
         #: what this side of all wires proves who it is with (None: the secret alone)
         self.tls = open_credentials(boot.pool.tls_dir)
         self.hosts = JoinedHosts(boot, self._publication, self._push, self.tls)
-        self.gateways = JoinedGateways(boot, self.tls)
+        self.joined_gateways = JoinedGateways(boot, self.tls)
         self.heartbeats = Heartbeats(boot.pool.lost_after_ms)
         self._news = StepNews()
         #: what is written down of this life (None: nothing)
@@ -97,14 +99,10 @@ class ControllerProcess:
         self._members: dict[WorkerRef, _Member] = {}
         #: incarnations that were lost: they are told to end if they come back
         self._lost: dict[WorkerRef, None] = {}
-        self._gateways: dict[str, Wire[protocol.ToController]] = {}
-        #: unfinished requests and the gateway that answers for them
-        self._gateway_of: dict[RequestId, str] = {}
-        self.shown = ShownStatus(self._publication, self._to_gateways)
-        #: who asked what the members hold
-        self._examiners: dict[str, Wire[protocol.ToController]] = {}
-        #: answers to gateways that are being worked out
-        self._answering: set[asyncio.Task[None]] = set()
+        self._gateways = GatewayWires(
+            tenure, self._publication, self._push, self._request_is_over, self._examine
+        )
+        self.shown = ShownStatus(self._publication, self._gateways.send)
         for model in boot.catalog.models:
             if model.is_leaving:
                 self._push(events.ModelRemoved(model.entry.spec.name))
@@ -160,7 +158,7 @@ class ControllerProcess:
         # After the status: a client that receives the failure may ask for its reason at once.
         for command in decided:
             if isinstance(command, commands.FailRequest):
-                self._to_gateway(command.request, command)
+                self._gateways.send_for(command.request, command)
         return now_ns
 
     def _push(self, event: events.AnyEvent) -> None:
@@ -182,7 +180,7 @@ class ControllerProcess:
         ):
             self._order(protocol.Order(command))
         elif isinstance(command, commands.Dispatch):
-            if not self._to_gateway(command.request, command):
+            if not self._gateways.send_for(command.request, command):
                 self._push(events.RequestEnded(command.request, command.attempt, Outcome.CANCELLED))
         elif isinstance(command, commands.WakeAt):
             earlier = self._wake_at_ns is None or command.at_ns < self._wake_at_ns
@@ -198,14 +196,6 @@ class ControllerProcess:
         if member is not None:
             member[0].send(order)
 
-    def _to_gateway(
-        self, request: RequestId, command: commands.Dispatch | commands.FailRequest
-    ) -> bool:
-        wire = self._gateways.get(self._gateway_of.get(request, ""))
-        if wire is not None:
-            wire.send(command)
-        return wire is not None
-
     @property
     def _is_recording(self) -> bool | None:
         return self.recording.problem is None if self.recording is not None else None
@@ -218,12 +208,6 @@ class ControllerProcess:
         lacking, busy = self._controller.lacking_workers(), self._controller.busy_workers()
         self.hosts.tell_need(lacking, hosts, busy)
 
-    def _to_gateways(
-        self, message: protocol.PoolStatus | protocol.Catalog | protocol.Peers
-    ) -> None:
-        for wire in self._gateways.values():
-            wire.send(message)
-
     # -- what comes in --------------------------------------------------------------------------
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -234,11 +218,11 @@ class ControllerProcess:
         if isinstance(hello, protocol.MemberHello):
             await self._serve_member(hello, wire)
         elif isinstance(hello, protocol.GatewayHello):
-            await self._serve_gateway(hello, wire)
-        elif isinstance(hello, protocol.HostHello):
+            await self._gateways.serve(hello, wire, self._known())
+        elif isinstance(hello, joining.HostHello):
             await self.hosts.serve(hello, wire)
-        elif isinstance(hello, protocol.GatewayJoins):
-            await self.gateways.serve(hello, wire)
+        elif isinstance(hello, joining.GatewayJoins):
+            await self.joined_gateways.serve(hello, wire)
         else:
             _log.warning("a connection without a hello was closed (%s)", wire.error)
             wire.close()
@@ -257,8 +241,7 @@ class ControllerProcess:
         self._push(hello.joined)
         async for message in self._tenure.listen(wire):
             if isinstance(message, protocol.Examined):
-                if message.call in self._examiners:
-                    self._examiners[message.call].send(message)
+                self._gateways.examined(message)
                 continue
             if not isinstance(
                 message, protocol.AgentEvent if ref.is_agent else protocol.WorkerEvent
@@ -273,72 +256,9 @@ class ControllerProcess:
         self._push(events.WorkerLost(ref, wire.error or "connection closed"))
         self._tell_members()
 
-    async def _serve_gateway(
-        self, hello: protocol.GatewayHello, wire: Wire[protocol.ToController]
-    ) -> None:
-        name = hello.gateway
-        self._gateways[name] = wire
-        wire.send(self._publication.catalog())
-        wire.send(self._peers_message())
-        if self.shown.last is not None:
-            wire.send(self.shown.last)
-        async for message in self._tenure.listen(wire):
-            if isinstance(message, protocol.RequestTimed):
-                self._gateway_of.pop(message.line.request, None)
-                if self.recording is not None:
-                    self.recording.request(message.line)
-            elif isinstance(
-                message, (events.RequestArrived, events.RequestCancelled, events.RequestEnded)
-            ):
-                if isinstance(message, events.RequestArrived):
-                    self._gateway_of[message.request] = name
-                self._push(message)
-            elif isinstance(
-                message,
-                (
-                    protocol.AddModel,
-                    protocol.ChangeModel,
-                    protocol.RemoveModel,
-                    protocol.ReadModelFile,
-                ),
-            ):
-                task = asyncio.create_task(self._answer(wire, message))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
-            elif isinstance(message, protocol.Examine):
-                self._examiners[message.call] = wire
-                wire.send(protocol.Examining(message.call, tuple(sorted(self._members))))
-                self._to_members(message)
-            else:
-                wire.error = f"a gateway sent {type(message).__name__}"
-                wire.close()
-                break
-        _log.info("gateway %s is gone: %s", name, wire.error)
-        if self._gateways.get(name) is wire:
-            del self._gateways[name]
-            for call in [call for call, asker in self._examiners.items() if asker is wire]:
-                del self._examiners[call]
-            for request in [r for r, g in self._gateway_of.items() if g == name]:
-                del self._gateway_of[request]
-                self._push(events.RequestCancelled(request))
-
-    async def _answer(
-        self,
-        wire: Wire[protocol.ToController],
-        asked: (
-            protocol.AddModel | protocol.ChangeModel | protocol.RemoveModel | protocol.ReadModelFile
-        ),
-    ) -> None:
-        if isinstance(asked, protocol.ReadModelFile):
-            model = self._publication.models.get(asked.model)
-            directory = "" if model is None else model.entry.directory
-            wire.send(await asyncio.to_thread(read_part, directory, asked))
-        else:
-            wire.send(await self._publication.answer(asked))
-
     def _announce(self) -> None:
         """The catalog changed: gateways serve by it, and the next life must know it."""
-        self._to_gateways(self._publication.catalog())
+        self._gateways.send(self._publication.catalog())
         report(Status(catalog=self._publication.kept()))
 
     def _peers_message(self) -> protocol.Peers:
@@ -355,11 +275,24 @@ class ControllerProcess:
         """Who is there: the data planes of all, and to gateways the workers."""
         members = sorted(self._members.items())
         self._to_members(protocol.Holders(tuple(hello.holder for _, (_, hello) in members)))
-        self._to_gateways(self._peers_message())
+        self._gateways.send(self._peers_message())
 
     def _to_members(self, message: protocol.Holders | protocol.Examine) -> None:
         for wire, _ in self._members.values():
             wire.send(message)
+
+    def _known(self) -> list[protocol.Catalog | protocol.Peers | protocol.PoolStatus]:
+        """What a gateway is told first."""
+        status = [] if self.shown.last is None else [self.shown.last]
+        return [self._publication.catalog(), self._peers_message(), *status]
+
+    def _examine(self, question: protocol.Examine) -> Iterable[WorkerRef]:
+        self._to_members(question)
+        return self._members
+
+    def _request_is_over(self, line: RequestLine) -> None:
+        if self.recording is not None:
+            self.recording.request(line)
 
     async def flush_record(self) -> None:
         """Let readers of the record see what was noted, and gateways that it was closed."""
@@ -440,7 +373,7 @@ async def _act(
 
     async def drain() -> None:
         await pool_drains.wait()
-        process.gateways.say_farewell()
+        process.joined_gateways.say_farewell()
         await stop.wait()
 
     parts = [process.run(), process.heartbeats.run(), show(), flush(), drain(), stop.wait()]

@@ -19,18 +19,16 @@ from livescale.messages.epochs import ControllerEpoch
 from livescale.runtime.acting import met_on
 from livescale.runtime.child_boots import other_heads
 from livescale.runtime.doors import CONTROLLER_DOOR, OutcastError, StrangerError
-from livescale.runtime.news import News, PoolProgress
-from livescale.runtime.protocol import (
-    Address,
+from livescale.runtime.joining import (
     Farewell,
     GatewayJoins,
     GatewayWelcome,
     HostHello,
-    Refused,
     RevokedMembers,
-    ToHost,
     Welcome,
 )
+from livescale.runtime.news import News, PoolProgress
+from livescale.runtime.protocol import Address, Refused, ToHost
 from livescale.runtime.wire_channel import Wire, open_wire
 
 if TYPE_CHECKING:

@@ -27,13 +27,14 @@ from livescale.runtime.child_boots import other_heads
 from livescale.runtime.head_talk import HeadTalk, JoinError
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_supervisor import STOP_TIMEOUT_S
+from livescale.runtime.joining import GatewayJoins, GatewayWelcome
 from livescale.runtime.kept_children import KeptChildren
-from livescale.runtime.key_watch import LOOK_S, KeyWatch
+from livescale.runtime.key_watch import KeyWatch
 from livescale.runtime.listening import listen
 from livescale.runtime.news import News, PoolProgress
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import Address, Catalog, GatewayJoins, GatewayWelcome, ToHost
+from livescale.runtime.protocol import Address, Catalog, ToHost
 from livescale.runtime.wire_channel import Wire
 
 if TYPE_CHECKING:
@@ -229,11 +230,9 @@ class JoinedGateway:
 
     async def _watch_keys(self) -> None:
         """The gateway serves by the keys as they are in their files now."""
-        while self._keys.has_files:
-            await asyncio.sleep(LOOK_S)
-            if await asyncio.to_thread(self._keys.look) and self._kept is not None:
-                for child in self._kept.children:
-                    child.tell(self._keys.digests)
+        async for digests in self._keys.changes():
+            for child in [] if self._kept is None else self._kept.children:
+                child.tell(digests)
 
     def __repr__(self) -> str:
         return f"<JoinedGateway {self._name} at {address_text(self._head.host, self._head.port)}>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from livescale.control.host_ledger import HostRefusedError
-from livescale.runtime import protocol
+from livescale.runtime import joining, protocol
 from livescale.runtime.boot import ControllerBoot, Status, report
 from livescale.runtime.joined_hosts import check_may_join, settings_elsewhere
 from livescale.runtime.news import News
@@ -29,7 +29,7 @@ class JoinedGateways:
             tls.watch(self._tell_revoked)
         self._wires: dict[Wire[protocol.ToController], None] = {}
 
-    async def serve(self, hello: protocol.GatewayJoins, wire: Wire[protocol.ToController]) -> None:
+    async def serve(self, hello: joining.GatewayJoins, wire: Wire[protocol.ToController]) -> None:
         """A gateway's supervisor, until its wire ends."""
         boot = self._boot
         try:
@@ -39,10 +39,10 @@ class JoinedGateways:
             wire.close()
             return
         pool = settings_elsewhere(boot.pool)
-        wire.send(protocol.GatewayWelcome(pool, boot.has_api_keys, boot.has_admin_keys))
+        wire.send(joining.GatewayWelcome(pool, boot.has_api_keys, boot.has_admin_keys))
         if self._tls is not None and self._tls.revoked_list:
-            wire.send(protocol.RevokedMembers(self._tls.revoked_list))
-        name = "".join(c for c in hello.name if c.isprintable())[: protocol.NAME_CHARS_MAX]
+            wire.send(joining.RevokedMembers(self._tls.revoked_list))
+        name = "".join(c for c in hello.name if c.isprintable())[: joining.NAME_CHARS_MAX]
         self._wires[wire] = None
         self._tell(News(f"gateway {name} has joined"))
         async for message in wire:
@@ -53,7 +53,7 @@ class JoinedGateways:
     def say_farewell(self) -> None:
         """The pool is about to end: each gateway lets running requests finish, and ends."""
         for wire in self._wires:
-            wire.send(protocol.Farewell())
+            wire.send(joining.Farewell())
 
     def _tell(self, news: News) -> None:
         report(Status(news=(news,), gateways=len(self._wires)))
@@ -61,7 +61,7 @@ class JoinedGateways:
     def _tell_revoked(self) -> None:
         assert self._tls is not None
         for wire in self._wires:
-            wire.send(protocol.RevokedMembers(self._tls.revoked_list))
+            wire.send(joining.RevokedMembers(self._tls.revoked_list))
 
     def __repr__(self) -> str:
         return f"<JoinedGateways: {len(self._wires)}>"

@@ -24,11 +24,12 @@ from livescale.runtime.child_boots import MemberBoots
 from livescale.runtime.head_talk import HeadTalk
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_supervisor import HostSupervisor, fork_server
+from livescale.runtime.joining import Farewell, HostHello, Welcome
 from livescale.runtime.news import News, PoolProgress
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_layout import PoolLayout, joined_seat
 from livescale.runtime.pool_process import Child
-from livescale.runtime.protocol import Address, Farewell, HostHello, ToHost, Welcome
+from livescale.runtime.protocol import Address, ToHost
 from livescale.runtime.restarts import Restarts
 from livescale.runtime.wire_channel import Wire
 from livescale.types import Value

@@ -18,7 +18,7 @@ from livescale.control.departures import Departures
 from livescale.control.host_ledger import HostLedger, HostRefusedError
 from livescale.control.wanted_hosts import PoolNeed
 from livescale.messages.events import AnyEvent, Tick
-from livescale.runtime import protocol
+from livescale.runtime import joining, protocol
 from livescale.runtime.boot import ControllerBoot, Status, report
 from livescale.runtime.news import News
 from livescale.runtime.publication import Publication
@@ -57,7 +57,7 @@ class JoinedHosts:
         #: by name: when the supervisor began, and its wire
         self._wires: dict[str, tuple[int, _HostWire]] = {}
 
-    async def serve(self, hello: protocol.HostHello, wire: _HostWire) -> None:
+    async def serve(self, hello: joining.HostHello, wire: _HostWire) -> None:
         """A host's supervisor, until its wire ends."""
         try:
             self._check(hello)
@@ -71,9 +71,9 @@ class JoinedHosts:
             # Of the same supervisor, whose end of it broke first.
             self._wires[hello.name][1].break_off("it has connected again")
         self._wires[hello.name] = hello.clock_ns, wire
-        wire.send(protocol.Welcome(numbers, settings_elsewhere(self._pool), self._sizes()))
+        wire.send(joining.Welcome(numbers, settings_elsewhere(self._pool), self._sizes()))
         if self._tls is not None and self._tls.revoked_list:
-            wire.send(protocol.RevokedMembers(self._tls.revoked_list))
+            wire.send(joining.RevokedMembers(self._tls.revoked_list))
         self._keep(News(f"host {hello.name} has joined with {hello.workers} workers"))
         await self._listen(hello.name, wire)
 
@@ -89,7 +89,7 @@ class JoinedHosts:
             self._push(event)
         for name in going:
             if name in self._wires:
-                self._wires[name][1].send(protocol.Farewell())
+                self._wires[name][1].send(joining.Farewell())
 
     def tell_need(
         self, lacking: int, hosts: Mapping[WorkerRef, str], busy: Collection[WorkerRef]
@@ -106,19 +106,19 @@ class JoinedHosts:
     def say_farewell(self) -> None:
         """The pool ends in order: its hosts need not wait for another life of the controller."""
         for _, wire in self._wires.values():
-            wire.send(protocol.Farewell())
+            wire.send(joining.Farewell())
 
     # -- helpers --------------------------------------------------------------------------------
 
     def _tell_revoked(self) -> None:
         assert self._tls is not None
         for _, wire in self._wires.values():
-            wire.send(protocol.RevokedMembers(self._tls.revoked_list))
+            wire.send(joining.RevokedMembers(self._tls.revoked_list))
 
-    def _check(self, hello: protocol.HostHello) -> None:
+    def _check(self, hello: joining.HostHello) -> None:
         """Raises HostRefusedError for what cannot join."""
         check_may_join(self._pool, hello.version, "host")
-        if not 0 < len(hello.name) <= protocol.NAME_CHARS_MAX or not hello.name.isprintable():
+        if not 0 < len(hello.name) <= joining.NAME_CHARS_MAX or not hello.name.isprintable():
             raise HostRefusedError("a host's name has 1 to 253 printable characters")
         if not 0 <= hello.workers <= WORKERS_MAX:
             raise HostRefusedError(f"a host has 0 to {WORKERS_MAX} workers, not {hello.workers}")
@@ -135,7 +135,7 @@ class JoinedHosts:
 
     async def _listen(self, name: str, wire: _HostWire) -> None:
         async for message in wire:
-            if not isinstance(message, protocol.Farewell):
+            if not isinstance(message, joining.Farewell):
                 wire.error = f"a host sent {type(message).__name__}"
                 wire.close()
                 break

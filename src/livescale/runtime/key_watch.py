@@ -6,11 +6,12 @@ nothing: the keys of before go on to work, and one line in the log names what is
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
@@ -50,6 +51,14 @@ class KeyWatch:
         """As they were at the last look."""
         weights = {digest: n for digest, n in self._api.weights.items() if n > 1}
         return KeyDigests(self._api.digests, self._admin.digests, weights)
+
+    async def changes(self) -> AsyncIterator[KeyDigests]:
+        """The keys, whenever they are others; ends at once where there is nothing to watch."""
+        while self.has_files:
+            await asyncio.sleep(LOOK_S)
+            # A file may lie on another machine's disk.
+            if await asyncio.to_thread(self.look):
+                yield self.digests
 
     def look(self) -> bool:
         """Read what has changed; True if the keys are others now. Never raises."""

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from livescale.gateway import backend
 from livescale.load.slo import SloAbsolute, parse_slo
@@ -24,11 +23,10 @@ from livescale.messages.events import RequestArrived, RequestCancelled, RequestE
 from livescale.runtime import protocol
 from livescale.runtime.acting import leave, met_on
 from livescale.runtime.boot import GatewayBoot
+from livescale.runtime.catalog_intake import CatalogIntake
 from livescale.runtime.doors import CONTROLLER_DOOR, open_credentials
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.model_shelf import ModelShelf
 from livescale.runtime.open_questions import OpenQuestions, Question
-from livescale.runtime.text_files import TextFiles
 from livescale.runtime.token_wires import TokenWires
 from livescale.runtime.transcripts import Transcript, Transcripts
 from livescale.runtime.wire_channel import Wire, stay_connected
@@ -69,14 +67,8 @@ class PoolBackend:
 
     def __init__(self, boot: GatewayBoot) -> None:
         self._boot = boot
-        #: of models whose directories are on another machine (None: they are here)
-        self._files = None
-        if boot.files_directory is not None:
-            self._files = TextFiles(Path(boot.files_directory))
-        self._fetching: asyncio.Task[None] | None = None
-        #: the shelf has models that the controller has told of, or that are here
-        self._has_catalog = self._files is None
-        self._shelf = ModelShelf(boot.catalog, self._directory_of)
+        self._intake = CatalogIntake(boot.catalog, boot.files_directory, self._catalog_taken)
+        self._shelf = self._intake.shelf
         self._watchers: list[Callable[[], None]] = []
         slo = parse_slo(boot.pool.slo)
         # A multiple of the mean is known only when the run is over.
@@ -139,7 +131,7 @@ class PoolBackend:
         away_ns = self._away_since_ns
         lost_after_ns = self._boot.pool.lost_after_ms * 1_000_000
         is_away = away_ns is not None and time.monotonic_ns() - away_ns >= lost_after_ns
-        return self._shelf.is_ready and not is_away and self._has_catalog
+        return self._shelf.is_ready and not is_away and self._intake.has_models
 
     @contextmanager
     def admit(
@@ -215,10 +207,9 @@ class PoolBackend:
                 self._shelf.status = message
                 self._look_if_known()
             elif isinstance(message, protocol.Catalog):
-                self._receive_catalog(message, wire)
+                self._intake.receive(message, wire.send)
             elif isinstance(message, protocol.ModelFilePart):
-                if self._files is not None:
-                    self._files.answer(message)
+                self._intake.answer(message)
             elif isinstance(message, protocol.ModelAnswer):
                 self._questions.answer(message)
             elif isinstance(message, FailRequest):
@@ -230,37 +221,15 @@ class PoolBackend:
         self._questions.leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
 
-    def _directory_of(self, entry: protocol.CatalogEntry) -> Path:
-        """Where the files of the model are that its text is tokenized with."""
-        return Path(entry.directory) if self._files is None else self._files.directory_of(entry)
-
     def _look_if_known(self) -> None:
-        if self._shelf.status is None or not self._has_catalog:
+        if self._shelf.status is None or not self._intake.has_models:
             return
         self.is_known.set()
         if self.is_ready():
             self.is_settled.set()
 
-    def _receive_catalog(self, catalog: protocol.Catalog, wire: Wire[protocol.ToGateway]) -> None:
-        """The latest one counts, once the files of its models are here."""
-        if self._fetching is not None:
-            self._fetching.cancel()
-        if self._files is None or self._files.has_all(catalog):
-            self._take_catalog(catalog)
-        else:
-            self._fetching = asyncio.create_task(self._fetch(self._files, catalog, wire))
-
-    async def _fetch(
-        self, files: TextFiles, catalog: protocol.Catalog, wire: Wire[protocol.ToGateway]
-    ) -> None:
-        await files.fetch(catalog, wire.send)
-        self._take_catalog(catalog)
-        self._look_if_known()
-
-    def _take_catalog(self, message: protocol.Catalog) -> None:
-        """Take up and drop models. Requests that were accepted go on, whatever comes of theirs."""
-        self._shelf.take(message)
-        self._has_catalog = True
+    def _catalog_taken(self) -> None:
+        """Models came and went. Requests that were accepted go on, whatever comes of theirs."""
         self._transcripts.offer(card.name for card in self._shelf.cards)
         for changed in self._watchers:
             changed()
@@ -272,6 +241,7 @@ class PoolBackend:
             if entry.owner is None and model not in names:
                 reason = f"the model '{model}' was removed"
                 self._carry_out(self._ledger.failed(entry.request, reason))
+        self._look_if_known()
 
     async def _ask(self, question: Question) -> protocol.ModelAnswer:
         """Ask the controller. Raises ModelRefused or Unavailable."""
@@ -322,18 +292,7 @@ class PoolBackend:
             is_last=token.finish_reason is not None,
         )
         if accepted:
-            transcript = self._transcripts[token.request]
-            transcript.generated.append(token.token_id)
-            transcript.token_ns.append(time.monotonic_ns())
-            transcript.chunks.put_nowait(
-                backend.TokenChunk(
-                    token.index,
-                    token.token_id,
-                    token.finish_reason,
-                    token.logprobs,
-                    token.cached_tokens,
-                )
-            )
+            self._transcripts[token.request].take(token)
         if effects:
             self._carry_out(effects)
 
@@ -345,46 +304,19 @@ class PoolBackend:
         """`failure`: what the stream of a request that fails raises (None: the reason alone)."""
         for effect in effects:
             if isinstance(effect, Send):
-                self._send_prompt(effect.order)
+                order = effect.order
+                submission = self._transcripts[order.request].submission(order)
+                self._workers.send(order.worker, submission)
             elif isinstance(effect, Forget):
                 self._workers.send(effect.worker, effect.message)
             elif isinstance(effect, Moved):
                 self._transcripts.move(effect.request, effect.before, effect.after)
             elif isinstance(effect, Announce):
-                self._announce(effect)
+                self._tell_controller(self._transcripts[effect.request].arrival(effect))
             elif isinstance(effect, Finish):
                 self._finish(effect, failure)
             else:
                 self._tell_controller(effect)
-
-    def _send_prompt(self, order: Dispatch) -> None:
-        transcript = self._transcripts[order.request]
-        transcript.dispatched_ns = time.monotonic_ns()
-        submit = protocol.Submit(
-            request=order.request,
-            attempt=order.attempt,
-            instance=order.instance,
-            prompt_ids=transcript.asked.prompt_ids,
-            generated_ids=tuple(transcript.generated),
-            sampling=transcript.asked.sampling,
-        )
-        self._workers.send(order.worker, submit)
-
-    def _announce(self, announced: Announce) -> None:
-        asked = self._transcripts[announced.request].asked
-        self._tell_controller(
-            RequestArrived(
-                request=asked.request,
-                model=asked.model,
-                prompt_tokens=len(asked.prompt_ids),
-                output_tokens_max=asked.sampling.output_tokens_max,
-                attempt=announced.attempt,
-                worker=announced.owner,
-                client=asked.client.name,
-                weight=asked.client.weight,
-                moves=announced.moves,
-            )
-        )
 
     def _finish(self, end: Finish, failure: backend.GenerationFailed | None) -> None:
         transcript = self._transcripts.close(end.request, is_running=end.owner is not None)

@@ -10,13 +10,11 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from livescale.clusters.files import read_topology
 from livescale.common.addresses import address_text, parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import ConfigError
@@ -38,25 +36,27 @@ from livescale.runtime.host_supervisor import (
     fork_server,
 )
 from livescale.runtime.kept_children import KeptChildren
-from livescale.runtime.key_watch import LOOK_S, KeyWatch
+from livescale.runtime.key_watch import KeyWatch
 from livescale.runtime.lease_keeper import lease_terms
 from livescale.runtime.lease_stores import lease_store
 from livescale.runtime.listening import listen, listen_inside
-from livescale.runtime.news import LoadProgress, News, PoolProgress, log_news
+from livescale.runtime.news import News, PoolProgress, log_news
+from livescale.runtime.pool_claims import (
+    claim_record,
+    claim_secret,
+    configured_layout,
+    make_member_records,
+    token_path,
+)
 from livescale.runtime.pool_directory import PoolDirectory
-from livescale.runtime.pool_layout import PoolLayout, layout_of, local_layout
+from livescale.runtime.pool_layout import PoolLayout
 from livescale.runtime.pool_process import Child
 from livescale.runtime.protocol import Address, CatalogEntry, HeldCopy
 from livescale.runtime.restarts import Restarts
 from livescale.runtime.restoration import restored_models
 from livescale.runtime.state_directory import PoolState, StateDirectory
-from livescale.runtime.token import make_token, new_secret
-from livescale.telemetry.record_file import RecordClaim
-from livescale.telemetry.record_parts import RecordError
+from livescale.runtime.told_progress import ToldProgress
 from livescale.types import WorkerRef
-
-if TYPE_CHECKING:
-    from livescale.common.credentials import Credentials
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -94,11 +94,9 @@ class Pool:
         tls = open_credentials(config.tls_dir)
         timing, origins = latency(config), page_origins(config.cors_origins)
         self._failure: asyncio.Future[None] | None = None
-        self._tell = tell
-        self._was_ready = False
+        self._told = ToldProgress(tell)
         #: as the controller last told them
         self.need = PoolNeed()
-        self._loads: tuple[LoadProgress, ...] = ()
         #: over the files of keys, if there are any
         self._watching_keys: asyncio.Task[None] | None = None
         self._state = StateDirectory(Path(config.state)) if config.state is not None else None
@@ -114,8 +112,8 @@ class Pool:
         self._has_no_others.set()
         self._directory = PoolDirectory()
         #: what a machine needs to join (None: none may)
-        self.token_file = self._token_file()
-        secret = _secret(self.token_file, tls)
+        self.token_file = token_path(config, self._directory.path)
+        secret = claim_secret(self.token_file, tls)
         self._boots = ChildBoots(
             config,
             self.layout,
@@ -151,17 +149,10 @@ class Pool:
             self._control = opened.enter_context(
                 listen_inside(layout.control_prefix, *_control_address(config, layout))
             )
-            self._member_records = _member_records(config.record_members, self._start)
+            self._member_records = make_member_records(config.record_members, self._start)
             # Last: a start that fails leaves the record as it is.
-            self._record_claim = _claim_record(config.record)
+            self._record_claim = claim_record(config.record)
             opened.pop_all()
-
-    def _token_file(self) -> Path | None:
-        if self.config.listen is None:
-            return None
-        if self.config.token_file is None:
-            return self._directory.path / "token"
-        return Path(self.config.token_file).absolute()
 
     def _head_children(self) -> list[Child]:
         """Controller and gateway."""
@@ -206,8 +197,8 @@ class Pool:
         """What is the pool's business when a child ends."""
         return {
             "peers": self._peers,
-            "was_ready": lambda: self._was_ready,
-            "tell": self._tell,
+            "was_ready": lambda: self._told.was_ready,
+            "tell": self._told.tell,
             "failed": self._fail,
         }
 
@@ -230,18 +221,7 @@ class Pool:
             self._boots.hosts = status.hosts
         if status.later_epoch is not None:
             self._boots.epoch_min = status.later_epoch + 1
-        for news in status.news:
-            self._tell(news)
-        if status.is_ready:
-            self._was_ready = self._was_ready or child.kind == "gateway"
-            again = " again" if child.life else ""
-            took_s = time.monotonic() - child.started_s
-            self._tell(News(f"{child.name} is ready{again} after {took_s:.1f} s"))
-        if status.loads is not None or (status.is_ready and child.kind == "controller"):
-            self._loads = status.loads or ()
-        if status.is_ready or status.loads is not None:
-            ready = sum(child.is_ready.is_set() for child in self._children)
-            self._tell(PoolProgress(ready, len(self._children), self._loads))
+        self._told.heed(child, status, self._children)
 
     def _close_state(self) -> None:
         if self._state is not None:
@@ -356,12 +336,9 @@ class Pool:
 
     async def _watch_keys(self) -> None:
         """The gateway serves by the keys as they are in their files now."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            # A file may lie on another machine's disk.
-            if await asyncio.to_thread(self._keys.look):
-                for gateway in self._of_kind("gateway"):
-                    gateway.tell(self._keys.digests)
+        async for digests in self._keys.changes():
+            for gateway in self._of_kind("gateway"):
+                gateway.tell(digests)
 
     def _stop_watching(self) -> None:
         if self._watching_keys is not None:
@@ -394,20 +371,6 @@ def describe(models: tuple[CatalogEntry, ...]) -> list[str]:
     ]
 
 
-def configured_layout(config: PoolConfig) -> PoolLayout:
-    """Where the processes run by the configuration alone: on this machine. Raises ConfigError."""
-    if config.topology is None:
-        return local_layout(config)
-    return layout_of(read_topology(Path(config.topology)).topology, config)
-
-
-def _secret(token_file: Path | None, tls: Credentials | None) -> str:
-    """That of the token, which fits the pool's certificates. Raises ConfigError."""
-    if token_file is None:
-        return new_secret()
-    return make_token(token_file, None if tls is None else tls.fingerprint).secret
-
-
 def _control_address(config: PoolConfig, layout: PoolLayout) -> tuple[str, int]:
     """Where the controller listens: on a free port, where no machine joins."""
     if config.listen is None:
@@ -426,26 +389,3 @@ def _check(config: PoolConfig, layout: PoolLayout, is_standby: bool) -> None:
     other_heads(config, Address("", 0))
     if config.lease is not None:
         lease_store(config.lease, lease_terms(config))
-
-
-def _claim_record(record: str | None) -> RecordClaim | None:
-    """The record is this pool's alone from now on. A path that cannot be written, or that another
-    pool writes, is an error before the start. Raises ConfigError."""
-    if record is None:
-        return None
-    try:
-        return RecordClaim(Path(record))
-    except RecordError as error:
-        raise ConfigError(f"record {error}") from error
-
-
-def _member_records(directory: str | None, start: str) -> str | None:
-    """A new directory for what members of this start of the pool record. Raises ConfigError."""
-    if directory is None:
-        return None
-    path = Path(directory) / start
-    try:
-        path.mkdir(parents=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(f"record_members {path}: {error.strerror}") from error
-    return str(path)

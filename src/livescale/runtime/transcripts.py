@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from livescale.gateway import backend
 from livescale.gateway.admission import WaitingLine
 from livescale.load.slo import RequestTiming, SloAbsolute
-from livescale.member.ledger import Finish
+from livescale.member.ledger import Announce, Finish
+from livescale.messages.commands import Dispatch
+from livescale.messages.events import RequestArrived
+from livescale.runtime import protocol
 from livescale.telemetry.record import RequestLine
 from livescale.types import Outcome, RequestId, WorkerRef
 
@@ -37,6 +40,47 @@ class Transcript:
     dispatched_ns: int | None = None
     #: runs while it waits: what happens when that takes too long
     deadline: asyncio.TimerHandle | None = None
+
+    def arrival(self, announced: Announce) -> RequestArrived:
+        """What the controller is told of it."""
+        asked = self.asked
+        return RequestArrived(
+            request=asked.request,
+            model=asked.model,
+            prompt_tokens=len(asked.prompt_ids),
+            output_tokens_max=asked.sampling.output_tokens_max,
+            attempt=announced.attempt,
+            worker=announced.owner,
+            client=asked.client.name,
+            weight=asked.client.weight,
+            moves=announced.moves,
+        )
+
+    def submission(self, order: Dispatch) -> protocol.Submit:
+        """What the worker of this dispatch is sent, now."""
+        self.dispatched_ns = time.monotonic_ns()
+        return protocol.Submit(
+            request=order.request,
+            attempt=order.attempt,
+            instance=order.instance,
+            prompt_ids=self.asked.prompt_ids,
+            generated_ids=tuple(self.generated),
+            sampling=self.asked.sampling,
+        )
+
+    def take(self, token: protocol.Token) -> None:
+        """It is the next one, and on its way to the client."""
+        self.generated.append(token.token_id)
+        self.token_ns.append(time.monotonic_ns())
+        self.chunks.put_nowait(
+            backend.TokenChunk(
+                token.index,
+                token.token_id,
+                token.finish_reason,
+                token.logprobs,
+                token.cached_tokens,
+            )
+        )
 
     def line(self, end: Finish, slo: SloAbsolute | None) -> RequestLine:
         """Its line for the run record, now that it is over."""
