@@ -88,7 +88,7 @@ def network_namespaces() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="what make test leaves out, and only that")
-    parser.addoption("--rounds", type=int, default=2, help="rounds of chaos")
+    parser.addoption("--rounds", type=int, help="rounds of chaos (default: one, of hosts three)")
     parser.addoption("--seed", type=int, default=0, help="seed of the first round of chaos")
     parser.addoption("--faults", help="of chaos, in turn: comma-separated (default: all)")
     parser.addoption("--pool", help="of all rounds of chaos: timed, real, pair, ...")
@@ -110,7 +110,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # Hypothesis marks its tests in a hook of the same name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without --long what has no mark "long"; with it what has the mark, and all properties."""
+    """Without --long what has no mark "long"; with it what has the mark, and whatever tries more
+    then: all properties, and what is marked so."""
     wanted = [item for item in items if _is_wanted(item, is_long=config.getoption("long"))]
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
@@ -120,4 +121,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_wanted(item: pytest.Item, *, is_long: bool) -> bool:
     if not is_long:
         return item.get_closest_marker("long") is None
-    return any(item.get_closest_marker(name) for name in ("long", "hypothesis"))
+    return any(item.get_closest_marker(name) for name in ("long", "more", "hypothesis"))

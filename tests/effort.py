@@ -10,7 +10,7 @@ import pytest
 #: an ordinary family, one with windows and capped logits, and one of experts
 SOME_FAMILIES = ("llama", "gemma2", "qwen3_moe")
 #: of the examples of a property, in `make test`
-_PART = 4
+_PART = 10
 _is_long = False
 
 
@@ -20,16 +20,16 @@ def set_long(is_long: bool) -> None:
     _is_long = is_long
 
 
-def examples(count: int) -> int:
-    """How many of these examples of a property are tried."""
-    return count if _is_long else -(-count // _PART)
+def examples(count: int, least: int = 1) -> int:
+    """How many of these examples of a property are tried: `least`, or more."""
+    return count if _is_long else max(least, -(-count // _PART))
 
 
 def mostly_long(values: Iterable[Any], short: Iterable[Any]) -> list[Any]:
     """Parameters of a test (tuples, where a test takes several), of which `make test` tries the
     `short` ones."""
     short = list(short)
-    rows = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    rows = [(value, value if type(value) is tuple else (value,)) for value in values]
     return [
         pytest.param(*row, marks=() if value in short else pytest.mark.long) for value, row in rows
     ]

@@ -18,6 +18,10 @@ def settings_table_markdown() -> str:
     lines += ["", "| key of `models:` | type | unit | default | meaning |", "|---|---|---|---|---|"]
     for setting in MODEL_SETTINGS:
         lines.append(f"| `{setting.name}` | {_cells(setting)} |")
+        for key in setting.keys:
+            lines.append(f"| `{setting.name}: {key.name}:` | {_cells(key)} |")
+    [same] = {key.keys for setting in MODEL_SETTINGS for key in setting.keys}
+    lines += [f"| `roles: …: {key.name}` | {_cells(key)} |" for key in same]
     return "\n".join(lines) + "\n"
 
 

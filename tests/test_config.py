@@ -12,11 +12,32 @@ from hypothesis import strategies as st
 
 from livescale.batching.live_order import LIVE_ORDERS
 from livescale.common.settings import ConfigError, parse_schedule
-from livescale.config.model import MODEL_SETTINGS, ModelConfig
+from livescale.config.model import (
+    MODEL_SETTINGS,
+    ModelConfig,
+    RoleReplicas,
+    RolesConfig,
+    check_stages_given,
+)
 from livescale.config.pool import SETTINGS, PoolConfig
-from livescale.config.reading import add_flags, given_flags, load_config
-from livescale.policies import Bounds, Period, SloAim, TargetOngoing
-from livescale.runtime.catalog import live_limits, live_over_ns, pool_scaling
+from livescale.config.reading import (
+    add_flags,
+    changed_model,
+    checked_model,
+    given_flags,
+    load_config,
+)
+from livescale.policies import Bounds, Period, RoleLimits, SloAim, StagesByQueue, TargetOngoing
+from livescale.runtime.catalog import (
+    controller_config,
+    live_limits,
+    live_over_ns,
+    model_policy,
+)
+from livescale.runtime.pool_layout import local_layout
+from livescale.runtime.protocol import CatalogEntry
+from livescale.runtime.scaling_settings import model_scaling, pool_scaling
+from livescale.types import Manifest, ModelSpec, Role, StageOf
 from settings_table import settings_table_markdown
 
 TOPOLOGY = """
@@ -55,7 +76,8 @@ def test_every_field_but_models_is_a_setting_with_help() -> None:
         f.name for f in msgspec.structs.fields(PoolConfig) if f.name != "models"
     ]
     assert [s.name for s in MODEL_SETTINGS] == [f.name for f in msgspec.structs.fields(ModelConfig)]
-    assert all(s.about.help and s.type in ("int", "str") for s in SETTINGS + MODEL_SETTINGS)
+    kinds = ("int", "str", "mapping")
+    assert all(s.about.help and s.type in kinds for s in SETTINGS + MODEL_SETTINGS)
 
 
 def test_defaults_pass_their_own_checks() -> None:
@@ -106,6 +128,45 @@ def test_a_pool_scales_by_bounds_a_target_or_an_aim() -> None:
     assert isinstance(other, SloAim)
     assert (other.ttft_ns, other.floor_decay_ns) == (200_000_000, 7_000_000)
     assert isinstance(pool_scaling(loaded(**by_slo, target_ongoing_requests="2")), TargetOngoing)
+
+
+def test_stages_scale_by_their_queues_where_that_is_configured() -> None:
+    """Models without stages scale as the pool's others do, and a target wins."""
+    stage = ModelSpec("m/0", (1,) * 4, 1, 64, stage=StageOf("m", 0, 2, 0))
+    model = ModelConfig(name="m", path="somewhere", stages=2, max_stage_replicas=7)
+    by_stages = loaded(scaling_policy="stages", slo="ttft=450ms,tbt=150ms", stage_period_ms="500")
+    found = model_scaling(by_stages, model, stage)
+    assert isinstance(found, StagesByQueue)
+    assert (found.slo_ns, found.period_ns, found.replicas_total) == (450 * 10**6, 5 * 10**8, 7)
+    assert found.scale_down_timeout_ns == 3 * 10**9
+    assert not found.is_uniform
+    whole = model_scaling(loaded(scaling_policy="pipelines"), model, stage)
+    assert isinstance(whole, StagesByQueue)
+    assert whole.is_uniform
+    assert whole.slo_ns is None
+    assert model_scaling(by_stages, model, msgspec.structs.replace(stage, stage=None)) is None
+    assert model_scaling(loaded(), model, stage) is None
+    assert isinstance(pool_scaling(by_stages), SloAim)
+    targeted = msgspec.structs.replace(model, target_ongoing_requests=2)
+    assert isinstance(model_scaling(by_stages, targeted, stage), TargetOngoing)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"max_stage_replicas": 4}, "no stages"),
+        ({"stages": 4, "max_stage_replicas": 3}, "above max_stage_replicas 3"),
+        ({"stage_profile": "times.csv"}, "stage_profile is given, and no stages"),
+        (
+            {"stage_spans": "0-3 3-6", "stage_profile": "times.csv"},
+            "stage_profile is given, and the spans are",
+        ),
+    ],
+)
+def test_totals_that_cannot_be_are_refused(given: dict[str, object], problem: str) -> None:
+    model = msgspec.convert({"name": "m", "path": "somewhere", **given}, ModelConfig)
+    with pytest.raises(ConfigError, match=problem):
+        check_stages_given(model, 16, "model m: ")
 
 
 def test_live_work_is_bounded_as_configured() -> None:
@@ -246,6 +307,12 @@ def test_mistakes_in_a_file_are_named_with_the_file(
         ({"chunk_bytes": "2MiB", "arena_bytes": "1MiB"}, "chunk_bytes is 2097152, above arena"),
         ({"chunk_bytes": "17MiB"}, "chunk_bytes is 17825792 bytes, above the largest value"),
         ({"sequences_max": 129}, "sequences_max is 129, above run_tokens_max 128"),
+        ({"gateways": 0}, "gateways is 0, below the least value 1"),
+        ({"gateways": 65}, "gateways is 65, above the largest value 64"),
+        (
+            {"gateways": 3, "queue_requests_max": 2},
+            "gateways is 3, above queue_requests_max 2",
+        ),
         ({"port": "many"}, "port must be a whole number, not 'many'"),
         ({"port": ""}, "port must be a whole number, not ''"),
         ({"record": ""}, "record is empty"),
@@ -259,6 +326,10 @@ def test_mistakes_in_a_file_are_named_with_the_file(
 )
 def test_contradictions_and_bad_flags_are_named(flags: dict[str, object], words: str) -> None:
     assert words in message(**flags)
+
+
+def roles(keys: str, more: str = "idle_s: 60") -> str:
+    return f"[{{path: a, {more}, roles: {{{keys}}}}}]"
 
 
 @pytest.mark.parametrize(
@@ -276,6 +347,42 @@ def test_contradictions_and_bad_flags_are_named(flags: dict[str, object], words:
             "schedule: '08:00-25:00 min=1 max=2' is",
         ),
         ("[{path: a, schedule: '08:00-09:00 min=3 max=2'}]", "min 3 <= max 2"),
+        (roles("prefill: {}"), "models[0].roles: decode is missing"),
+        (roles("decode: {}"), "models[0].roles: prefill is missing"),
+        (roles("prefill: {}, decode: {}, encode: {}"), "roles: unknown setting 'encode' (nearest"),
+        (roles("prefill: {}, decode: {min: 1}"), "roles: decode: unknown setting 'min' (nearest"),
+        (roles("prefill: {}, decode: {max_replicas: 0}"), "decode: max_replicas is 0, below"),
+        (roles("prefill: {}, decode: 2"), "roles: decode must be a mapping of keys to values"),
+        ("[{path: a, roles: both}]", "models[0].roles must be a mapping of keys to values, not"),
+        (
+            roles("prefill: {}, decode: {}", "schedule: '08:00-20:00 min=2 max=3'"),
+            "a: schedule and roles do not go together",
+        ),
+        (
+            roles("prefill: {}, decode: {}", "min_replicas: 1"),
+            "models[0]: min_replicas is given, and roles, which have their own limits",
+        ),
+        (roles("prefill: {}, decode: {}", "max_replicas: 3"), "models[0]: max_replicas is given"),
+        (
+            roles("prefill: {min_replicas: 0}, decode: {}"),
+            "a: roles: min_replicas is 0 for prefill and 1 for decode: both are 0, or neither",
+        ),
+        (
+            roles("prefill: {max_replicas: 4}, decode: {}"),
+            "a: roles: prefill: max_replicas is 4, above workers 3",
+        ),
+        (
+            roles("prefill: {}, decode: {min_replicas: 2, max_replicas: 1}"),
+            "a: roles: decode: min_replicas is 2, above max_replicas 1",
+        ),
+        (
+            roles("prefill: {min_replicas: 2}, decode: {min_replicas: 2}"),
+            "a: roles: prefill and decode need 4 instances at least, above workers 3",
+        ),
+        (
+            "[b, c, {path: a, roles: {prefill: {}, decode: {}}}]",
+            "min_replicas add up to 4, above workers 3",
+        ),
         ("[x/a, y/a]", "'a' names both"),
         ("[a, b, c, d]", "min_replicas add up to 4, above workers 3"),
         ("[]", "models: none given"),
@@ -284,6 +391,51 @@ def test_contradictions_and_bad_flags_are_named(flags: dict[str, object], words:
 )
 def test_contradictions_of_models_are_named(tmp_path: Path, models: str, words: str) -> None:
     assert words in message(f"models: {models}", tmp_path, models=())
+
+
+def test_roles_have_limits_of_their_own(tmp_path: Path) -> None:
+    text = "models: " + roles("prefill: {max_replicas: 1}, decode: {min_replicas: 2}")
+    [model] = loaded(text, tmp_path, models=()).models
+    assert model.roles == RolesConfig(
+        prefill=RoleReplicas(min_replicas=1, max_replicas=1),
+        decode=RoleReplicas(min_replicas=2, max_replicas=None),
+    )
+    assert model.instances_min == 3
+    config = loaded(text, tmp_path, models=())
+    assert checked_model(model, config) == model
+    changes = {"roles": {"prefill": {}, "decode": {"max_replicas": 2}}}
+    changed = changed_model(model, changes, config)
+    assert changed.roles == RolesConfig(prefill=RoleReplicas(), decode=RoleReplicas(max_replicas=2))
+    assert msgspec.structs.replace(changed, roles=model.roles) == model
+
+
+def test_a_running_model_neither_gets_nor_loses_its_roles(tmp_path: Path) -> None:
+    config = loaded("models: " + roles("prefill: {}, decode: {}"), tmp_path, models=())
+    [split] = config.models
+    one = msgspec.structs.replace(split, roles=None)
+    for model, changes, words in (
+        (split, {"roles": None}, "roles come and go only with the model"),
+        (one, {"roles": {"prefill": {}, "decode": {}}}, "roles come and go only with the model"),
+        (split, {"min_replicas": 1}, "min_replicas is given, and roles"),
+        (split, {"schedule": "08:00-20:00 min=2 max=3"}, "schedule and roles do not go together"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            changed_model(model, changes, config)
+
+
+def test_roles_without_a_most_share_the_workers(tmp_path: Path) -> None:
+    text = "models: " + roles("prefill: {}, decode: {min_replicas: 2, max_replicas: 3}")
+    config = loaded(text, tmp_path, models=(), workers=6)
+    entry = CatalogEntry(
+        spec=ModelSpec("a", (1,) * 4, kv_bytes_per_token=1, model_tokens_max=1),
+        manifest=Manifest("a", "{}", "float32", ()),
+        directory="a",
+        eos_token_ids=(),
+        request_tokens_max=1,
+    )
+    policy = model_policy(config, config.models[0], entry)
+    assert policy.roles == (RoleLimits(Role.PREFILL, 1, 4), RoleLimits(Role.DECODE, 2, 3))
+    assert (policy.instances_min, policy.instances_max) == (3, 6)
 
 
 def test_unknown_and_wrong_variables_are_named() -> None:
@@ -369,3 +521,9 @@ def test_a_topology_is_sought_beside_the_file_that_names_it(tmp_path: Path) -> N
         words = message(f"{problem}topology: two.yaml\nmodels: [a]", tmp_path, models=())
         assert "two.yaml has 2 devices" in words
     assert "nowhere.yaml" in message("topology: nowhere.yaml", tmp_path)
+
+
+@pytest.mark.parametrize(("word", "avoids"), [("avoid", True), ("ignore", False)])
+def test_plans_keep_away_from_what_serves_as_is_asked(word: str, avoids: bool) -> None:
+    config = PoolConfig(serving_links=word)
+    assert controller_config(config, local_layout(config), (), 1).avoids_serving is avoids

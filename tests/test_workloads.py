@@ -19,6 +19,23 @@ from livescale.load.traces import TraceRow, burst_trace, read_trace, write_trace
 from livescale.load.workloads import Workload, WorkloadModel, read_workload
 
 S = 1_000_000_000
+ROLE_MISTAKES = [
+    (f"model: a, trace: burst, {text}", problem)
+    for text, problem in (
+        ("roles: {prefill: {}}", "roles: decode is missing"),
+        ("roles: prefill", "roles must be a mapping"),
+        ("roles: {prefill: {min: 1}, decode: {}}", "roles: prefill: unknown setting 'min'"),
+        ("roles: {prefill: {min_replicas: -1}, decode: {}}", "min_replicas is -1, below"),
+        (
+            "roles: {prefill: {min_replicas: 3, max_replicas: 2}, decode: {}}",
+            "roles: prefill: min_replicas is 3, above max_replicas 2",
+        ),
+        ("roles: {prefill: {min_replicas: 0}, decode: {}}", "both are 0, or neither"),
+        ("max_replicas: 2, roles: {prefill: {}, decode: {}}", "max_replicas is given, and roles"),
+        ("split: [2, 1]", "split divides instances between roles, and there are none"),
+        ("split: [2, 0], roles: {prefill: {}, decode: {}}", "Expected `int` >= 1"),
+    )
+]
 EXAMPLES = Path(__file__).parent.parent / "examples" / "workloads"
 
 
@@ -229,7 +246,8 @@ def test_what_is_no_workload_is_named(tmp_path: Path, text: str, words: list[str
         ("model: a, trace: burst, total_rate: 2, share: zip", "share is 'zip': write equal or"),
         ("model: a, trace: burst, count: 3, name: b", "3 models need a {n} in it"),
         ("model: a, trace: burst, count: 0", "Expected `int` >= 1: `count`"),
-        ("model: a, trace: burst, min_replicas: 3, max_replicas: 2", "3 is above max_replicas 2"),
+        ("model: a, trace: burst, min_replicas: 3, max_replicas: 2", "is 3, above max_replicas 2"),
+        *ROLE_MISTAKES,
         ("model: a, trace: nowhere", "a: trace 'nowhere' is not a file"),
         ("model: a, trace: 'gamma:rate=1,seconds=9,cv=4,input=0'", "lengths of 0 and 128 tokens"),
         ("model: a, trace: 'burst:seconds=0.001', rate: 2", "has no rate"),

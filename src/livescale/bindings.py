@@ -23,6 +23,7 @@ class LateBinding(Value, frozen=True, tag="late"):
     (`batching/choosing.py`): in each the oldest one gets up to `oldest_prompt_percent`, and the
     shortest the rest. `passes_max` requests, at most, may go before another one of their client
     that came earlier: a bound for floods of tiny prompts, since a share bounds the time already.
+    Of instances with equal work the one comes first that was given a request longest ago.
     """
 
     ahead_tokens_max: int = 4096

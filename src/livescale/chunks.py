@@ -94,6 +94,14 @@ class ChunkGrid:
         for size in self.layer_bytes:
             self.first.append(self.first[-1] + -(-size // chunk_bytes))
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChunkGrid):
+            return NotImplemented
+        return (self.chunk_bytes, self.layer_bytes) == (other.chunk_bytes, other.layer_bytes)
+
+    def __hash__(self) -> int:
+        return hash((self.chunk_bytes, self.layer_bytes))
+
     @property
     def chunks(self) -> int:
         return self.first[-1]

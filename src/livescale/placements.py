@@ -36,4 +36,25 @@ class NoCopies(Value, frozen=True, tag="none"):
     """No copies in host memory: what no device holds comes from storage."""
 
 
-Placement = SpreadCopies | CacheCopies | AllCopies | NoCopies
+class KeyStageCopies(Value, frozen=True, tag="key-stages"):
+    """Hosts keep the key stages of models whose stages scale by their queues (QUART §6.1).
+
+    A host that has an instance of a key stage keeps a copy, also when the instance is gone. When
+    copies would take more than `memory_percent` of a host's memory, the least recently used ones
+    go. As with `SpreadCopies` the cluster's memory never gives up its last copy of a model; a last
+    copy may take all of a host's memory.
+    """
+
+    memory_percent: int = 85
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory_percent <= 100:
+            raise ValueError(f"{self.memory_percent} percent of a host's memory")
+
+
+Placement = SpreadCopies | CacheCopies | AllCopies | NoCopies | KeyStageCopies
+
+
+def keeps_last(placement: Placement) -> bool:
+    """The last copy in the cluster's memory stays. Other placements rely on storage alone."""
+    return isinstance(placement, SpreadCopies | AllCopies | KeyStageCopies)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from livescale.chunks import Feed
 from livescale.clusters.topology import LinkUse
 from livescale.types import FromWorker, PlanId, Upstream, Value, WorkerRef
@@ -71,7 +73,8 @@ class ScalePlan(Value, frozen=True):
 
     `instances` are the workers of each new instance by rank (empty for copies to host memory);
     `loads` says from whom every receiver gets which chunks. `predicted_ns` is None when a link's
-    rate is not known. `strategy` names the algorithm that made it.
+    rate is not known. `strategy` names the algorithm that made it. `serving` are the link
+    directions that carried serving traffic then, whether the planner was told or not.
     """
 
     plan: PlanId
@@ -83,6 +86,7 @@ class ScalePlan(Value, frozen=True):
     bytes_per_target: int
     predicted_ns: int | None
     links: tuple[LinkBytes, ...] = ()
+    serving: tuple[LinkUse, ...] = ()
 
     @property
     def receivers(self) -> int:
@@ -92,6 +96,20 @@ class ScalePlan(Value, frozen=True):
     def serving_bytes(self) -> int:
         """Bytes that meet serving traffic somewhere."""
         return sum(use.serving_bytes for use in self.links)
+
+    @property
+    def avoided(self) -> tuple[LinkUse, ...]:
+        """Directions with serving traffic over which the plan moves nothing."""
+        used = {use.link for use in self.links if use.bytes}
+        return tuple(link for link in self.serving if link not in used)
+
+    def beside(self, serving: tuple[LinkUse, ...]) -> ScalePlan:
+        """The same plan, with what meets serving traffic on these link directions."""
+        busy = frozenset(serving)
+        links = tuple(
+            LinkBytes(u.link, u.bytes, u.bytes if u.link in busy else 0) for u in self.links
+        )
+        return replace(self, links=links, serving=serving)
 
     def load_of(self, receiver: WorkerRef) -> PlannedLoad:
         """KeyError for a worker that receives nothing."""

@@ -48,6 +48,33 @@ class LayerSpan(Value, frozen=True, order=True):
         return f"[{self.start}, {self.stop})"
 
 
+class StageOf(Value, frozen=True):
+    """Which layers of a model a stage has: it is `number` of `count`.
+
+    A stage is described as a model: layer 0, decoder layers, a last layer. Its layer n is the
+    model's layer `first_layer + n`. Layer 0 has no bytes in other stages than the first, and the
+    last layer none in other stages than the last.
+    """
+
+    model: str
+    number: int
+    count: int
+    first_layer: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.count - 1
+
+    def span(self, layers: int) -> LayerSpan:
+        """The layers of the model that the stage runs, which has `layers` of its own."""
+        start = self.first_layer + (not self.is_first)
+        return LayerSpan(start, self.first_layer + layers - (not self.is_last))
+
+
 class TensorEntry(Value, frozen=True):
     """One tensor of a layer as its module uses it.
 
@@ -78,7 +105,8 @@ class LayerEntry(Value, frozen=True):
 
 
 class Manifest(Value, frozen=True):
-    """Everything a worker needs to know about a model's bytes without opening its directory."""
+    """Everything a worker needs to know about a model's bytes without opening its directory. The
+    configuration is the whole model's, also in that of a `stage`."""
 
     model: str
     config_json: str
@@ -87,11 +115,21 @@ class Manifest(Value, frozen=True):
     tp_size: int = 1
     tp_rank: int = 0
     layout_version: int = LAYOUT_VERSION
+    stage: StageOf | None = None
 
     @property
     def id(self) -> str:
-        """Hash of config, dtype, TP size and rank, and layout version (16 hex digits)."""
-        parts = (self.config_json, self.dtype, self.tp_size, self.tp_rank, self.layout_version)
+        """Hash of config, dtype, TP size and rank, layout version, and which layers of the model
+        these are (16 hex digits)."""
+        parts: tuple[object, ...] = (
+            self.config_json,
+            self.dtype,
+            self.tp_size,
+            self.tp_rank,
+            self.layout_version,
+        )
+        if self.stage is not None:
+            parts = (*parts, self.stage.first_layer, len(self.layers))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     @property
@@ -110,7 +148,9 @@ class ModelSpec(Value, frozen=True):
     """What the control plane knows of a model: sizes only, never bytes.
 
     `layer_bytes` and `kv_bytes_per_token` are those of one rank: an instance takes `tp_size`
-    workers, one per tensor-parallel rank. A token's hidden row has `row_bytes_per_token`.
+    workers, one per tensor-parallel rank. A token's hidden row has `row_bytes_per_token`. A tied
+    head computes with the embedding's matrix: with layer 0. A stage of a model is a model to all
+    that loads, keeps and counts bytes.
     """
 
     name: str
@@ -119,6 +159,13 @@ class ModelSpec(Value, frozen=True):
     model_tokens_max: int
     tp_size: int = 1
     row_bytes_per_token: int = 0
+    is_tied: bool = False
+    stage: StageOf | None = None
+
+    @property
+    def offered_as(self) -> str:
+        """The model that clients ask for."""
+        return self.name if self.stage is None else self.stage.model
 
     @property
     def layers(self) -> int:
@@ -227,6 +274,8 @@ class SamplingParams(Value, frozen=True):
     look at generated tokens, the repetition penalty at the prompt, too. The noise of a choice is a
     function of `seed` and the token's position only. `logit_bias` lists (token id, bias).
     `logprobs` is how many likely tokens are reported beside each chosen one (None: no logprobs).
+    With `embeds` the request ends with its prompt: its one token means nothing and brings the mean
+    of the prompt's last hidden rows (`output_tokens_max` is 1).
     """
 
     output_tokens_max: int
@@ -243,6 +292,7 @@ class SamplingParams(Value, frozen=True):
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    embeds: bool = False
 
 
 class SamplingDefaults(Value, frozen=True):

@@ -3,6 +3,7 @@ that write symbols where real ones write numbers."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,8 @@ from kv_double import next_token
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.run import BatchKey, Run, Segment, SequenceSpec
-from livescale.types import RequestId, SamplingParams, WorkerRef
+from livescale.batching.team_batcher import TeamBatcher
+from livescale.types import LayerSpan, RequestId, SamplingParams, WorkerRef
 
 #: what a row, or a place of the KV cache, is: before or of which layer, after which tokens
 Symbol = tuple[int, int]
@@ -19,9 +21,9 @@ Rows = tuple[Symbol, ...]
 Payload = Rows | tuple[Rows, ...] | None
 
 
-def prefixes(salt: str, token_ids: Sequence[int]) -> list[int]:
-    """A number per position that stands for all tokens up to it."""
-    states, state = [], hash(salt)
+def prefixes(salt: str, token_ids: Sequence[int], before: Sequence[int] = ()) -> list[int]:
+    """A number per position that stands for all tokens up to it; those `before` are known."""
+    states, state = [*before], before[-1] if before else hash(salt)
     for token_id in token_ids:
         state = hash((state, token_id))
         states.append(state)
@@ -31,23 +33,33 @@ def prefixes(salt: str, token_ids: Sequence[int]) -> list[int]:
 class SymbolicExecutor:
     """Holds rows by batch and KV by layer, block and offset, and checks all that a Run reads."""
 
-    def __init__(self, batcher: Batcher, salts: dict[RequestId, str]) -> None:
+    def __init__(
+        self,
+        batcher: Batcher,
+        salts: dict[RequestId, str],
+        states: dict[tuple[RequestId, int], list[int]],
+    ) -> None:
         self._batcher = batcher
         self._salts = salts
+        #: by request and attempt, what stands for each position: told by who runs layer 0
+        self._states = states
         self.rows: dict[BatchKey, Rows] = {}
         self._kv: dict[tuple[int, int, int], Symbol] = {}
         self._written: dict[tuple[int, int, int], Symbol] = {}
         self._published: dict[int, bytes] = {}
+        #: layers below are done of the Run in flight
+        self.layers_stop = 0
 
-    def run(self, run: Run, key: BatchKey | None) -> list[int]:
+    def run(self, run: Run) -> list[int]:
         """Execute: check rows and KV that go in, write KV and rows, sample."""
         layers = range(max(run.span.start, 1), min(run.span.stop, self._layers + 1))
-        before = self.rows.pop(key, ()) if key is not None else ()
+        before = tuple(row for part in run.parts for row in self.rows.pop(part.key, ()))
         after: list[Symbol] = []
         expected: list[Symbol] = []
         self._written = {}
+        self.layers_stop = run.span.start
         for segment in run.segments:
-            states = self._check(segment)
+            states = self._check(segment, run.span)
             first = segment.first_position
             stop = first + segment.token_count
             expected += [(run.span.start, state) for state in states[first:stop]]
@@ -67,8 +79,10 @@ class SymbolicExecutor:
             assert self._batcher.pool.key_of(block) is None, f"block {block} can be found"
         self._kv |= self._written
         if run.span.stop <= self._layers:
-            assert key is not None
-            self.rows[key] = tuple(after)
+            assert run.parts
+            rows = iter(after)
+            for part in run.parts:
+                self.rows[part.key] = tuple(itertools.islice(rows, part.token_count))
         known = ([*s.prompt_ids, *s.generated_ids] for s in run.segments if s.samples)
         return [next_token(token_ids) for token_ids in known]
 
@@ -79,6 +93,9 @@ class SymbolicExecutor:
 
     def export_kv(self, layer: int, places: Sequence[tuple[int, tuple[int, ...]]]) -> Payload:
         """One layer's KV of a batch, per request in token order."""
+        for tokens, table in places:
+            written = any((layer, *self._place(table, p)) in self._written for p in range(tokens))
+            assert layer < self.layers_stop or not written, f"layer {layer} is not done"
         return tuple(
             tuple(self._kv[layer, *self._place(table, p)] for p in range(tokens))
             for tokens, table in places
@@ -115,14 +132,23 @@ class SymbolicExecutor:
     def _layers(self) -> int:
         return self._batcher.span.stop - 2
 
-    def _check(self, segment: Segment) -> list[int]:
-        """States of all known positions."""
+    def _check(self, segment: Segment, span: LayerSpan) -> list[int]:
+        """States of all positions up to the segment's last one."""
         known = [*segment.prompt_ids, *segment.generated_ids]
         first, stop = segment.first_position, segment.context_tokens
         assert segment.token_count > 0, segment
-        assert list(segment.token_ids) == known[first:stop], segment
         assert stop <= len(segment.block_table) * self._batcher.config.block_tokens, segment
-        return prefixes(self._salts[segment.request], known)
+        states = self._states.setdefault((segment.request, segment.attempt), [])
+        if known:
+            found = prefixes(self._salts[segment.request], known)
+            assert not span.start or found[: len(states)] == states[: len(found)], segment
+            states[:] = found
+        elif not span.start:  # of a visit, whose known tokens are not told: a part of a prompt
+            before = states[:first]
+            states[:] = prefixes(self._salts[segment.request], segment.token_ids, before)
+        if not span.start and known:
+            assert list(segment.token_ids) == known[first:stop], segment
+        return states
 
     def _place(self, table: Sequence[int], position: int) -> tuple[int, int]:
         number, offset = divmod(position, self._batcher.config.block_tokens)
@@ -134,7 +160,7 @@ class Node:
     """One worker and its instance, which may go."""
 
     ref: WorkerRef
-    live: LiveBatcher | None
+    serving: TeamBatcher | None
     executor: SymbolicExecutor
     is_alive: bool = True
     #: the Run in flight, its tokens and when it began
@@ -143,12 +169,17 @@ class Node:
     began_ns: int = 0
     #: the Run that was chosen to follow it, and its tokens
     ahead: tuple[Run, list[int]] | None = None
-    #: a Run has just ended, and what waits may be taken in
+    #: a Run, or a layer, has just ended, and what waits may be taken in
     is_between: bool = False
-    #: waits for the end of a Run; some of it (False) for a time without any
-    inbox: list[tuple[Callable[[], None], bool]] = field(default_factory=list)
+    #: waits for the end of a Run, or of a layer; most of it for a time without any Run
+    inbox: list[tuple[Callable[[], None], Callable[[], bool]]] = field(default_factory=list)
     wake_ns: int | None = None
     runs: int = 0
+
+    @property
+    def live(self) -> LiveBatcher | None:
+        """What serves alone."""
+        return self.serving.inner if self.serving is not None else None
 
 
 @dataclass

@@ -16,7 +16,7 @@ from live_parts import Node, Payload, SymbolicExecutor, Target, Transcript
 
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.live_batch import LiveLimits
-from livescale.batching.live_batcher import WHILE_RUNNING, LiveBatcher
+from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.live_messages import (
     Handover,
     KvLayer,
@@ -25,6 +25,8 @@ from livescale.batching.live_messages import (
     refusal,
 )
 from livescale.batching.run import EmittedTokens, Run, SequenceSpec
+from livescale.batching.team_batcher import TeamBatcher
+from livescale.batching.visit_messages import Visit
 from livescale.member.ledger import Finish, Forget, Ledger, LedgerEffect, Send
 from livescale.messages.attempts import AttemptReturned, AttemptTaken
 from livescale.messages.commands import Dispatch
@@ -60,6 +62,7 @@ class LiveWorld:
         self.transcripts: dict[RequestId, Transcript] = {}
         self._ledger = Ledger()
         self._salts: dict[RequestId, str] = {}
+        self._states: dict[tuple[RequestId, int], list[int]] = {}
         self._delays = itertools.cycle(delays)
         self._last_arrival: dict[tuple[WorkerRef, WorkerRef], int] = {}
         self._cut: set[frozenset[WorkerRef]] = set()
@@ -73,6 +76,8 @@ class LiveWorld:
         self.is_strict = False
         #: is shown every Run that ends
         self.watch: Callable[[Node, Run], None] = lambda node, run: None
+        #: is shown every message, with sender and receiver, when it is sent
+        self.listen: Callable[[WorkerRef, WorkerRef, LiveMessage], None] = lambda *_: None
         self.handovers = self.messages = self.moved = self.ahead = 0
         self._add_source(SOURCE, source, limits)
         self.sources = [SOURCE]
@@ -108,9 +113,11 @@ class LiveWorld:
         outputs: int,
         salt: str = "",
         stop_ids: tuple[int, ...] = (),
+        logprobs: int | None = None,
+        embeds: bool = False,
     ) -> None:
         """A new request is dispatched to this worker now."""
-        sampling = SamplingParams(outputs, stop_ids)
+        sampling = SamplingParams(outputs, stop_ids, logprobs=logprobs, embeds=embeds)
         self.transcripts[request] = Transcript(tuple(prompt_ids), sampling, salt)
         self._salts[request] = salt
         self._ledger.open(request)
@@ -146,7 +153,7 @@ class LiveWorld:
         if not node.is_alive:
             return
         node.is_alive = False
-        node.live = node.run = node.ahead = None
+        node.serving = node.run = node.ahead = None
         for other in self.nodes.values():
             self._between_runs(other, lambda other=other: self._peer_lost(other, ref))
         # Behind what it said.
@@ -169,12 +176,17 @@ class LiveWorld:
         for _ in range(events_max):
             if not self._heap:
                 return
-            self.now_ns, _, action = heapq.heappop(self._heap)
-            action()
-            self._pump()
+            self.play_one()
             if self.is_strict:
                 self._check_source_is_busy()
         raise AssertionError(f"no end: {self.nodes}")
+
+    def play_one(self) -> None:
+        """Let the next event happen, and what follows from it."""
+        self._pump()
+        self.now_ns, _, action = heapq.heappop(self._heap)
+        action()
+        self._pump()
 
     # -- what must hold in the end --------------------------------------------------------------
 
@@ -198,7 +210,12 @@ class LiveWorld:
             assert len(live.batcher.held) == 0, live
             assert not live.has_work, live
             assert live.requests() == [], live
+            assert node.serving is not None
+            assert node.serving.side.lead is None, live
+            assert node.serving.side.is_idle, live
+            assert node.serving.deadline_ns() is None, live
             assert not live.batches.given, live
+            assert not live.batches.early, live
             assert live.taker.is_idle, live
             assert live.deadline_ns() is None, live
             assert not node.executor.rows, node.executor.rows
@@ -256,7 +273,8 @@ class LiveWorld:
     # -- nodes ----------------------------------------------------------------------------------
 
     def _add_node(self, ref: WorkerRef, live: LiveBatcher) -> None:
-        self.nodes[ref] = Node(ref, live, SymbolicExecutor(live.batcher, self._salts))
+        executor = SymbolicExecutor(live.batcher, self._salts, self._states)
+        self.nodes[ref] = Node(ref, TeamBatcher(live), executor)
 
     def _add_source(self, ref: WorkerRef, config: BatcherConfig, limits: LiveLimits) -> None:
         batcher = Batcher(config, LayerSpan(0, self.layers + 2))
@@ -281,9 +299,12 @@ class LiveWorld:
         self.at(self.now_ns + self.gateway_ns * (4 if ref == SOURCE else 1), action)
 
     def _between_runs(
-        self, node: Node, action: Callable[[], None], *, while_running: bool = False
+        self,
+        node: Node,
+        action: Callable[[], None],
+        may_come: Callable[[], bool] = lambda: False,
     ) -> None:
-        node.inbox.append((action, while_running))
+        node.inbox.append((action, may_come))
 
     def _layer_arrived(self, ref: WorkerRef, watermark: int) -> None:
         live = self.nodes[ref].live
@@ -291,44 +312,44 @@ class LiveWorld:
             live.layers_arrived(watermark)
 
     def _submit(self, ref: WorkerRef, spec: SequenceSpec) -> None:
-        live = self.nodes[ref].live
-        if live is None:
+        serving = self.nodes[ref].serving
+        if serving is None:
             return self._attempt_returned(ref, spec.request, spec.attempt)
         try:
-            live.add(spec)
+            serving.add(spec)
         except ValueError:
-            stale = [a for r, a in live.batcher.requests() if r == spec.request]
+            stale = [a for r, a in serving.requests() if r == spec.request]
             assert any(attempt > spec.attempt for attempt in stale), "it must fit"
-        live.validate()
+        serving.validate()
 
     def _cancel_at(self, ref: WorkerRef, request: RequestId, attempt: int) -> None:
-        live = self.nodes[ref].live
-        if live is not None:
-            if live.cancel(request, attempt):
+        serving = self.nodes[ref].serving
+        if serving is not None:
+            if serving.cancel(request, attempt):
                 self._forgotten[ref, request, attempt] = None
-            assert not live.cancel(request, attempt), "once is enough"
-            live.validate()
+            assert not serving.cancel(request, attempt), "once is enough"
+            serving.validate()
 
     def _give_back(self, node: Node) -> None:
-        live = node.live
-        if live is None:
+        serving = node.serving
+        if serving is None:
             return
         self._flush(node)  # who has taken what is told before who returns it
-        for request, attempt in live.give_back():
+        for request, attempt in serving.give_back():
             assert (node.ref, request, attempt) not in self._gone_from, "it is another one's"
             assert (node.ref, request, attempt) not in self._forgotten
             self._tell(
                 node.ref, lambda r=request, a=attempt: self._attempt_returned(node.ref, r, a)
             )
-        live.validate()
-        assert live.batcher.pool.used == 0
-        assert live.requests() == []
+        serving.validate()
+        assert serving.inner.batcher.pool.used == 0
+        assert serving.requests() == []
         self._flush(node)
-        node.live = None
+        node.serving = None
 
     def _peer_lost(self, node: Node, peer: WorkerRef) -> None:
-        if node.live is not None:
-            node.live.peer_lost(peer)
+        if node.serving is not None:
+            node.serving.peer_lost(peer)
 
     def _pump(self) -> None:
         """Whatever can happen now without further events."""
@@ -339,13 +360,13 @@ class LiveWorld:
             if node.run is None or node.is_between:
                 node.is_between = False
                 is_resting = node.run is None and node.ahead is None
-                while node.inbox and (is_resting or node.inbox[0][1]):
+                while node.inbox and (is_resting or node.inbox[0][1]()):
                     action, _ = node.inbox.pop(0)
                     action()
-                    if node.live is not None:
-                        node.live.validate()
+                    if node.serving is not None:
+                        node.serving.validate()
                 self._flush(node)
-                if node.ahead is not None:
+                if node.run is None and node.ahead is not None:
                     self._begin(node, *node.ahead)
                     node.ahead = None
                 while not node.inbox and self._start(node):
@@ -356,11 +377,11 @@ class LiveWorld:
     def _start(self, node: Node) -> bool:
         """Choose the next Run. An executor carries out everything in order: so this is shown the
         Run at once."""
-        run = node.live.next() if node.live is not None else None
-        if node.live is None or run is None:
+        run = node.serving.next() if node.serving is not None else None
+        if node.serving is None or run is None:
             return False
         node.runs += 1
-        tokens = node.executor.run(run, run.batch)
+        tokens = node.executor.run(run)
         self._check_may_run(node, run)
         if node.run is None:
             self._begin(node, run, tokens)
@@ -375,30 +396,44 @@ class LiveWorld:
         count = min(run.span.stop, self.layers + 1) - max(run.span.start, 1)
         duration_ns = max(1, self.run_ns + count * run.token_count * self.token_layer_ns)
         self.at(self.now_ns + duration_ns, lambda: self._finish(node, run))
+        if node.live is not None and node.live.tells_layers:
+            for layer in range(1, count + 1):
+                told = partial(self._layer_ran, node, run, layer + 1)
+                self.at(self.now_ns + duration_ns * layer // count, told)
+
+    def _layer_ran(self, node: Node, run: Run, stop: int) -> None:
+        if node.run is not run or node.live is None:
+            return
+        node.executor.layers_stop = stop
+        node.live.layers_ran(stop)
+        node.is_between = True
 
     def _check_may_run(self, node: Node, run: Run) -> None:
         """Layers are there, and nothing runs that another node was told to have."""
-        assert node.live is not None
-        assert run.span.stop <= node.live.watermark
+        assert node.serving is not None
+        assert node.serving.has(run.span)
         for segment in run.segments:
             key = (node.ref, segment.request, segment.attempt)
             assert key not in self._gone_from, f"{key} was taken over"
 
     def _finish(self, node: Node, run: Run) -> None:
-        if node.run is not run or node.live is None:
+        if node.run is not run or node.serving is None:
             return
         node.executor.check_untouched()
+        node.executor.layers_stop = run.span.stop
         self.watch(node, run)
         node.run, node.is_between = None, True
         sampled = [[token_id] for token_id in node.tokens]
-        for emission in node.live.done(run, sampled, self.now_ns - node.began_ns):
+        self._emit(node, node.serving.done(run, sampled, self.now_ns - node.began_ns))
+
+    def _emit(self, node: Node, emitted: Sequence[EmittedTokens]) -> None:
+        for emission in emitted:
             assert (node.ref, emission.request, emission.attempt) not in self._forgotten
             self._tell(node.ref, lambda e=emission: self._token(node.ref, e))
-        self._flush(node)
 
     def _flush(self, node: Node) -> None:
         """Say what is to be said; rows and KV go along as they are now."""
-        live = node.live
+        live = node.serving
         if live is None:
             return
         for peer, message in live.take_outbox(self.now_ns):
@@ -406,9 +441,14 @@ class LiveWorld:
             if isinstance(message, Handover) and message.rows:
                 payload = node.executor.rows[message.batch]
                 assert len(payload) == message.rows
+            elif isinstance(message, Visit) and message.rows:
+                payload = node.executor.rows[message.key]
+                assert len(payload) == message.rows
             elif isinstance(message, KvLayer):
                 payload = node.executor.export_kv(message.layer, live.kv_places(message.batch))
             self._send(node.ref, peer, message, payload)
+        for request, attempt in live.take_returned():
+            self._tell(node.ref, partial(self._attempt_returned, node.ref, request, attempt))
         for key in [key for key in node.executor.rows if not live.holds(key)]:
             del node.executor.rows[key]
         deadline_ns = live.deadline_ns()
@@ -429,6 +469,7 @@ class LiveWorld:
         self, ref: WorkerRef, peer: WorkerRef, message: LiveMessage, payload: Payload
     ) -> None:
         self.messages += 1
+        self.listen(ref, peer, message)
         last_ns = self._last_arrival.get((ref, peer), 0)
         at_ns = max(self.now_ns + next(self._delays), last_ns)
         self._last_arrival[ref, peer] = at_ns
@@ -439,11 +480,13 @@ class LiveWorld:
     ) -> None:
         sender, receiver = self.nodes[ref], self.nodes[peer]
         if frozenset((ref, peer)) in self._cut or not sender.is_alive or not receiver.is_alive:
+            # A worker that cannot be reached is lost, also for one that has not noticed.
+            self._between_runs(sender, lambda: self._peer_lost(sender, peer))
             return
         self._between_runs(
             receiver,
             lambda: self._take(receiver, ref, message, payload),
-            while_running=isinstance(message, WHILE_RUNNING),
+            lambda: receiver.serving is None or receiver.serving.may_come(ref, message),
         )
 
     def _take(self, node: Node, peer: WorkerRef, message: LiveMessage, payload: Payload) -> None:
@@ -453,13 +496,19 @@ class LiveWorld:
             if answer is not None:
                 self._send(node.ref, peer, answer, None)
             return
-        live.expected_tokens(peer, message)  # raises for what cannot be
+        serving = node.serving
+        assert serving is not None
+        wanted = serving.expected_tokens(peer, message)  # raises for what cannot be
         if isinstance(message, KvLayer) and live.taker.wants_kv(peer, message):
             node.executor.import_kv(message.layer, live.kv_places(message.batch), payload)
         if isinstance(message, Taken) and message.batch in live.batches.given:
             for sequence in live.batches.given[message.batch].sequences:
                 self._gone_from[node.ref, sequence.spec.request, sequence.spec.attempt] = None
-        pull_ns = live.take_message(peer, message, self.now_ns)
+        pull_ns = serving.take_message(peer, message, self.now_ns)
+        self._emit(node, serving.take_emitted())
+        if isinstance(message, Visit) and wanted:
+            assert payload is not None
+            node.executor.rows[message.key] = payload  # type: ignore[assignment]
         if pull_ns is not None:
             assert isinstance(message, Handover)
             self._tell_taken(node, message)
@@ -474,8 +523,8 @@ class LiveWorld:
     # -- checks of every step -------------------------------------------------------------------
 
     def _check(self, node: Node) -> None:
-        if node.live is not None:
-            node.live.validate()
+        if node.serving is not None:
+            node.serving.validate()
             node.executor.check_published()
 
     def _check_source_is_busy(self) -> None:

@@ -90,6 +90,7 @@ class BatcherMachine(RuleBasedStateMachine):
         generated=st.lists(st.integers(1, 2), max_size=4),
         more=st.integers(1, 6),
         stops=st.booleans(),
+        embeds=st.booleans(),
         attempt=st.integers(1, 3),
     )
     def add(
@@ -99,11 +100,14 @@ class BatcherMachine(RuleBasedStateMachine):
         generated: list[int],
         more: int,
         stops: bool,
+        embeds: bool,
         attempt: int,
     ) -> None:
         self.added += 1
         request = f"r{self.added}"
         sampling = SamplingParams(len(generated) + more, (_STOP_ID,) if stops else ())
+        if embeds:
+            generated, sampling = [], SamplingParams(1, embeds=True)
         prompt = [*range(prompt_tokens - 1), end]
         salt = "" if self.is_shared else request
         spec = SequenceSpec(request, attempt, prompt, sampling, tuple(generated), salt)
@@ -213,6 +217,8 @@ class BatcherMachine(RuleBasedStateMachine):
             assert expected.is_admitted
             if self.batcher.room.preemptions == self.batcher.room.reused_tokens == 0:
                 assert segment.first_position == expected.computed, "positions come once, in order"
+            if segment.sampling.embeds:
+                assert segment.first_position in (0, expected.computed), "no row is left out"
             assert len(segment.block_table) <= self.batcher.pool.used
 
     def _commit(self, token_ids: list[int]) -> None:

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from kv_double import KVDouble, reference
 
 from effort import examples
@@ -170,6 +171,7 @@ def play(seed: int) -> Counter[str]:
     return sequence.seen
 
 
+@pytest.mark.more
 def test_random_sequences_of_calls_keep_every_rule() -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEQUENCES):

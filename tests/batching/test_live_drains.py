@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -240,9 +241,36 @@ def test_who_drains_takes_nothing_that_decodes() -> None:
     live.drain_to(_takers(1))
     _told(live)
     batch = Offer(1, _key(), (2,), (90,), decoding=True)
-    assert _told(live, batch, peer=_OTHERS[2]) == [(_OTHERS[2], Parted(7))]
+    assert _told(live, batch, peer=_OTHERS[2]) == [(_OTHERS[2], Declined(_key()))]
     live.drain_to(())
     assert (_OTHERS[2], Pull(_key(), kv_layers=4)) in _told(live, batch, peer=_OTHERS[2])
+
+
+def test_an_attempt_that_two_instances_have_stays_at_both() -> None:
+    """One was given the attempt and told so too late: another one was given it, too. Both run it
+    until the gateway says whose the request is, and neither is to break over it."""
+    second = _serving([100, 100])
+    first = _serving([100])
+    _steps(first, 2)
+    first.drain_to(_takers())
+    ((_, offer),) = _told(first)
+    assert isinstance(offer, Offer)
+    (_, pull), *_ = _told(second, msgspec.structs.replace(offer, source=1))
+    assert isinstance(pull, Pull)
+    used = second.batcher.pool.used
+    ((_, handover), *_) = _told(first, pull)
+    assert isinstance(handover, Handover)
+    assert second.expected_tokens(_OTHERS[0], handover) == 0
+    assert _told(second, handover) == [(_OTHERS[0], Declined(offer.batch))]
+    assert second.batcher.pool.used < used
+    assert not any(isinstance(message, Offer) for _, message in _told(first, Declined(offer.batch)))
+    for live, requests in ((first, ["r0"]), (second, ["r0", "r1"])):
+        assert [request for request, _ in live.requests()] == requests
+        _steps(live, 5)
+        live.validate()
+    # The gateway's word: one of them forgets the attempt.
+    assert first.cancel("r0", 1)
+    assert first.batcher.pool.used == 0
 
 
 def _key() -> BatchKey:

@@ -75,13 +75,21 @@ def test_gateway_holds_streams_beside_some_that_never_read(tmp_path: Path) -> No
     figures = bench(
         *(tmp_path, "gateway", "--streams", "20", "--stalled", "3", "--workers", "2"),
         *("--step-ms", "10", "--seconds", "1", "--ramp-seconds", "0.2", "--output-tokens", "16"),
+        *("--gateways", "2"),
     )
     assert figures["streams_held"] == 20
+    assert sum(share["streams"] for share in figures["by_gateway"]) == 20
+    assert [share["events"] > 0 for share in figures["by_gateway"]] == [True, True]
+    for name in ("events_per_stream", "worst_gap_ms"):
+        assert 0 < figures[name]["min"] <= figures[name]["p50"] <= figures[name]["max"]
     assert figures["errors"] == []
-    for name in ("requests_per_s", "tokens_per_s", "gateway_cpu_us_per_token", "load_cpu_share"):
+    for name in (
+        *("requests_per_s", "tokens_per_s", "gateway_cpu_us_per_token", "load_cpu_share"),
+        *("send_cpu_us", "gateway_cpu_in_sends"),
+    ):
         assert figures[name] > 0, name
     assert figures["tokens_per_event"] >= 1
-    for name in ("added_gap_ms", "added_ttft_ms"):
+    for name in ("added_gap_ms", "added_mean_gap_ms", "added_ttft_ms"):
         assert figures[name]["p50"] <= figures[name]["p99"]
     assert figures["gateway_rss_after_bytes"] > 0
 
@@ -116,6 +124,7 @@ def test_coldstart_tells_phases_and_ratios(tmp_path: Path) -> None:
         (["engine", "--vllm-python", "/nowhere/python"], "/nowhere/python"),
         (["engine", "--vllm-python", sys.executable], "no vLLM"),
         (["gateway", "--streams", "0"], "--streams"),
+        (["gateway", "--gateways", "0"], "--gateways"),
         (["gateway", "--seconds", "0"], "--seconds"),
         (["coldstart", "--shape", "x"], "x"),
         (["coldstart", "--vllm-python", "/nowhere/python"], "/nowhere/python"),

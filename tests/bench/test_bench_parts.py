@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 from livescale.bench.engine_report import EngineReport, EngineRow, TokenCheck
 from livescale.bench.errors import BenchError
-from livescale.bench.line_process import LineProcess
+from livescale.bench.line_process import LineProcess, bench_process
 from livescale.bench.made_models import BenchShape, make_bench_model, parse_shape
 from livescale.bench.peers import judge
 from livescale.bench.peers.line_server import closed_loop
@@ -177,3 +178,19 @@ def test_a_process_that_fails_is_named_with_what_it_said(code: str, words: list[
         with pytest.raises(BenchError) as caught:
             process.receive(2)
         assert all(word in str(caught.value) for word in ["the peer", *words])
+
+
+PARENT = """
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(json.dumps({"pid": child.pid}), flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_guarded_command_started_ends_with_it() -> None:
+    words = (sys.executable, "-c", PARENT)
+    with bench_process("the server", "peers.guarded", *words) as process:
+        child = psutil.Process(process.receive(60)["pid"])
+        assert child.is_running()
+    child.wait(60)

@@ -103,6 +103,46 @@ def test_timed_workers_give_every_figure(
     assert "0 wrong of" in printed
 
 
+@pytest.mark.pool
+def test_some_orders_are_played_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "live.json"
+    words = ["--quick", "--workers", "timed", "--order", "overlap,zigzag,overlap"]
+    assert main(["bench", "live", *words, "--json", str(file)]) == 0
+    figures: dict[str, Any] = json.loads(file.read_text())
+    assert [row["order"] for row in figures["rows"]] == ["overlap", "zigzag"]
+    assert figures["tokens"] == 4 * 2
+    assert "2 orders" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.pool
+def test_chain_and_teams_are_played_beside_stop_the_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lambda.json"
+    assert main(["bench", "live", "--quick", "--order", "lambda", "--json", str(file)]) == 0
+    table = capsys.readouterr().out
+    figures: dict[str, Any] = json.loads(file.read_text())
+    assert figures["token_mismatches"] == 0
+    ways = ["stop", "chain", "lambda", "both", "auto"]
+    assert figures["tokens"] == len(ways) * figures["prompts"]
+    assert list(figures["ways"]) == list(figures["plays"]) == ways
+    for name, way in figures["ways"].items():
+        assert name in table
+        for found in (way, way["simulated"]):
+            assert 0 < found["ttft_mean_s"] < found["ttft_p99_s"]
+            assert found["load_s"] > 0
+    has_teams = {name: bool(plays[0]["teams"]) for name, plays in figures["plays"].items()}
+    assert has_teams.pop("auto") in (True, False)
+    assert has_teams == {"stop": False, "chain": False, "lambda": True, "both": True}
+    stop, *others = [way["simulated"] for way in figures["ways"].values()]
+    assert {stop[f"ttft_{what}_ratio_to_stop"] for what in ("mean", "p99")} == {1}
+    # In virtual time every way helps, and the chain's targets do so first.
+    assert all(way["ttft_mean_ratio_to_stop"] < 1 for way in others)
+    first = [way["first_new_token_ratio_to_load"] for way in (*others, stop)]
+    assert first[0] < 0.3 < first[1] < 0.62 < 1 < first[-1]
+
+
 @pytest.mark.long
 @pytest.mark.pool
 def test_workers_that_compute_give_right_tokens(tmp_path: Path) -> None:
@@ -136,6 +176,11 @@ def test_a_source_that_waits_is_idle_while_something_could_be_had(setting: PairS
         (["--ratios", "6,fast"], "--ratios '6,fast'"),
         (["--ratios", "1"], "from 2 on"),
         (["--plays", "0"], "--plays must be at least 1"),
+        (["--order", "lamda"], ", ".join(("'lamda', there are zigzag", *ORDERS[1:-1], "lambda"))),
+        (["--order", "lambda,zigzag"], "--order lambda stands alone"),
+        (["--order", "lambda", "--workers", "cpu"], "--workers is not for --order lambda"),
+        (["--order", "lambda", "--ratios", "6"], "--ratios is not for --order lambda"),
+        (["--order", "zigzag", "--link", "20MB/s"], "--order is not for --link"),
     ],
 )
 def test_wrong_input_is_named(

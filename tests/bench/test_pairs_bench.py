@@ -63,7 +63,11 @@ def test_a_pair_is_made_where_it_pays(bench: Bench, capsys: pytest.CaptureFixtur
     assert fast["livescale-bounds"]["tbt_p99_s"] <= 1.1 * fast["livescale-stop"]["tbt_p99_s"]
 
 
-@pytest.mark.parametrize("model", ["llama-3-8b", "mistral-24b,tp=2", "qwen2.5-72b,tp=4"])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "model",
+    ["llama-3-8b", "mistral-24b,tp=2", "qwen2.5-72b,tp=4"],
+)
 def test_pairs_are_as_good_as_the_better_of_always_and_never(bench: Bench, model: str) -> None:
     """Bursts that come at once, at the rates of today's networks; never worse than waiting."""
     worst = bench("--model", model)["worst"]

@@ -65,6 +65,7 @@ def bench(tmp_path: Path) -> Bench:
     return ran
 
 
+@pytest.mark.long
 def test_every_system_has_a_row_for_every_load(
     bench: Bench, cluster: Path, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def test_what_is_lost_or_hangs_is_not_good(end: SoakEnd) -> None:
     assert "slowest_heal_s" not in report.as_json()
 
 
+@pytest.mark.long
 @pytest.mark.pool
 @pytest.mark.netns
 def test_a_short_soak(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from livescale.bench.load_bench import shape_of_size
 from livescale.bench.mesh import eager_connections
 from livescale.bench.multicast_peers import gloo_seconds
 from livescale.bench.multicast_report import MulticastReport, MulticastRow, MulticastRun
+from livescale.bench.multicast_tls import TlsReport
 from livescale.bench.multicast_worker import layer_sizes
 from livescale.cli.main import main
 from livescale.testbed.bed import Testbed
@@ -55,6 +56,24 @@ def test_multicast_measures_strategies(tmp_path: Path) -> None:
         assert row["layer_ms"][-1] == max(row["layer_ms"])
         assert row["layer_ms"][-1] <= row["seconds"] * 1e3
         assert row["predicted_seconds"] == pytest.approx(row["seconds"], rel=0.8)
+
+
+@pytest.mark.long
+@pytest.mark.netns
+@pytest.mark.usefixtures("network_namespaces")
+def test_modes_of_tls_take_turns(tmp_path: Path) -> None:
+    figures = figures_of(
+        *(tmp_path, "multicast", "--tls", "--hosts", "3", "--link", "200mbit", "--size", "4MiB"),
+        *("--layers", "4", "--chunk", "64KiB", "--strategies", "chain", "--repetitions", "2"),
+    )
+    assert (figures["strategy"], figures["receivers"]) == ("chain", 2)
+    modes = figures["modes"]
+    assert set(modes) == {"unchecked", "plain", "off", "on"}
+    for mode in modes.values():
+        assert mode["seconds"] > 0
+        assert mode["cpu_s_per_gb"] > 0
+        assert len(mode["cpu_over_plain_all"]) == 2
+    assert modes["plain"]["seconds_over_plain"] == modes["plain"]["cpu_over_plain"] == 1
 
 
 @pytest.mark.long
@@ -186,6 +205,21 @@ def test_ratios_are_those_of_one_strategy() -> None:
     assert figures["peer_gloo_seconds"] == 3.0
     assert "predicted_error" not in figures
     assert "chain" in report.text()
+
+
+def test_modes_are_compared_turn_by_turn() -> None:
+    plain = [row("chain", 2, seconds).run for seconds in (1.0, 2.0, 4.0)]
+    sealed = [
+        dataclasses.replace(row("chain", 2, seconds).run, cpu_s=cpu_s)
+        for seconds, cpu_s in ((1.1, 1.5), (2.0, 2.0), (8.0, 4.0))
+    ]
+    report = TlsReport("chain", 2, 500_000_000, NETWORK, {"plain": plain, "on": sealed})
+    found = report.as_json()["modes"]
+    assert found["on"]["seconds_over_plain_all"] == pytest.approx([1.1, 1.0, 2.0])
+    assert found["on"]["seconds_over_plain"] == pytest.approx(1.1)
+    assert found["plain"]["cpu_s_per_gb"] == pytest.approx(1.0)
+    assert found["on"]["cpu_over_plain"] == pytest.approx(2.0)
+    assert "on" in report.text()
 
 
 def test_what_was_not_measured_is_absent() -> None:

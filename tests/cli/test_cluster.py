@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
-from test_errors import livescale
+from commands import livescale
 
 from livescale.common.credentials import Credentials
+from livescale.common.proofs import NotAdmittedError
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
 from livescale.gateway.https import check_https
@@ -36,6 +38,27 @@ def test_members_are_made_and_revoked(folder: Path) -> None:
     Credentials(folder / "alice")
 
 
+def test_a_machine_may_be_a_gateway_only_or_a_head(folder: Path) -> None:
+    for role in ("head", "gateway"):
+        words = ("member", f"a-{role}", f"--{role}", "--folder", folder)
+        assert livescale("cluster", *words)[0] == 0
+    shown = {name: der(folder / name / "cert.pem") for name in ("head", "a-head", "a-gateway")}
+    known = Credentials(folder / "head")
+    for name, certificate in shown.items():
+        is_gateways = name == "a-gateway"
+        assert Credentials.is_gateways(certificate) == is_gateways
+        known.check(certificate, is_head=not is_gateways, may_be_gateway=is_gateways)
+    for wrong in ({"is_head": True, "may_be_gateway": True}, {}):
+        with pytest.raises(NotAdmittedError):
+            known.check(shown["a-gateway"], **wrong)
+    said = refusal("member", "x", "--folder", folder, "--head", "--gateway")
+    assert "--gateway: not allowed with argument --head" in said
+
+
+def der(path: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+
 def test_what_exists_is_kept(folder: Path) -> None:
     before = (folder / "ca.pem").read_bytes()
     assert "there is an authority already" in refusal("init", "--folder", folder)
@@ -43,7 +66,9 @@ def test_what_exists_is_kept(folder: Path) -> None:
     assert (folder / "ca.pem").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["", "../x", "a b", "livescale-head", "-x" * 40])
+@pytest.mark.parametrize(
+    "name", ["", "../x", "a b", "livescale-head", "livescale-gateway", "-x" * 40]
+)
 def test_what_is_no_name(folder: Path, name: str) -> None:
     assert "is no name of a member" in refusal("member", "--folder", folder, "--", name)
 
@@ -73,7 +98,6 @@ def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"ssl_certfile": "x"}, "one needs the other"),
         ({"data_plane_tls": "on"}, "there are no certificates: give tls_dir"),
         ({"data_plane_tls": "maybe"}, "data_plane_tls is 'maybe', not one of"),
     ],
@@ -89,6 +113,8 @@ def test_certificates_of_the_api_are_looked_at_first(folder: Path, tmp_path: Pat
     check_https(None, None)
     cert, key = str(folder / "head" / "cert.pem"), str(folder / "head" / "key.pem")
     check_https(cert, key)
+    with pytest.raises(ConfigError, match="one needs the other"):
+        check_https(None, key)
     with pytest.raises(ConfigError, match=r"ssl_keyfile .*: No such file"):
         check_https(cert, str(tmp_path / "no.pem"))
     with pytest.raises(ConfigError, match="no certificate with its key"):

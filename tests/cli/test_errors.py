@@ -5,26 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import livescale, livescale_process
 
 from livescale.engine.model_files import read_manifest
-
-
-def livescale(*words: object, environ: dict[str, str] | None = None) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "livescale.cli.main", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**{k: v for k, v in os.environ.items() if k != "LIVESCALE_DATA"}, **(environ or {})},
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture
@@ -94,7 +80,7 @@ def test_a_model_without_a_tokenizer(model: Path) -> None:
 @pytest.mark.pool
 def test_a_process_that_cannot_start_is_named_without_a_traceback(model: Path) -> None:
     (model / "tokenizer.json").write_text("{}")
-    code, _, error = livescale("serve", model, "--port", 0, "--device", "timed")
+    code, _, error = livescale_process("serve", model, "--port", 0, "--device", "timed")
     assert code == 1
     assert "gateway" in error
     assert "tokenizer.json" in error
@@ -152,7 +138,7 @@ def test_ctrl_c_while_modules_are_imported(command: str, tmp_path: Path) -> None
         "    raise ImportError('interrupted') from None\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    code, printed, error = livescale(command, "x", environ={"PYTHONPATH": path})
+    code, printed, error = livescale_process(command, "x", environ={"PYTHONPATH": path})
     assert (code, printed) == (130, "")
     assert error == f"livescale {command}: interrupted\n"
 
@@ -183,6 +169,12 @@ def test_the_demo_explains_an_unknown_trace(tmp_path: Path) -> None:
     assert code == 1
     assert "no_such_trace" in error
     assert "LIVESCALE_DATA" in error
+
+
+def test_the_demo_has_no_live_part_with_roles() -> None:
+    code, _, error = livescale("demo", "--disaggregated", "--only", "live")
+    assert code == 1
+    assert "--disaggregated" in error
 
 
 def test_models_make_refuses_to_overwrite(model: Path) -> None:

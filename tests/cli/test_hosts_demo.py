@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
+from interrupted import check_interrupt, nothing_is_left
 from livescale.cli.main import main
-from livescale.common.interpreter import module_words
-from livescale.testbed.commands import existing_testbeds, namespaces
 
 KEYS = (
     *("hosts", "joined_s", "requests", "failed", "token_mismatches", "scale_up_s"),
     *("silent_loss_noticed_s", "healed_s"),
 )
-WAIT_S = 200.0
 
 
 def words(model: Path, folder: Path, *more: str) -> list[str]:
@@ -28,6 +24,7 @@ def words(model: Path, folder: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.pool
 @pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
@@ -52,27 +49,12 @@ def test_hosts_join_scale_are_lost_and_leave(
     assert nothing_is_left(psutil.Process().pid)
 
 
+@pytest.mark.long
 @pytest.mark.pool
 @pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_ctrl_c_in_the_middle_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    command = module_words("livescale.cli.main", *words(tiny_model, tmp_path / "run"))
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "the first instance serves" in line:
-                break
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert children
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 130
-    assert error.strip().endswith("interrupted")
-    assert nothing_is_left(process.pid)
-    _, alive = psutil.wait_procs(children, 10)
-    assert alive == []
+    check_interrupt(words(tiny_model, tmp_path / "run"), "the first instance serves")
 
 
 @pytest.mark.parametrize(
@@ -100,8 +82,3 @@ def test_where_there_can_be_no_hosts_the_reason_is_told(
     error = capsys.readouterr().err
     assert len(error.strip().splitlines()) == 1
     assert "root" in error or "iproute2" in error
-
-
-def nothing_is_left(pid: int) -> bool:
-    of_it = [bed for bed in existing_testbeds() if bed.name.startswith(f"livescale-{pid}.")]
-    return of_it == [] and not any(name.startswith(f"livescale-{pid}.") for name in namespaces())

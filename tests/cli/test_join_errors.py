@@ -1,20 +1,28 @@
-"""`livescale join`, where it cannot: one sentence that says why, and exit status 2."""
+"""`livescale join` and `livescale gateway`, where they cannot: one sentence that says why, and exit
+status 2."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import socket
+import socketserver
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from test_errors import livescale
+from commands import livescale
 
+from effort import mostly_long
 from livescale.cli import join
+from livescale.common.credentials import Credentials
+from livescale.common.interpreter import module_words
 from livescale.common.private_files import is_private
 from livescale.common.settings import ConfigError
+from livescale.runtime.cluster_folder import ClusterFolder
 from livescale.runtime.head_talk import JoinError
 from livescale.runtime.token import make_token, read_token
 
@@ -34,15 +42,38 @@ def silent_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def refusal(*words: object) -> str:
-    code, _, error = livescale("join", *words)
+#: what each command is told of the head, and what it needs besides
+COMMANDS = {"join": (), "gateway": ("--port", 0, "--join")}
+each_command = pytest.mark.parametrize("command", COMMANDS)
+
+
+def refusal(*words: object, command: str = "join") -> str:
+    """The last line; `words` begin with the head's address."""
+    code, _, error = livescale(command, *COMMANDS[command], *words)
     assert code == 2
     return error.strip().splitlines()[-1]
 
 
-def test_nobody_listens(token: Path, silent_port: int) -> None:
+@each_command
+def test_no_server_listens(command: str, token: Path, silent_port: int) -> None:
     head = f"127.0.0.1:{silent_port}"
-    assert head in refusal(head, "--token-file", token, "--patience-s", 0.1)
+    flags = ("--token-file", token, "--patience-s", 0.1)
+    said = refusal(head, *flags, command=command)
+    assert said == f"livescale {command}: {head}: Connection refused"
+
+
+def test_a_name_that_no_machine_has(token: Path) -> None:
+    flags = ("--token-file", token, "--patience-s", 0.1)
+    assert "nowhere.invalid:7000: " in refusal("nowhere.invalid:7000", *flags, command="gateway")
+    assert "there is no way to nowhere.invalid: " in refusal("nowhere.invalid:7000", *flags)
+
+
+@each_command
+@pytest.mark.parametrize("patience", ["-1", "nan", "inf", "soon"])
+def test_what_is_no_patience(command: str, patience: str, token: Path) -> None:
+    flags = ("--token-file", token, f"--patience-s={patience}")
+    said = refusal("127.0.0.1:1", *flags, command=command)
+    assert f"--patience-s: '{patience}' is no number of seconds" in said
 
 
 @pytest.mark.parametrize(
@@ -61,6 +92,44 @@ def test_what_the_machine_does_not_have(token: Path, flags: tuple[str, ...], wor
     assert words in refusal("127.0.0.1:1", "--token-file", token, *flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--host", "203.0.113.7"), "cannot listen on 203.0.113.7:0: Cannot assign"),
+        (("--host", "nowhere.invalid"), "cannot listen on nowhere.invalid:0: "),
+        (("--host", ""), "host is empty"),
+        (("--port", "65536"), "port is 65536, above the largest value 65535"),
+        (("--port", "http"), "port must be a whole number, not 'http'"),
+        (("--ssl-certfile", "/nowhere/cert.pem"), "ssl_certfile and ssl_keyfile: one needs the"),
+        (
+            ("--ssl-certfile", "/nowhere/cert.pem", "--ssl-keyfile", "/nowhere/key.pem"),
+            "ssl_certfile /nowhere/cert.pem: No such file",
+        ),
+        (("--api-key-file", "/nowhere/keys"), "api_key_file /nowhere/keys: No such file"),
+        (("--admin-key-file", "/nowhere/keys"), "admin_key_file /nowhere/keys: No such file"),
+        (("--tls-dir", "/nowhere"), "tls_dir /nowhere/ca.pem: No such file"),
+        (("--cors-origins", "here"), "cors_origins: 'here' is no origin"),
+        (("--log-level", "loud"), "log_level is 'loud', not one of"),
+    ],
+)
+def test_what_a_gateway_cannot_use(token: Path, flags: tuple[str, ...], words: str) -> None:
+    assert words in refusal("127.0.0.1:1", "--token-file", token, *flags, command="gateway")
+
+
+def test_a_port_that_is_taken(token: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        flags = ("--token-file", token, "--port", port)
+        said = refusal("127.0.0.1:1", *flags, command="gateway")
+    assert f"port {port} on 127.0.0.1 is in use: choose another" in said
+
+
+def test_an_address_that_is_not_given(token: Path) -> None:
+    code, _, error = livescale("gateway", "--token-file", token)
+    assert code == 2
+    assert error.strip().endswith("the following arguments are required: --join")
+
+
 @pytest.mark.parametrize(("gpus", "words"), [(0, "has no GPU that torch"), (2, "has 2 GPUs")])
 def test_gpus_that_are_not_there(
     token: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, words: str
@@ -74,7 +143,8 @@ def test_gpus_that_are_not_there(
         join.run(parser.parse_args(["127.0.0.1:1", *flags]))
 
 
-def test_what_is_sent_is_dropped_on_the_way(token: Path) -> None:
+@pytest.mark.parametrize("command", mostly_long(COMMANDS, short=["join"]))
+def test_what_is_sent_is_dropped_on_the_way(command: str, token: Path) -> None:
     """A full queue of connections drops what comes, as a firewall does."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.socket())
@@ -85,24 +155,103 @@ def test_what_is_sent_is_dropped_on_the_way(token: Path) -> None:
             client.setblocking(False)
             client.connect_ex(server.getsockname())
         head = f"127.0.0.1:{server.getsockname()[1]}"
-        said = refusal(head, "--token-file", token, "--patience-s", 0.1)
+        said = refusal(head, "--token-file", token, "--patience-s", 0.1, command=command)
         assert f"{head}: no answer (does a firewall on the way drop what is sent?)" in said
 
 
+class Answerer(socketserver.BaseRequestHandler):
+    """Something else that listens: answers once and ends the connection."""
+
+    answer = b""
+
+    def handle(self) -> None:
+        self.request.recv(64)
+        self.request.sendall(self.answer)
+
+
+@each_command
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n" + 64 * b".", "another pool, or"),
+        (b"SSH-2.0-x\r\n", "what listens there is not the controller"),
+        (b"", "what listens there is not the controller"),
+    ],
+)
+def test_something_else_listens(command: str, answer: bytes, words: str, token: Path) -> None:
+    kind = type("This", (Answerer,), {"answer": answer})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        head = f"127.0.0.1:{server.server_address[1]}"
+        flags = ("--token-file", token, "--patience-s", 0.1)
+        said = refusal(head, *flags, command=command)
+        server.shutdown()
+    assert f"{head}: what listens there is not the controller" in said
+    assert words in said
+
+
+@each_command
+def test_the_head_is_asked_again_until_it_is_there(command: str, token: Path) -> None:
+    """For as long as it was told; what answers then without the secret ends that at once."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        head = f"127.0.0.1:{listener.getsockname()[1]}"
+        flags = ("--token-file", token, "--patience-s", 100)
+        words = map(str, (command, *COMMANDS[command], head, *flags))
+        process = module_words("livescale.cli.main", *words)
+        with subprocess.Popen(process, stderr=subprocess.PIPE, text=True) as asking:
+            assert asking.stderr is not None
+            assert "Connection refused; trying again for 100 s" in asking.stderr.readline()
+            listener.listen()
+            caller, _ = listener.accept()
+            with caller:
+                caller.sendall(100 * b".")
+                said = asking.stderr.read().strip().splitlines()
+            assert asking.wait(60) == 2
+    assert "another pool, or an old token file?" in said[-1]
+
+
+@each_command
 @pytest.mark.parametrize("head", ["nonsense", "127.0.0.1", "127.0.0.1:0", ":7000", "h:99999"])
-def test_what_is_no_address(token: Path, head: str) -> None:
-    assert f"the head's address is '{head}'" in refusal(head, "--token-file", token)
+def test_what_is_no_address(command: str, token: Path, head: str) -> None:
+    said = refusal(head, "--token-file", token, command=command)
+    assert f"the head's address is '{head}'" in said
 
 
-def test_token_files(tmp_path: Path, token: Path) -> None:
+@each_command
+def test_token_files(command: str, tmp_path: Path, token: Path) -> None:
+    other = tmp_path / "other.token"
+
+    def said() -> str:
+        return refusal("127.0.0.1:1", "--token-file", other, command=command)
+
+    assert "No such file" in said()
+    other.write_text('{"secret": "1234"}')
+    other.chmod(0o644)
+    assert "others may read it" in said()
+    other.chmod(0o600)
+    assert "this is no token" in said()
+
+
+@each_command
+def test_tokens_and_certificates_belong_together(command: str, tmp_path: Path, token: Path) -> None:
+    cluster, other = ClusterFolder(tmp_path / "pool"), ClusterFolder(tmp_path / "other")
+    tls_dir, strange = cluster.init(), other.init()
+    sealed = tmp_path / "sealed.token"
+    make_token(sealed, Credentials(tls_dir).fingerprint)
+
+    def said(*flags: object) -> str:
+        return refusal("127.0.0.1:1", *flags, command=command)
+
+    assert "has certificates: give tls_dir" in said("--token-file", sealed)
+    assert "has no certificates" in said("--token-file", token, "--tls-dir", tls_dir)
+    words = "its certificate authority is not the one in tls_dir"
+    assert words in said("--token-file", sealed, "--tls-dir", strange)
+
+
+def test_a_token_that_is_made(tmp_path: Path, token: Path) -> None:
     assert token.stat().st_mode & 0o777 == 0o600
     assert make_token(token) == read_token(token), "one that is there is kept"
-    other = tmp_path / "other.token"
-    assert "No such file" in refusal("127.0.0.1:1", "--token-file", other)
-    other.write_text('{"secret": "1234"}')
-    assert "others may read it" in refusal("127.0.0.1:1", "--token-file", other)
-    other.chmod(0o600)
-    assert "this is no token" in refusal("127.0.0.1:1", "--token-file", other)
     with pytest.raises(ConfigError, match="No such file"):
         make_token(tmp_path / "nowhere" / "token")
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from test_errors import livescale
+from commands import livescale
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed"
@@ -42,7 +42,13 @@ def test_the_file_is_read_first(tmp_path: Path) -> None:
     assert line.endswith("ray.hosts_min is 3, above hosts_max 2")
 
 
-def test_members_have_no_certificates(tiny_model: Path, tmp_path: Path) -> None:
+def test_nodes_have_no_certificates(tiny_model: Path, tmp_path: Path) -> None:
     code, line = refusal(tiny_model, "--ray", "127.0.0.1:1", "--tls-dir", tmp_path)
     assert code != 0
-    assert "tls_dir" in line
+    assert "tls_dir is set, but ray.tls_dir is not" in line
+
+
+def test_another_head_would_find_no_hosts(tiny_model: Path) -> None:
+    code, line = refusal(tiny_model, "--ray", "127.0.0.1:1", "--standby")
+    assert code != 0
+    assert "--standby and --ray do not go together: Ray ends hosts" in line

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import mostly_long
 from livescale.load.traces import TraceRow, write_trace
 from livescale.telemetry.record import RequestLine, read_record
 from livescale.telemetry.replay import replay
@@ -54,7 +55,7 @@ def test_simulate_writes_figures_and_a_record_that_replays(tmp_path: Path) -> No
 
 
 @pytest.mark.pool
-@pytest.mark.parametrize("device", ["cpu", pytest.param("timed", marks=pytest.mark.long)])
+@pytest.mark.parametrize("device", mostly_long(["cpu", "timed"], ["timed"]))
 def test_the_demo_checks_every_token_and_joins_the_clients_times(
     tiny_model: Path, tmp_path: Path, device: str
 ) -> None:
@@ -81,6 +82,33 @@ def test_the_demo_checks_every_token_and_joins_the_clients_times(
         assert len(line.token_ns) == 6
         assert line.slo_met is True
     assert replay(read_record(record)).steps > 0
+
+
+@pytest.mark.long
+@pytest.mark.pool
+def test_the_demo_plays_prefill_and_decode_on_their_own_instances(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder, figures = tmp_path / "seen", tmp_path / "run.json"
+    printed = livescale(
+        *("demo", "--disaggregated", "--folder", folder, "--device", "timed"),
+        *("--model", tiny_model, "--seconds", 6, "--factor", 5, "--load-seconds", 0.2),
+        *("--json", figures),
+    )
+    found = json.loads(figures.read_text())
+    assert found.keys() >= KEYS | {"token_mismatches", "near_ties", "by_role"}
+    assert (found["failed"], found["token_mismatches"], found["final_instances"]) == (0, 0, 2)
+    prefill, decode = found["by_role"]["prefill"], found["by_role"]["decode"]
+    assert [(role["final_instances"]) for role in (prefill, decode)] == [1, 1]
+    assert prefill["max_instances"] > 1
+    assert decode["max_instances"] > 1
+    # Requests of one token have nothing to decode.
+    assert found["requests"] // 2 < decode["requests_taken"] <= found["requests"]
+    assert decode["kv_bytes"] > 0
+    assert "decode instances that serve" in printed
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"disaggregated.jsonl", "report.html"}
+    assert replay(read_record(folder / "disaggregated.jsonl")).steps > 0
 
 
 @pytest.mark.long

@@ -144,9 +144,9 @@ def test_keys_are_asked_for_and_never_written_down(
 ) -> None:
     record, keys = tmp_path / "record.jsonl", tmp_path / "keys"
     keys.write_text("sk-of-the-file\n")
-    flags = ("--workers", 1, "--record", record, "--api-key-file", keys, "--log-level", "debug")
+    flags = ("--workers", 1, "--device", "timed", "--record", record, "--api-key-file", keys)
     with serve(
-        *(tiny_model, "--port", 0, *flags, "--metrics-compat", "vllm"),
+        *(tiny_model, "--port", 0, *flags, "--metrics-compat", "vllm", "--log-level", "debug"),
         LIVESCALE_API_KEY="sk-of-the-environment",
     ) as running:
         url = f"{running.url}/v1/completions"
@@ -217,7 +217,8 @@ def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(tiny_model: Path) -> None:
-    with serve(tiny_model, "--port", 0, "--workers", 1, *STEADY) as running:
+    words = ("--port", 0, "--workers", 1, "--gateways", 2)
+    with serve(tiny_model, *words, *STEADY) as running:
         children = running.children()
         first_token = threading.Event()
         ended = threading.Event()

@@ -142,6 +142,30 @@ def test_half_is_half_of_what_the_whole_pool_can_take(livescale: Livescale, tmp_
     assert requests["half"] == pytest.approx(requests["1"] / 2, rel=0.1)
 
 
+@pytest.mark.long
+def test_a_model_of_a_workload_has_roles_as_one_of_the_flag_has_them(
+    livescale: Livescale, cluster: Path, trace: Path, tmp_path: Path
+) -> None:
+    """The same pool, said in two ways, does the same."""
+    file = tmp_path / "w.yaml"
+    roles = "roles: {prefill: {max_replicas: 2}, decode: {max_replicas: 3}}, split: [2, 1]"
+    entry = f"{{model: llama-3-8b, trace: '{trace}', {roles}}}"
+    file.write_text(f"seconds: 100\nmodels:\n  - {entry}\n")
+    words = ("-c", cluster, "--strategy", "livescale,fixed:3", "--json")
+    runs = []
+    for name, load in (
+        ("workload", ("--workload", file)),
+        ("flag", (trace, "--model", "llama-3-8b,prefill=1-2,decode=1-3,split=2+1")),
+    ):
+        out = tmp_path / f"{name}.json"
+        assert livescale("simulate", *load, *words, out)[0] == 0
+        runs.append([{**run, "trace": ""} for run in read(out)["runs"]])
+    assert runs[0] == runs[1]
+    assert all(run["by_role"]["decode"]["requests_taken"] == run["requests"] for run in runs[0])
+    fixed = runs[0][1]["by_role"]
+    assert [fixed[role]["max_instances"] for role in ("prefill", "decode")] == [2, 1]
+
+
 def test_a_workload_brings_its_models(livescale: Livescale, cluster: Path, tmp_path: Path) -> None:
     file, figures = tmp_path / "many.yaml", tmp_path / "many.json"
     file.write_text(WORKLOAD)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from livescale.common.settings import ConfigError
+from livescale.config.pool import PoolConfig
 from livescale.config.ray import RAY_SETTINGS, RayConfig, load_ray_config
 from livescale.config.reading import load_config
 
+CPU = PoolConfig(device="cpu")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "ray.md"
 SERVE = """
 applications:
@@ -44,8 +46,8 @@ def test_the_document_has_every_setting() -> None:
 def test_a_pool_without_ray_ignores_the_section(tmp_path: Path) -> None:
     path = written(tmp_path, "models: [m]\nray: {hosts_max: 4, workers_per_host: 2}\n")
     assert load_config(path, [], {}, {}).models[0].name == "m"
-    assert load_ray_config(path, "cpu") == RayConfig(hosts_max=4, workers_per_host=2)
-    assert load_ray_config(None, "cpu") == RayConfig()
+    assert load_ray_config(path, CPU) == RayConfig(hosts_max=4, workers_per_host=2)
+    assert load_ray_config(None, CPU) == RayConfig()
 
 
 @pytest.mark.parametrize(
@@ -56,13 +58,23 @@ def test_a_pool_without_ray_ignores_the_section(tmp_path: Path) -> None:
         ("{host_idle_s: 0}", "ray.host_idle_s is 0 s, below the least value 1"),
         ("{host_resource: none}", "device is cpu: no GPU counts"),
         ("5", "ray must be a mapping of keys to values, not 5"),
+        ("{tls_dir: node}", "ray.tls_dir is node, no absolute path"),
+        ("{tls_dir: /node}", "ray.tls_dir is set, but tls_dir, the head's certificate, is not"),
     ],
 )
 def test_a_wrong_section_is_named(tmp_path: Path, section: str, words: str) -> None:
     path = written(tmp_path, f"models: [m]\nray: {section.replace('none', 'null')}\n")
     with pytest.raises(ConfigError) as error:
-        load_ray_config(path, "cpu")
+        load_ray_config(path, CPU)
     assert words in str(error.value)
+
+
+def test_nodes_have_certificates_of_their_own(tmp_path: Path) -> None:
+    pool = PoolConfig(tls_dir="/head")
+    path = written(tmp_path, "models: [m]\nray: {tls_dir: /node}\n")
+    assert load_ray_config(path, pool).tls_dir == "/node"
+    with pytest.raises(ConfigError, match=r"tls_dir is set, but ray\.tls_dir is not"):
+        load_ray_config(None, pool)
 
 
 def test_a_serve_file_is_a_pool(tmp_path: Path) -> None:
@@ -72,7 +84,7 @@ def test_a_serve_file_is_a_pool(tmp_path: Path) -> None:
     assert (small.name, small.path) == ("small", str(tmp_path / "models/small"))
     assert (small.min_replicas, small.max_replicas, small.target_ongoing_requests) == (1, 4, 32)
     assert other.max_replicas is None
-    assert load_ray_config(path, "cpu").accelerator_type == "A100"
+    assert load_ray_config(path, CPU).accelerator_type == "A100"
 
 
 @pytest.mark.parametrize(

@@ -402,7 +402,7 @@ class AbstractWorld:
         resumed = [c.instance for c in ordered if isinstance(c, commands.Resume)]
         grown += [fleet.instances[number].model for number in resumed]
         for policy in (self.policies[name] for name in dict.fromkeys(grown)):
-            instances = fleet.of_part(self.controller.models[policy.spec.name].part)
+            instances = fleet.of_part(self.controller.models[policy.spec.name].entry.part)
             count = sum(1 for i in instances if i.is_capacity)
             # A restarted controller may have adopted more, but it never asks for more.
             is_adopted = any(i.story[0].startswith("adopted") for i in instances if i.story)

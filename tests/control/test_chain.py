@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import pytest
@@ -47,6 +48,38 @@ def test_a_chains_time_does_not_depend_on_its_length() -> None:
     ]
     assert times[0] == 320 * (1 << 20) * 80
     assert all(time is not None and time <= times[0] * 1.05 for time in times)
+
+
+@given(
+    racks=st.lists(st.sampled_from("abc"), min_size=2, max_size=9),
+    rates=st.lists(st.integers(3 * RATE // 4 + 1, RATE), min_size=9, max_size=9),
+)
+def test_a_chain_goes_through_racks_one_by_one(racks: list[str], rates: list[int]) -> None:
+    """Rates between racks are not known, and those of NICs differ a little, as measured ones do."""
+    devices = {
+        W[n]: device(f"h{n}", rack, rate)
+        for n, (rack, rate) in enumerate(zip(racks, rates, strict=False))
+    }
+    plan = make_plan(request(copies(W[0]), W[1 : len(racks)]), Topology(devices), "chain")
+    (route,) = plan.routes()
+    names = [devices[W[int(name[1:-2])]].leaf for name in route.split(" -> ")]
+    crossings = sum(here != there for here, there in itertools.pairwise(names))
+    assert crossings == len(set(racks)) - 1
+
+
+@given(
+    members=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100)), min_size=2, max_size=9)
+)
+def test_staying_in_a_rack_costs_a_quarter_of_the_pace_at_most(
+    members: list[tuple[str, int]],
+) -> None:
+    devices = {W[n]: device(f"h{n}", rack, rate) for n, (rack, rate) in enumerate(members)}
+    plan = make_plan(request(copies(W[0]), W[1 : len(members)]), Topology(devices), "chain")
+    (route,) = plan.routes()
+    order = [members[int(name[1:-2])][1] for name in route.split(" -> ")[1:]]
+    fastest_first = sorted(order, reverse=True)
+    for place in range(len(order)):
+        assert 4 * min(order[: place + 1]) >= 3 * fastest_first[place]
 
 
 def test_the_faster_target_comes_first() -> None:

@@ -64,19 +64,20 @@ from livescale.messages.events import (
     RequestArrived,
     RequestCancelled,
     RequestEnded,
+    RoleChanged,
     Tick,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.policies import ModelPolicy
 from livescale.routes import Duty
-from livescale.types import HoldingId, InstanceState, Outcome, WorkerRef
+from livescale.types import HoldingId, InstanceState, Outcome, Role, WorkerRef
 
 LOW_NS = 333 * MS
 
 
 def living(controller: Controller) -> list[Instance]:
-    return controller.fleet.of_part(controller.models["m"].part)
+    return controller.fleet.of_part(controller.models["m"].entry.part)
 
 
 def test_the_first_instance_comes_from_storage() -> None:
@@ -179,7 +180,7 @@ def test_a_copy_that_is_read_from_is_released_only_afterwards() -> None:
     step(controller, 1, arrived("a", 1500), arrived("b", 100))
     step(controller, 2, finished("a"))
     (holding,) = controller.loads.open
-    assert (holding.member, controller.pool.readers(W[0])) == (W[2], 1)
+    assert (holding.member, controller.pool.reads.count(W[0])) == (W[2], 1)
     step(controller, 2000 * MS, Tick())
     low_ns = 2000 * MS + LOW_NS
     assert step(controller, low_ns, Tick()) == [scaled(3, 2, "idle"), Drain(101)]
@@ -339,6 +340,16 @@ def test_a_restarted_controller_counts_lost_attempts_from_its_own_start_on() -> 
     assert [c.request for c in commands if isinstance(c, FailRequest)] == ["r"]
 
 
+def test_what_a_worker_was_asked_that_is_lost_before_it_joined_goes_to_others() -> None:
+    """Gateways announce that, and its connection ends before its first word has come."""
+    controller = make_controller(workers=2, epoch=1)
+    asked = RequestArrived("r", "m", 10, 5, attempt=1, worker=W[1])
+    assert step(controller, 0, *adopted(1), asked, *joined(W[2])) == []
+    assert step(controller, 1, WorkerLost(W[1], "killed")) == [Dispatch("r", 2, 101, W[0])]
+    assert step(controller, 2, RequestEnded("r", 1, Outcome.WORKER_LOST, 0)) == []
+    assert controller.stale_events == 1, "the gateway's own news of that is late"
+
+
 def test_a_restarted_controller_adopts_a_load_under_way() -> None:
     controller = make_controller(workers=1, epoch=1)
     order = load_order(101, W[0], 7, None)
@@ -394,6 +405,7 @@ def test_more_instances_than_allowed_are_shed_one_at_a_time() -> None:
         WorkerLost(WorkerRef(0, 3), "?"),
         WorkerJoined(W[0], DEVICE),
         LiveStarted(HoldingId(5, W[0])),
+        RoleChanged(HoldingId(5, W[0]), Role.DECODE),
         FirstByteArrived(HoldingId(5, W[0])),
         LayerArrived(HoldingId(5, W[0]), 1, 2),
         HoldingCompleted(HoldingId(5, W[0]), 60),
@@ -455,7 +467,14 @@ def test_a_request_for_a_model_that_is_not_served_fails_by_name() -> None:
 def test_a_move_that_cannot_be_raises_with_the_story() -> None:
     controller = serving(workers=1, instances=1)
     with pytest.raises(InvalidTransition, match=r"<Instance 101 SERVING .* adopted as SERVING"):
-        controller.step(1, [LiveStarted(HoldingId(101, W[0]))])
+        controller.fleet.move(controller.fleet.instances[101], LiveStarted)
+
+
+def test_a_leader_that_was_told_late_may_have_everything() -> None:
+    """It says that it takes requests, which it does anyway."""
+    controller = serving(workers=1, instances=1)
+    assert controller.step(1, [LiveStarted(HoldingId(101, W[0]))]) == []
+    assert controller.stale_events == 0
 
 
 def test_bytes_that_were_not_ordered_away_cannot_be_dropped() -> None:
@@ -613,5 +632,5 @@ def test_the_last_that_serves_stays_while_others_load() -> None:
         assert not [c for c in commands if isinstance(c, Drain)], f"at {now_ms} ms"
     commands = step(controller, 3600 * MS, *loaded(orders[0].holding))
     assert [c.instance for c in commands if isinstance(c, Drain)]
-    serving_now = controller.fleet.serving(controller.models["m"].part)
+    serving_now = controller.fleet.serving(controller.models["m"].entry.part)
     assert len(serving_now) == 1

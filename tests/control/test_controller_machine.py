@@ -26,6 +26,7 @@ STRATEGIES = [
     (SpreadCopies(), "binomial"),
     (CacheCopies(40 * MS), "host"),
     (AllCopies(), "chain"),
+    (AllCopies(), "host-k-way"),
     (NoCopies(), "storage"),
 ]
 
@@ -271,13 +272,13 @@ class ControllerMachine(RuleBasedStateMachine):
             self._check_at_rest(policy)
         assert not world.controller.loads.open
         members = world.members.values()
-        reads = [m.ref for m in members if world.controller.pool.readers(m.ref)]
+        reads = [m.ref for m in members if world.controller.pool.reads.count(m.ref)]
         assert not reads, "no read outlives its transfer"
 
     def _check_at_rest(self, policy: ModelPolicy) -> None:
         name, controller = policy.spec.name, self.world.controller
         pool = controller.pool
-        instances = controller.fleet.of_part(controller.models[name].part)
+        instances = controller.fleet.of_part(controller.models[name].entry.part)
         serving = [i for i in instances if i.is_capacity]
         assert policy.instances_min <= len(serving) <= policy.instances_max, serving
         draining = [i for i in instances if i.state is InstanceState.DRAINING]

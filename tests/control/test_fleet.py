@@ -50,6 +50,7 @@ CAUSES = (
 S = InstanceState
 ALLOWED = {
     (S.STARTING, FirstByteArrived): S.LOADING,
+    (S.STARTING, LayerArrived): S.LOADING,
     (S.STARTING, LiveStarted): S.LIVE,
     (S.STARTING, HoldingCompleted): S.SERVING,
     (S.STARTING, HoldingFailed): S.STOPPED,

@@ -87,3 +87,17 @@ def test_a_new_head_takes_the_numbers_that_hosts_say_if_they_are_free() -> None:
     assert ledger.admit("d", 1, 1, claimed=HostNumbers(1, 9)) == HostNumbers(11, 6), (
         "1 is the head's"
     )
+
+
+def test_hosts_without_workers_leave_no_trace_but_their_numbers_do_not_come_again() -> None:
+    ledger = HostLedger((), 0)
+    seen = []
+    for start in range(50):
+        name = f"guest{start}"
+        seen.append(ledger.admit(name, 0, clock_ns=start).agent)
+        ledger.leave(name)
+    assert len(dict.fromkeys(seen)) == 50
+    assert len(ledger.entries) == 1
+    ledger.admit("alice", 2, clock_ns=0)
+    ledger.leave("alice")
+    assert "alice" in [entry.name for entry in ledger.entries], "its workers have numbers"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stories import DEVICE, H, W, arrived, loaded, make_controller, plans_of, serves, step
 
-from livescale.clusters.topology import Device, Host
+from livescale.clusters.topology import Device, Direction, Host
 from livescale.control.controller import Controller
 from livescale.messages.events import AgentJoined, LinkMeasured, WorkerJoined
 from livescale.types import HoldingId
@@ -65,3 +65,52 @@ def test_a_hosts_memory_reaches_its_devices_as_the_host_says(
         assert load.completed_ns is not None
         # While the copy itself arrives one chunk's time is added.
         assert 0 <= load.completed_ns - SIZE_BYTES * NS_PER_S // rate <= NS_PER_S * 10 // rate + 1
+
+
+@given(
+    own=st.none() | rates,
+    told=st.none() | rates,
+    probes=st.lists(rates, max_size=3),
+)
+def test_a_nic_carries_what_is_told_else_the_best_probe_else_what_it_says(
+    own: int | None, told: int | None, probes: list[int]
+) -> None:
+    controller = make_controller(2)
+    nic = msgspec.structs.replace(DEVICE, interface_bytes_per_s=own, downlink_bytes_per_s=told)
+    step(controller, 0, WorkerJoined(W[0], DEVICE), WorkerJoined(W[1], nic))
+    step(controller, 1, *(LinkMeasured(W[0], W[1], rate) for rate in probes))
+    expected = told if told is not None else own
+    if told is None and probes:
+        expected = min(max(probes), own) if own is not None else max(probes)
+    topology = controller.planning.topology
+    assert topology.nic_bytes_per_s(W[1], Direction.IN) == expected
+    assert topology.nic_bytes_per_s(W[1], Direction.OUT) == own
+
+
+@given(slow=rates, fast=rates, probe=rates)
+def test_a_probe_tells_nothing_of_the_faster_of_two_nics(slow: int, fast: int, probe: int) -> None:
+    controller = make_controller(2)
+    nics = [msgspec.structs.replace(DEVICE, interface_bytes_per_s=own) for own in (fast, slow)]
+    step(controller, 0, *(WorkerJoined(W[n], nic) for n, nic in enumerate(nics)))
+    step(controller, 1, LinkMeasured(W[0], W[1], probe))
+    topology = controller.planning.topology
+    out = topology.nic_bytes_per_s(W[0], Direction.OUT)
+    into = topology.nic_bytes_per_s(W[1], Direction.IN)
+    assert out == (fast if slow < fast else min(probe, fast))
+    assert into == (slow if fast < slow else min(probe, slow))
+
+
+def test_an_agent_s_nic_says_what_it_carries() -> None:
+    host = Host("host", "leaf", 1000, interface_bytes_per_s=500)
+    controller = make_controller(1, agents_expected=1)
+    step(controller, 0, AgentJoined(H[0], host))
+    topology = controller.planning.topology
+    assert topology.nic_bytes_per_s(H[0], Direction.OUT) == 500
+
+
+@given(share=st.integers(1, 100))
+def test_parameters_may_have_all_of_an_uplink_that_no_data_plane_limits(share: int) -> None:
+    controller = make_controller(1, parameter_share_percent=share)
+    nic = msgspec.structs.replace(DEVICE, interface_bytes_per_s=500)
+    step(controller, 0, WorkerJoined(W[0], nic))
+    assert controller.planning.topology.nic_bytes_per_s(W[0], Direction.OUT) == 500

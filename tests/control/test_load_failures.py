@@ -119,7 +119,7 @@ def test_until_the_next_trial_requests_fail_at_once_and_then_one_tries_again() -
     assert not failed(step(controller, again_ns + 1, arrived("later"))), "it waits for the trial"
     step(controller, again_ns + 2, *loaded(load.holding))
     assert controller.status().models["m"].problem is None
-    assert controller.router.unfinished(controller.models["m"].part) == 2
+    assert controller.router.unfinished(controller.models["m"].entry.part) == 2
 
 
 def test_a_model_that_serves_goes_on_whatever_other_loads_come_to() -> None:

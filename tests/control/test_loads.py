@@ -166,6 +166,28 @@ def test_senders_that_died_while_no_controller_was_there_are_replaced() -> None:
     assert amendments(commands) == [AmendHolding(of(1), whole(W[0]))]
 
 
+def test_loads_that_wait_for_one_another_are_given_other_feeds() -> None:
+    """Two controllers that ordered one load each could bring that about. Who reads from one of the
+    circle waits as well; who has another way does not."""
+    controller = make_controller(workers=5, epoch=1, instances_max=5)
+    feeds = {1: whole(W[2]), 2: whole(W[1]), 3: whole(W[2]), 4: whole(W[0])}
+    loading = [
+        rejoined(report(reading(receiver, *wanted), watermark=0))
+        for receiver, wanted in feeds.items()
+    ]
+    commands = step(controller, 0, *adopted(1), *loading)
+    amended = {order.holding.member: order.feeds for order in amendments(commands)}
+    assert list(amended) == [W[1], W[2], W[3]]
+    ways = {load.receiver: load.feeds for load in controller.loads.open.values()}
+    for receiver in amended:
+        reached, seen = receiver, set()
+        while reached in ways and reached not in seen:
+            seen.add(reached)
+            (feed,) = ways[reached]
+            reached = getattr(feed.upstream, "worker", W[0])
+        assert reached == W[0], f"{receiver} waits for {reached}"
+
+
 @given(st.data(), st.integers(3, 6))
 def test_however_feeds_fail_nobody_waits_for_himself_and_repairs_end(
     data: st.DataObject, workers: int

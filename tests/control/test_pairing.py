@@ -445,9 +445,9 @@ def test_a_batch_that_waits_again_is_taken_over_if_no_newer_attempt_was_made() -
     step(controller, 3, arrived("a"))
     # The source has no room: "a" waits again, and comes to the source by the late news.
     step(controller, 4, WorkerLost(W[1], "gone"))
-    assert controller.router.waiting(controller.models["m"].part) == 1
+    assert controller.router.waiting(controller.models["m"].entry.part) == 1
     assert step(controller, 5, taken((("a", 1),))) == []
-    assert controller.router.waiting(controller.models["m"].part) == 0
+    assert controller.router.waiting(controller.models["m"].entry.part) == 0
     step(controller, 6, finished("s1"), arrived("b"))
     assert controller.router.requests["a"].attempt == 1
 
@@ -577,7 +577,7 @@ def test_a_pair_costs_what_the_batcher_says_it_does(layers: int) -> None:
     for watermark in range(layers + 2):
         event = LayerArrived(TARGET, max(watermark - 1, 0), watermark)
         step(controller, 3 + watermark, event)
-        (route,) = controller.pairings.routes(9, controller.models["m"])
+        (route,) = controller.pairings.routes(9, controller.models["m"].entry)
         rate, cost = pair_rate(min(max(watermark - 1, 0), layers), layers)
         assert route.cost_permille == cost * 1000 // rate
 

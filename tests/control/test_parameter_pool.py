@@ -180,10 +180,10 @@ def test_whatever_is_asked_a_last_or_read_copy_stays(
         model, copy = key[0], oracle.copies[key]
         member = copy.members[-1]
         if call == "read":
-            pool.begin_read(READER, model, member)
+            pool.reads.begin(READER, model, member)
             oracle.reads.add((model, member))
         elif call == "stop":
-            pool.end_read(READER, model, member)
+            pool.reads.end(READER, model, member)
             oracle.reads.discard((model, member))
         elif call == "lose":
             lose(pool, oracle, member)
@@ -286,6 +286,7 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
         assert [copy.members for copy in pool.copies(model)] == [copy.members for copy in there]
         whole = [copy.members[0] for copy in there if copy.is_whole]
         assert pool.holders(model) == [holder for holder in whole if not holder.is_agent]
+        assert pool.count_holders(model) == len(pool.holders(model))
         on_hosts = [copy.members[0] for copy in there if copy.members[0].is_agent]
         assert [copy.holder for copy in pool.host_copies(model)] == on_hosts
         for rank in range(oracle.ranks):
@@ -310,8 +311,9 @@ def check(pool: ParameterPool, oracle: PoolOracle) -> None:
         held = sorted(holding.id for holding in pool.on(member))
         assert held == sorted(number for number in ids if number.member == member)
         is_idle = all(states[number] is HoldingState.SPARE for number in held)
-        assert pool.is_idle(member) is is_idle
-        assert pool.readers(member) == sum(read[1] == member for read in oracle.reads)
+        assert pool.in_use.has_any_of((member,)) is not is_idle
+        assert pool.holds_any(member) is bool(held)
+        assert pool.reads.count(member) == sum(read[1] == member for read in oracle.reads)
     given_up = [copy for copy in oracle.copies.values() if copy.is_given_up]
     workers = [c for c in given_up if not c.members[0].is_agent]
     left = {copy.id_of(rank) for copy in workers for rank in copy.ranks}

@@ -388,6 +388,25 @@ def test_predictions_are_those_of_chunks_moved_one_by_one(chunks: int, rates: li
         assert prediction.layer_ns[to, 0][-1] == pytest.approx(there[-1], abs=len(hops) + 1)
 
 
+@given(busy=st.lists(st.tuples(st.integers(0, 5), st.sampled_from((IN, OUT))), unique=True))
+def test_bytes_that_meet_serving_traffic_are_told_and_free_plans_tell_none(
+    busy: list[tuple[int, Direction]],
+) -> None:
+    """Whether the planner was told of that traffic or not."""
+    serving = [nic(W[number], direction) for number, direction in busy]
+    told = make_plan(request(copies(W[0], W[1]), W[2:6], busy=serving), singles(6))
+    untold = make_plan(request(copies(W[0], W[1]), W[2:6]), singles(6))
+    assert (untold.serving, untold.serving_bytes, untold.avoided) == ((), 0, ())
+    for plan in (told, untold.beside(tuple(serving))):
+        moved = {use.link: use.bytes for use in plan.links}
+        met = {use.link: use.serving_bytes for use in plan.links if use.serving_bytes}
+        assert plan.serving == tuple(serving)
+        assert met == {link: moved[link] for link in serving if link in moved}
+        assert plan.avoided == tuple(link for link in serving if link not in moved)
+        assert plan.serving_bytes == sum(met.values())
+    assert told.serving_bytes <= untold.beside(tuple(serving)).serving_bytes
+
+
 def test_serving_bytes_are_avoided_where_they_can_be() -> None:
     """The source that is named first sends traffic; the other one is read."""
     asked = request(copies(W[0], W[4]), [W[8]], busy=[nic(W[0], OUT)])

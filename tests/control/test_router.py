@@ -69,6 +69,22 @@ def reported(queued_tokens: int, begun_tokens: int = 0, left_out: int = 0) -> In
 LATE = LateBinding(ahead_tokens_max=100)
 
 
+def test_of_equals_the_one_that_was_given_a_request_longest_ago_comes_first() -> None:
+    """Both compute a prompt of the same length: that one is done sooner. What it reports of a Run
+    that goes on does not say how far that is."""
+    router = Router(64, binding=LateBinding())
+    for name, due in (("r0", 0), ("r1", 1), ("r2", 2)):
+        router.arrive(name, M, 60, 1)
+        assert assigned(router) == [(name, 10 + due)]
+    for number in (1, 0, 2):
+        router.end(router.requests[f"r{number}"])
+        router.arrive(f"r{3 + number}", M, 60, 1)
+        assert assigned(router) == [(f"r{3 + number}", 10 + number)], "it has nothing"
+    for name, due in (("r6", 1), ("r7", 0), ("r8", 2), ("r9", 1)):
+        router.arrive(name, M, 60, 1)
+        assert assigned(router) == [(name, 10 + due)]
+
+
 def test_an_instance_holds_few_tokens_that_are_not_computed() -> None:
     router = Router(64, binding=LATE)
     for number, tokens in enumerate([60, 40, 40, 250, 10]):

@@ -31,7 +31,9 @@ RATE = 1000
 SIZE_BYTES = 60
 
 
-def controller_of(instances: int, workers: int, leaf_of: str = "") -> Controller:
+def controller_of(
+    instances: int, workers: int, leaf_of: str = "", avoids_serving: bool = True
+) -> Controller:
     """Instances 101, 102, … serve on w0, w1, …; the others are spare. A letter of `leaf_of` names
     each worker's leaf, whose links to the spine are as fast as a NIC."""
     letters = leaf_of or "a" * workers
@@ -42,6 +44,7 @@ def controller_of(instances: int, workers: int, leaf_of: str = "") -> Controller
         live_over_ns=0,
         pairs=ANY_PAIR,
         leaves=leaves,
+        avoids_serving=avoids_serving,
     )
     events = [*adopted(instances), *joined(*W[instances:workers])]
     step(controller, 0, *(on_leaf(event, letters) for event in events))
@@ -92,6 +95,25 @@ def test_of_two_that_are_arriving_the_one_that_sends_no_rows_is_read(
     plan = planned(controller, 3, full(350))
     assert plan.routes() == (f"{W[3] if is_served_first else W[2]} -> {W[4]}",)
     assert plan.serving_bytes == 0
+
+
+@pytest.mark.parametrize("avoids_serving", [True, False])
+def test_a_plan_tells_what_serves_what_it_meets_and_what_it_avoided(avoids_serving: bool) -> None:
+    """The first of two that are arriving helps an instance; the other one could be read, too. A
+    planner that is not told reads the first."""
+    controller = controller_of(2, 5, avoids_serving=avoids_serving)
+    step(controller, 1, arrived("a", 100), full(180))
+    step(controller, 2, full(270))
+    plan = planned(controller, 3, full(350))
+    assert [str(link) for link in plan.serving] == ["w2.0 nic out", "w0.0 nic in"]
+    if avoids_serving:
+        assert plan.routes() == ("w3.0 -> w4.0",)
+        assert plan.serving_bytes == 0
+        assert plan.avoided == plan.serving
+    else:
+        assert plan.routes() == ("w2.0 -> w4.0",)
+        assert met(plan) == {"w2.0 nic out": SIZE_BYTES}
+        assert [str(link) for link in plan.avoided] == ["w0.0 nic in"]
 
 
 def pair_across_leaves() -> tuple[Controller, HoldingId]:

@@ -26,6 +26,18 @@ VALUES: dict[str, dict[str, Any]] = {
     "keys": {
         "apiKeys": {"secretName": "keys"},
         "tls": {"headSecret": "tls-head", "hostsSecret": "tls-hosts"},
+        "https": {"secretName": "https"},
+        "gateways": {
+            "replicas": 5,
+            "readinessPath": "/live",
+            "extraArgs": ["--cors-origins=https://example.org"],
+            "extraVolumes": [{"name": "cache", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "cache", "mountPath": "/cache"}],
+            "nodeSelector": {"zone": "edge"},
+            "tolerations": [{"operator": "Exists"}],
+            "maxUnavailable": "40%",
+            "service": {"type": "LoadBalancer", "port": 443},
+        },
         "networkPolicy": {"enabled": False},
         "keda": {"enabled": True, "minHosts": 0},
         "pool": {"drain_timeout_s": 120, "models": ["/models/a", "/models/b"]},
@@ -45,5 +57,33 @@ VALUES: dict[str, dict[str, Any]] = {
             "maxUnavailable": "25%",
         },
         "service": {"type": "LoadBalancer", "port": 80},
+    },
+    "two heads": {
+        "standby": {
+            "enabled": True,
+            "extraArgs": ["--log-level=info"],
+            "nodeSelector": {"disk": "fast"},
+            "tolerations": [{"operator": "Exists"}],
+        },
+        "gateways": {"replicas": 0},
+        "networkPolicy": {"apiServerPorts": [{"protocol": "TCP", "port": 16443}]},
+        "pool": {"lease_ms": 5000},
+    },
+    "two heads by a file": {
+        "standby": {
+            "enabled": True,
+            "lease": "/lease/pool.lease",
+            "extraVolumes": [
+                {"name": "lease", "persistentVolumeClaim": {"claimName": "livescale-lease"}}
+            ],
+            "extraVolumeMounts": [{"name": "lease", "mountPath": "/lease"}],
+        },
+        "head": {
+            "extraVolumes": [
+                {"name": "lease", "persistentVolumeClaim": {"claimName": "livescale-lease"}}
+            ],
+            "extraVolumeMounts": [{"name": "lease", "mountPath": "/lease"}],
+        },
+        "tls": {"headSecret": "h", "hostsSecret": "m", "gatewaysSecret": "g"},
     },
 }

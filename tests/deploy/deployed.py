@@ -14,22 +14,32 @@ from go_templates import render_chart
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "livescale"
 PLAIN = DEPLOY / "kubernetes"
+RAY = DEPLOY / "ray"
 TOKEN = '{"secret": "00112233445566778899aabbccddeeff"}\n'
 Object = dict[str, Any]
 
 
 def plain_objects() -> list[Object]:
     """What `kubectl apply -k deploy/kubernetes` makes, and keda.yaml."""
-    kustomization = yaml.safe_load((PLAIN / "kustomization.yaml").read_text())
-    names = [*kustomization["resources"], "keda.yaml"]
-    objects = [one for name in names for one in _objects((PLAIN / name).read_text())]
-    for generated in kustomization["configMapGenerator"]:
-        data = {name: (PLAIN / name).read_text() for name in generated["files"]}
-        objects.append(_generated("ConfigMap", generated["name"], data))
-    for generated in kustomization["secretGenerator"]:
-        data = dict.fromkeys(generated["files"], base64.b64encode(TOKEN.encode()).decode())
-        objects.append(_generated("Secret", generated["name"], data) | {"type": "Opaque"})
-    return objects
+    return _kustomized(PLAIN, "keda.yaml")
+
+
+def ray_objects() -> list[Object]:
+    """What `kubectl apply -k deploy/ray` makes."""
+    return _kustomized(RAY)
+
+
+def ray_scripts(objects: list[Object]) -> list[str]:
+    """What the containers of a RayCluster run in bash: the head's, then those of its workers."""
+    (cluster,) = of_kind(objects, "RayCluster")
+    spec = cluster["spec"]
+    scripts = []
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["command"] == ["tini", "--", "bash", "-c"]
+        (script,) = container["args"]
+        scripts.append(str(script))
+    return scripts
 
 
 def chart_objects(values: Object) -> list[Object]:
@@ -68,14 +78,16 @@ def pool_yaml(objects: list[Object]) -> str:
     return str(config["data"]["pool.yaml"])
 
 
-def command_of(objects: list[Object], verb: str, replaced: dict[str, str]) -> list[str]:
+def command_of(
+    objects: list[Object], verb: str, replaced: dict[str, str], *, is_standby: bool = False
+) -> list[str]:
     """The words behind `livescale` of the pods that run this command, with other texts for some
     that the cluster knows."""
     (args,) = (
         container["args"]
         for _, pod in pods(objects)
         for container in pod["containers"]
-        if container["args"][0] == verb
+        if container["args"][0] == verb and ("--standby" in container["args"]) == is_standby
     )
     words = []
     for word in args:
@@ -86,6 +98,20 @@ def command_of(objects: list[Object], verb: str, replaced: dict[str, str]) -> li
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _kustomized(directory: Path, *more: str) -> list[Object]:
+    """What a kustomization makes, and the objects of further files."""
+    kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    names = [*kustomization["resources"], *more]
+    objects = [one for name in names for one in _objects((directory / name).read_text())]
+    for generated in kustomization["configMapGenerator"]:
+        data = {name: (directory / name).read_text() for name in generated["files"]}
+        objects.append(_generated("ConfigMap", generated["name"], data))
+    for generated in kustomization.get("secretGenerator", []):
+        data = dict.fromkeys(generated["files"], base64.b64encode(TOKEN.encode()).decode())
+        objects.append(_generated("Secret", generated["name"], data) | {"type": "Opaque"})
+    return objects
 
 
 def _objects(text: str) -> list[Object]:

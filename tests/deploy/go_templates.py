@@ -1,5 +1,5 @@
 """The part of Go's text/template and of Helm's functions that the chart uses, for tests on machines
-without Helm: `if`, `else`, `with`, `define`, `include`, pipelines, and `_FUNCTIONS`.
+without Helm: `if`, `else`, `with`, `define`, `include`, comments, pipelines, and `_FUNCTIONS`.
 
 What it does not know raises. Where `helm` is on the path a test compares both.
 """
@@ -74,6 +74,8 @@ def _parse(text: str, named: dict[str, _Block]) -> _Block:
         position = match.end()
         words = next(group for group in match.groups() if group is not None).strip()
         verb, _, rest = words.partition(" ")
+        if verb == "/*":
+            continue
         if verb in ("if", "with", "define"):
             block = _Block(verb, rest)
             if verb == "define":
@@ -156,8 +158,10 @@ def _nindent(spaces: int, text: str) -> str:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "and": lambda *values: next((one for one in values if not one), values[-1]),
     "add": lambda *numbers: sum(numbers),
     "default": lambda other, value: value or other,
+    "dict": lambda *words: dict(zip(words[::2], words[1::2], strict=True)),
     "eq": lambda one, other: one == other,
     "int": int,
     "nindent": _nindent,

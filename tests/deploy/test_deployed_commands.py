@@ -1,5 +1,5 @@
-"""The command lines of the manifests, run: a head, a host that joins through its Service's name,
-probes, a request, and what SIGTERM does."""
+"""The command lines of the manifests, run: a head, a host and a gateway that join it by the name of
+a Service, probes, requests, what SIGTERM does; two heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from deployed import TOKEN, command_of, plain_objects, pool_yaml, probed_paths, rendered
+from chart_values import VALUES
+from deployed import (
+    TOKEN,
+    Object,
+    chart_objects,
+    command_of,
+    plain_objects,
+    pool_yaml,
+    probed_paths,
+    rendered,
+)
 
 from livescale.common.interpreter import module_words
 
@@ -59,40 +69,113 @@ def wait_for_status(url: str, status: int, *processes: subprocess.Popen[bytes]) 
         assert time.monotonic() < deadline_s, f"{url} never answered with {status}"
 
 
+class Here:
+    """What the commands of manifests find here in place of a cluster."""
+
+    def __init__(self, objects: list[Object], model: Path, scratch: Path) -> None:
+        self._objects = objects
+        token, pool = scratch / "token", scratch / "pool.yaml"
+        token.write_text(TOKEN)
+        token.chmod(0o400)
+        settings = yaml.safe_load(pool_yaml(objects)) | SMALL
+        settings["models"][0]["path"] = str(model)
+        pool.write_text(yaml.safe_dump(settings))
+        self._files = {
+            "/etc/livescale/pool.yaml": str(pool),
+            "/run/secrets/livescale/token": str(token),
+            "/lease/": f"{scratch}/",
+        }
+
+    def command(
+        self, verb: str, replaced: dict[str, str], *, is_standby: bool = False
+    ) -> list[str]:
+        """With other texts for names and ports of the cluster."""
+        pod = {"$(POD_IP)": "127.0.0.1", "$(POD_NAME)": f"pod-of-{verb}", "$(RACK)": ""}
+        return command_of(self._objects, verb, self._files | replaced | pod, is_standby=is_standby)
+
+
+def ask(url: str, model: Path) -> None:
+    """A request is answered."""
+    body = {"model": model.name, "prompt": "a", "max_tokens": 3}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S)
+    assert answer.status_code == 200, answer.text
+
+
+def end(process: subprocess.Popen[bytes], log: Path, word: str) -> None:
+    """SIGTERM ends it in order."""
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT_S) == 0
+    assert word in log.read_text()
+
+
 def test_the_commands_serve_and_end_in_order(tiny_model: Path, tmp_path: Path) -> None:
-    http, control = free_ports(2)
-    token, pool = tmp_path / "token", tmp_path / "pool.yaml"
-    token.write_text(TOKEN)
-    token.chmod(0o400)
-    settings = yaml.safe_load(pool_yaml(plain_objects())) | SMALL
-    settings["models"][0]["path"] = str(tiny_model)
-    pool.write_text(yaml.safe_dump(settings))
-    here = {
-        "/etc/livescale/pool.yaml": str(pool),
-        "/run/secrets/livescale/token": str(token),
-        "livescale-control:7000": f"localhost:{control}",
-        "$(POD_IP)": "127.0.0.1",
-        "$(POD_NAME)": "livescale-host-0",
-        ":7000": f":{control}",
-        "--port=8000": f"--port={http}",
-    }
-    url = f"http://127.0.0.1:{http}"
-    serve = command_of(plain_objects(), "serve", here)
-    join = command_of(plain_objects(), "join", here)
-    with run(serve, tmp_path / "head.log") as head:
-        wait_for_status(f"{url}/live", 200, head)
-        assert httpx.get(f"{url}/health").status_code == 503, "without hosts it is alive, not ready"
-        with run(join, tmp_path / "host.log") as host:
-            for path in sorted(set().union(*map(probed_paths, rendered().values()))):
-                wait_for_status(f"{url}{path}", 200, head, host)
-            assert "\nlivescale_workers_wanted 1.0\n" in httpx.get(f"{url}/metrics").text
-            body = {"model": tiny_model.name, "prompt": "a", "max_tokens": 3}
-            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S)
-            assert answer.status_code == 200, answer.text
-            host.send_signal(signal.SIGTERM)
-            assert host.wait(WAIT_S) == 0
-            assert "left" in (tmp_path / "host.log").read_text()
+    http, control, http_of_gateway = free_ports(3)
+    here = Here(plain_objects(), tiny_model, tmp_path)
+    join_at = {"livescale-control:7000": f"localhost:{control}"}
+    listen_at = {"$(POD_IP):7000": f"127.0.0.1:{control}", "--port=8000": f"--port={http}"}
+    serve = here.command("serve", listen_at)
+    join = here.command("join", join_at)
+    gateway = here.command("gateway", join_at | {"--port=8000": f"--port={http_of_gateway}"})
+    urls = [f"http://127.0.0.1:{port}" for port in (http, http_of_gateway)]
+    log, log_of_host, log_of_gateway = (tmp_path / f"{n}.log" for n in ("head", "host", "gateway"))
+    with run(serve, log) as head, run(gateway, log_of_gateway) as second:
+        for url in urls:
+            wait_for_status(f"{url}/live", 200, head, second)
+            assert httpx.get(f"{url}/health").status_code == 503, (
+                "alive, and without hosts not ready"
+            )
+        with run(join, log_of_host) as host:
+            for url in urls:
+                for path in sorted(set().union(*map(probed_paths, rendered().values()))):
+                    wait_for_status(f"{url}{path}", 200, head, host, second)
+                assert "\nlivescale_workers_wanted 1.0\n" in httpx.get(f"{url}/metrics").text
+                ask(url, tiny_model)
+            end(second, log_of_gateway, "stopped")
+            ask(urls[0], tiny_model)
+            end(host, log_of_host, "left")
             assert head.poll() is None
-        head.send_signal(signal.SIGTERM)
-        assert head.wait(WAIT_S) == 0
-        assert "stopped" in (tmp_path / "head.log").read_text()
+        end(head, log, "stopped")
+
+
+@pytest.mark.long
+def test_the_standby_of_the_chart_takes_over(tiny_model: Path, tmp_path: Path) -> None:
+    """The heads know each other by the names of their Services."""
+    http, control, http_of_standby, control_of_standby, http_of_gateway = free_ports(5)
+    values = VALUES["two heads by a file"] | {"tls": {}}
+    here = Here(chart_objects(values), tiny_model, tmp_path)
+    names = {
+        # A host joins by one name of the head, and is told another.
+        "test-release-control:7000": f"127.0.0.1:{control}",
+        "test-release-head:7000": f"localhost:{control}",
+        "test-release-standby:7000": f"localhost:{control_of_standby}",
+    }
+
+    def at(http: int, control: int) -> dict[str, str]:
+        ports = {"$(POD_IP):7000": f"127.0.0.1:{control}", "--port=8000": f"--port={http}"}
+        return names | ports
+
+    first = here.command("serve", at(http, control))
+    second = here.command("serve", at(http_of_standby, control_of_standby), is_standby=True)
+    gateway = here.command("gateway", at(http_of_gateway, control))
+    urls = [f"http://127.0.0.1:{port}" for port in (http, http_of_standby, http_of_gateway)]
+    with contextlib.ExitStack() as running:
+        head = running.enter_context(run(first, tmp_path / "head.log"))
+        wait_for_status(f"{urls[0]}/live", 200, head)
+        others = [
+            running.enter_context(run(words, tmp_path / f"{name}.log"))
+            for name, words in (
+                ("standby", second),
+                ("gateway", gateway),
+                ("host", here.command("join", names)),
+            )
+        ]
+        for url in urls:
+            wait_for_status(f"{url}/health", 200, head, *others)
+            ask(url, tiny_model)
+        head.kill()
+        head.wait(WAIT_S)
+        for url in urls[1:]:
+            wait_for_status(f"{url}/health", 200, *others)
+            ask(url, tiny_model)
+    logs = {name: (tmp_path / f"{name}.log").read_text() for name in ("head", "standby", "host")}
+    assert not any("given up before" in log for log in logs.values()), logs

@@ -22,6 +22,9 @@ RECIPES = sorted((DEPLOY / "docker").glob("Dockerfile*"))
 PROGRAM = "/opt/livescale/bin/livescale"
 GRACE_S = 15
 
+#: what FLAGS may say, by command
+FLAGS = {"join": "--workers=4 --device=cuda", "gateway": "--host=10.0.0.3 --port=8443"}
+
 each_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
 each_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 
@@ -47,9 +50,10 @@ def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
 def test_units_start_commands_that_the_program_takes(unit: Path) -> None:
     settings = settings_of(unit)
     text = settings["ExecStart"].replace("%d", "/run/credentials/livescale")
-    text = text.replace("${HEAD}", "10.0.0.1:7000").replace("$FLAGS", "--workers=4 --device=cuda")
-    program, *words = shlex.split(text)
+    program, verb, *_ = shlex.split(text)
     assert program == PROGRAM
+    text = text.replace("${HEAD}", "10.0.0.1:7000").replace("$FLAGS", FLAGS.get(verb, ""))
+    _, *words = shlex.split(text)
     arguments = build_parser(words[0]).parse_args(words)
     credential, _, _ = settings["LoadCredential"].partition(":")
     assert str(arguments.token_file) == f"/run/credentials/livescale/{credential}"

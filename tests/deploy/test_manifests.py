@@ -54,6 +54,23 @@ def config_of(objects: list[Object], tmp_path: Path) -> PoolConfig:
     return load_config(arguments.config, arguments.models, {}, given_flags(arguments))
 
 
+def chosen_by(selector: Object, labels: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Those of the labels of pods that the selector chooses."""
+    wanted = selector["matchLabels"].items()
+    among = {rule["key"]: rule["values"] for rule in selector.get("matchExpressions", [])}
+    assert all(rule["operator"] == "In" for rule in selector.get("matchExpressions", []))
+    return [
+        own
+        for own in labels
+        if own.items() >= wanted and all(own.get(key) in values for key, values in among.items())
+    ]
+
+
+def component(one: Object) -> str:
+    """Of a workload."""
+    return str(one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @every_way
 def test_objects_are_valid(objects: list[Object], version: str) -> None:
@@ -76,18 +93,23 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
 def test_names_and_selectors_lead_somewhere(objects: list[Object]) -> None:
     named = [(one["kind"], one["metadata"]["name"]) for one in objects]
     assert len(set(named)) == len(named)
-    labels = [one["spec"]["template"]["metadata"]["labels"].items() for one, _ in pods(objects)]
-    for one, _ in pods(objects):
+    labels = [one["spec"]["template"]["metadata"]["labels"] for one, _ in pods(objects)]
+    for one, pod in pods(objects):
+        # A workload chooses its own pods alone.
         own = one["spec"]["template"]["metadata"]["labels"]
-        assert own.items() >= one["spec"]["selector"]["matchLabels"].items()
+        assert [labels.index(found) for found in chosen_by(one["spec"]["selector"], labels)] == [
+            labels.index(own)
+        ]
+        for spread in pod.get("topologySpreadConstraints", []):
+            assert own in chosen_by(spread["labelSelector"], labels)
     for service in of_kind(objects, "Service"):
-        assert sum(own >= service["spec"]["selector"].items() for own in labels) == 1
-    for policy in of_kind(objects, "PodDisruptionBudget"):
-        chosen = policy["spec"]["selector"]["matchLabels"].items()
-        assert sum(own >= chosen for own in labels) == 1
+        assert chosen_by({"matchLabels": service["spec"]["selector"]}, labels)
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    kept = [own for one in budgets for own in chosen_by(one["spec"]["selector"], labels)]
+    # A pod of two budgets could never be evicted.
+    assert all(kept.count(own) == 1 for own in kept)
     for policy in of_kind(objects, "NetworkPolicy"):
-        chosen = policy["spec"]["podSelector"]["matchLabels"].items()
-        assert any(own >= chosen for own in labels)
+        assert chosen_by(policy["spec"]["podSelector"], labels)
     (hosts,) = of_kind(objects, "StatefulSet")
     assert ("Service", hosts["spec"]["serviceName"]) in named
     for one, pod in pods(objects):
@@ -100,6 +122,10 @@ def test_names_and_selectors_lead_somewhere(objects: list[Object]) -> None:
     for scaler in of_kind(objects, "ScaledObject"):
         target = scaler["spec"]["scaleTargetRef"]
         assert (target["kind"], target["name"]) in named
+    for binding in of_kind(objects, "RoleBinding"):
+        (account,) = binding["subjects"]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in named
+        assert (account["kind"], account["name"]) in named
 
 
 @every_way
@@ -113,24 +139,82 @@ def test_commands_and_settings_are_the_programs_own(objects: list[Object], tmp_p
     host, port = parse_address(arguments.head, "head", is_own=False)
     assert config.listen is not None
     assert parse_address(config.listen, "listen")[1] == port
-    (control,) = (s for s in of_kind(objects, "Service") if s["metadata"]["name"] == host)
-    assert [p["port"] for p in control["spec"]["ports"]] == [port]
-    # The head is ready only when hosts have joined.
-    assert control["spec"]["publishNotReadyAddresses"]
+    heads = [f"{host}:{port}", *(config.heads.split(",") if config.heads is not None else [])]
+    for host, port in (parse_address(head, "heads", is_own=False) for head in heads):
+        (control,) = (s for s in of_kind(objects, "Service") if s["metadata"]["name"] == host)
+        assert [p["port"] for p in control["spec"]["ports"]] == [port]
+        # The head is ready only when hosts have joined.
+        assert control["spec"]["publishNotReadyAddresses"]
+
+
+@every_way
+def test_gateways_join_where_hosts_do_and_serve_as_the_head_does(
+    objects: list[Object], tmp_path: Path
+) -> None:
+    config = config_of(objects, tmp_path)
+    if not any(component(one) == "gateway" for one, _ in pods(objects)):
+        return
+    words = command_of(objects, "gateway", CLUSTER)
+    own = build_parser("gateway").parse_args(words)
+    hosts = build_parser("join").parse_args(command_of(objects, "join", CLUSTER))
+    assert own.join == hosts.head
+    assert own.token_file == Path(str(config.token_file))
+    assert own.name == CLUSTER["$(POD_NAME)"]
+    given = vars(own)
+    for name in ("api_key_file", "ssl_certfile", "ssl_keyfile", "tls_dir"):
+        assert given.get(name) == getattr(config, name)
+    assert (own.host, int(own.port)) == (config.host, config.port)
+
+
+@every_way
+def test_of_two_heads_one_acts_by_a_lease(objects: list[Object], tmp_path: Path) -> None:
+    """Both are told the same but that one stands by, and only where the lease is one of Kubernetes
+    do they have an account, which may use that lease alone."""
+    config = config_of(objects, tmp_path)
+    heads = [(one, pod) for one, pod in pods(objects) if component(one) in ("head", "standby")]
+    assert (len(heads) == 2) == (config.lease is not None)
+    is_kubernetes = config.lease is not None and config.lease.startswith("kubernetes:")
+    for _, pod in heads:
+        assert pod["automountServiceAccountToken"] == is_kubernetes
+        assert ("serviceAccountName" in pod) == is_kubernetes
+        mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert config.lease is None or is_kubernetes or str(Path(config.lease).parent) in mounts
+    roles = of_kind(objects, "Role")
+    assert (len(roles) == 1) == is_kubernetes
+    for role in roles:
+        named, unnamed = role["rules"]
+        assert config.lease == f"kubernetes:{named['resourceNames'][0]}"
+        assert (named["verbs"], unnamed["verbs"]) == (["get", "update"], ["create"])
+        for rule in role["rules"]:
+            assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
+    if config.lease is not None:
+        first = command_of(objects, "serve", CLUSTER)
+        second = command_of(objects, "serve", CLUSTER, is_standby=True)
+        assert build_parser("serve").parse_args(second).standby
+        own = {word for word in {*first, *second} if not word.startswith(("--log-level", "--st"))}
+        assert own <= {*first} & {*second}
 
 
 @every_way
 def test_ports_agree(objects: list[Object], tmp_path: Path) -> None:
     config = config_of(objects, tmp_path)
-    (head,) = (pod for one, pod in pods(objects) if one["kind"] == "Deployment")
-    ports = {p["name"]: p["containerPort"] for p in head["containers"][0]["ports"]}
     assert config.listen is not None
-    assert ports == {"http": config.port, "control": int(config.listen.rpartition(":")[2])}
+    ports = {"http": config.port, "control": int(config.listen.rpartition(":")[2])}
+    scheme = "HTTP" if config.ssl_certfile is None else "HTTPS"
+    for one, pod in pods(objects):
+        (container,) = pod["containers"]
+        if one["kind"] == "Deployment":
+            wanted = ["http"] if component(one) == "gateway" else ["http", "control"]
+            own = {p["name"]: p["containerPort"] for p in container["ports"]}
+            assert own == {name: ports[name] for name in wanted}
+            for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
+                asked = container[kind]["httpGet"]
+                assert (asked["port"], asked.get("scheme", "HTTP")) == ("http", scheme)
     for service in of_kind(objects, "Service"):
         for port in service["spec"].get("ports", []):
             assert port["targetPort"] in ports
     for policy in of_kind(objects, "NetworkPolicy"):
-        for rule in policy["spec"]["ingress"]:
+        for rule in policy["spec"].get("ingress", []):
             for port in rule["ports"]:
                 assert port["port"] in (*ports, 1024)
 
@@ -155,7 +239,7 @@ def test_pods_are_confined_and_get_no_variables_of_services(objects: list[Object
     """A Service named livescale… makes variables LIVESCALE_…, which `serve` would refuse."""
     for _, pod in pods(objects):
         assert pod["enableServiceLinks"] is False
-        assert pod["automountServiceAccountToken"] is False
+        assert pod["automountServiceAccountToken"] is ("serviceAccountName" in pod)
         assert pod["securityContext"]["runAsNonRoot"] is True
         # Secrets are root's: without a group the user could not read them.
         assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
@@ -185,7 +269,9 @@ def test_hosts_are_scaled_by_a_figure_that_the_gateway_shows(objects: list[Objec
         assert int(target) == arguments.workers
         assert trigger["metricType"] == "AverageValue"
         if "url" in asked:
-            name, _, port = asked["url"].removeprefix("http://").partition("/")[0].partition(":")
+            scheme, _, place = asked["url"].partition("://")
+            assert (scheme == "https") == ("unsafeSsl" in asked)
+            name, _, port = place.partition("/")[0].partition(":")
             (service,) = (
                 s
                 for s in of_kind(objects, "Service")
@@ -231,6 +317,15 @@ def test_values_fit_their_schema(values: Object) -> None:
         {"token": {"secretName": ""}},
         {"tls": {"headSecret": "tls-head"}},
         {"tls": {"hostsSecret": "tls-hosts"}},
+        {"tls": {"gatewaysSecret": "tls-gateways"}},
+        {"https": {"certificate": "x"}},
+        {"standby": {"lease": "pool.lease"}},
+        {"pool": {"heads": "10.0.0.1:7000"}},
+        {"pool": {"lease": "/lease"}},
+        {"pool": {"ssl_certfile": "cert.pem"}},
+        {"gateways": {"replicas": -1}},
+        {"gateways": {"readinessPath": "/metrics"}},
+        {"networkPolicy": {"apiServerPorts": []}},
     ],
 )
 def test_wrong_values_are_refused(values: Object) -> None:

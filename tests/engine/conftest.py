@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from livescale.engine.executor import TorchExecutor
 from livescale.engine.make import FAMILY_NAMES, Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("ENGINE_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

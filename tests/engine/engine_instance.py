@@ -10,6 +10,7 @@ from pathlib import Path
 from livescale.batching.batcher import Batcher, BatcherConfig
 from livescale.batching.run import EmittedTokens, Run, SequenceSpec
 from livescale.engine.executor import TorchExecutor
+from livescale.engine.linear_choice import WeightsLayout
 from livescale.engine.model_files import read_layers, read_manifest
 from livescale.engine.oracle import GreedyCheck, GreedyOracle
 from livescale.types import LayerSpan, Manifest, SamplingParams
@@ -32,11 +33,17 @@ def load(
     layers: Collection[int] | None = None,
     kv_bytes: int = KV_BYTES,
     reads_kv_in_place: bool = True,
+    weights_layout: WeightsLayout = "auto",
 ) -> tuple[TorchExecutor, Manifest, bytearray]:
     """An executor with `layers` (all by default) materialized, its manifest and its arena."""
     manifest = read_manifest(directory, directory.name)
     arena = bytearray(manifest.size_bytes)
-    executor = TorchExecutor(kv_bytes, BLOCK_TOKENS, reads_kv_in_place=reads_kv_in_place)
+    executor = TorchExecutor(
+        kv_bytes,
+        BLOCK_TOKENS,
+        weights_layout=weights_layout,
+        reads_kv_in_place=reads_kv_in_place,
+    )
     executor.assign(manifest, memoryview(arena))
     for layer in read_layers(directory, manifest, memoryview(arena)):
         if layers is None or layer in layers:

@@ -57,6 +57,50 @@ def test_generation_goes_on_elsewhere(
     assert generate(target, there, known, computed, 25 - first) == whole
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("computed", [0, 13])
+def test_kv_of_a_layer_that_is_told_is_that_of_the_whole_run(
+    family_model: Callable[[str], FamilyModel], name: str, computed: int
+) -> None:
+    """KV leaves while later layers are computed: of a whole prompt, and of one whose beginning an
+    earlier Run computed. Each decoder layer is told once, in order, and the token is the same."""
+    model = family_model(name)
+    source, target = (load(model.directory)[0] for _ in range(2))
+    source._pool.fill_(0xFF)  # every fp32 in it is NaN: what is told too early is none of the KV
+    target._pool.fill_(0xFF)
+    prompt = list(request("told", 30, 1, 512).prompt_ids)
+    here, there = tuple(range(3, 20)), tuple(reversed(range(40, 57)))
+    if computed:
+        beginning = Segment("r", 0, 0, tuple(prompt[:computed]), here, False, SamplingParams(20))
+        source.run(Run(1, ALL, (beginning,)))
+    rest = Segment("r", 0, computed, tuple(prompt[computed:]), here, True, SamplingParams(20))
+    told: dict[int, bytearray] = {}
+
+    def layer_ran(number: int) -> None:
+        assert number not in told
+        told[number] = bytearray(source.export_kv(number - 1, here, len(prompt)))
+        target.import_kv(number - 1, there, len(prompt), memoryview(told[number]))
+
+    known = prompt + source.run(Run(2, ALL, (rest,)), None, layer_ran).token_ids
+    assert list(told) == [1, 2, 3, 4]
+    for number, content in told.items():
+        assert content == bytearray(source.export_kv(number - 1, here, len(prompt)))
+    tokens = generate(target, there, known, len(prompt), 19)
+    assert tokens == generate(model.executor, here, prompt, 0, 20)
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+def test_layers_of_a_span_are_told_but_embedding_and_head(models: Path, cut: int) -> None:
+    executor, _, _ = load(models / "tiny")
+    prompt = request("span", 9, 1).prompt_ids
+    told: list[int] = []
+    hidden = None
+    for span in (LayerSpan(0, cut), LayerSpan(cut, 6)):
+        segment = Segment("r", 0, 0, prompt, (1, 2, 3), span.stop == 6, SamplingParams(1))
+        hidden = executor.run(Run(1, span, (segment,)), hidden, told.append).hidden
+        assert told == [number for number in range(1, 5) if number < span.stop]
+
+
 def cache(dtype: torch.dtype, blocks: int, block_tokens: int) -> KVCache:
     """A cache of 3 layers, 2 KV heads and head size 5, filled with random numbers."""
     pool = torch.empty(2 * 3 * blocks * block_tokens * 2 * 5 * dtype.itemsize, dtype=torch.uint8)

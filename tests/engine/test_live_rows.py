@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from effort import mostly_long
 from livescale.batching.run import Run, Segment
-from livescale.engine import attention
+from livescale.engine import prompt_attention
 from livescale.engine.executor import TorchExecutor
 from livescale.engine.make import FAMILY_NAMES
 from livescale.types import LayerSpan, SamplingParams
@@ -151,7 +151,7 @@ def test_rows_that_take_turns_attend_to_the_same(
     together = executor.run(run).hidden
     assert isinstance(together, torch.Tensor)
     for scores in (1, 5_000):
-        monkeypatch.setitem(attention.SCORES_AT_ONCE, "cpu", scores)
+        monkeypatch.setitem(prompt_attention.SCORES_AT_ONCE, "cpu", scores)
         in_turns = executor.run(run).hidden
         assert isinstance(in_turns, torch.Tensor)
         distance = (in_turns - together).float().abs().max() / together.float().std()

@@ -70,9 +70,11 @@ def test_however_a_run_is_cut_and_passed_on_its_tokens_are_the_same(
     whole = ready(manifest).run(batch(manifest.span, prompts, stop)).token_ids
     assert len(whole) == len(prompts)
     executor, rows, start = ready(manifest), None, 0
+    told: list[int] = []
     for cut in [*sorted(cuts), stop]:
         run = batch(LayerSpan(start, cut), prompts, stop)
-        result = executor.run(run, rows)
+        result = executor.run(run, rows, told.append)
+        assert told == [layer for layer in range(1, stop - 1) if layer < cut]
         if cut < stop:
             assert result.token_ids == []
             assert isinstance(result.hidden, bytearray)

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gateway_double import (
+    EMBEDDING_SIZE,
     JSON,
     MODEL_TOKENS_MAX,
     TEXT,
@@ -48,7 +49,9 @@ def shared_backend(
     plain = build_model_directory(tmp_path_factory.mktemp("plain"))
     (plain / "chat_template.jinja").unlink()
     tiny = ModelCard("tiny", MODEL_TOKENS_MAX, 1_700_000_000, (1,), model_directory)
-    cards = (tiny, dataclasses.replace(tiny, name="org/plain", directory=plain))
+    tiny = dataclasses.replace(tiny, embedding_size=EMBEDDING_SIZE)
+    other = dataclasses.replace(tiny, name="org/plain", directory=plain, embedding_size=0)
+    cards = (tiny, other)
     return ScriptedBackend(cards, text_ids)
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import socket
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from livescale.gateway.app import create_app
@@ -35,16 +36,17 @@ from livescale.gateway.backend import (
     NewModel,
     Reading,
     SettingValue,
-    TokenChunk,
+    TokenSink,
 )
 from livescale.gateway.keys import KeyDigests, KeyRing
 from livescale.gateway.limits import Limits
 from livescale.gateway.server import serve
-from livescale.types import FinishReason, TokenLogprobs
+from livescale.types import FinishReason, TokenLogprobs, Value
 
 WAIT_S = 20.0
 LIMITS = Limits(body_bytes_max=100_000)
 MODEL_TOKENS_MAX = 200
+EMBEDDING_SIZE = 24
 JSON = {"content-type": "application/json"}
 NEVER_CHOSEN = 7
 """A token with a probability of 0, by the scripted logprobs."""
@@ -101,8 +103,21 @@ class Script:
     refusal: Exception | None = None
     #: of the prompt, as the first token tells
     cached_tokens: int = 0
+    #: of the event loop, between two tokens: by default enough for one event per token
+    turns_between: int = 12
     #: raised before the prompt is tokenized
     admission: Exception | None = None
+
+
+class Chunk(Value, frozen=True):
+    """A TokenChunk."""
+
+    index: int
+    token_id: int
+    finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    cached_tokens: int = 0
+    embedding: bytes | None = None
 
 
 def scripted_logprobs(token_id: int, likely: int | None) -> TokenLogprobs | None:
@@ -111,6 +126,12 @@ def scripted_logprobs(token_id: int, likely: int | None) -> TokenLogprobs | None
         return None
     top = tuple(((token_id + place) % 320, -place / 8 - token_id / 1e3) for place in range(likely))
     return TokenLogprobs(-math.inf if token_id == NEVER_CHOSEN else -token_id / 1e3, top)
+
+
+def scripted_embedding(prompt_ids: Sequence[int]) -> bytes:
+    """Values that tell which prompt they are for; some of them need all bits of an fp32."""
+    values = (sum(prompt_ids) / (place + 3) for place in range(EMBEDDING_SIZE))
+    return struct.pack(f"<{EMBEDDING_SIZE}f", *values)
 
 
 @dataclass
@@ -124,8 +145,21 @@ class ScriptedStream:
     is_finished: bool = False
     is_stopped: bool = False
     queued_s: float | None = 0.25
+    _pouring: asyncio.Task[None] | None = None
 
-    async def __aiter__(self) -> AsyncIterator[TokenChunk]:
+    def pour(self, sink: TokenSink) -> None:
+        self._pouring = asyncio.create_task(self._pour(sink))
+
+    async def _pour(self, sink: TokenSink) -> None:
+        try:
+            async for chunk in self._chunks():
+                sink.take(chunk)
+        except Exception as failure:
+            sink.end(failure)
+        else:
+            sink.end(None)
+
+    async def _chunks(self) -> AsyncIterator[Chunk]:
         sampling = self.request.sampling
         token_ids = [*self.script.token_ids]
         for index, token_id in enumerate(token_ids):
@@ -138,7 +172,9 @@ class ScriptedStream:
             yield self._chunk(index, token_id, reason)
             if reason is not None:
                 return
-            await asyncio.sleep(0)  # lets other requests run between two tokens, as in life
+            # Lets other requests run between two tokens, as in life, and this one's event leave.
+            for _ in range(self.script.turns_between):
+                await asyncio.sleep(0)
         if isinstance(self.script.then, Exception):
             raise self.script.then
         self.waiting.set()
@@ -147,20 +183,32 @@ class ScriptedStream:
         self.is_finished = True
         yield self._chunk(len(token_ids), self.eos, FinishReason.STOP)
 
-    def _chunk(self, index: int, token_id: int, reason: FinishReason | None) -> TokenChunk:
+    def _chunk(self, index: int, token_id: int, reason: FinishReason | None) -> Chunk:
         likely = self.request.sampling.logprobs
         cached_tokens = 0 if index else self.script.cached_tokens
-        return TokenChunk(
-            index, token_id, reason, scripted_logprobs(token_id, likely), cached_tokens
+        embeds = self.request.sampling.embeds
+        return Chunk(
+            index,
+            token_id,
+            reason,
+            scripted_logprobs(token_id, likely),
+            cached_tokens,
+            scripted_embedding(self.request.prompt_ids) if embeds else None,
         )
 
     def cancel(self) -> None:
+        self._end()
         if not self.is_finished:
             self.cancelled.set()
 
     def stop(self) -> None:
-        assert not self.is_finished, "the backend has ended it already"
-        self.is_finished = self.is_stopped = True
+        self._end()
+        if not self.is_finished:  # its last token may have come just now
+            self.is_finished = self.is_stopped = True
+
+    def _end(self) -> None:
+        if self._pouring is not None:
+            self._pouring.cancel()
 
 
 class ScriptedBackend:
@@ -303,12 +351,15 @@ class LocalServer:
 
     def __init__(
         self,
-        app: Starlette,
+        app: ASGIApp,
         drain_s: float,
         limits: Limits,
         send_buffer_bytes: int | None = None,
+        **files: str,
     ) -> None:
+        """`files` of HTTPS, as `serve` takes them."""
         self._app = app
+        self._files = files
         self._drain_s = drain_s
         self._limits = limits
         self._sock = socket.create_server(("127.0.0.1", 0))
@@ -325,7 +376,7 @@ class LocalServer:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._ready.set()
-        await serve(self._app, self._sock, self._stop, self._drain_s, self._limits)
+        await serve(self._app, self._sock, self._stop, self._drain_s, self._limits, **self._files)
 
     def call(self, function: object, *args: object) -> None:
         """Run a function in the server's loop."""

@@ -378,6 +378,10 @@ def test_a_form_cannot_change_anything(
         ({"path": "/x", "max_replicas": 2**70}, "max_replicas", "largest"),
         ({"path": "/x", "kv_blocks": 1.5}, "kv_blocks", "whole number"),
         ({"path": "/x", "min_replica": 1}, "min_replica", "min_replicas"),
+        ({"path": "/x", "roles": "both"}, "roles", "must be a mapping"),
+        ({"path": "/x", "roles": {"prefill": {}}}, "roles", "decode is missing"),
+        ({"path": "/x", "roles": {"prefill": {}, "decode": 1}}, "roles", "decode must be a"),
+        ({"path": "/x", "roles": {"prefil": {}, "decode": {}}}, "roles", "'prefill'"),
         ({"path": "/x", "z" * (KEY_CHARS_MAX + 1): 1}, None, "unknown setting"),
         ({"path": "/nowhere/at/all"}, "path", "not a directory"),
     ],
@@ -420,7 +424,9 @@ def test_what_cannot_be_changed_is_named(
 
 
 def test_limits_of_a_running_model_are_changed(admin: httpx.Client, pool: ScriptedBackend) -> None:
+    roles = {"prefill": {"min_replicas": 1}, "decode": {"max_replicas": None}}
     changes = {"min_replicas": 2, "max_replicas": None, "priority": -3, "schedule": ""}
+    changes |= {"roles": roles}
     answer = admin.patch("/admin/models/tiny", json=changes)
     assert answer.status_code == 200, answer.text
     assert answer.json()["name"] == "tiny"

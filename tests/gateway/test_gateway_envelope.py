@@ -315,7 +315,7 @@ def test_an_answer_that_nobody_reads_is_not_kept_after_its_end(body_bytes: int) 
         await send({"type": "http.response.body", "body": bytes(body_bytes)})
         has_answered.set()
 
-    server = LocalServer(app, 0.2, HASTY, send_buffer_bytes=4096)  # type: ignore[arg-type]
+    server = LocalServer(app, 0.2, HASTY, send_buffer_bytes=4096)
     with deaf_client(server) as deaf:
         deaf.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert has_answered.wait(WAIT_S)

@@ -141,7 +141,7 @@ def test_unknown_model(endpoint: str, http: httpx.Client) -> None:
     assert len(str(error["message"])) < 500
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/", "/v1/embeddings", "/metrics/x"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/completions/", "/v1/rerank", "/metrics/x"])
 def test_unknown_path(path: str, http: httpx.Client) -> None:
     assert error_of(http.get(path), 404)["code"] == "not_found"
 

@@ -237,8 +237,8 @@ def test_the_document_has_every_family_with_its_type_and_labels(client: httpx.Cl
         if family.name.startswith(PREFIX) and stem in HELP:
             labels = {label for row in family.samples for label in row.labels} - {"le"}
             assert rows[stem][1] == family.type
-            # Instances have a state, too, but those of the double have none.
-            assert labels == set(rows[stem][2].split(", ")) - {"state"}
+            # Instances have a role and a state, too, but those of the double have none.
+            assert labels == set(rows[stem][2].split(", ")) - {"role", "state"}
     twins = {stem: row[4] for stem, row in rows.items() if row[4]}
     assert twins == {stem: VLLM_PREFIX + rows[stem][0] for stem in VLLM_NAMES}
 

@@ -15,9 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 from effort import examples
 from livescale.gateway.chat import ChatTemplate
+from livescale.gateway.detokenizing import Detokenizer, Detokenizers, TokenDecoder
 from livescale.gateway.errors import ApiError
 from livescale.gateway.schema import ContentPart, Message
-from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TextWork, TokenDecoder
+from livescale.gateway.text import OFF_LOOP_CHARS, TextCodec, TextWork
 
 WORK = TextWork()
 
@@ -28,9 +29,12 @@ relaxed = settings(
 )
 
 
-def decode_stepwise(tokenizer: Tokenizer, ids: list[int], skips: bool = True) -> list[str]:
-    decoder = TokenDecoder(tokenizer, skips)
+def pieces_of(decoder: Detokenizer, ids: list[int]) -> list[str]:
     return [*(decoder.push(token_id) for token_id in ids), decoder.flush()]
+
+
+def decode_stepwise(tokenizer: Tokenizer, ids: list[int], skips: bool = True) -> list[str]:
+    return pieces_of(Detokenizers(tokenizer).make(skips), ids)
 
 
 @given(text=unicode_text)
@@ -47,6 +51,22 @@ def test_any_tokens_join_to_what_the_tokenizer_decodes(
 ) -> None:
     whole = tokenizer.decode(ids, skip_special_tokens=skips)
     assert "".join(decode_stepwise(tokenizer, ids, skips)) == whole
+
+
+@given(
+    texts=st.lists(st.one_of(unicode_text, st.just("\ufffd"), st.just("🦊日本"))),
+    cut=st.integers(0, 9),
+    more=st.lists(st.integers(0, 319), max_size=9),
+    skips=st.booleans(),
+)
+@relaxed
+def test_looking_tokens_up_gives_the_pieces_that_decoding_gives(
+    texts: list[str], cut: int, more: list[int], skips: bool, tokenizer: Tokenizer
+) -> None:
+    ids = [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False).ids[:-1]]
+    ids[cut:cut] = more
+    decoded = pieces_of(TokenDecoder(tokenizer, skips), ids)
+    assert decode_stepwise(tokenizer, ids, skips) == decoded
 
 
 def test_no_piece_ends_inside_a_character(tokenizer: Tokenizer, text_ids: list[int]) -> None:

@@ -47,8 +47,9 @@ from livescale.messages.events import (
     HoldingFailed,
     HoldingReport,
     LayerArrived,
+    RoleChanged,
 )
-from livescale.types import HoldingId, PlanId, WorkerRef
+from livescale.types import HoldingId, PlanId, Role, WorkerRef
 
 
 @dataclass(eq=False)
@@ -63,7 +64,7 @@ class Seen:
     #: layers that the member has reported
     told: set[int] = field(default_factory=set)
     troubles: list[FeedFailed] = field(default_factory=list)
-    materialized: int = 0
+    materialized: set[int] = field(default_factory=set)
     is_ready: bool = False
     is_whole: bool = False
     #: it serves no more
@@ -93,7 +94,9 @@ class Seen:
     def report(self) -> HoldingReport:
         feeds = () if self.is_whole else self.feeds
         order = msgspec.structs.replace(self.order, feeds=feeds)
-        return HoldingReport(order, self.watermark, self.is_whole, self.is_spare)
+        beyond = tuple(sorted(n for n in self.arrived if n > self.watermark))
+        beyond = () if self.is_whole else beyond
+        return HoldingReport(order, self.watermark, self.is_whole, self.is_spare, beyond)
 
     @property
     def received_bytes(self) -> int:
@@ -124,6 +127,8 @@ class HoldingWitness:
         #: layers that arrived in this step, and troubles that are due
         self._news: Counter[tuple[PlanId, int]] = Counter()
         self._troubles: Counter[FeedFailed] = Counter()
+        #: roles that instances were told to have in this step, and did not have
+        self._new_roles: list[tuple[HoldingId, Role]] = []
 
     # -- inputs, in order -------------------------------------------------------------------------
 
@@ -172,6 +177,10 @@ class HoldingWitness:
         elif isinstance(command, ChangeDuty):
             held = self.seen.get(plan)
             if held is not None:
+                before = held.order.duty
+                assert before is not None
+                if before.role is not command.duty.role and not held.is_spare:
+                    self._new_roles.append((command.holding, command.duty.role))
                 held.order = msgspec.structs.replace(held.order, duty=command.duty)
         elif isinstance(command, DropHolding):
             self._due[command.holding] += 1
@@ -210,7 +219,8 @@ class HoldingWitness:
             if isinstance(effect, Assign):
                 self._assigned = effect.plan
             elif isinstance(effect, Measure):
-                self._measures(self.seen[effect.plan])
+                # It may have been dropped since, in the same step.
+                self._measures(self._started[effect.plan])
         elif isinstance(effect, DropFetch):
             del self.present[effect.plan]
         elif isinstance(effect, Materialize):
@@ -242,9 +252,9 @@ class HoldingWitness:
         assert self._assigned in self.present
         seen = self._started[self._assigned]
         assert seen.is_ready
-        assert effect.layer == seen.materialized, "layers come in order, each once"
+        assert effect.layer not in seen.materialized, "each layer comes once"
         assert effect.layer in seen.arrived
-        seen.materialized += 1
+        seen.materialized.add(effect.layer)
 
     def reported(self, effect: Report) -> None:
         event = effect.event
@@ -254,6 +264,8 @@ class HoldingWitness:
             self._end(event)
         elif isinstance(event, HoldingDropped):
             self._due[event.holding] -= 1
+        elif isinstance(event, RoleChanged):
+            assert (event.holding, event.role) == self._new_roles.pop(0)
         elif isinstance(event, LayerArrived):
             plan = event.holding.plan
             self._news[plan, event.layer] -= 1
@@ -285,6 +297,7 @@ class HoldingWitness:
         for counter in (self._due, self._news, self._troubles):
             assert not any(counter.values()), f"not reported as often as due: {counter}"
             counter.clear()
+        assert not self._new_roles, f"not told: {self._new_roles}"
         for plan, seen in self._started.items():
             is_over = plan not in self.seen or seen.is_whole
             assert (plan in self.ended) == is_over, f"{seen} has {self.ended.get(plan)}"

@@ -30,7 +30,7 @@ from livescale.messages.commands import (
 from livescale.messages.events import HoldingFailed
 from livescale.routes import Duty, Partner, Taker
 from livescale.sim.checkers.live import live_batcher_of
-from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, PlanId, WorkerRef
+from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, PlanId, Role, WorkerRef
 
 ORDERS = ("zigzag", "zigzag", "best-effort", "overlap", "stop-the-world")
 _FEEDS = (
@@ -77,6 +77,9 @@ class Player:
 
     def end(self) -> Player:
         """Everything arrives and every request ends; then every model is taken away."""
+        for number in range(len(self.world.shells)):
+            # Those that it gave requests to may not have room for them, or be gone.
+            self._role(number, 0)
         self._settle()
         for shell in self.world.shells:
             instance = shell.member.instance
@@ -277,6 +280,41 @@ class Player:
         near = [Partner(other, self.instances[other][0]) for other in others][:count]
         takers = tuple(Taker(partner, (0, 1, 10**7)[second % 3]) for partner in near)
         duty = msgspec.structs.replace(order.duty, drains_to=takers)
+        self._order(self._shell(first), ChangeDuty(order.holding, duty))
+
+    def _split(self, first: int, second: int) -> None:
+        """A prefill instance beside a decode instance, both whole, and requests for the first."""
+        known = len(self.instances)
+        self._load(first, 0)
+        self._load(first, 0)
+        new = [self.world.shell_of(refs[0]) for n, refs in self.instances.items() if n > known]
+        if len(new) < 2:
+            return
+        self._step_all()
+        for shell in new:
+            assert shell is not None
+            for _ in LAYER_BYTES:
+                shell.bring_layer(0)
+        for _ in range(3):
+            self._step_all()
+        giving = new[0]
+        if giving is not None and giving.member.instance is not None:
+            self._role(giving.ref.worker, 1)
+            serving = [shell for shell in self.world.shells if shell.member.instance is not None]
+            for place in range(2 + second % 3):
+                self._submit(serving.index(giving), 3 + place)
+            self._step_all()
+
+    def _role(self, first: int, second: int) -> None:
+        """An instance prefills for others, decodes, or does both."""
+        order = self._shell(first).order
+        if order is None or order.duty is None or len(order.duty.workers) > 1:
+            return
+        role = tuple(Role)[second % len(Role)]
+        others = sorted(set(self._assigned.values()) - {order.duty.instance})
+        near = tuple(Partner(other, self.instances[other][0]) for other in others)
+        decodes_at = near[: 1 + second % 2] if role is Role.PREFILL else ()
+        duty = msgspec.structs.replace(order.duty, role=role, decodes_at=decodes_at)
         self._order(self._shell(first), ChangeDuty(order.holding, duty))
 
     def _layer(self, first: int, second: int) -> None:

@@ -42,6 +42,7 @@ from livescale.member.inputs import (
     FirstByteCame,
     GatewayUnknown,
     LayerCame,
+    LayersRan,
     MemberInput,
     Ordered,
     PeerLost,
@@ -98,10 +99,12 @@ class Shell:
         #: what its own executor has reported: absorbed before the inbox
         self._own: list[MemberInput] = []
         self.runs: deque[Execute] = deque()
+        #: decoder layers of the first Run in flight that the Member was told of
+        self._layers_told = 0
         self.transfers: dict[PlanId, Transfer] = {}
         self.disconnected: set[str] = set()
         self._assigned: PlanId | None = None
-        self.materialized = 0
+        self.materialized: set[int] = set()
         self._rows: dict[BatchKey, int] = {}
         self._contents: dict[int, int] = {}
         self._carry: dict[type, Callable[[Any], None]] = {
@@ -133,17 +136,21 @@ class Shell:
         return self.order.duty if self.order is not None else None
 
     def step(self, count: int, steps_max: int = 1) -> None:
-        """Take in so many inputs of the inbox, after the end of the first Run in flight."""
+        """Take in so many inputs of the inbox, after the end of the first Run in flight, or of a
+        layer of it."""
         if self.runs:
-            self._end_run()
+            self._go_on_with_run()
         taken: list[MemberInput] = []
         # Inputs behind an order to load wait in the Member for the executor: here in the inbox,
         # so that the witness sees them when the Member absorbs them.
         while self.inbox and len(taken) < count and not _is_load(taken[-1:]):
             taken.append(self.inbox.popleft())
         inputs, self._own = self._own + taken, []
-        # What waits for the end of a Run in flight is seen when the Member absorbs it.
-        news = [*self.member.waiting, *inputs]
+        # What waits for the end of a Run in flight is seen when the Member absorbs it, and news of
+        # that Run are absorbed before.
+        of_run = [one for one in inputs if isinstance(one, RunEnded | LayersRan)]
+        later = [one for one in inputs if not isinstance(one, RunEnded | LayersRan)]
+        news = [*of_run, *self.member.waiting, *later]
         self._contents = {n.content: n.size_bytes for n in news if isinstance(n, PeerSent)}
         now_ns = self._world.now_ns
         effects = self.member.step(now_ns, inputs, steps_max)
@@ -177,7 +184,16 @@ class Shell:
 
     # -- inputs -----------------------------------------------------------------------------------
 
+    def _go_on_with_run(self) -> None:
+        if self.runs[0].tells_layers and self._layers_told < len(LAYER_BYTES) - 3:
+            self._layers_told += 1
+            self._own.append(LayersRan(self._layers_told + 1))
+            self._world.layers += 1
+        else:
+            self._end_run()
+
     def _end_run(self) -> None:
+        self._layers_told = 0
         run = self.runs.popleft().run
         tokens = []
         for segment in run.segments:
@@ -230,7 +246,7 @@ class Shell:
         if effect.plan != self._assigned:
             return  # another model's spare
         self._assigned = None
-        self.materialized = 0
+        self.materialized = set()
         assert not self._rows, "rows of an instance that is gone"
         assert not self.runs, "a Run is in flight"
 
@@ -244,7 +260,7 @@ class Shell:
 
     def _materialize(self, effect: Materialize) -> None:
         assert self._assigned is not None
-        self.materialized = effect.layer + 1
+        self.materialized.add(effect.layer)
 
     def _execute(self, effect: Execute) -> None:
         """It is carried out behind those in flight, and what is asked for later behind it."""
@@ -278,6 +294,8 @@ class World:
         self.now_ns = 0
         #: Runs that were asked for before the last one ended
         self.ahead = 0
+        #: layers that Members were told of while a Run went on
+        self.layers = 0
         self._contents = 0
         self.ways: dict[tuple[WorkerRef, WorkerRef], deque[TellPeer]] = {}
         self.shells = [Shell(WorkerRef(number), self) for number in range(workers)]
@@ -317,7 +335,8 @@ class World:
         for other in self.shells:
             if other is not shell and other.ref in duty.workers and other.duty is not None:
                 is_same = other.duty.instance == duty.instance
-                assert not is_same or other.materialized >= stop, "a rank lacks layers"
+                has_all = other.materialized >= {*range(stop)}
+                assert not is_same or has_all, "a rank lacks layers"
 
     # -- for the player ---------------------------------------------------------------------------
 

@@ -119,3 +119,20 @@ def test_an_attempt_of_a_gateway_that_nobody_knows_goes_back_to_the_controller()
     hosted.gateway_unknown("g0", "r", 1)
     assert words.controller == returned([("r", 1)])
     live.validate()
+
+
+def test_a_new_controller_is_told_what_was_taken_and_given_back_without_a_gateway() -> None:
+    """Neither the gateway nor the controller of then may have received that."""
+    words = Effects()
+    hosted = HostedAttempts(OWN, words.emit, LONG_NS)
+    live = LiveBatcher(Batcher(BatcherConfig(8, 4, 8, 4), LayerSpan(0, 4)), 1, LiveLimits())
+    hosted.open(1, live)
+    for request, moves in (("moved", 2), ("own", 0)):
+        live.add(spec(request, 1, moves))
+        hosted.taken("g", spec(request, 1, moves), is_decoding=False)
+        hosted.gateway_unknown("g", request, 1)
+    ended = [RequestEnded(r, 1, Outcome.RETURNED, 0, OWN, n) for r, n in (("moved", 2), ("own", 0))]
+    assert words.controller == ended
+    words.controller = []
+    hosted.met_controller()
+    assert words.controller == ended[:1]

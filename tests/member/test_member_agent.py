@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holding_witness import HoldingWitness
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
 from livescale.chunks import ChunkRange, Feed
-from livescale.member.effects import DropFetch, Effect, Fetch
+from livescale.member.effects import DropFetch, Effect, Fetch, Report
 from livescale.member.inputs import (
     AllCame,
     ControllerMet,
@@ -22,10 +22,12 @@ from livescale.member.inputs import (
     FirstByteCame,
     LayerCame,
     MemberInput,
+    MemoryKept,
     Ordered,
 )
 from livescale.member.member import ADDRESS_SPACES, Member
 from livescale.messages.commands import AmendHolding, DropHolding, StartHolding
+from livescale.messages.events import HoldingFailed
 from livescale.types import FromStorage, FromWorker, HoldingId, LayerSpan, WorkerRef, agent_ref
 
 AGENT = agent_ref(0)
@@ -57,6 +59,11 @@ class AgentPlay:
     plans: list[int] = field(default_factory=list)
     #: layers that are still to come, by plan
     missing: dict[int, list[int]] = field(default_factory=dict)
+    #: where each copy lies or lay: first byte and end
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    #: of copies that are gone and may still be written
+    kept: dict[int, tuple[int, int]] = field(default_factory=dict)
+    is_kept_next: bool = False
 
     def do(self, what: str, *details: int) -> None:
         getattr(self, f"_{what}")(*details)
@@ -69,11 +76,13 @@ class AgentPlay:
             self.witness.watch(effect)
             if isinstance(effect, Fetch):
                 span = effect.order.span
+                self._check_place(effect)
                 self.missing[effect.plan] = list(range(span.start, span.stop))
                 self.inbox.append(FirstByteCame(effect.plan))
             elif isinstance(effect, DropFetch):
                 # Late news are in the inbox already.
                 self.missing.pop(effect.plan, None)
+                self._keep_place(effect.plan)
         self.effects += effects
         self.witness.check(self.member.reports)
         assert self.member.wake_ns() is None
@@ -89,6 +98,29 @@ class AgentPlay:
         self.step()
         assert self.member.holdings == self.member.reports == ()
         assert sorted(self.witness.ended) == self.plans
+
+    def _check_place(self, effect: Fetch) -> None:
+        start, size = self.witness.present[effect.plan]
+        place = self.places[effect.plan] = (start, start + size)
+        met = [kept for kept in self.kept.values() if kept[0] < place[1] and place[0] < kept[1]]
+        assert not met, f"{place} may still be written for another copy"
+
+    def _keep_place(self, plan: int) -> None:
+        start, stop = self.places[plan]
+        if self.is_kept_next and start < stop:
+            self.is_kept_next = False
+            self.kept[plan] = (start, stop)
+            self.inbox.append(MemoryKept(plan, ((start, stop - start),)))
+
+    def _keep(self) -> None:
+        """What is dropped next is still written when it is gone. There is always another place."""
+        self.is_kept_next = len(self.kept) < ADDRESS_SPACES // 2
+
+    def _close(self) -> None:
+        """Nothing is written any more for the copy that was kept first."""
+        for plan in list(self.kept)[:1]:
+            del self.kept[plan]
+            self.inbox.append(MemoryKept(plan, ()))
 
     def _copy(self, size_bytes: int, layers: int, feeds: int) -> None:
         plan = len(self.plans) + 1
@@ -153,6 +185,8 @@ NEWS = st.one_of(
     st.tuples(st.just("fail"), PLACES),
     st.tuples(st.just("feed"), PLACES, PLACES),
     st.tuples(st.just("meet")),
+    st.tuples(st.just("keep")),
+    st.tuples(st.just("close")),
     st.tuples(st.just("step")),
     st.tuples(st.just("step")),
 )
@@ -167,8 +201,38 @@ def play_agent(story: list[tuple]) -> AgentPlay:
     return play
 
 
+HALF = ("copy", MEMORY_BYTES // 2, 1, 0)
+
+
 @given(STORIES)
+# The place of one that is dropped is not the next one's in the same step.
+@example([HALF, ("keep",), ("step",), ("drop", 0), HALF])
+@example([HALF, ("keep",), ("drop", 0), HALF])
 @settings(max_examples=examples(800))
 def test_every_order_ends_once_and_memory_is_never_overdrawn(story: list[tuple]) -> None:
     first, second = play_agent(story), play_agent(story)
     assert first.effects == second.effects
+
+
+def test_a_member_without_another_place_uses_one_that_was_just_given_up() -> None:
+    member = Member(AGENT, MEMORY_BYTES)
+
+    def placed(story: list[tuple]) -> list[int | str]:
+        """Offsets of what is fetched, and why not."""
+        play = AgentPlay(plans=plans)
+        for what in story:
+            play.do(*what)
+        effects = member.step(7, play.inbox)
+        events = [effect.event for effect in effects if isinstance(effect, Report)]
+        refused = [event.reason for event in events if isinstance(event, HoldingFailed)]
+        return [e.offset_bytes for e in effects if isinstance(e, Fetch)] + refused
+
+    plans: list[int] = []
+    assert placed([HALF, HALF]) == [0, MEMORY_BYTES // 2]
+    # Whether something still writes there is known to the data plane alone, which then refuses.
+    assert placed([("drop", 1), HALF])[0] == 0
+    member.step(7, [MemoryKept(1, ((4096, 1),)), FetchFailed(3, "may still be written")])
+    [refused] = placed([HALF])
+    assert "1 plans may still write" in refused
+    member.step(7, [MemoryKept(1, ())])
+    assert placed([HALF]) == [0]

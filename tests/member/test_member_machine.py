@@ -50,7 +50,7 @@ from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
 from livescale.messages.attempts import AttemptReturned
 from livescale.messages.commands import DropHolding, StartHolding
-from livescale.messages.events import CapacityMeasured
+from livescale.messages.events import CapacityMeasured, KvTaken
 from livescale.routes import Duty
 from livescale.sim.checkers.live import live_batcher_of
 from livescale.types import HoldingId, LayerSpan, PlanId, SamplingParams, WorkerRef
@@ -72,6 +72,7 @@ KINDS = (
     *("run", "run", "run", "deliver", "deliver", "deliver", "step", "step", "step", "again"),
     *("cancel", "disown", "gone", "meet", "amend", "feed", "wait"),
     *("release", "fail", "refuse", "cut", "die", "keep", "keep", "wake", "drain", "drain"),
+    *("role", "role", "split", "split"),
 )
 PLACES = st.integers(0, 11)
 MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
@@ -90,6 +91,15 @@ MOVES = st.tuples(st.sampled_from(KINDS), PLACES, PLACES, st.booleans())
         ("again", 10, 5, False),
         ("step", 0, 9, True),
         ("refuse", 9, 6, True),
+    ]
+)
+# The last layer and a request come in one step.
+@example(
+    [
+        ("pair", 0, 0, False),
+        ("release", 0, 0, True),
+        ("layers", 1, 0, False),
+        ("submit", 0, 0, False),
     ]
 )
 # A source is gone, and its worker is another instance's second rank: that has no work to share.
@@ -243,7 +253,9 @@ def test_an_instance_goes_when_no_run_of_it_is_in_flight() -> None:
     kv_came = PeerSent(target, KvLayer(key, 1), (), 4 * KV_LAYER_BYTES)
     release = Ordered(DropHolding(HoldingId(1, WORKER), "released"))
     effects = worker.step(6, [RunEnded([], 9), kv_came, release])
-    assert [type(effect) for effect in effects[:2]] == [WriteKv, TellPeer]
+    taken = KvTaken(1, WORKER, (("r", 1),), 1, 4 * KV_LAYER_BYTES, took_ns=2, arrival_ns=0)
+    assert effects[1] == Report(taken)
+    assert [type(effect) for effect in (effects[0], effects[2])] == [WriteKv, TellPeer]
     assert not any(isinstance(effect, DropFetch | Execute) for effect in effects)
     effects = worker.step(7, [RunEnded([(3,)], 9)])
     assert Answer("g0", AttemptReturned("r", 1)) in effects

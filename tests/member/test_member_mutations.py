@@ -18,7 +18,7 @@ from livescale.member.holding import MemberHoldings, ModelHolding
 from livescale.member.instance import HostedInstance
 from livescale.member.member import Member
 from livescale.member.memory_map import MemoryMap
-from livescale.sim.checkers.live import live_batcher_of
+from livescale.member.presence import Presence
 
 EXAMPLES_MAX = 300
 
@@ -54,22 +54,26 @@ def starts_at_the_first_layer(held: ModelHolding) -> None:
     held.watermark = 0
 
 
-def only_this_layer(held: ModelHolding, layer: int) -> range:
+def only_this_layer(held: ModelHolding, layer: int) -> None:
     held.arrived[layer] = None
     held.watermark = max(held.watermark, layer + 1)
-    return range(layer, layer + 1)
 
 
-def ends_though_disowned(hosted: HostedAttempts, request: str, attempt: int) -> bool:
+def ends_though_disowned(
+    hosted: HostedAttempts, request: str, attempt: int, moves: int | None = None
+) -> bool:
     is_here = hosted._serving is not None and hosted._serving.cancel(request, attempt)
     if is_here:
         hosted._give_back(hosted._gateway_of.pop(request), request, attempt)
     return is_here
 
 
-def has_what_one_rank_has(instance: HostedInstance, rank: int, watermark: int) -> None:
-    if watermark > live_batcher_of(instance).watermark:
-        instance.serving.layers_arrived(watermark)
+def has_what_one_rank_has(
+    layers: Presence, rank: int, watermark: int, beyond: tuple[int, ...] = ()
+) -> None:
+    if watermark > max(layers._watermarks):
+        layers._watermarks[rank] = watermark
+        layers._grows(watermark)
 
 
 def gives_up_in_silence(worker: Member, held: ModelHolding, reason: str) -> None:
@@ -82,12 +86,21 @@ def closes_in_silence(instance: HostedInstance, now_ns: int) -> None:
     instance._attempts._gateway_of.clear()
 
 
+_change_duty = HostedInstance.change_duty
+
+
+def takes_roles_in_silence(instance: HostedInstance, duty: Any) -> None:
+    instance.duty = msgspec.structs.replace(instance.duty, role=duty.role)
+    _change_duty(instance, duty)
+
+
 def repeats_nothing(hosted: HostedAttempts, gateway: str, spec: Any, *, is_decoding: bool) -> None:
     hosted._gateway_of[spec.request] = gateway
 
 
 MUTATIONS: list[tuple[str, Callable[[], None], type, str, Callable[..., Any]]] = [
-    ("regions overlap", agents, MemoryMap, "allocate", lambda regions, size_bytes: 0),
+    ("regions overlap", agents, MemoryMap, "allocate", lambda *_: 0),
+    ("what may still be written is free", agents, MemberHoldings, "keep_from_others", nothing),
     ("holdings have no size", agents, ModelHolding, "size_bytes", property(lambda held: 0)),
     ("every span starts at 0", agents, ModelHolding, "__post_init__", starts_at_the_first_layer),
     ("troubles outlive their feeds", agents, ModelHolding, "amend", without_clearing),
@@ -95,11 +108,12 @@ MUTATIONS: list[tuple[str, Callable[[], None], type, str, Callable[..., Any]]] =
     ("what is dropped does not fail", agents, Member, "_give_up", gives_up_in_silence),
     ("reports stay as they were", agents, MemberHoldings, "update_reports", nothing),
     ("layers run as they come", workers, ModelHolding, "take_layer", only_this_layer),
-    ("one rank is enough", workers, HostedInstance, "rank_has", has_what_one_rank_has),
+    ("one rank is enough", workers, Presence, "has", has_what_one_rank_has),
     ("a disowned attempt is returned", workers, HostedAttempts, "disown", ends_though_disowned),
     ("a lost gateway changes nothing", workers, HostedAttempts, "gateway_gone", nothing),
     ("takings are not told", workers, HostedAttempts, "taken", repeats_nothing),
     ("the last words are missing", workers, HostedInstance, "close", closes_in_silence),
+    ("new roles are not told", workers, HostedInstance, "change_duty", takes_roles_in_silence),
     ("reports are not repeated", workers, HostedInstance, "forget_reports", nothing),
 ]
 

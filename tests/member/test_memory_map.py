@@ -61,6 +61,37 @@ def test_a_place_is_taken_where_it_is_free(wanted: list[tuple[int, int]]) -> Non
     assert regions.free_bytes == SIZE_BYTES
 
 
+KEPT = st.lists(st.tuples(st.integers(0, SIZE_BYTES - 1), SIZES.map(lambda n: max(n, 1))))
+
+
+@given(st.lists(SIZES, max_size=20), KEPT, st.lists(SIZES, max_size=20))
+def test_nothing_is_placed_in_what_is_kept_until_it_is_free_again(
+    before: list[int], kept: list[tuple[int, int]], after: list[int]
+) -> None:
+    regions = MemoryMap(SIZE_BYTES)
+    taken = {at: max(n, 1) for n in before if (at := regions.allocate(n)) is not None}
+    # What is kept may lie anywhere, also where something lies that is freed later.
+    regions.keep(7, tuple(kept))
+    for offset in list(taken):
+        regions.free(offset)
+    taken = {}
+    for size in (max(n, 1) for n in after):
+        is_free = {
+            at: is_gap(taken, at, size)
+            and all(at + size <= start or start + n <= at for start, n in kept)
+            for at in range(0, SIZE_BYTES, ALIGNMENT_BYTES)
+        }
+        assert not any(regions.take(at, size) for at, free in is_free.items() if not free)
+        offset = regions.allocate(size)
+        assert offset == next((at for at, free in is_free.items() if free), None)
+        if offset is not None:
+            taken[offset] = size
+    for offset in taken:
+        regions.free(offset)
+    regions.keep(7, ())
+    assert regions.allocate(SIZE_BYTES) == 0
+
+
 def test_only_what_was_allocated_can_be_freed() -> None:
     regions = MemoryMap(SIZE_BYTES)
     offset = regions.allocate(10)

@@ -24,10 +24,13 @@ async def main(url: str, count: int, tokens: int) -> None:
             "stream": True,
         }
         async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
+            assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                [choice] = json.loads(line[6:])["choices"]
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                [choice] = event["choices"]
                 texts.append(choice["text"])
                 begun.add(number)
                 if len(begun) == count:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from ray_bed import RayBed
+from ray_bed import NEEDS_RAY, RayBed
 
+from livescale.messages.events import WorkerJoined
+from livescale.telemetry.record import StepLine, read_record
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
 
-pytestmark = [
-    pytest.mark.pool,
-    pytest.mark.netns,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-]
+pytestmark = NEEDS_RAY
 STREAMS, TOKENS = 4, 300
 CONFIG = """
 device: timed
@@ -26,6 +23,8 @@ timed_run_us: 8000
 arena_bytes: 8MiB
 kv_bytes: 8MiB
 lost_after_ms: 1500
+record: {record}
+ray: {{rack_label: rack}}
 request_attempts_max: 4
 models:
   - path: {model}
@@ -39,9 +38,11 @@ models:
 def cluster(
     network_namespaces: None, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RayBed]:
+    scratch = tmp_path_factory.mktemp("ray")
+    config = CONFIG.format(model=tiny_model, record=scratch / "record.jsonl")
     with (
         Testbed(NetworkSpec(hosts=2, link_bits_per_s=1_000_000_000)) as bed,
-        RayBed(bed, tmp_path_factory.mktemp("ray"), CONFIG.format(model=tiny_model)) as made,
+        RayBed(bed, scratch, config) as made,
     ):
         made.serve()
         made.wait(lambda: made.count("worker", "has joined") >= 2, "both hosts have joined")
@@ -59,6 +60,16 @@ def survive(cluster: RayBed, lose: Callable[[], None]) -> None:
     assert cluster.answers(client) == expected
     assert [reason for _, reason in expected] == ["length"] * STREAMS
     cluster.wait(lambda: cluster.count("is lost") > lost, "a worker is given up")
+
+
+def test_nodes_are_in_the_racks_that_their_labels_name(cluster: RayBed) -> None:
+    def racks() -> set[str]:
+        steps = [line for line in read_record(cluster.record) if isinstance(line, StepLine)]
+        events = [event for line in steps for event in line.events]
+        return {event.device.leaf for event in events if isinstance(event, WorkerJoined)}
+
+    cluster.wait(lambda: len(racks()) == 2, "the workers of both hosts are in the record")
+    assert racks() == {"rack-of-h0", "rack-of-h1"}
 
 
 def test_an_actor_is_killed(cluster: RayBed) -> None:

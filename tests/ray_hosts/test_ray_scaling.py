@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
-from ray_bed import RayBed
+from ray_bed import NEEDS_RAY, TWO_HOSTS, RayBed
 
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
 
-pytestmark = [
-    pytest.mark.pool,
-    pytest.mark.netns,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-]
-CONFIG = """
-device: timed
-timed_run_us: 8000
-arena_bytes: 8MiB
-kv_bytes: 8MiB
-ray: {{hosts_min: 1, hosts_max: 2, host_idle_s: 2}}
-models:
-  - path: {model}
-    name: tiny
-    min_replicas: 1
-    max_replicas: 2
-    target_ongoing_requests: 4
-    prefill_tokens_per_s: 5000
-"""
+pytestmark = [*NEEDS_RAY, pytest.mark.long]
 
 
 def test_a_second_host_comes_and_goes(
@@ -38,7 +18,7 @@ def test_a_second_host_comes_and_goes(
 ) -> None:
     with (
         Testbed(NetworkSpec(hosts=2, link_bits_per_s=1_000_000_000)) as bed,
-        RayBed(bed, tmp_path, CONFIG.format(model=tiny_model)) as cluster,
+        RayBed(bed, tmp_path, TWO_HOSTS.format(model=tiny_model)) as cluster,
     ):
         cluster.serve()
         assert cluster.count("has joined with") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from livescale.clusters.topology import Host
 from livescale.latency.shapes import LLAMA_3_8B
 from livescale.load.slo import SloAbsolute
+from livescale.load.traces import TraceRow as Row
 from livescale.report.reported_run import ReportedRun
 from livescale.report.summary import summarize
 from livescale.sim.config import FaultConfig, SimConfig
@@ -23,11 +24,14 @@ STARTED_NS = 20 * S
 SLO = SloAbsolute(2 * S, 100_000_000)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    arrival_ns: int
-    input_tokens: int
-    output_tokens: int
+def played(
+    rows: Sequence[Row] | dict[str, Sequence[Row]], config: SimConfig, seed: int = 1
+) -> tuple[AnyLine, ...]:
+    """The record of the load in a simulated pool: of its first model, or of the named ones."""
+    file = io.BytesIO()
+    simulate(rows, config, seed, file)
+    decoder = msgspec.json.Decoder(AnyLine)
+    return tuple(decoder.decode(line) for line in file.getvalue().splitlines())
 
 
 @cache
@@ -44,18 +48,17 @@ def simulated(
     faults = FaultConfig(worker_losses=losses, until_ns=STARTED_NS + 6 * S)
     config = msgspec.structs.replace(config, controller=controller, hosts=hosts, faults=faults)
     rows = [Row(STARTED_NS + k * 40_000_000, 1500, 20) for k in range(100)]
-    file = io.BytesIO()
-    simulate(rows, config, seed, file)
-    decoder = msgspec.json.Decoder(AnyLine)
-    lines = (decoder.decode(line) for line in file.getvalue().splitlines())
+    lines = played(rows, config, seed)
     return tuple(line for line in lines if not isinstance(line, TrafficLine))
 
 
-def reported(name: str, lines: tuple[AnyLine, ...], **more: str | float) -> ReportedRun:
+def reported(
+    name: str, lines: tuple[AnyLine, ...], started_ns: int = STARTED_NS, **more: str | float
+) -> ReportedRun:
     """The run under that name, judged by SLO."""
     timings = [line.timing() for line in lines if isinstance(line, RequestLine)]
     summary, rule = summarize(timings, SLO), str(SLO)
-    return ReportedRun(name, "a burst", lines, summary, STARTED_NS, rule, SLO, **more)  # type: ignore[arg-type]
+    return ReportedRun(name, "a burst", lines, summary, started_ns, rule, SLO, **more)  # type: ignore[arg-type]
 
 
 def requests(count: int, model: str = "m", tokens: int = 3) -> tuple[RequestLine, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from functools import cache
 
 import msgspec
 import pytest
-from reported_records import STARTED_NS, Row, S, reported
+from reported_records import STARTED_NS, Row, S, played, reported
 
 from livescale.clusters.topology import Device, Host
 from livescale.latency.shapes import LLAMA_3_8B
@@ -17,7 +16,6 @@ from livescale.report.html import html_report
 from livescale.report.run_report import failover_text, run_text
 from livescale.routes import Duty
 from livescale.sim.config import FaultConfig, SimConfig
-from livescale.sim.simulate import simulate
 from livescale.telemetry.history.reading import Loss, read_history
 from livescale.telemetry.record import RECORD_VERSION, AnyLine, RunLine, StepLine
 from livescale.types import HoldingId, LayerSpan, Outcome, WorkerRef, agent_ref
@@ -38,10 +36,7 @@ def faulty(seed: int) -> tuple[AnyLine, ...]:
     )
     config = msgspec.structs.replace(config, controller=controller, hosts=hosts, faults=faults)
     rows = [Row(STARTED_NS + k * 40_000_000, 1500, 20) for k in range(100)]
-    file = io.BytesIO()
-    simulate(rows, config, seed, file)
-    decoder = msgspec.json.Decoder(AnyLine)
-    return tuple(decoder.decode(line) for line in file.getvalue().splitlines())
+    return played(rows, config, seed)
 
 
 def step(now_ns: int, *events: object, commands: tuple[object, ...] = ()) -> StepLine:

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
-from pathlib import Path
-
 import msgspec
 import pytest
+from reported_records import Row, S, played, reported
 
 from livescale.clusters.topology import Host
 from livescale.latency.shapes import LLAMA_3_8B
-from livescale.load.slo import SloMultipleOfMean
 from livescale.policies import ModelPolicy
 from livescale.report.reported_run import ReportedRun
 from livescale.report.run_report import run_text
-from livescale.report.summary import summarize
 from livescale.sim.config import SimConfig
-from livescale.sim.simulate import simulate
-from livescale.telemetry.record import read_record
-
-_S = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    arrival_ns: int
-    input_tokens: int
-    output_tokens: int
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ReportedRun:
+def report() -> ReportedRun:
     """A model that goes to zero between two bursts, with hosts that keep copies."""
     config = SimConfig.default(LLAMA_3_8B, workers=3)
-    policy = ModelPolicy(LLAMA_3_8B, 0, 3, 15_000, 30_000, idle_ns=2 * _S)
+    policy = ModelPolicy(LLAMA_3_8B, 0, 3, 15_000, 30_000, idle_ns=2 * S)
     hosts = tuple(Host(f"host-{n}", "leaf-0", 192 * 10**9) for n in range(2))
     controller = msgspec.structs.replace(
         config.controller, models=(policy,), agents_expected=len(hosts)
     )
     config = msgspec.structs.replace(config, controller=controller, hosts=hosts)
-    rows = [Row(start * _S + k * 10_000_000, 600, 5) for start in (20, 40) for k in range(60)]
-    file = io.BytesIO()
-    simulate(rows, config, 1, file)
-    path: Path = tmp_path_factory.mktemp("records") / "run.jsonl"
-    path.write_bytes(file.getvalue())
-    summary = summarize([], SloMultipleOfMean(5))
-    return ReportedRun("", "two bursts", list(read_record(path)), summary, 20 * _S, "5x-mean")
+    rows = [Row(start * S + k * 10_000_000, 600, 5) for start in (20, 40) for k in range(60)]
+    return reported("", played(rows, config))
 
 
 def test_the_report_tells_of_host_copies_and_strategies(report: ReportedRun) -> None:

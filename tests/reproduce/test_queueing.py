@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from livescale.control.stages.queueing import mmc_wait
 from livescale.reproduce.quart import (
     cv_of_gaps,
-    erlang_wait,
     gamma_gaps,
     lru_stays,
     tandem_departures,
@@ -21,22 +21,10 @@ from livescale.reproduce.quart import (
 seeds = st.integers(0, 1 << 32)
 
 
-@given(rho=st.floats(0.01, 0.99), mu=st.floats(0.1, 50))
-def test_with_one_server_erlangs_formula_is_that_of_mm1(rho: float, mu: float) -> None:
-    assert erlang_wait(rho * mu, mu, 1) == pytest.approx(rho / (mu * (1 - rho)), rel=1e-9)
-
-
-@given(rho=st.floats(0.05, 0.95), servers=st.integers(1, 20))
-def test_one_fast_queue_waits_less_than_the_same_load_apart(rho: float, servers: int) -> None:
-    """Pooling: c servers with one queue against c queues of their own."""
-    pooled = erlang_wait(rho * servers, 1.0, servers)
-    assert pooled <= erlang_wait(rho, 1.0, 1) * (1 + 1e-12)
-
-
 def test_a_simulated_queue_waits_as_the_formula_says() -> None:
     rng = np.random.default_rng(5)
     simulated = waits_in_mmc(rng, 2.1, 1.0, 3, 300_000)
-    assert simulated == pytest.approx(erlang_wait(2.1, 1.0, 3), rel=0.05)
+    assert simulated == pytest.approx(mmc_wait(2.1, 1.0, 3), rel=0.05)
 
 
 @given(seed=seeds, stages=st.integers(1, 4), count=st.integers(2, 60))

@@ -21,9 +21,17 @@ def test_chosen_claims_come_once_and_in_the_tables_order(ids: list[str]) -> None
     assert chosen == [name for name in CLAIMS if not ids or name in ids]
 
 
+@given(ids=st.lists(st.sampled_from(sorted(CLAIMS))), place=st.integers(0, 3))
+def test_the_word_all_chooses_every_claim(ids: list[str], place: int) -> None:
+    for word in ("all", "ALL"):
+        assert choose([*ids[:place], word, *ids[place:]]) == choose([]) == list(CLAIMS.values())
+
+
 def test_an_unknown_claim_names_the_nearest() -> None:
     with pytest.raises(UnknownClaimError, match=r"'B377' \(nearest: .*B37"):
         choose(["L1", "b377"])
+    with pytest.raises(UnknownClaimError, match="'B377'"):
+        choose(["all", "b377"])
 
 
 @given(value=st.floats(-1e6, 1e6), part=st.floats(0, 1))

@@ -21,6 +21,8 @@ class Answer:
         self.prompt_ids = prompt_ids
         self.token_ids: list[int] = []
         self.error: str | None = None
+        #: what the pool calls it ("": nothing came yet)
+        self.request = ""
 
     async def read(self, url: str, client: httpx.AsyncClient, max_tokens: int) -> Answer:
         async for _ in self.stream(url, client, max_tokens):
@@ -44,10 +46,13 @@ class Answer:
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     event = json.loads(line[6:])
+                    self.request = event.get("id", "").removeprefix("cmpl-") or self.request
                     self.error = event.get("error", {}).get("message", self.error)
                     for choice in event.get("choices", []):
-                        self.token_ids += choice.get("token_ids") or []
-                        yield len(self.token_ids)
+                        # One by one: an event has several where they came faster than they went.
+                        for token_id in choice.get("token_ids") or []:
+                            self.token_ids.append(token_id)
+                            yield len(self.token_ids)
 
 
 def check(oracle: GreedyOracle, answers: list[Answer], max_tokens: int) -> None:

@@ -1,14 +1,15 @@
-"""One round of chaos between machines: streams run over hosts that joined, and something happens to
-a host that has some of them, to its links, or to the head.
+"""One round of chaos between machines: streams of several gateways run over hosts that joined, and
+something happens to a host that has some of them, to its links, to a gateway, or to the head.
 
-Lost gateways and standby controllers have no rounds here yet: a fault is a method `_strike_NAME`
-that says what it did, with its name in FAULTS, and in LOSES_GATEWAY where streams end with it.
+A fault is a method `_strike_NAME` that says what it did, with its name in FAULTS; where streams end
+with a gateway its URL comes into `lost`. Standby controllers have no rounds here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 
 import httpx
 import msgspec
+from bed_gateways import BedGateway
 from certificates import Cluster
 from completions import Answer, prompt
 from joiners import Joiner
 from pool_thread import LocalPool, wait_until
+from running_streams import are_given_up
 
 from livescale.config.pool import PoolConfig
 from livescale.runtime.pool_layout import PoolLayout, local_layout
@@ -28,11 +31,12 @@ from livescale.testbed.bed import Testbed
 
 FAULTS = (
     *("killed", "silent", "controller", "no-way-out", "head", "slow", "controller-and-silent"),
-    *("twin", "no-way-in", "leaves", "controller-and-leaves", "everything"),
+    *("twin", "no-way-in", "leaves", "controller-and-leaves", "everything", "gateway"),
+    "controller-and-gateway",
 )
-LOSES_GATEWAY = ("head", "everything")
-"""Streams of the gateway that is lost end with it; what came of them is right."""
 HOSTS = ("h1", "h2", "h3")
+GATEWAYS = ("h4", "h5")
+"""Hosts of the testbed without workers. Clients ask their gateways and the head's in turns."""
 LINK_BITS_PER_S = 100_000_000
 SLOW_BITS_PER_S = 1_000_000
 LOST_AFTER_MS = 1500
@@ -45,8 +49,8 @@ END_S = 30.0
 
 @dataclass(slots=True)
 class HostsPool:
-    """A head in the testbed's h0, and a host with one worker in each of the others. All have
-    certificates."""
+    """A head in the testbed's h0, a host with one worker in each of HOSTS, and a gateway in each of
+    GATEWAYS. All have certificates."""
 
     bed: Testbed
     model: Path
@@ -56,6 +60,11 @@ class HostsPool:
     joiners: dict[str, Joiner] = field(default_factory=dict)
     #: by prompt, the tokens of a timed worker, which depend on it alone
     known: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    gateways: list[BedGateway] = field(default_factory=list)
+    #: where streams ended with their gateway in this round
+    lost: set[str] = field(default_factory=set)
+    #: the first wave of this round, by where it was asked
+    first: list[tuple[str, Answer]] = field(default_factory=list)
     _head: LocalPool | None = None
     _watch: RecordWatch | None = None
 
@@ -74,9 +83,16 @@ class HostsPool:
         self._start_head()
         for host in HOSTS:
             self._join(host)
+        self.head.wait_ready()
+        for host in GATEWAYS:
+            tls_dir = self.cluster.gateway_dir(host)
+            self.gateways.append(BedGateway(self.bed, host, self.scratch, tls_dir))
+            self.gateways[-1].join(self.head)
         self.rest("have done nothing")
 
     def close(self) -> None:
+        for gateway in self.gateways:
+            gateway.__exit__()
         for joiner in self.joiners.values():
             joiner.close()
         if self._head is not None:
@@ -88,32 +104,35 @@ class HostsPool:
         """Two waves of streams, one of them begun before the strike; all tokens are right and the
         pool is whole again. Says what was hit."""
         rng = random.Random(seed)
-        waves, hit = asyncio.run(self._waves(fault, rng))
-        for number, answers in enumerate(waves):
-            is_excused = fault in LOSES_GATEWAY and number == 0
-            for answer in answers:
-                if not is_excused:
-                    assert answer.error is None, f"{answer.error} after we {hit}"
-                    assert len(answer.token_ids) == TOKENS, hit
-                self._is_right(answer, hit)
+        self.lost = set()
+        second, hit = asyncio.run(self._waves(fault, rng))
+        for url, answer in [*self.first, *second]:
+            if url not in self.lost:
+                assert answer.error is None, f"{answer.error} after we {hit}"
+                assert len(answer.token_ids) == TOKENS, hit
+            self._is_right(answer, hit)
         self.rest(hit)
         return hit
 
-    async def _waves(self, fault: str, rng: random.Random) -> tuple[list[list[Answer]], str]:
-        """The second wave follows the strike at once; behind a lost head it waits for the next."""
+    async def _waves(self, fault: str, rng: random.Random) -> tuple[list[tuple[str, Answer]], str]:
+        """The second wave, and what was hit. The wave follows the strike at once, at the gateways
+        that are there; behind a lost head it waits for the next."""
         timeout = httpx.Timeout(ANSWER_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
-            first = [Answer(prompt(rng.randrange(40), 20)) for _ in range(STREAMS)]
+            self.first = self._dealt(rng)
             begun = asyncio.Semaphore(0)
 
-            async def read(answer: Answer) -> None:
-                async for count in answer.stream(self.head.url, client, TOKENS):
-                    if count == 1:
-                        begun.release()
+            async def read(url: str, answer: Answer) -> None:
+                try:
+                    async for count in answer.stream(url, client, TOKENS):
+                        if count == 1:
+                            begun.release()
+                except httpx.TransportError as error:
+                    answer.error = f"{url} is gone: {error!r}"
 
-            tasks = [asyncio.create_task(read(answer)) for answer in first]
-            for _ in first:
+            tasks = [asyncio.create_task(read(url, answer)) for url, answer in self.first]
+            for _ in self.first:
                 async with asyncio.timeout(ANSWER_S):
                     await begun.acquire()
             victim = await self._drawn(rng)
@@ -122,18 +141,22 @@ class HostsPool:
                 self, f"_strike_{fault.replace('-', '_')}"
             )
             hit, undo = await strike(victim, rng)
-            second = [Answer(prompt(rng.randrange(40), 20)) for _ in range(STREAMS)]
-            more = [
-                asyncio.create_task(answer.read(self.head.url, client, TOKENS)) for answer in second
-            ]
+            second = self._dealt(rng)
+            more = [asyncio.create_task(answer.read(url, client, TOKENS)) for url, answer in second]
             undoing = asyncio.create_task(undo) if undo is not None else None
-            outcomes = await asyncio.gather(*tasks, return_exceptions=fault in LOSES_GATEWAY)
-            wrong = [o for o in outcomes if isinstance(o, BaseException)]
-            assert all(isinstance(o, httpx.TransportError) for o in wrong), wrong
+            await asyncio.gather(*tasks)
             await asyncio.gather(*more)
             if undoing is not None:
                 await undoing
-        return [first, second], f"{hit}, which had {len(streams)} streams"
+        return second, f"{hit}, which had {len(streams)} streams"
+
+    def _dealt(self, rng: random.Random) -> list[tuple[str, Answer]]:
+        """A wave of streams, and where each is asked: at the gateways in turns that are there."""
+        here = [gateway for gateway in self.gateways if gateway.url not in self.lost]
+        urls = [self.head.url, *(gateway.url for gateway in here)]
+        return [
+            (urls[n % len(urls)], Answer(prompt(rng.randrange(40), 20))) for n in range(STREAMS)
+        ]
 
     async def _drawn(self, rng: random.Random) -> str:
         """A host whose instance serves streams, as the record says, which may be late: else the
@@ -224,17 +247,63 @@ class HostsPool:
         assert self.joiners[victim].process.poll() is None
         return f"let a second host come by the name of {victim}", None
 
+    async def _strike_gateway(self, victim: str, rng: random.Random) -> tuple[str, Any]:
+        """Its own streams end, at once, and workers do not go on with them."""
+        told, come_back = await self._lose_a_gateway(victim, rng)
+        (url,) = self.lost
+        own = [answer for lost, answer in self.first if lost == url]
+
+        async def free() -> None:
+            await come_back
+            ended = [answer for answer in own if answer.error is not None]
+            await asyncio.to_thread(
+                wait_until,
+                lambda: are_given_up(self.head.record, ended),
+                "workers have given its streams up",
+            )
+
+        return told, free()
+
+    async def _lose_a_gateway(self, victim: str, rng: random.Random) -> tuple[str, Any]:
+        """With all its processes, and without a word."""
+        gateway = rng.choice(self.gateways)
+        own = [answer for url, answer in self.first if url == gateway.url]
+        assert any(len(answer.token_ids) < TOKENS for answer in own), "it has none left"
+        self.lost.add(gateway.url)
+        await asyncio.to_thread(gateway.joined.kill)
+        assert gateway.joined.ended() == -signal.SIGKILL
+
+        async def come_back() -> None:
+            async with asyncio.timeout(END_S):
+                while not any(answer.error is not None for answer in own):
+                    await asyncio.sleep(0.02)
+            await asyncio.to_thread(gateway.join, self.head)
+
+        return f"killed the gateway on {gateway.host} beside {victim}", come_back()
+
+    async def _strike_controller_and_gateway(
+        self, victim: str, rng: random.Random
+    ) -> tuple[str, Any]:
+        """The next controller does not know those streams."""
+        return self._also_the_controller(await self._lose_a_gateway(victim, rng))
+
     async def _strike_head(self, victim: str, _: random.Random) -> tuple[str, Any]:
-        """Hosts stay, and come back with what they hold."""
+        """Hosts and gateways stay, and come back with what they have: streams of the head's own
+        gateway end, and no others."""
+        self.lost.add(self.head.url)
         await asyncio.to_thread(self._restart_head)
-        assert all(joiner.process.poll() is None for joiner in self.joiners.values())
+        machines = [*self.joiners.values(), *(gateway.joined for gateway in self.gateways)]
+        assert all(machine.process.poll() is None for machine in machines)
         return f"started the head of {victim} anew", None
 
     async def _strike_everything(self, victim: str, _: random.Random) -> tuple[str, Any]:
         def again() -> None:
-            for joiner in self.joiners.values():
-                joiner.close()
+            self.lost |= {self.head.url, *(gateway.url for gateway in self.gateways)}
+            for machine in (*self.gateways, *self.joiners.values()):
+                machine.close()
             self._restart_head(self._join_all)
+            for gateway in self.gateways:
+                gateway.join(self.head)
 
         await asyncio.to_thread(again)
         return f"started {victim} and all else anew", None
@@ -311,3 +380,8 @@ class HostsPool:
             lambda: all(self.watch.serving_on(host) for host in HOSTS),
             f"every host serves after we {hit}",
         )
+        wait_until(
+            lambda: all(gateway.is_ready() for gateway in self.gateways),
+            f"every gateway serves after we {hit}",
+        )
+        wait_until(lambda: self.head.kv_in_use() == 0, f"workers are free after we {hit}")

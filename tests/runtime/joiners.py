@@ -101,14 +101,21 @@ class JoinedGateway(Machine):
     """One `livescale gateway`; `url` is there when the process listens."""
 
     def __init__(
-        self, pool: LocalPool, name: str, scratch: Path, *flags: str, version: str | None = None
+        self,
+        pool: LocalPool,
+        name: str,
+        scratch: Path,
+        *flags: str,
+        prefix: Sequence[str] = (),
+        version: str | None = None,
     ) -> None:
+        """`flags` come last, so they replace what is the same in every test."""
         assert pool.pool.token_file is not None
         words = [
-            *("gateway", "--join", pool.pool.join_address, "--name", name, "--port", "0", *flags),
-            *("--token-file", str(pool.pool.token_file)),
+            *("gateway", "--join", pool.pool.join_address, "--name", name, "--port", "0"),
+            *("--token-file", str(pool.pool.token_file), *flags),
         ]
-        super().__init__(name, scratch, words, version=version)
+        super().__init__(name, scratch, words, prefix=prefix, version=version)
 
     @property
     def url(self) -> str:

@@ -85,6 +85,19 @@ class LocalPool:
         text = httpx.get(f"{self.url}/metrics", timeout=10).text
         return int(gauge_sum(text, f"livescale_{name}"))
 
+    def serving(self) -> int:
+        """Instances that have everything and serve."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        rows = [row for row in text.splitlines() if row.startswith("livescale_instances{")]
+        return int(sum(float(r.rsplit(" ", 1)[1]) for r in rows if 'state="serving"' in r))
+
+    def kv_in_use(self) -> float:
+        """Of the pool's KV blocks the share that workers hold for running requests, whichever
+        gateway these are of."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        assert "\nlivescale_kv_cache_usage_perc{" in text
+        return gauge_sum(text, "livescale_kv_cache_usage_perc")
+
 
 def wait_until(is_true: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Ask again and again, for as long as a slow machine may need; the wait has no other effect."""

@@ -196,6 +196,31 @@ def test_models_of_one_shape_lie_side_by_side_and_are_not_mixed_up(
     assert {report.order.model for report in agent.store.member.reports} == {"tune1", "tune2"}
 
 
+def test_a_copy_lies_where_no_read_for_a_dropped_one_can_write(
+    cluster: Cluster, model: Path
+) -> None:
+    manifest = read_manifest(model, "tiny")
+    agent = cluster.agent(withdraw_wait_s=0.05)
+
+    def place(plan: int) -> int:
+        agent.copy(manifest, all_from(manifest, None), plan, model)
+        copied(agent, manifest, plan)
+        return agent.store.member.holdings[0].offset_bytes
+
+    def drop(plan: int) -> None:
+        agent.drop(plan)
+        assert isinstance(agent.heard(lambda _: True)[-1], HoldingDropped)
+
+    first = place(1)
+    # A network card still writes for it, and cannot be told that it is gone.
+    write = agent.data_plane.writes.begin(first, 1)
+    drop(1)
+    assert place(2) != first
+    drop(2)
+    agent.data_plane.writes.end(write)
+    assert place(3) == first
+
+
 def test_a_model_without_room_is_refused_with_both_sizes(cluster: Cluster, model: Path) -> None:
     manifest = read_manifest(model, "tiny")
     agent = cluster.agent(size_bytes=manifest.size_bytes - 1)

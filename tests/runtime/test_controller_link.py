@@ -1,18 +1,20 @@
-"""A member hears of others that the controller lost, from whichever life of it."""
+"""A member learns of others that the controller lost, from whichever life of it, and has one wire
+to a life, however many addresses lead there."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
-from livescale.messages.epochs import FIRST_EPOCH, Acting
+from livescale.messages.epochs import FIRST_EPOCH, Acting, ControllerEpoch, Fenced
 from livescale.runtime.controller_link import Acquaintances, ControllerLink
 from livescale.runtime.doors import CONTROLLER_DOOR, Door
 from livescale.runtime.heartbeat import Heartbeats
-from livescale.runtime.protocol import Address, Holder, Holders, ToController
+from livescale.runtime.protocol import Address, Holder, Holders, MemberHello, ToController
 from livescale.runtime.wire_channel import Wire
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
@@ -27,19 +29,58 @@ class Controllers:
 
     def __init__(self) -> None:
         self.lives: asyncio.Queue[Wire[ToController]] = asyncio.Queue()
+        #: what members say
+        self.received: asyncio.Queue[ToController] = asyncio.Queue()
+        self.left: asyncio.Queue[Wire[ToController]] = asyncio.Queue()
+        self.epoch = FIRST_EPOCH
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire: Wire[ToController] = Wire(reader, writer, ToController)
-        wire.send(Acting(FIRST_EPOCH))
+        wire.send(Acting(self.epoch))
         self.lives.put_nowait(wire)
-        async for _ in wire:
-            raise AssertionError("the member has nothing to say")
+        async for message in wire:
+            self.received.put_nowait(message)
+        self.left.put_nowait(wire)
 
 
 def holders(*refs: WorkerRef) -> Holders:
     """They listen where nobody is."""
     nowhere = Address("127.0.0.1", 1)
     return Holders(tuple(Holder(ref, nowhere, "elsewhere") for ref in (OWN, *refs)))
+
+
+async def listening(controllers: Controllers) -> tuple[asyncio.Server, Address]:
+    door = Door("a secret", CONTROLLER_DOOR, controllers.serve)
+    server = await asyncio.start_server(door.accept, "127.0.0.1", 0)
+    return server, Address(*server.sockets[0].getsockname()[:2])
+
+
+def link_to(
+    addresses: list[Address],
+    data_plane: DataPlane,
+    gone: Callable[[WorkerRef], None] = lambda _: None,
+    met: Callable[[ControllerEpoch], None] = lambda _: None,
+) -> ControllerLink:
+    def greet(epoch: ControllerEpoch) -> list[MemberHello]:
+        met(epoch)
+        return []
+
+    return ControllerLink(
+        addresses,
+        "a secret",
+        Acquaintances(OWN, "here", data_plane, measures_links=False),
+        hello=greet,
+        obey=lambda *_: None,
+        refused=lambda _: None,
+        gone=gone,
+        heartbeats=Heartbeats(60_000),
+    )
+
+
+async def end(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
 
 
 @pytest.fixture
@@ -55,18 +96,8 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
 
     async def story() -> None:
         controllers = Controllers()
-        door = Door("a secret", CONTROLLER_DOOR, controllers.serve)
-        server = await asyncio.start_server(door.accept, "127.0.0.1", 0)
-        link = ControllerLink(
-            [Address(*server.sockets[0].getsockname()[:2])],
-            "a secret",
-            Acquaintances(OWN, "here", data_plane, measures_links=False),
-            hello=lambda _: [],
-            obey=lambda *_: None,
-            refused=lambda _: None,
-            gone=gone.put_nowait,
-            heartbeats=Heartbeats(60_000),
-        )
+        server, address = await listening(controllers)
+        link = link_to([address], data_plane, gone.put_nowait)
         running = asyncio.create_task(link.run())
         life = await controllers.lives.get()
         for message in (holders(one), holders(one, other), holders(other), holders(next_life)):
@@ -80,11 +111,38 @@ def test_members_that_a_controller_lost_are_gone(data_plane: DataPlane) -> None:
             life.send(message)
         assert await gone.get() == one
         assert gone.empty()
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+        assert controllers.received.empty()
+        await end(running)
         life.close()
         server.close()
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
+def test_two_addresses_of_one_controller_are_one_wire(data_plane: DataPlane) -> None:
+    """As the name of a Service and the address of its pod; whichever way leads there first."""
+
+    async def story() -> None:
+        controllers, met = Controllers(), list[ControllerEpoch]()
+        ways = [await listening(controllers) for _ in range(3)]
+        link = link_to([address for _, address in ways], data_plane, met=met.append)
+        running = asyncio.create_task(link.run())
+        epochs = [FIRST_EPOCH, ControllerEpoch(FIRST_EPOCH.line, FIRST_EPOCH.number + 1)]
+        for epoch in epochs:
+            controllers.epoch = epoch
+            wires = [await controllers.lives.get() for _ in ways]
+            # The other two are left with a word to the controller that needs no answer.
+            assert [await controllers.received.get() for _ in ways[1:]] == [Fenced(epoch)] * 2
+            for _ in ways[1:]:
+                wires.remove(await controllers.left.get())
+            assert controllers.lives.empty()
+            # All ways lead to the next life.
+            wires[0].close()
+            assert await controllers.left.get() == wires[0]
+        assert met == epochs
+        await end(running)
+        for server, _ in ways:
+            server.close()
 
     asyncio.run(asyncio.wait_for(story(), WAIT_S))
 

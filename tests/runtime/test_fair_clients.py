@@ -17,7 +17,7 @@ from livescale.telemetry.record import StepLine, read_record
 
 pytestmark = pytest.mark.pool
 LIGHT, HEAVY = "127.0.0.2", "127.0.0.1"
-ROUNDS, REQUESTS = 2, 5
+ROUNDS, REQUESTS = 2, 3
 CHOICES, STREAMS = 128, 8
 LIGHT_PROMPT, HEAVY_PROMPT, HEAVY_TOKENS = 800, 4, 64
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import openai
 import pytest
+from family_bursts import entries_of, make_families, name_of
 from pool_thread import LocalPool
 
-from livescale.engine.make import FAMILY_NAMES, Preset, make_model
+from livescale.engine.make import FAMILY_NAMES, Preset
 from livescale.engine.oracle import GreedyOracle
 
 pytestmark = [pytest.mark.pool, pytest.mark.long]
@@ -22,26 +23,18 @@ OURS = {"ignore_eos": True, "return_token_ids": True}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("family-pool")
-    for family in FAMILY_NAMES:
-        make_model(root / family, Preset(4, 64, 96, 4, 2, VOCABULARY), seed=3, family=family)
-    return {family: root / family for family in FAMILY_NAMES}
+    sizes = Preset(4, 64, 96, 4, 2, VOCABULARY)
+    return make_families(tmp_path_factory.mktemp("family-pool"), sizes, seed=3)
 
 
 @pytest.fixture(scope="module")
 def client(
     models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[openai.OpenAI]:
-    first, *others = models
-    entries = "".join(f"  - path: {models[family]}\n" for family in others)
-    scratch = tmp_path_factory.mktemp("pool")
+    first, scratch = next(iter(models.values())), tmp_path_factory.mktemp("pool")
     flags = {"workers": str(len(models)), "kv_bytes": "2MiB", "arena_bytes": "4MiB"}
-    with LocalPool(models[first], scratch, entries, **flags) as pool:
+    with LocalPool(first, scratch, entries_of(models), **flags) as pool:
         yield openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0)
-
-
-def name_of(family: str) -> str:
-    return "tiny" if family == next(iter(FAMILY_NAMES)) else family
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)

@@ -7,6 +7,9 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable
 
+import pytest
+from pool_thread import wait_until
+
 from livescale.messages.attempts import (
     Cancel,
     Disown,
@@ -154,6 +157,26 @@ def test_a_long_piece_of_work_is_no_silence_and_one_that_is_stuck_is() -> None:
         with Thread(stuck_after_ms) as thread:
             play(story_of(thread, periods))
             over.set()
+
+
+def test_the_log_has_where_a_thread_is_that_does_not_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    over = threading.Event()
+
+    def waits_for_what_never_comes() -> None:
+        over.wait()
+
+    with Thread(2 * LOST_AFTER_MS) as thread:
+        assert thread.pulse.is_working()
+        thread.do(waits_for_what_never_comes)
+        wait_until(lambda: not thread.pulse.is_working(), "it is stuck")
+        assert not thread.pulse.is_working()
+        over.set()
+        wait_until(thread.pulse.is_working, "it goes on")
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "does not go on" in line
+    assert "in waits_for_what_never_comes" in line
 
 
 def test_a_thread_with_nothing_to_do_sends_heartbeats() -> None:

@@ -11,8 +11,9 @@ import psutil
 import pytest
 from joiners import Joiner, closing, is_running
 from pool_thread import LocalPool, wait_until
-from running_streams import check, right_tokens_of, streams_while
+from running_streams import check, nothing, right_tokens_of, streams_while
 
+from effort import mostly_long
 from livescale import __version__
 from livescale.bench.token_checks import wrong_greedy_tokens, wrong_timed_tokens
 from livescale.engine.model_files import read_manifest
@@ -34,7 +35,7 @@ def head(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         device="timed",
         workers=0,
         listen="127.0.0.1:0",
-        timed_run_us=20_000,
+        timed_run_us=10_000,
         lost_after_ms=2000,
         request_attempts_max=4,
     ) as pool:
@@ -81,7 +82,7 @@ def test_streams_of_a_host_whose_supervisor_is_killed_go_on_elsewhere(
     assert alice.process.poll() is None
 
 
-@pytest.mark.parametrize("controller", ["stays", "dies"])
+@pytest.mark.parametrize("controller", mostly_long(["stays", "dies"], short=["dies"]))
 def test_a_host_that_leaves_in_order_disturbs_no_stream(
     head: LocalPool, alice: Joiner, tmp_path: Path, controller: str
 ) -> None:
@@ -101,7 +102,9 @@ def test_a_host_that_leaves_in_order_disturbs_no_stream(
     wait_until(lambda: head.gauge("workers") == 2, "the other host stays")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", mostly_long([signal.SIGKILL, signal.SIGTERM], short=[signal.SIGKILL])
+)
 def test_a_host_stays_while_the_controller_is_replaced(
     head: LocalPool, alice: Joiner, number: int
 ) -> None:
@@ -122,10 +125,6 @@ def test_a_host_stays_while_the_controller_is_replaced(
     assert head.pool.pids()["controller"] != before
     wait_until(lambda: head.gauge("workers") == 2, "its workers are known again")
     assert all(is_running(child) for child in children)
-
-
-async def nothing() -> None:
-    pass
 
 
 @pytest.mark.parametrize("name", ["alice", "head"])
@@ -167,6 +166,7 @@ def test_less_kv_memory_than_the_pools_is_refused(head: LocalPool, tmp_path: Pat
     assert small.said("requests could be too long")
 
 
+@pytest.mark.long
 def test_instances_of_unlike_hosts_go_only_where_they_fit(tiny_model: Path, tmp_path: Path) -> None:
     """One host has no room for the model, one computes for real, one has workers that wait."""
     with LocalPool(
@@ -220,7 +220,8 @@ def test_hosts_come_back_to_a_head_that_starts_anew(tiny_model: Path, tmp_path: 
     with closing(joiner):
         with head_of(tiny_model, tmp_path / "second", token, address) as second:
             second.wait_ready()
-            assert joiner.said("the controller is back")
+            # Its workers may have found the head before it.
+            wait_until(lambda: joiner.said("the controller is back"), "the host is back")
             check(asyncio.run(streams_while(second, nothing)), right_tokens_of(second))
             assert all(is_running(child) for child in children)
         assert joiner.ended() == 0, "the pool ended in order"

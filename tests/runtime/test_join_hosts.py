@@ -32,7 +32,9 @@ def bed(network_namespaces: None) -> Iterator[Testbed]:
         yield made
 
 
-@pytest.fixture(params=[True, False], ids=["certificates", "plain"])
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.long)], ids=["certificates", "plain"]
+)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster | None:
     return Cluster(tmp_path / "cluster") if request.param else None
 
@@ -92,6 +94,7 @@ def test_two_machines_make_a_pool_and_one_falls_silent(
         head.wait_ready()
         wait_until(lambda: head.gauge("instances") == 2, "an instance on each")
         burst(head, oracle, 12)
+        assert hosts[0].said("link of control: rate not known (")
         bed.isolate("h1")
         try:
             burst(head, oracle, 6)

@@ -13,7 +13,7 @@ import pytest
 from completions import Answer
 from joiners import JoinedGateway, Joiner, closing, is_running
 from pool_thread import LocalPool, wait_until
-from running_streams import TOKENS, check, right_tokens_of, streams_while
+from running_streams import TOKENS, are_given_up, check, nothing, right_tokens_of, streams_while
 
 pytestmark = pytest.mark.pool
 
@@ -45,10 +45,6 @@ def gateway(head: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made = JoinedGateway(head, "bob", tmp_path_factory.mktemp("bob"))
     with closing(made):
         yield made
-
-
-async def nothing() -> None:
-    pass
 
 
 def test_its_answers_are_those_of_the_heads_gateway(
@@ -105,18 +101,23 @@ def test_the_streams_of_a_lost_gateway_end_and_others_do_not_notice(
     head: LocalPool, gateway: JoinedGateway, tmp_path: Path
 ) -> None:
     right = right_tokens_of(head)
-    lost = JoinedGateway(head, "carol", tmp_path)
+    lost = JoinedGateway(head, "carol", tmp_path, "--gateways", "2")
     with closing(lost):
+        for number in range(2):
+            words = f"gateway {number} is ready after"
+            wait_until(lambda words=words: lost.said(words), "both of its processes serve")
         urls = [head.url, gateway.url, lost.url]
 
         async def kill() -> None:
+            await asyncio.to_thread(wait_until, lambda: head.kv_in_use() > 0, "streams have KV")
             await asyncio.to_thread(lost.kill)
 
         answers = asyncio.run(streams_while(head, kill, urls))
     ended = answers[2::3]
     check_begun(ended, right)
     check([a for n, a in enumerate(answers) if n % 3 != 2], without(right, ended))
-    wait_until(lambda: head.gauge("requests_running") == 0, "the lost ones are forgotten")
+    wait_until(lambda: are_given_up(head.record, ended), "workers have given the lost ones up")
+    wait_until(lambda: head.kv_in_use() == 0, "and have room for others")
 
 
 def check_begun(answers: list[Answer], right: dict[tuple[int, ...], list[int]]) -> None:
@@ -135,6 +136,7 @@ def without(
     return {prompt: tokens for prompt, tokens in right.items() if prompt not in gone}
 
 
+@pytest.mark.long
 def test_one_that_is_told_to_end_lets_its_streams_finish(
     head: LocalPool, gateway: JoinedGateway, tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_one_that_is_told_to_end_lets_its_streams_finish(
     assert leaving.said("stopped")
 
 
+@pytest.mark.long
 def test_its_process_is_started_again(head: LocalPool, tmp_path: Path) -> None:
     erin = JoinedGateway(head, "erin", tmp_path)
     with closing(erin):
@@ -204,6 +207,40 @@ def test_keys_are_asked_for_where_the_head_asks_for_them(tiny_model: Path, tmp_p
             assert httpx.get(url, timeout=60).status_code == 401
             headers = {"Authorization": "Bearer sk-secret"}
             assert httpx.get(url, headers=headers, timeout=60).status_code == 200
+
+
+def test_a_name_that_is_taken_is_asked_for_again(
+    head: LocalPool, gateway: JoinedGateway, tmp_path: Path
+) -> None:
+    """And free again, when the gateway that has it is gone."""
+    hasty = JoinedGateway(head, "hasty", tmp_path, "--name", "bob", "--patience-s", "0.2")
+    with closing(hasty):
+        assert hasty.ended() == 2
+    assert hasty.said("a gateway named bob is here: choose another --name")
+    first = JoinedGateway(head, "first", tmp_path, "--name", "judy")
+    with closing(first):
+        wait_until(lambda: first.said("the gateway is ready after"), "it serves")
+        second = JoinedGateway(head, "second", tmp_path, "--name", "judy")
+        with closing(second):
+            wait_until(lambda: second.said("named judy is here"), "it is refused")
+            first.kill()
+            wait_until(lambda: second.said("the gateway is ready after"), "it has the name now")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", 254 * "x"])
+def test_what_is_no_name_is_refused(head: LocalPool, tmp_path: Path, name: str) -> None:
+    kim = JoinedGateway(head, "kim", tmp_path, "--name", name)
+    with closing(kim):
+        assert kim.ended() == 2
+    assert kim.said("a gateway's name has 1 to 253 printable characters")
+
+
+def test_the_port_of_http_is_none_to_join_at(head: LocalPool, tmp_path: Path) -> None:
+    port = head.url.rpartition(":")[2]
+    leo = JoinedGateway(head, "leo", tmp_path, "--join", f"127.0.0.1:{port}", "--patience-s", "0.2")
+    with closing(leo):
+        assert leo.ended() == 2
+    assert leo.said(f"127.0.0.1:{port}: what listens there is not the controller")
 
 
 def test_another_version_is_refused(head: LocalPool, tmp_path: Path) -> None:

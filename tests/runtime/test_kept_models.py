@@ -76,7 +76,9 @@ def test_a_published_model_and_changed_limits_outlive_the_pool(
         page = client.get("/metrics").text
         for state in ("starting", "loading", "live", "serving", "draining"):
             for name in shown:
-                assert f'livescale_instances{{model="{name}",state="{state}"}}' in page
+                assert (
+                    f'livescale_instances{{model="{name}",role="unified",state="{state}"}}' in page
+                )
 
     shutil.rmtree(other)
     caplog.clear()

@@ -3,85 +3,36 @@ every token that a client reads is right."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
-from completions import prompt
+from family_bursts import burst, check_answers, entries_of, make_families
 from pool_thread import LocalPool, wait_until
 
-from livescale.engine.make import FAMILY_NAMES, Preset, make_model
-from livescale.engine.oracle import GreedyOracle
+from livescale.engine.make import FAMILY_NAMES
 from livescale.messages.commands import StartHolding
 from livescale.messages.events import BatchTaken, LiveStarted, RequestEnded
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import Outcome
 
 pytestmark = [pytest.mark.pool, pytest.mark.long]
-SIZES = Preset(4, 64, 96, 4, 2, 1024)
-# About a megabyte each: a load takes half a second.
+#: a load takes half a second
 LINK_BYTES_PER_S = 2_000_000
 SETTINGS = "    prefill_tokens_per_s: 1000\n    min_replicas: 0\n"
-STREAMS, TOKENS, LONG_TOKENS, READ_TOKENS = 24, 8, 90, 3
-
-
-@dataclass
-class FamilyStream:
-    """A streamed completion, and what its client does with it."""
-
-    body: dict[str, object]
-    #: the client goes when it has read so many tokens
-    leaves_after: int | None = None
-    token_ids: list[int] = field(default_factory=list)
-
-    async def read(self, url: str, client: httpx.AsyncClient) -> None:
-        async with client.stream("POST", f"{url}/v1/completions", json=self.body) as response:
-            assert response.status_code == 200, await response.aread()
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line[6:])
-                    assert "error" not in event, event
-                    for choice in event["choices"]:
-                        self.token_ids += choice.get("token_ids") or []
-                if self.leaves_after is not None and len(self.token_ids) >= self.leaves_after:
-                    return
-
-
-def stream_of(family: str, number: int) -> FamilyStream:
-    """Every third one is sampled, every fifth one is left, every eighth one is long."""
-    body = {
-        "model": family,
-        "prompt": prompt(number, 90 + 2 * number),
-        "max_tokens": LONG_TOKENS if number % 8 == 2 else TOKENS,
-        "temperature": 0.9 if number % 3 == 1 else 0,
-        "seed": number,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
-    return FamilyStream(body, READ_TOKENS if number % 5 == 4 else None)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("live-families")
-    for family in FAMILY_NAMES:
-        make_model(root / family, SIZES, seed=5, family=family)
-    return {family: root / family for family in FAMILY_NAMES}
+    return make_families(tmp_path_factory.mktemp("live-families"))
 
 
 @pytest.fixture(scope="module")
 def pool(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPool]:
-    first, *others = models
-    entries = "".join(f"  - path: {models[family]}\n{SETTINGS}" for family in others)
     with LocalPool(
-        models[first],
+        next(iter(models.values())),
         tmp_path_factory.mktemp("pool"),
-        SETTINGS + entries,
+        entries_of(models, SETTINGS),
         workers=2,
         hosts=2,
         uplink_bytes_per_s=LINK_BYTES_PER_S,
@@ -100,38 +51,9 @@ def pool(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> I
         yield local
 
 
-async def burst(url: str, family: str) -> list[FamilyStream]:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
-        # One instance is there before the others come.
-        await FamilyStream(stream_of(family, 0).body, 1).read(url, client)
-        streams = [stream_of(family, number) for number in range(STREAMS)]
-        await asyncio.gather(*(stream.read(url, client) for stream in streams))
-    return streams
-
-
-async def alone(url: str, streams: list[FamilyStream]) -> list[list[int]]:
-    """What an instance with nothing else to do answers."""
-    again = [FamilyStream(stream.body) for stream in streams]
-    async with httpx.AsyncClient(timeout=60) as client:
-        for stream in again:
-            await stream.read(url, client)
-    return [stream.token_ids for stream in again]
-
-
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_a_burst_is_answered_right(pool: LocalPool, models: dict[str, Path], family: str) -> None:
-    name = "tiny" if family == next(iter(FAMILY_NAMES)) else family
-    streams = asyncio.run(burst(pool.url, name))
-    whole = [stream for stream in streams if stream.leaves_after is None]
-    assert [len(s.token_ids) for s in whole] == [s.body["max_tokens"] for s in whole]
-    greedy = [stream for stream in streams if stream.body["temperature"] == 0]
-    oracle = GreedyOracle(models[family])
-    checks = oracle.check_many([(s.body["prompt"], s.token_ids) for s in greedy])
-    assert [check.wrong for check in checks] == [()] * len(greedy)
-    sampled = [stream for stream in streams if stream.body["temperature"]]
-    for stream, token_ids in zip(sampled, asyncio.run(alone(pool.url, sampled)), strict=True):
-        assert stream.token_ids == token_ids[: len(stream.token_ids)]
+    check_answers(pool.url, models[family], burst(pool.url, family))
 
 
 def test_what_changed_hands_ended_once(pool: LocalPool) -> None:

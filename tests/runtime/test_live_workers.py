@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec import structs
 from thread_workers import WAIT_S, ThreadWorker, all_from, introduce_all
@@ -47,6 +48,7 @@ from livescale.runtime.protocol import Submit, Tokens
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import Outcome, SamplingParams, WorkerRef
+from mean_rows import assert_close, mean_rows
 
 ARENA_BYTES = 8 << 20
 # A load takes about half a second, and one that must not be over too soon three times as long.
@@ -103,12 +105,15 @@ class LivePair:
         self.target.load(TARGET, self.manifest, all_from(self.manifest, self.source.ref), plan=7)
         self.target.heard(lambda word: isinstance(word, HoldingCompleted))
 
-    def ask(self, worker: ThreadWorker, name: str, number: int, count: int) -> None:
+    def ask(
+        self, worker: ThreadWorker, name: str, number: int, count: int, *, embeds: bool = False
+    ) -> None:
         instance = SOURCE if worker is self.source else TARGET
         self.asked[name] = (prompt(number), count)
         self.owner[name] = worker
         self.tokens[name] = []
-        worker.submit(Submit(name, 1, instance, prompt(number), (), SamplingParams(count)))
+        sampling = SamplingParams(count, embeds=embeds)
+        worker.submit(Submit(name, 1, instance, prompt(number), (), sampling))
 
     def listen(self, until) -> None:
         """Take what the workers say until that is true."""
@@ -243,6 +248,24 @@ def test_both_share_the_work_and_every_token_is_right(
         has_lane = any(t.name == "runs" for t in threading.enumerate() if t not in before)
         # Whether one Run follows another at once depends on when batches come.
         assert pair.taken() or not has_lane, "only Runs of a source follow one another"
+
+
+def test_embeddings_come_from_the_instance_that_runs_the_head(tiny_model: Path) -> None:
+    with live_pair(tiny_model) as pair:
+        pair.start()
+        for number in range(14):
+            pair.ask(pair.target, f"r{number}", number, 1, embeds=True)
+        pair.finish()
+        assert set(pair.ended.values()) == {Outcome.FINISHED}
+        assert pair.taken(), "some were finished by the source"
+        sent = [word for _, word in pair.words if isinstance(word, Tokens)]
+        vectors = {
+            token.request: np.frombuffer(token.embedding or b"", "<f4")
+            for word in sent
+            for token in word.tokens
+        }
+    means = mean_rows(tiny_model, [prompt_ids for prompt_ids, _ in pair.asked.values()])
+    assert_close(vectors, dict(zip(pair.asked, means, strict=True)))
 
 
 def test_running_requests_move_and_every_token_is_right(
@@ -457,7 +480,6 @@ def forged(batch: BatchKey, row_bytes: int, layers: int) -> Iterator[list[bytes]
         (replace(right, prompt_ids=(), generated_ids=(5,) * 10), 2, 10 * row_bytes),
         (replace(right, sampling=SamplingParams(1 << 40)), 2, 10 * row_bytes),
         (replace(right, sampling=SamplingParams(0)), 2, 10 * row_bytes),
-        (replace(right, request="busy"), 2, 10 * row_bytes),  # is here already
     ]
     for spec, next_layer, size_bytes in wrong:
         letter = Letter(Handover(batch, (spec,), next_layer), ("g0",), size_bytes)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.control.status import InstanceSummary
-from livescale.messages.events import InstanceReported
+from livescale.messages.events import InstanceReported, StageCounts
 from livescale.runtime.shown_status import ModelLoads
 from livescale.types import InstanceState
 
@@ -63,6 +63,9 @@ def test_counts_are_the_sum_over_all_instances_that_ever_were(
             assert shown.reused_tokens == 2 * expected[name]
             assert shown.handovers == 4 * expected[name]
             assert shown.handover_bytes == 5 * expected[name]
+            assert shown.visits == 6 * expected[name]
+            assert shown.busy_ns == 7 * expected[name]
+            assert shown.waited_ns == 8 * expected[name]
             assert shown.kv_blocks_used == sum(known.kv_blocks_used for known in mine)
             assert shown.kv_blocks == BLOCKS * len(mine)
 
@@ -107,4 +110,5 @@ def report(instance: int, count: int) -> InstanceReported:
         reused_tokens=2 * count,
         handovers=4 * count,
         handover_bytes=5 * count,
+        stage=StageCounts(done=6 * count, busy_ns=7 * count, waited_ns=8 * count),
     )

@@ -17,6 +17,8 @@ from livescale.types import Outcome
 
 pytestmark = pytest.mark.pool
 REQUESTS = 120
+# A model keeps what it has until others need it, however long this machine pauses between bursts.
+KEPT = {"scaling_policy": "bounds", "scale_down_timeout_ms": 600_000}
 SETTINGS = "    min_replicas: 0\n    idle_s: 60\n    prefill_tokens_per_s: 400\n"
 
 
@@ -33,7 +35,7 @@ def test_each_model_gets_the_devices_when_it_needs_them(tiny_model: Path, tmp_pa
     make_model(second, "tiny", seed=9)
     both = SETTINGS + f"  - path: {second}\n    name: second\n" + SETTINGS
     with LocalPool(
-        tiny_model, tmp_path, both, device="timed", workers=3, timed_run_us=20_000
+        tiny_model, tmp_path, both, device="timed", workers=3, timed_run_us=20_000, **KEPT
     ) as pool:
         wait_until(lambda: pool.gauge("host_copies") == 2, "both models are in host memory")
         for model in ("tiny", "second", "tiny"):
@@ -51,8 +53,8 @@ def test_each_model_gets_the_devices_when_it_needs_them(tiny_model: Path, tmp_pa
     ]
     grown = [model for model, group in itertools.groupby(grown)]
     assert grown == ["tiny", "second", "tiny"]
-    reasons = [c.reason for c in commands if isinstance(c, ScaleDecided)]
-    assert any(reason.startswith("makes room for second") for reason in reasons)
+    reasons = {c.reason for c in commands if isinstance(c, ScaleDecided)}
+    assert {"makes room for second", "makes room for tiny"} <= reasons
     # No thrash (loosely, for slow machines).
     loads = [c for c in commands if isinstance(c, StartHolding) and c.duty is not None]
     assert len(loads) <= 5 * 3

@@ -205,7 +205,7 @@ def test_parcels_that_wait_are_bounded(tiny_model: Path) -> None:
         patience_s=1.0,
         post=posted.put,
         expected=lambda peer, letter: 0,
-        came=lambda peer, letter, content: came.append(peer),
+        came=lambda peer, letter, content, came_ns: came.append(peer),
         lost=lambda peer, is_refused: refused.append(peer),
         is_taking=lambda peer: False,
         waiting_bytes_max=5000,
@@ -241,7 +241,7 @@ def test_what_follows_a_batch_is_opened_when_the_batch_was_taken_in() -> None:
     taking: set[WorkerRef] = set()
     opened: list[tuple[WorkerRef, LiveMessage]] = []
 
-    def came(peer: WorkerRef, letter: Letter, content: bytearray) -> None:
+    def came(peer: WorkerRef, letter: Letter, content: bytearray, came_ns: int) -> None:
         opened.append((peer, letter.message))
         if isinstance(letter.message, Taken):  # in a batch's place: it needs no rows
             taking.add(peer)

@@ -6,16 +6,20 @@ Whatever happens to requests, what waits and what runs is counted right, and the
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from poured import Poured, submitted
 
 from effort import examples
-from livescale.config.model import ModelConfig
+from livescale.config.model import ModelConfig, RoleReplicas, RolesConfig
 from livescale.config.pool import PoolConfig
 from livescale.gateway.backend import (
     Client,
@@ -27,7 +31,6 @@ from livescale.gateway.backend import (
     NewModel,
     NoInstance,
     QueueFull,
-    TokenStream,
     Unavailable,
 )
 from livescale.messages.attempts import (
@@ -39,7 +42,7 @@ from livescale.messages.attempts import (
 from livescale.messages.commands import Dispatch
 from livescale.messages.epochs import FIRST_EPOCH, Acting
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
-from livescale.policies import ModelPolicy
+from livescale.policies import ModelPolicy, RoleLimits
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.doors import CONTROLLER_DOOR, Door, token_door
 from livescale.runtime.pool_backend import PoolBackend
@@ -72,6 +75,7 @@ from livescale.types import (
     Manifest,
     ModelSpec,
     Outcome,
+    Role,
     SamplingParams,
     WorkerRef,
 )
@@ -84,7 +88,7 @@ MODELS = ("a", "b")
 def entry(name: str) -> CatalogEntry:
     layers = (LayerEntry(0, 0, 1, (), "", ""),)
     spec = ModelSpec(name, (1,), 1, 4096)
-    return CatalogEntry(spec, Manifest(name, "{}", "float32", layers), "/nowhere", (1,), 4096)
+    return CatalogEntry(spec, Manifest(name, "{}", "F32", layers), "/nowhere", (1,), 4096)
 
 
 async def loop_turns() -> None:
@@ -303,7 +307,7 @@ async def publish(pool: ScriptedPool, backend: PoolBackend, *models: str, **leav
 class Oracle:
     """What a list would say: every request that is not over, in the order it came."""
 
-    streams: dict[str, TokenStream] = field(default_factory=dict)
+    streams: dict[str, Poured] = field(default_factory=dict)
     asked: dict[str, GenerateRequest] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
@@ -388,7 +392,7 @@ def submit(
         with pytest.raises(QueueFull):
             backend.submit(requests)
         return
-    for request, stream in zip(requests, backend.submit(requests), strict=True):
+    for request, stream in zip(requests, submitted(backend, requests), strict=True):
         oracle.asked[request.request] = request
         oracle.streams[request.request] = stream
         oracle.attempts[request.request] = 0
@@ -490,12 +494,12 @@ def test_more_generations_than_may_wait_are_taken_when_nobody_waits() -> None:
                 GenerateRequest(f"r{n}", "a", (5,) * TOKENS_MAX, SamplingParams(1))
                 for n in range(REQUESTS_MAX + 1)
             ]
-            streams = backend.submit(many)
+            streams = submitted(backend, many)
             with pytest.raises(QueueFull):
                 backend.submit([GenerateRequest("late", "a", (5,), SamplingParams(1))])
             assert [stream.queued_s for stream in streams] == [None] * len(many)
             # Another model has a line of its own.
-            assert backend.submit([GenerateRequest("other", "b", (5,), SamplingParams(1))])
+            assert submitted(backend, [GenerateRequest("other", "b", (5,), SamplingParams(1))])
 
     asyncio.run(story())
 
@@ -506,10 +510,10 @@ def test_a_request_that_no_instance_takes_ends() -> None:
     async def story() -> None:
         async with pool_and_gateway(queue_timeout_s=1.5) as (pool, backend):
             await pool.start_worker()
-            [taken] = backend.submit([GenerateRequest("taken", "a", (5,), SamplingParams(9))])
+            [taken] = submitted(backend, [GenerateRequest("taken", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("taken", 1, 1, pool.worker))
             await asyncio.wait_for(pool.submitted.get(), WAIT_S)
-            [waits] = backend.submit([GenerateRequest("waits", "a", (5, 6), SamplingParams(9))])
+            [waits] = submitted(backend, [GenerateRequest("waits", "a", (5, 6), SamplingParams(9))])
             with pytest.raises(NoInstance, match=r"'a'.* 1\.5 s") as waited:
                 await anext(aiter(waits))
             assert waited.value.retry_after_s > 0
@@ -543,7 +547,7 @@ def test_a_worker_whose_connection_is_being_made_is_sent_all_of_it_in_order() ->
     async def story() -> None:
         async with pool_and_gateway() as (pool, backend):
             await pool.start_worker()
-            [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+            [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("r", 1, 1, pool.worker))
             while stream.queued_s is None:
                 await asyncio.sleep(0)
@@ -559,7 +563,7 @@ def test_a_line_of_the_record_has_all_times_in_order() -> None:
         async with pool_and_gateway() as (pool, backend):
             await pool.start_worker()
             asked = GenerateRequest("r", "a", (5,), SamplingParams(9), None, arrived_ns=1)
-            [stream] = backend.submit([asked])
+            [stream] = submitted(backend, [asked])
             for attempt in (1, 2):
                 pool.say(Dispatch("r", attempt, 1, pool.worker))
                 await asyncio.wait_for(pool.submitted.get(), WAIT_S)
@@ -580,11 +584,34 @@ def test_a_line_of_the_record_has_all_times_in_order() -> None:
     asyncio.run(asyncio.wait_for(story(), WAIT_S))
 
 
+def test_a_request_that_is_over_leaves_nothing_for_the_garbage_collector() -> None:
+    """Stream, sink and transcript know one another. Collections would stop all other streams."""
+
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            await pool.start_worker()
+            [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
+            pool.say(Dispatch("r", 1, 1, pool.worker))
+            await asyncio.wait_for(pool.submitted.get(), WAIT_S)
+            pool.emit(Token("r", 1, 0, 7, FinishReason.STOP))
+            assert len([chunk async for chunk in stream]) == 1
+            kept = weakref.ref(stream)
+            gc.disable()
+            try:
+                del stream
+                await loop_turns()
+                assert kept() is None
+            finally:
+                gc.enable()
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
 def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
     async def story() -> None:
         async with pool_and_gateway() as (pool, backend):
             await pool.start_worker()
-            [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+            [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("r", 1, 1, pool.worker))
             await asyncio.wait_for(pool.submitted.get(), WAIT_S)
             pool.emit(Token("r", 1, 0, 7, None))
@@ -617,7 +644,7 @@ def test_a_request_of_a_withdrawn_model_goes_on_where_its_worker_died() -> None:
 def test_what_waits_for_a_model_that_is_gone_ends() -> None:
     async def story() -> None:
         async with pool_and_gateway() as (pool, backend):
-            [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+            [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
             await publish(pool, backend, "b", a=True)
             assert reading(backend, "num_requests_waiting", "a") == 1  # may be served yet
             await publish(pool, backend, "b")
@@ -632,12 +659,12 @@ def test_what_waits_for_a_model_that_is_gone_ends() -> None:
 
 @asynccontextmanager
 async def one_request_on_the_first_of_two() -> AsyncIterator[
-    tuple[ScriptedPool, PoolBackend, SecondWorker, TokenStream]
+    tuple[ScriptedPool, PoolBackend, SecondWorker, Poured]
 ]:
     async with pool_and_gateway() as (pool, backend):
         await pool.start_worker()
         other = await pool.add_worker(1)
-        [stream] = backend.submit([GenerateRequest("r", "a", (5,), SamplingParams(9))])
+        [stream] = submitted(backend, [GenerateRequest("r", "a", (5,), SamplingParams(9))])
         pool.say(Dispatch("r", 1, 1, pool.worker))
         await asyncio.wait_for(pool.submitted.get(), WAIT_S)
         yield pool, backend, other, stream
@@ -740,7 +767,7 @@ def test_whoever_computes_what_nobody_wants_is_told_to_stop_once() -> None:
                 other.say(Tokens((Token("r", 1, index, 66, None),)))
             assert await other.told() == Cancel("r", 1)
             # Of another request it is told again, and of one that was cancelled no second time.
-            [stream] = backend.submit([GenerateRequest("s", "a", (5,), SamplingParams(9))])
+            [stream] = submitted(backend, [GenerateRequest("s", "a", (5,), SamplingParams(9))])
             pool.say(Dispatch("s", 1, 1, pool.worker))
             await asyncio.wait_for(pool.submitted.get(), WAIT_S)
             for index in range(3):
@@ -911,6 +938,42 @@ def test_where_a_model_stands(
     asyncio.run(asyncio.wait_for(story(), WAIT_S))
 
 
+def test_instances_are_shown_by_role() -> None:
+    """All states of the roles that a model has, 0 included."""
+    one_each = {"prefill": {"serving": 1}, "decode": {"loading": 1}}
+    roles = RolesConfig(prefill=RoleReplicas(), decode=RoleReplicas())
+    limits = (RoleLimits(Role.PREFILL, 1, 2), RoleLimits(Role.DECODE, 1, 2))
+    split = published("a", 2)
+    split = msgspec.structs.replace(
+        split,
+        policy=msgspec.structs.replace(split.policy, roles=limits),
+        settings=msgspec.structs.replace(split.settings, roles=roles),
+    )
+
+    async def story() -> None:
+        async with pool_and_gateway() as (pool, backend):
+            known = asyncio.Event()
+            backend.watch_models(known.set)
+            by_role = {"a": one_each, "b": {"unified": {"serving": 1}}}
+            states = {"a": {"serving": 1, "loading": 1}, "b": {"serving": 1}}
+            pool.say(PoolStatus(states, 3, {}, by_role=by_role))
+            pool.say(Catalog((split, published("b", 1))))
+            await asyncio.wait_for(known.wait(), WAIT_S)
+            shown = [r for r in backend.readings() if r.name == "instances"]
+            counts = {tuple(label for _, label in r.labels): r.value for r in shown}
+            assert {key: count for key, count in counts.items() if count} == {
+                ("a", "prefill", "serving"): 1,
+                ("a", "decode", "loading"): 1,
+                ("b", "unified", "serving"): 1,
+            }
+            assert len(counts) == len(shown) == 3 * 5
+            first, second = backend.model_states()
+            assert (first.instances_by_role, first.roles) == (one_each, roles)
+            assert (second.instances_by_role, second.roles) == ({}, None)
+
+    asyncio.run(asyncio.wait_for(story(), WAIT_S))
+
+
 def test_the_instances_loads_are_shown() -> None:
     async def story() -> None:
         async with pool_and_gateway() as (pool, backend):
@@ -941,11 +1004,11 @@ def test_the_controller_is_told_whose_a_request_is_also_the_next_one() -> None:
                 ]
                 for client, count in ((heavy, REQUESTS_MAX), (light, 1))
             ]
-            streams = list(backend.submit(asked[0]))
+            streams = submitted(backend, asked[0])
             # The line is full, of the heavy one's.
             with pytest.raises(QueueFull):
                 backend.submit(asked[0])
-            streams += backend.submit(asked[1])
+            streams += submitted(backend, asked[1])
             expected = sorted(
                 (r.request, r.client.name, r.client.weight) for r in asked[0] + asked[1]
             )

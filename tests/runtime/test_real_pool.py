@@ -30,6 +30,7 @@ from livescale.types import Outcome
 pytestmark = pytest.mark.pool
 # About 3.4 MB at this rate: a load takes a third of a second.
 LINK_BYTES_PER_S = 10_000_000
+STREAMS, TRIES = 40, 5
 # Far below what the machine does, so that a small burst is a burst.
 CAPACITY = "    prefill_tokens_per_s: 2000\n"
 
@@ -64,16 +65,25 @@ def run(work):
 def test_a_burst_scales_to_all_workers_and_back_with_right_tokens(
     pool: LocalPool, oracle: GreedyOracle
 ) -> None:
-    async def burst() -> list[Answer]:
+    """Over some bursts: where requests come one by one, as on busy cores, two instances may do."""
+
+    async def burst(number: int) -> list[Answer]:
+        # Other prompts each time: none is found in an instance's prefix index.
+        lengths = [3000, *(150 + n for n in range(1, STREAMS))]
+        answers = [Answer(prompt(number * STREAMS + n, length)) for n, length in enumerate(lengths)]
         async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as c:
-            answers = [Answer(prompt(n, 150 + n if n else 3000)) for n in range(40)]
             return await asyncio.gather(*(answer.read(pool.url, c, 64) for answer in answers))
 
-    known = len(multicast_loads(pool))
-    check(oracle, run(burst()), 64)
-    wait_until(lambda: len(multicast_loads(pool)) >= known + 2, "two loads are recorded")
-    wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
-    loads = sorted(multicast_loads(pool)[known:], key=lambda planned: planned[1].loaded_ns)
+    loads: list[tuple[int, LoadPhases]] = []
+    for number in range(TRIES):
+        known = len(multicast_loads(pool))
+        check(oracle, run(burst(number)), 64)
+        wait_until(lambda: pool.gauge("instances") == 1, "the pool shrinks to one instance")
+        loads = sorted(multicast_loads(pool)[known:], key=lambda planned: planned[1].loaded_ns)
+        if len(loads) > 1:
+            break
+    else:
+        raise AssertionError("no burst was worth two loads")
     (_, first), (planned_ns, second) = loads[:2]
     for load in (first, second):
         assert load.first_byte_ns <= load.first_layer_ns <= load.loaded_ns

@@ -14,12 +14,12 @@ import httpx
 import msgspec
 import psutil
 import pytest
-from certificates import Cluster
+from certificates import Cluster, token_of
 from joiners import Joiner, closing
 from pool_thread import LocalPool, wait_until
-from running_streams import check, right_tokens_of, streams_while
+from running_streams import check, nothing, right_tokens_of, streams_while
 
-from livescale.runtime.token import JoinToken, make_token, read_token
+from livescale.runtime.token import JoinToken, make_token
 
 pytestmark = pytest.mark.pool
 POLICY = "    min_replicas: 1\n    prefill_tokens_per_s: 5000\n"
@@ -40,14 +40,7 @@ def head(
         tiny_model,
         scratch,
         POLICY,
-        device="timed",
-        workers=0,
-        listen="127.0.0.1:0",
-        token_file=str(scratch / "token"),
-        tls_dir=str(cluster.head_dir),
-        timed_run_us=20_000,
-        lost_after_ms=2000,
-        request_attempts_max=4,
+        **cluster.head_settings(scratch),
         record_members=str(scratch / "members"),
     ) as pool:
         yield pool
@@ -71,19 +64,10 @@ def tls_flags(cluster: Cluster, name: str) -> tuple[str, str]:
     return "--tls-dir", str(cluster.member_dir(name))
 
 
-def token_of(head: LocalPool) -> JoinToken:
-    assert head.pool.token_file is not None
-    return read_token(head.pool.token_file)
-
-
 def refusal(joiner: Joiner) -> str:
     with closing(joiner):
         assert joiner.ended() == 2
     return joiner.log.read_text().strip().splitlines()[-1]
-
-
-async def nothing() -> None:
-    pass
 
 
 # -- who may join -----------------------------------------------------------------------------
@@ -207,6 +191,7 @@ def test_files_of_a_cluster_are_their_owners_alone(cluster: Cluster) -> None:
 
 def test_the_api_over_https(tiny_model: Path, cluster: Cluster, tmp_path: Path) -> None:
     files = {
+        "gateways": 2,
         "ssl_certfile": str(cluster.head_dir / "cert.pem"),
         "ssl_keyfile": str(cluster.head_dir / "key.pem"),
     }

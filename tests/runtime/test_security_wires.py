@@ -46,7 +46,10 @@ def run(story: Awaitable[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def door(
-    tls: Credentials | None, served: list[Wire[ToController]] | None = None, name: str = DOOR
+    tls: Credentials | None,
+    served: list[Wire[ToController]] | None = None,
+    name: str = DOOR,
+    secret: str = SECRET,
 ) -> AsyncIterator[Address]:
     """Every message is answered behind it."""
     wires: list[Wire[ToController]] = [] if served is None else served
@@ -57,7 +60,7 @@ async def door(
         async for _ in wire:
             wire.send(Catalog(()))
 
-    server = await asyncio.start_server(Door(SECRET, name, serve, tls=tls).accept, HOST, 0)
+    server = await asyncio.start_server(Door(secret, name, serve, tls=tls).accept, HOST, 0)
     try:
         yield Address(*server.sockets[0].getsockname()[:2])
     finally:
@@ -78,7 +81,7 @@ async def is_answered(wire: Wire[ToExaminer]) -> bool:
 
 
 class Tap:
-    """Carries the bytes of one connection to an address, keeps them, and may change them."""
+    """Carries the bytes of connections to an address, keeps them, and may change them."""
 
     def __init__(self, to: Address, flip_at: int | None = None) -> None:
         """The bit of the caller's byte `flip_at` is another one."""
@@ -89,7 +92,7 @@ class Tap:
         self._listener = socket.create_server((HOST, 0))
         self.address = Address(*self._listener.getsockname()[:2])
         self._ends: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._carry, daemon=True)]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
     def close(self) -> None:
@@ -102,13 +105,17 @@ class Tap:
         for thread in self._threads:
             thread.join(WAIT_S)
 
-    def _carry(self) -> None:
-        try:
-            caller, _ = self._listener.accept()
-        except OSError:
-            return
-        called = socket.create_connection((self._to.host, self._to.port))
-        self._ends += [caller, called]
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                called = socket.create_connection((self._to.host, self._to.port))
+                self._ends += [caller, called]
+                carrying = threading.Thread(target=self._carry, args=(caller, called))
+                self._threads.append(carrying)
+                carrying.start()
+
+    def _carry(self, caller: socket.socket, called: socket.socket) -> None:
         back = threading.Thread(target=self._pass, args=(called, caller, self.answered))
         back.start()
         self._pass(caller, called, self.sent, self._flip_at)

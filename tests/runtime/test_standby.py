@@ -10,17 +10,20 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from joiners import Joiner, closing, is_running
 from pool_thread import LocalPool, wait_until
-from running_streams import check, right_tokens_of, streams_while
+from running_streams import ANSWER_S, check, nothing, right_tokens_of, streams_while
 
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
 from livescale.runtime.supervisor import Pool
 
 pytestmark = pytest.mark.pool
+LIMITS = "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n"
+JSON = {"Content-Type": "application/json"}
 
 
 def free_ports(count: int) -> list[int]:
@@ -35,30 +38,34 @@ def free_ports(count: int) -> list[int]:
 class Heads:
     """Makes heads of one pool, which know each other's addresses."""
 
-    def __init__(self, model: Path, scratch: Path) -> None:
+    def __init__(self, model: Path, scratch: Path, limits: str = LIMITS) -> None:
+        """`limits` are the model's settings in the file."""
         self._model = model
+        self._limits = limits
         self._scratch = scratch
         self._ports = free_ports(2)
-        self._heads = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        # By other names than those by which their members know them: so do Services of Kubernetes.
+        self._heads = ",".join(f"localhost:{port}" for port in self._ports)
 
     def make(self, number: int) -> LocalPool:
-        """The second one stands by."""
+        """The second one stands by, with two gateways."""
         scratch = self._scratch / f"head-{number}"
         scratch.mkdir()
         return LocalPool(
             self._model,
             scratch,
-            "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n",
+            self._limits,
             is_standby=number == 1,
             device="timed",
             workers=0,
+            gateways=1 + number,
             listen=f"127.0.0.1:{self._ports[number]}",
             heads=self._heads,
             lease=str(self._scratch / "lease"),
             lease_ms=1500,
             token_file=str(self._scratch / "token"),
             timed_run_us=20_000,
-            lost_after_ms=15_000,
+            lost_after_ms=30_000,
             request_attempts_max=4,
         )
 
@@ -93,6 +100,53 @@ def test_the_standby_acts_when_the_head_is_killed_and_no_stream_is_lost(
     assert all(is_running(child) for child in children)
 
 
+@pytest.mark.long
+def test_no_stream_is_lost_when_the_controllers_of_both_heads_die(
+    heads: tuple[LocalPool, LocalPool, Joiner],
+) -> None:
+    first, second, _ = heads
+    right = right_tokens_of(second)
+    before = [head.pool.pids()["controller"] for head in (first, second)]
+
+    async def kill() -> None:
+        for head in (first, second):
+            head.kill("controller")
+
+    check(asyncio.run(streams_while(first, kill)), right)
+    check(asyncio.run(streams_while(second, nothing)), right)
+    after = [head.pool.pids()["controller"] for head in (first, second)]
+    assert not set(before) & set(after)
+
+
+def test_models_and_limits_of_one_head_hold_at_the_other(
+    heads: tuple[LocalPool, LocalPool, Joiner], tiny_model: Path
+) -> None:
+    first, second, _ = heads
+    body = {"model": "new", "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}
+    with (
+        httpx.Client(base_url=first.url, timeout=ANSWER_S, trust_env=False) as at_first,
+        httpx.Client(base_url=second.url, timeout=ANSWER_S, trust_env=False) as at_second,
+    ):
+        new = {"path": str(tiny_model), "name": "new", "min_replicas": 0}
+        added = at_first.post("/admin/models", json=new)
+        assert added.status_code == 201, added.text
+        changed = at_first.patch("/admin/models/tiny", json={"min_replicas": 1, "idle_s": 1234})
+        assert changed.status_code == 200, changed.text
+        expected = at_first.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+        first.call(first.pool.kill(), 60)
+        answer = at_second.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == expected
+        models = {model["name"]: model for model in at_second.get("/admin/models").json()["data"]}
+        assert sorted(models) == ["new", "tiny"]
+        assert (models["tiny"]["min_replicas"], models["tiny"]["idle_s"]) == (1, 1234)
+        # The one that acts now goes on from there.
+        gone = at_second.request("DELETE", "/admin/models/new", headers=JSON)
+        assert gone.status_code == 202, gone.text
+        assert at_second.post("/v1/completions", json=body).status_code == 404
+
+
 def test_a_controller_that_was_stopped_finds_that_another_one_acts(
     heads: tuple[LocalPool, LocalPool, Joiner], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,11 +168,8 @@ def test_a_controller_that_was_stopped_finds_that_another_one_acts(
     check(asyncio.run(streams_while(first, stop)), right)
     check(asyncio.run(streams_while(second, nothing)), right)
     check(asyncio.run(streams_while(first, nothing)), right)
-    wait_until(lambda: said("this head stands by"), "the first one waits for the lease")
-
-
-async def nothing() -> None:
-    pass
+    acting = f"this head stands by: {second.pool.join_address} on "
+    wait_until(lambda: said(acting), "the first one waits for the lease, and says who has it")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from livescale.messages.events import (
     LayerArrived,
     ModelAdded,
     ModelRemoved,
+    TeamBroke,
     Tick,
     WorkerJoined,
     WorkerLost,
@@ -117,4 +118,13 @@ def test_lost_workers_and_models_that_come_and_go_are_told() -> None:
     assert told.step(4, ModelRemoved("other")) == [
         "model other: withdrawn, it takes no new requests",
         "model other: gone, nothing of it is left",
+    ]
+
+
+def test_a_team_that_broke_is_a_problem_at_two_workers() -> None:
+    told = Told(one())
+    told.step(0, WorkerJoined(W[0], DEVICE))
+    assert told.step(S, TeamBroke(2, 5, (W[0], W[1])), TeamBroke(2, 6)) == [
+        "! team 5 of instance 2 broke between w0.0 and w1.0",
+        "! team 6 of instance 2 broke",
     ]

@@ -10,7 +10,9 @@ from livescale.batching.live_batch import LiveLimits
 from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device
 from livescale.config.pool import PoolConfig
+from livescale.engine.compute_cores import ComputeCores
 from livescale.engine.executor import TorchExecutor
+from livescale.engine.run_result import InstanceExecutor
 from livescale.messages.commands import (
     AmendHolding,
     ChangeDuty,
@@ -57,6 +59,7 @@ class ThreadWorker:
         kv_bytes: int = 1 << 22,
         live: LiveLimits | None = None,
         resident_bytes: int = 0,
+        executor: InstanceExecutor | None = None,
         **data_plane: object,
     ) -> None:
         self.ref = WorkerRef(number)
@@ -82,7 +85,8 @@ class ThreadWorker:
         self.data_plane = DataPlane(
             self.ref, self.arena, host_name="localhost", shm_directory=None, **data_plane
         )
-        executor = TorchExecutor(kv_bytes, boot.pool.block_tokens)
+        if executor is None:
+            executor = TorchExecutor(kv_bytes, boot.pool.block_tokens, cores=ComputeCores(number))
         self.host = WorkerThread(boot, self.arena, executor, self.data_plane, self)
         self._thread = threading.Thread(target=self.host.run, daemon=True)
         self._thread.start()

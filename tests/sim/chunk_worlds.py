@@ -1,21 +1,20 @@
-"""Small random networks, and an oracle that moves single chunks over them."""
+"""Small random networks, loads and serving traffic over them, and their play in the simulator."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.clusters.topology import Device, Host, Leaf, Topology
-from livescale.control.multicast.fabric import Fabric
 from livescale.member import inputs
 from livescale.sim.clock import Clock
+from livescale.sim.config import SERVING_FIRST
 from livescale.sim.links.transfers import Transfers
 from livescale.types import FromStorage, FromWorker, Upstream, WorkerRef, agent_ref
 
-_NS_PER_S = 1_000_000_000
 RATES = (100_000_000, 200_000_000, 300_000_000, 500_000_000, 1_000_000_000)
 
 
@@ -86,11 +85,13 @@ class Play:
         stall_ns: int = 1 << 40,
         load_ns: int | None = None,
         parameter_percent: int = 100,
+        link_sharing: str = SERVING_FIRST,
     ) -> None:
         self.world = world
         self.clock = Clock()
         self.transfers = Transfers(
-            self.clock, world.topology, wait_ns, stall_ns, load_ns, parameter_percent
+            *(self.clock, world.topology, wait_ns, stall_ns, load_ns, parameter_percent),
+            link_sharing,
         )
         self.hearers: dict[WorkerRef, Hearer] = {}
         #: numbers of sendings in the order in which they arrived, and when
@@ -175,147 +176,3 @@ def draw_feeds(
         edges = [0, *cuts, grid.chunks]
         parts = [ChunkRange(edges[i], edges[i + 1]) for i in range(count)]
     return tuple(Feed(up, (part,), window) for up, part in zip(chosen, parts, strict=True))
-
-
-# -- the oracle -----------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(eq=False)
-class Queue:
-    """What one worker sends another: numbers of sendings and what is left of each."""
-
-    path: tuple[int, ...]
-    waiting: list[list[float]]
-    rate: float = 0.0
-
-
-def oracle_sent(world: ChunkWorld) -> dict[int, float]:
-    """When each sending has arrived: from a pair one after the other, of all pairs the first ones
-    share links max-min fairly, as if there were no loads; whenever one ends or comes, all is
-    computed anew."""
-    fabric = Fabric(world.topology)
-    queues: dict[tuple[WorkerRef, WorkerRef], Queue] = {}
-    waiting = list(enumerate(world.sendings))
-    ended: dict[int, float] = {}
-    now = 0.0
-    while waiting or any(queue.waiting for queue in queues.values()):
-        while waiting and waiting[0][1].start_ns <= now:
-            number, sending = waiting.pop(0)
-            pair = (sending.sender, sending.receiver)
-            if pair not in queues:
-                queues[pair] = Queue(fabric.path(FromWorker(pair[0]), pair[1]), [])
-            queues[pair].waiting.append([number, sending.size_bytes])
-        moving = [queue for queue in queues.values() if queue.waiting]
-        _share(moving, fabric.rates)
-        needs = [queue.waiting[0][1] * _NS_PER_S / queue.rate for queue in moving]
-        step = min(needs + ([waiting[0][1].start_ns - now] if waiting else []))
-        now += step
-        for queue, need in zip(moving, needs, strict=True):
-            queue.waiting[0][1] -= queue.rate * step / _NS_PER_S
-            if need <= step + 1e-6:
-                ended[int(queue.waiting.pop(0)[0])] = now
-    return ended
-
-
-#: who has which chunks, in the order in which they came
-Held = dict[WorkerRef, dict[int, None]]
-
-
-@dataclasses.dataclass(eq=False)
-class Stream:
-    """One feed: the chunks it still has to bring, and the one that moves."""
-
-    receiver: WorkerRef
-    feed: Feed
-    path: tuple[int, ...]
-    to_bring: list[int]
-    chunk: int | None = None
-    left_bytes: float = 0.0
-    rate: float = 0.0
-
-
-def oracle_arrivals(world: ChunkWorld) -> dict[WorkerRef, dict[int, float]]:
-    """When each layer of each receiver is complete, in nanoseconds.
-
-    A feed moves one chunk after the other, that which its sender had first; chunks that move
-    at a time share the links max-min fairly; whenever one ends, all is computed anew.
-    """
-    grid, fabric = world.grid, Fabric(world.topology)
-    held: Held = {w: dict.fromkeys(range(grid.chunks)) for w in world.sources}
-    arrivals: dict[WorkerRef, dict[int, float]] = {}
-    streams: list[Stream] = []
-    waiting = sorted(world.loads, key=lambda load: load.start_ns)
-    now = 0.0
-    while waiting or any(stream.to_bring for stream in streams):
-        while waiting and waiting[0].start_ns <= now:
-            load = waiting.pop(0)
-            held[load.receiver], arrivals[load.receiver] = {}, {}
-            for feed in load.feeds:
-                path = fabric.path(feed.upstream, load.receiver)
-                chunks = [chunk for part in feed.chunks for chunk in part]
-                streams.append(Stream(load.receiver, feed, path, chunks))
-        moving = [stream for stream in streams if _moves(stream, grid, held)]
-        _share(moving, fabric.rates)
-        needs = [stream.left_bytes * _NS_PER_S / stream.rate for stream in moving]
-        steps = needs + ([waiting[0].start_ns - now] if waiting else [])
-        assert steps, "nothing moves, and something is missing"
-        step = min(steps)
-        now += step
-        for stream, need in zip(moving, needs, strict=True):
-            stream.left_bytes -= stream.rate * step / _NS_PER_S
-            if need <= step + 1e-6:
-                _arrive(stream, grid, held, arrivals, now)
-    return arrivals
-
-
-def _moves(stream: Stream, grid: ChunkGrid, held: Held) -> bool:
-    """A chunk moves; if none does, one that the sender has begins."""
-    if stream.chunk is None:
-        upstream = stream.feed.upstream
-        there: Iterable[int] = stream.to_bring
-        if isinstance(upstream, FromWorker):
-            there = held.get(upstream.worker, {})
-        wanted = stream.to_bring if stream.feed.window is None else stream.to_bring[:1]
-        for chunk in there:
-            if chunk in wanted:
-                stream.chunk, stream.left_bytes = chunk, grid.place(chunk)[2]
-                break
-    return stream.chunk is not None
-
-
-def _arrive(
-    stream: Stream,
-    grid: ChunkGrid,
-    held: Held,
-    arrivals: dict[WorkerRef, dict[int, float]],
-    now: float,
-) -> None:
-    assert stream.chunk is not None
-    chunk, stream.chunk = stream.chunk, None
-    stream.to_bring.remove(chunk)
-    held[stream.receiver][chunk] = None
-    layer = grid.layer(chunk)
-    if all(chunk in held[stream.receiver] for chunk in grid.of_layer(layer)):
-        arrivals[stream.receiver][layer] = now
-
-
-def _share(streams: Iterable[Stream | Queue], rates: list[int | None]) -> None:
-    """Max-min fair: fill the link that gives its streams least, take it away, go on."""
-    left = {number: float(rate) for number, rate in enumerate(rates) if rate is not None}
-    unset = list(streams)
-    while unset:
-        counts = {n: sum(n in stream.path for stream in unset) for n in left}
-        shares = {n: left[n] / count for n, count in counts.items() if count}
-        if not shares:
-            for stream in unset:
-                stream.rate = 1e18
-            return
-        fullest = min(shares, key=lambda n: shares[n])
-        share = shares[fullest]
-        for stream in [stream for stream in unset if fullest in stream.path]:
-            stream.rate = share
-            for number in stream.path:
-                if number in left:
-                    left[number] = max(0.0, left[number] - share)
-            unset.remove(stream)
-        del left[fullest]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from livescale.clusters.files import NamedTopology, read_topology
 from livescale.load.traces import TraceRow
-from livescale.sim.pools.configs import PooledModel, build_config
+from livescale.sim.pools.configs import build_config
+from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
 from livescale.telemetry.record import AnyLine, LoadPhases, ScaleLine, read_record

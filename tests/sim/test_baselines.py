@@ -9,8 +9,9 @@ from pool_plays import MODEL, S, burst, cluster, play
 from livescale.control.config import ControllerConfig
 from livescale.policies import Bounds
 from livescale.sim.config import SimConfig
-from livescale.sim.pools.configs import PooledModel, PoolError, build_config
+from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.equal_time import play_equal
+from livescale.sim.pools.limits import PooledModel, PoolError
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import BASELINE, BASELINE_WORLD, SYSTEMS, System, find_system
 
@@ -18,11 +19,12 @@ BASELINES = {"stop": "stop-the-world", "overlap": "overlap", "zigzag": "zigzag"}
 #: what a cluster, its models or a system say, or what only a real pool has
 NOT_SETTINGS = {
     *("models", "workers_expected", "agents_expected", "epoch", "wall_ns"),
-    *("multicast", "placement", "live_order"),
+    *("multicast", "placement", "live_order", "teams"),
     *("leaves", "group_bytes_per_s", "remote_storage_bytes_per_s"),
 }
 NOT_SETTINGS_OF_WORLDS = {
-    *("controller", "devices", "latency", "hosts", "kv_blocks", "block_tokens", "changes"),
+    *("controller", "devices", "latency", "cores", "hosts", "kv_blocks", "block_tokens"),
+    *("changes",),
     *("load_ns", "group_setup_ns", "resident_bytes", "grace_ns", "faults", "coalesces", "stays"),
     *("queue_requests_max", "queue_prompt_tokens_max", "queue_timeout_ns", "client_weights"),
     *("step_gap_ns", "message_delay_ns", "report_gap_ns", "holder_wait_ns", "stall_ns"),

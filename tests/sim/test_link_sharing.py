@@ -7,14 +7,14 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from chunk_worlds import ChunkWorld, Load, Play, draw_chunk_world, oracle_arrivals
+from chunk_oracle import ChunkOracle, slowest_chunk_ns
+from chunk_worlds import ChunkWorld, Load, Play, draw_chunk_world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
 from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device, Host, Leaf, Topology
-from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.planner import make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.types import FromStorage, FromWorker, WorkerRef, agent_ref
@@ -46,16 +46,6 @@ def played(topology: Topology, loads: Sequence[Load], grid: ChunkGrid = GRID) ->
     return Play(ChunkWorld(topology, grid, [W[0]], list(loads)))
 
 
-def slowest_chunk_ns(world: ChunkWorld) -> float:
-    """What a chunk takes alone on the slowest link that is used."""
-    fabric = Fabric(world.topology)
-    for load in world.loads:
-        for feed in load.feeds:
-            fabric.path(feed.upstream, load.receiver)
-    slowest = min((rate for rate in fabric.rates if rate is not None), default=RATE)
-    return world.grid.chunk_bytes * 1e9 / slowest
-
-
 # -- the oracle -----------------------------------------------------------------------------------
 
 
@@ -68,7 +58,7 @@ def test_layers_arrive_when_single_chunks_would_bring_them(seed: int) -> None:
     play = Play(world)
     play.run()
     tolerance_ns = (2 + 2 * len(world.loads)) * slowest_chunk_ns(world)
-    for receiver, layers in oracle_arrivals(world).items():
+    for receiver, layers in ChunkOracle(world).arrivals.items():
         hearer = play.hearers[receiver]
         assert sorted(hearer.layers) == sorted(layers)
         for layer, expected_ns in layers.items():
@@ -84,7 +74,7 @@ def test_stripes_of_unequal_pace_take_as_long_as_single_chunks(seed: int) -> Non
     world = draw_chunk_world(random.Random(seed), is_striped=True)
     play = Play(world)
     play.run()
-    expected_ns = max(max(layers.values()) for layers in oracle_arrivals(world).values())
+    expected_ns = max(max(layers.values()) for layers in ChunkOracle(world).arrivals.values())
     took_ns = max(play.hearers[load.receiver].completed_ns or 0 for load in world.loads)
     last_layer = max(world.grid.layer_bytes) / sum(world.grid.layer_bytes)
     tolerance_ns = last_layer * expected_ns + 4 * slowest_chunk_ns(world)

@@ -19,10 +19,11 @@ from livescale.member.attempts import HostedAttempts
 from livescale.member.inputs import PeerSent
 from livescale.member.instance import HostedInstance
 from livescale.member.ledger import AttemptReport, Entry, Ledger, LedgerEffect
+from livescale.member.presence import Presence
 from livescale.messages.attempts import AttemptTaken
 from livescale.messages.events import BatchTaken
 from livescale.sim.swarm.seeds import run_seed
-from livescale.types import WorkerRef
+from livescale.types import Part, WorkerRef
 
 SEEDS = range(200)
 
@@ -36,11 +37,11 @@ def targets_run_layers_that_are_not_there(patch: pytest.MonkeyPatch) -> None:
 def ranks_do_not_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
     """Rank 0 runs what it has itself."""
 
-    def broken(self: HostedInstance, rank: int, watermark: int) -> None:
-        if rank == self.order.rank:
-            self.serving.layers_arrived(watermark)
+    def broken(self: Presence, rank: int, watermark: int, beyond: tuple[int, ...] = ()) -> None:
+        if rank == 0:
+            self._grows(watermark)
 
-    patch.setattr(HostedInstance, "rank_has", broken)
+    patch.setattr(Presence, "has", broken)
 
 
 def sources_do_not_pull(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +79,7 @@ def tokens_of_any_worker_are_taken(patch: pytest.MonkeyPatch) -> None:
 def the_controller_does_not_follow(patch: pytest.MonkeyPatch) -> None:
     """Batches that were taken over stay where they were sent."""
 
-    def broken(self: Attempts, event: BatchTaken) -> bool:
+    def broken(self: Attempts, event: BatchTaken, part: Part | None) -> bool:
         return False
 
     patch.setattr(Attempts, "taken", broken)
@@ -141,7 +142,7 @@ MUTATIONS = [
     Mutation(targets_run_layers_that_are_not_there, "only layers that are there are run", 4),
     Mutation(ranks_do_not_wait_for_each_other, "only layers that are there are run", 14),
     Mutation(sources_do_not_pull, "a source is not idle", 39),
-    Mutation(sources_do_not_wait_for_kv, "a request decodes when its KV is there", 35),
+    Mutation(sources_do_not_wait_for_kv, "a request decodes when its KV is there", 4),
     Mutation(takers_say_nothing_to_the_gateway, "every request ends|every attempt ends", 22),
     Mutation(tokens_of_any_worker_are_taken, "each index comes once", 69),
     Mutation(the_controller_does_not_follow, "every attempt ends|one attempt at a time", 49),

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -205,6 +206,21 @@ class Ear:
             self.lost.append(news.peer)
 
 
+class Late:
+    """Messages are late, and every so many break their line for a while (0: none does)."""
+
+    def __init__(self, rng: random.Random, clock: Clock, breaks_one_in: int = 0) -> None:
+        self._rng, self._clock, self._one_in = rng, clock, breaks_one_in
+
+    def of_worker_ns(self) -> int:
+        return self._rng.randrange(MS)
+
+    def line_loss_ns(self) -> int | None:
+        if not self._one_in or self._rng.randrange(self._one_in):
+            return None
+        return self._clock.now_ns + self._rng.randrange(2 * MS)
+
+
 @given(
     sizes=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5 * MIB)), min_size=1, max_size=20),
     delays=st.randoms(use_true_random=False),
@@ -217,7 +233,7 @@ def test_messages_come_in_order_and_no_faster_than_links(
     refs = [WorkerRef(number) for number in range(4)]
     topology = Topology(devices={ref: make_device(rate) for ref in refs})
     serving = Transfers(clock, topology, 1, 1).moves.serving
-    link = LiveLink(clock, serving, lambda: delays.randrange(MS), lambda *_: None)
+    link = LiveLink(clock, serving, Late(delays, clock), lambda *_: None)
     ears = {ref: Ear(clock) for ref in refs}
     for ref, ear in ears.items():
         link.join(ref, ear.put)
@@ -245,3 +261,49 @@ def test_messages_come_in_order_and_no_faster_than_links(
         assert numbers == sorted(numbers)
         talked = any(refs[receiver] == ref for receiver, _ in sizes)
         assert ears[ref].lost == ([sender] if talked and dies is not None else [])
+
+
+@given(
+    sends_ns=st.lists(st.integers(0, 20 * MS), min_size=1, max_size=40).map(sorted),
+    delays=st.randoms(use_true_random=False),
+    one_in=st.integers(1, 9),
+)
+def test_both_learn_that_a_line_broke_before_anything_comes_over_the_next_one(
+    sends_ns: list[int], delays: random.Random, one_in: int
+) -> None:
+    """A message comes once or is lost, in order; both are told of as many breaks. What was sent
+    before a worker learned of a break does not come behind that."""
+    clock = Clock()
+    one, other = WorkerRef(0), WorkerRef(1)
+    topology = Topology(devices={ref: make_device(1 << 30) for ref in (one, other)})
+    serving = Transfers(clock, topology, 1, 1).moves.serving
+    link = LiveLink(clock, serving, Late(delays, clock, one_in), lambda *_: None)
+    told: list[tuple[WorkerRef, int | None]] = []
+    sent_after: dict[int, int] = {}
+    breaks = dict.fromkeys((one, other), 0)
+
+    def put(me: WorkerRef, news: MemberInput) -> None:
+        if isinstance(news, PeerLost):
+            breaks[me] += 1
+            told.append((me, None))
+        else:
+            assert isinstance(news, PeerSent)
+            assert isinstance(news.message, KvLayer)
+            assert sent_after[news.message.layer] == breaks[me], "sender and receiver agree"
+            told.append((me, news.message.layer))
+
+    def send(number: int) -> None:
+        sender, receiver = (one, other) if number % 2 else (other, one)
+        sent_after[number] = breaks[sender]
+        link.send(sender, TellPeer(receiver, KvLayer(BatchKey(1, 1), number), size_bytes=1))
+
+    for ref in (one, other):
+        link.join(ref, partial(put, ref))
+    for number, at_ns in enumerate(sends_ns):
+        clock.at(at_ns, partial(send, number))
+    while clock.run_next():
+        pass
+    assert breaks[one] == breaks[other]
+    for ref in (one, other):
+        numbers = [number for who, number in told if who == ref and number is not None]
+        assert numbers == sorted(set(numbers))

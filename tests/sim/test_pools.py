@@ -25,14 +25,13 @@ from livescale.sim.pools.capacity import (
 from livescale.sim.pools.configs import (
     MEMORY_PERCENT,
     RESERVE_BYTES,
-    PooledModel,
-    PoolError,
     build_config,
     first_devices,
     first_hosts,
     microdollars_per_hour,
     tokens_max,
 )
+from livescale.sim.pools.limits import PooledModel, PoolError
 from livescale.sim.pools.runs import fit_rows
 from livescale.sim.pools.systems import SYSTEMS, find_system
 from livescale.telemetry.history.reading import read_history

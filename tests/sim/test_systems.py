@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pool_plays import MODEL, MS, S, cluster, loaded_after_ns, play
 
 from livescale.load.traces import TraceRow
-from livescale.messages.commands import StartHolding
+from livescale.messages.commands import PlanMade, StartHolding
 from livescale.sim.pools.configs import build_config
 from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS, UnknownSystem, find_system
@@ -137,6 +137,30 @@ def test_live_instances_work_before_everything_is_there() -> None:
         assert bool(early) is (name in ("livescale-bounds", "best-effort")), name
 
 
+def test_plans_avoid_serving_traffic_or_tell_what_they_meet() -> None:
+    """One plan of this load meets rows and KV if it does not avoid them. Equal shares move the same
+    bytes, at other times."""
+    bounds, interfering, equal = (
+        [
+            command.plan
+            for line in play(name).lines
+            if isinstance(line, StepLine)
+            for command in line.commands
+            if isinstance(command, PlanMade)
+        ]
+        for name in ("livescale-bounds", "livescale-interfering", "livescale-interfering-equal")
+    )
+    assert any(plan.serving for plan in bounds)
+    assert all(plan.avoided == plan.serving and not plan.serving_bytes for plan in bounds)
+    met = [plan for plan in interfering if plan.serving_bytes]
+    assert [plan.serving_bytes for plan in met] == [plan.bytes_per_target for plan in met]
+    assert met
+    assert equal == interfering
+    first, second = (play(f"livescale-interfering{more}").run for more in ("", "-equal"))
+    times = [[line.token_ns for line in run.result.requests] for run in (first, second)]
+    assert times[0] != times[1]
+
+
 def test_live_orders_differ_as_they_should() -> None:
     """Mean time to the first token: sharing shortens it, and more so in the better order."""
     names = ("ideal-bounds", "livescale-bounds", "best-effort", "livescale-stop")
@@ -156,15 +180,13 @@ def test_a_delay_is_read_exactly(whole: int, unit: str, fraction: str) -> None:
 
 def test_an_aim_for_the_ttft_decides_where_bounds_did() -> None:
     """What asked for instances is the aim, or the length of a Run where there is none; half of an
-    aim takes more device time."""
-    held_ns = {}
+    aim brings first tokens sooner."""
     for name in ("livescale", "livescale-slo", "livescale-slo:225ms"):
         played = play(name)
         lines = [line for line in played.grown if line.reason == "ttft_aim"]
         assert lines
         assert all(line.values["load_ms"] < 2_000 for line in lines)
-        held_ns[name] = played.run.device_ns()
-    assert held_ns["livescale-slo"] < held_ns["livescale-slo:225ms"]
+    assert ttft_mean_ns("livescale-slo:225ms") < ttft_mean_ns("livescale-slo")
 
 
 def test_requests_that_come_at_once_spread_over_instances_that_wake() -> None:

@@ -12,17 +12,19 @@ from livescale.cli.main import main
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy
 from livescale.control.leaving import Leaving
-from livescale.control.loads import Loads
 from livescale.member.effects import RefuseOrder
 from livescale.member.fence import Fence
 from livescale.member.member import Member
 from livescale.messages.epochs import ControllerEpoch
+from livescale.sim.checkers.errors import InvariantBroken
+from livescale.sim.simulate import simulate
 from livescale.sim.swarm.seeds import draw_world, run_seed
 from livescale.types import WorkerRef
 
 SEEDS = [seed for seed in range(200) if draw_world(seed).config.faults.takeovers]
 
 
+@pytest.mark.more
 def test_worlds_with_two_controllers_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = []
     obey = Member._obey
@@ -33,7 +35,7 @@ def test_worlds_with_two_controllers_come_to_rest(monkeypatch: pytest.MonkeyPatc
         refused.extend(e for e in self._effects[before:] if isinstance(e, RefuseOrder))
 
     monkeypatch.setattr(Member, "_obey", watched)
-    for seed in SEEDS[: examples(len(SEEDS))]:
+    for seed in SEEDS[: examples(len(SEEDS), least=10)]:
         outcome = run_seed(seed)
         assert not outcome.error, outcome.trace
     assert refused, "some member is ordered something by a controller that is over"
@@ -61,8 +63,12 @@ def test_some_seed_catches(
     mutation: Callable[[pytest.MonkeyPatch], None], rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutation(monkeypatch)
-    found = [outcome.error for outcome in map(run_seed, SEEDS[:20]) if outcome.error]
-    assert any(re.search(rule, error) for error in found), found
+    errors = []
+    for seed in SEEDS[:20]:
+        errors.append(run_seed(seed).error)
+        if re.search(rule, errors[-1]):
+            return
+    raise AssertionError(f"no seed breaks this rule, but: {errors}")
 
 
 def halves_are_given_up_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -71,10 +77,6 @@ def halves_are_given_up_at_once(patch: pytest.MonkeyPatch) -> None:
             self._pool.give_up(copy)
 
     patch.setattr(Fleet, "give_up_hopeless", broken)
-
-
-def loads_may_wait_for_one_another(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Loads, "_rooted", lambda self: dict.fromkeys(self.open))
 
 
 def copies_that_wake_count(patch: pytest.MonkeyPatch) -> None:
@@ -95,10 +97,9 @@ def halves_do_not_hold_their_hosts(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mutation", "rule", "seed"),
     [
-        (halves_are_given_up_at_once, "the last copy is kept", 16),
-        (loads_may_wait_for_one_another, "every request ends", 9671),
-        (copies_that_wake_count, "the last copy stays when a host goes", 5117),
-        (halves_do_not_hold_their_hosts, "instances end before their host goes", 2957),
+        (halves_are_given_up_at_once, "the last copy is kept", 105),
+        # Such a host may hold an instance or the last copy: either rule is broken.
+        (halves_do_not_hold_their_hosts, "before their host goes|when a host goes", 2957),
     ],
 )
 def test_a_seed_shows(
@@ -109,6 +110,20 @@ def test_a_seed_shows(
 ) -> None:
     mutation(monkeypatch)
     assert re.search(rule, run_seed(seed).error)
+
+
+def test_a_copy_that_wakes_up_is_no_last_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the worlds in thousands one has takeovers, hosts that leave and little memory as this
+    takes; in this one three of the first twenty histories show it."""
+    world = draw_world(5117)
+
+    def histories() -> None:
+        for seed in range(40):
+            simulate(world.rows, world.config, seed)
+
+    copies_that_wake_count(monkeypatch)
+    with pytest.raises(InvariantBroken, match="the last copy stays when a host goes"):
+        histories()
 
 
 def test_a_request_that_two_workers_give_back_in_turn_waits() -> None:

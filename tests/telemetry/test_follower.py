@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from livescale.chunks import ChunkRange, Feed
 from livescale.clusters.topology import Device, Host
 from livescale.control.config import ControllerConfig
-from livescale.messages.commands import AnyCommand, Drain, StartHolding
+from livescale.messages.commands import AnyCommand, ChangeDuty, Drain, StartHolding
 from livescale.messages.events import (
     AgentJoined,
     AnyEvent,
@@ -18,13 +19,14 @@ from livescale.messages.events import (
     HoldingReport,
     LayerArrived,
     LiveStarted,
+    RoleChanged,
     WorkerJoined,
     WorkerLost,
 )
 from livescale.policies import ModelPolicy
 from livescale.routes import Duty, Partner
 from livescale.telemetry.history.follower import Follower
-from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, WorkerRef, agent_ref
+from livescale.types import FromStorage, HoldingId, LayerSpan, ModelSpec, Role, WorkerRef, agent_ref
 
 LAYERS = 3
 CONFIG = ControllerConfig((ModelPolicy(ModelSpec("m", (1,) * LAYERS, 1, 10), 1, 2),), 2)
@@ -38,7 +40,9 @@ PARTNER = Partner(9, WorkerRef(9))
 happenings = st.lists(
     st.tuples(
         st.sampled_from(MEMBERS),
-        st.sampled_from(["live", "layer", "whole", "failed", "dropped", "drain", "lost", "join"]),
+        st.sampled_from(
+            ["live", "layer", "whole", "failed", "dropped", "drain", "lost", "join", "role"]
+        ),
         st.integers(1, LAYERS),
     ),
     max_size=40,
@@ -75,7 +79,50 @@ def order(
     )
 
 
-def test_members_join_with_what_they_hold_and_what_drains_is_drained() -> None:
+def change(holding: HoldingId, role: Role, *, is_live: bool = False) -> ChangeDuty:
+    """Another duty for its instance: this role, and where requests decode."""
+    duty = order(holding.plan, holding.member, is_live=is_live).duty
+    assert duty is not None
+    decodes_at = (PARTNER,) if role is Role.PREFILL else ()
+    return ChangeDuty(holding, msgspec.structs.replace(duty, role=role, decodes_at=decodes_at))
+
+
+def test_members_join_with_the_duties_that_they_were_told_last() -> None:
+    follower, worker = begun(), MEMBERS[0]
+    tell(follower, joined(worker), order(1, worker))
+    first = change(HoldingId(1, worker), Role.PREFILL)
+    tell(follower, first, change(HoldingId(9, worker), Role.DECODE))
+    [member], _ = follower.opening()
+    assert member == joined(worker, replace_duty(order(1, worker, ()), first.duty))
+    assert follower.instances[1].role is Role.PREFILL
+
+
+def test_a_change_of_role_lasts_from_the_order_until_the_instance_has_the_role() -> None:
+    follower, worker = begun(), MEMBERS[0]
+    holding = HoldingId(1, worker)
+
+    def tell_at(now_ns: int, item: AnyEvent | AnyCommand) -> None:
+        is_event = isinstance(item, AnyEvent)
+        follower.step(now_ns, [item] if is_event else [], [] if is_event else [item])
+
+    tell(follower, joined(worker), order(1, worker))
+    tell_at(10, RoleChanged(holding, Role.UNIFIED))
+    tell_at(20, change(holding, Role.PREFILL))
+    tell_at(23, RoleChanged(holding, Role.PREFILL))
+    tell_at(30, change(holding, Role.DECODE))
+    tell_at(31, change(holding, Role.PREFILL))
+    tell_at(32, RoleChanged(holding, Role.DECODE))
+    tell_at(36, RoleChanged(holding, Role.PREFILL))
+    tell_at(40, RoleChanged(HoldingId(9, worker), Role.DECODE))
+    assert follower.instances[1].role_changes == [(Role.PREFILL, 3), (Role.PREFILL, 5)]
+
+
+def replace_duty(command: StartHolding, duty: Duty) -> HoldingReport:
+    """What a worker that loads reports with this duty."""
+    return HoldingReport(msgspec.structs.replace(command, duty=duty), 0, is_whole=False)
+
+
+def test_members_join_with_what_what_they_hold_and_what_drains_is_drained() -> None:
     whole, live, early, empty, agent = MEMBERS
     follower = begun()
     tell(follower, joined(agent), *(joined(member) for member in MEMBERS[:4]))
@@ -126,6 +173,9 @@ def test_who_reads_an_opening_alone_would_open_with_the_same(
             tell(follower, HoldingCompleted(holding, LAYERS))
         elif what == "drain" and not member.is_agent:
             tell(follower, Drain(holding.plan))
+        elif what == "role" and not member.is_agent:
+            role = list(Role)[layers % len(Role)]
+            tell(follower, change(holding, role, is_live=holding.plan % 2 == 1))
         elif what == "live" and not member.is_agent and holding.plan % 2:
             tell(follower, LiveStarted(holding))
     members, draining = follower.opening()
@@ -138,3 +188,4 @@ def test_who_reads_an_opening_alone_would_open_with_the_same(
     for number, instance in alone.instances.items():
         assert instance.is_whole == follower.instances[number].is_whole
         assert instance.state is follower.instances[number].state
+        assert instance.role is follower.instances[number].role

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from livescale.common.interpreter import module_words
 from livescale.member.effects import Effect
 from livescale.member.inputs import FirstByteCame, RunEnded
 from livescale.policies import ModelPolicy
+from livescale.routes import Partner, Pipeline, Team, TeamMember
 from livescale.sim import member as member_module
 from livescale.sim.swarm.seeds import draw_world, run_world
 from livescale.telemetry.member_record import (
@@ -188,7 +190,7 @@ def test_an_unfinished_last_line_is_left_out(busiest: list[bytes], tmp_path: Pat
         (b"", "the record has no run line"),
         (b'{"kind":"member"', "the record has no run line"),
         (b'{"kind":"member","version":9}\n', "version 9 of member records; this program reads"),
-        (b'{"kind":"member","version":5}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
+        (b'{"kind":"member","version":8}\n', r"jsonl:1: not a line of a member's record: .*`ref`"),
         (b"what\n", "jsonl:1: not a line of a record"),
     ],
 )
@@ -231,6 +233,30 @@ st.register_type_strategy(
 st.register_type_strategy(
     LayerSpan, st.builds(lambda start, size: LayerSpan(start, start + size), COUNTS, COUNTS)
 )
+
+
+CUTS = st.lists(COUNTS, max_size=3)
+
+
+def _way(cuts: list[int]) -> list[TeamMember]:
+    spans = [LayerSpan(a, b) for a, b in pairwise((0, *sorted({*cuts, 100, 101})))]
+    return [TeamMember(Partner(n, WorkerRef(n)), span) for n, span in enumerate(spans)]
+
+
+def _pipeline(number: int, cuts: list[int], replicas: int) -> Pipeline:
+    leader, *later = _way(cuts)
+    stages = [
+        tuple(
+            TeamMember(Partner(100 * n + stage.partner.instance, stage.partner.worker), stage.span)
+            for n in range(replicas)
+        )
+        for stage in later
+    ]
+    return Pipeline(number, ((leader,), *stages), shares=replicas)
+
+
+st.register_type_strategy(Team, st.builds(lambda n, cuts: Team(n, tuple(_way(cuts))), COUNTS, CUTS))
+st.register_type_strategy(Pipeline, st.builds(_pipeline, COUNTS, CUTS, st.integers(1, 3)))
 st.register_type_strategy(
     ChunkRange, st.builds(lambda start, size: ChunkRange(start, start + size), COUNTS, COUNTS)
 )

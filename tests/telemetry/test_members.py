@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from effort import examples
 from livescale.clusters.topology import Host
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.load.traces import TraceRow as Row
 from livescale.sim.config import FaultConfig, SimConfig
 from livescale.sim.simulate import simulate
 from livescale.telemetry.history.follower import Follower
@@ -26,13 +26,6 @@ from livescale.telemetry.replay import ReplayError, replay
 from livescale.telemetry.timeline import copies_over_time, instances_over_time
 
 _S = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    arrival_ns: int
-    input_tokens: int
-    output_tokens: int
 
 
 @cache

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import io
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from livescale.latency.shapes import LLAMA_3_8B
+from livescale.load.traces import TraceRow as Row
 from livescale.messages.commands import Dispatch, ScaleDecided
 from livescale.sim.config import SimConfig
 from livescale.sim.simulate import simulate
 from livescale.telemetry.record import AnyLine, StepLine, read_record
 from livescale.telemetry.replay import ReplayError, replay
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    arrival_ns: int
-    input_tokens: int
-    output_tokens: int
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,14 @@ def test_the_memory_can_be_read_through_its_descriptor() -> None:
         assert os.pread(arena.fd, 3, 5000) == b"abc"
 
 
+def test_two_arenas_of_one_memfd_are_one_memory() -> None:
+    with Arena(10_000) as first, Arena(10_000, memfd=os.dup(first.fd)) as second:
+        second.view(5000, 3)[:] = b"abc"
+        assert bytes(first.view(5000, 3)) == b"abc"
+        with pytest.raises(ArenaError, match="10001 bytes"):
+            Arena(10_001, memfd=os.dup(first.fd))
+
+
 def test_a_dropped_arena_leaves_no_descriptor() -> None:
     gc.collect()  # what other tests have left
     before = open_descriptors("/memfd")

@@ -37,6 +37,7 @@ PAYLOADS = {
     FrameKind.PARCEL: (0, PARCEL_BYTES_MAX),
     FrameKind.PROBE: (0, 0),
     FrameKind.PROBED: (1, CHUNK_BYTES_MAX),
+    FrameKind.HOLD: (0, 0),
 }
 FRAMES = st.sampled_from(list(PAYLOADS)).flatmap(
     lambda kind: st.builds(

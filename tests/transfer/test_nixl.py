@@ -8,27 +8,32 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
 
-import numpy as np
+import msgspec
 import psutil
 import pytest
-from transfer_world import WAIT_S, World, total_bytes, write_model
+from transfer_world import WAIT_S, Recorder, World, grid, total_bytes, write_model
 
+from livescale.chunks import Feed
 from livescale.common.settings import ConfigError
 from livescale.config.reading import load_config
-from livescale.transfer.arena import Arena
-from livescale.transfer.carrier import ChannelClosedError, WritePermit
+from livescale.transfer.arena import Arena, ArenaError
+from livescale.transfer.carrier import WritePermit
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.nixl import NixlCarrier
+from livescale.transfer.nixl import READS_MAX, NixlCarrier
+from livescale.transfer.open_writes import OpenWrites
 from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket
-from livescale.types import WorkerRef
+from livescale.types import FromWorker, Manifest, WorkerRef
 
 MIB = 1 << 20
 KIB = 1 << 10
 CHUNK = 16 * KIB
 SLOW = 4_000_000
+# Of reads that are to be under way: more chunks than a window.
+READ = 256 * KIB
+MODEL = 2 * READS_MAX * READ
+HOLDER_NUMBER = 9
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 needs_nixl = pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed (extra rdma)")
 
@@ -111,80 +116,214 @@ def test_a_peer_without_nixl_is_told_apart_at_once() -> None:
         assert recorder.wait("feed_failed")[1] == world.refs[0]
 
 
-HOLDER = f"""
-import os, signal, sys
-from livescale.transfer.nixl import NixlCarrier
-from livescale.transfer.tcp import TcpCarrier
-from livescale.transfer.token_bucket import TokenBucket
-buckets = TokenBucket(None), TokenBucket(None)
-memory = memoryview(bytearray(b"\\xff" * {16 * MIB}))
-carrier = NixlCarrier(TcpCarrier("127.0.0.1", memory, *buckets), memory, *buckets)
-print(carrier.address[1], flush=True)
-for is_frozen in (True, False):
-    channel = carrier.accept()
-    channel.share_memory({WAIT_S})
-    channel.send_range(b"h", 0, len(memory))
-    if is_frozen:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    else:
-        channel.settle()
-sys.stdin.read()
-os._exit(0)
-"""
-
-
-class _Reading:
-    """Takes one range of 16 MiB from the holder at that address, in a thread."""
-
-    def __init__(self, carrier: NixlCarrier, address: tuple[str, int]) -> None:
-        self.channel = carrier.connect(address, WAIT_S)
-        self.channel.share_memory(WAIT_S)
-        self.permit = WritePermit()
-        self.ended: Any = None
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.channel.receive(1, WAIT_S)
-            self.ended = self.channel.receive_range(0, 16 * MIB, self.permit)
-        except OSError as error:
-            self.ended = error
+@needs_nixl
+def test_a_corrupt_layer_comes_from_another_holder() -> None:
+    with World(3, 4 * MIB, carrier="nixl") as world:
+        manifest = write_model(world.arenas[0], [512 * KIB, 512 * KIB])
+        write_model(world.arenas[2], [512 * KIB, 512 * KIB])
+        world.arenas[0].view(600 * KIB, 1)[:] = b"?"
+        for node in (0, 2):
+            world.planes[node].offer(manifest)
+        reader = world.receive(1, manifest, 1, [world.feed(0, manifest, CHUNK)], CHUNK)
+        assert "layer 1" in reader.wait("feed_failed")[2]
+        world.planes[1].amend(1, (world.feed(2, manifest, CHUNK),))
+        assert reader.verdict()[0] == "completed"
+        assert world.holds(1, manifest)
 
 
 @needs_nixl
-def test_a_read_without_an_end_is_given_up_and_writes_nothing_later() -> None:
-    """NIXL cannot call it back: when the holder goes on, its bytes still come."""
+def test_a_receiver_reads_as_many_chunks_at_once_as_it_wants_to_and_all_come() -> None:
+    chunks = 3 * READS_MAX
     buckets = TokenBucket(None), TokenBucket(None)
-    with (
-        Arena(16 * MIB) as memory,
-        subprocess.Popen(
-            [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as holder,
-    ):
-        view = memory.view(0, 16 * MIB)
-        carrier = NixlCarrier(TcpCarrier("127.0.0.1", view, *buckets), view, *buckets)
-        try:
-            assert holder.stdout is not None
-            address = ("127.0.0.1", int(holder.stdout.readline()))
-            reading = _Reading(carrier, address)
-            _, status = os.waitpid(holder.pid, os.WUNTRACED)
-            assert os.WIFSTOPPED(status)
-            reading.permit.revoke()
-            reading.channel.break_off()
-            reading.thread.join(WAIT_S)
-            assert isinstance(reading.ended, ChannelClosedError)
-            reading.channel.close()
-            holder.send_signal(signal.SIGCONT)
-            # The next one is through, so the holder has gone on.
-            again = _Reading(carrier, address)
-            again.permit.revoke()
-            again.thread.join(WAIT_S)
-            assert again.ended == 0
-            assert not np.frombuffer(view, np.uint8).any()
-            again.channel.close()
-        finally:
-            holder.kill()
+    with Arena(chunks * CHUNK) as source, Arena(chunks * CHUNK) as target:
+        write_model(source, [chunks * CHUNK])
+        writes = [OpenWrites(), OpenWrites()]
+        carriers = [
+            NixlCarrier(TcpCarrier("127.0.0.1", view, *buckets), view, *buckets, own, reads_max)
+            for view, own, reads_max in (
+                (source.view(0, chunks * CHUNK), writes[0], READS_MAX),
+                (target.view(0, chunks * CHUNK), writes[1], 3),
+            )
+        ]
+
+        def send() -> None:
+            channel = carriers[0].accept()
+            channel.share_memory(WAIT_S)
+            for chunk in range(chunks):
+                channel.send_range(b"h", chunk * CHUNK, CHUNK)
+            channel.settle()
+            channel.send(b"all were read")
+            channel.receive(1, WAIT_S)
+            channel.close()
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        channel = carriers[1].connect(carriers[0].address, WAIT_S)
+        channel.share_memory(WAIT_S)
+        landed: list[int] = []
+        for chunk in range(chunks):
+            assert channel.receive(1, WAIT_S) == b"h"
+            channel.receive_range(chunk * CHUNK, CHUNK, WritePermit(), landed.append)
+            assert len(writes[1].ranges(0, chunks * CHUNK)) <= 3
+        assert channel.receive(13, WAIT_S) == b"all were read"
+        channel.send(b".")
+        channel.close()
+        assert landed == [CHUNK] * chunks
+        assert source.view(0, chunks * CHUNK) == target.view(0, chunks * CHUNK)
+        sender.join(WAIT_S)
+        for carrier in carriers:
             carrier.break_off()
             carrier.close()
-            del view
+
+
+HOLDER = f"""
+import sys
+import msgspec
+from livescale.transfer.arena import Arena
+from livescale.transfer.data_plane import DataPlane
+from livescale.types import WorkerRef
+from transfer_world import write_model
+plane = DataPlane(WorkerRef({HOLDER_NUMBER}), Arena({MODEL}), carrier="nixl")
+manifest = write_model(plane._memory, [{MODEL}])
+plane.offer(manifest)
+print(msgspec.json.encode((plane.address, manifest)).decode(), flush=True)
+sys.stdin.read()
+"""
+
+
+class _FrozenHolder:
+    """A process that holds a model and is stopped when the first chunk of it is about to be read:
+    reads are under way then that do not end."""
+
+    def __init__(self, world: World) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", HOLDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        address, self.manifest = msgspec.json.decode(answer, type=tuple[tuple[str, int], Manifest])
+        self.ref = WorkerRef(HOLDER_NUMBER)
+        for plane in world.planes:
+            plane.introduce(self.ref, address)
+        self._world = world
+
+    def feed(self) -> Feed:
+        return Feed(FromWorker(self.ref), grid(self.manifest, READ).all())
+
+    def give(self, plan: int) -> Recorder:
+        """Node 0 has begun to read from it, and cannot go on."""
+        recorder = Recorder()
+        recorder.on_news = self._freeze
+        self._world.receive(plan, self.manifest, 0, [self.feed()], READ, recorder)
+        _wait_for_reads(self._world, are_there=True)
+        return recorder
+
+    def _freeze(self, name: str, *_: object) -> None:
+        if name == "first_byte":
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitpid(self._process.pid, os.WUNTRACED)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> _FrozenHolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def _other_model(world: World) -> Manifest:
+    """Node 1 holds a model that is to lie in the same bytes."""
+    manifest = write_model(world.arenas[1], [MODEL], seed=1)
+    world.planes[1].offer(manifest)
+    return manifest
+
+
+@needs_nixl
+def test_bytes_of_an_aborted_plan_are_given_to_nothing_until_its_reads_have_ended() -> None:
+    with World(2, 2 * MODEL, carrier="nixl", withdraw_wait_s=0.05) as world:
+        other = _other_model(world)
+        feeds = [world.feed(1, other, READ)]
+        with _FrozenHolder(world) as holder:
+            aborted = holder.give(1)
+            world.planes[0].abort(1)
+            aborted.check_failed("aborted")
+            refused = world.receive(2, other, 0, feeds, READ)
+            refused.check_failed("may still be written by a read that has not ended")
+            with pytest.raises(ArenaError, match="may still be written"):
+                world.planes[0].offer(other)
+            with pytest.raises(ArenaError, match="may still be written"):
+                world.planes[0].fill(other, READ)
+            elsewhere = world.receive(3, other, 0, feeds, READ, offset_bytes=MODEL)
+            elsewhere.check_completed(other)
+            world.planes[0].withdraw(other)
+            # Its reads end, and what they bring lies where nothing else does.
+            holder.go_on()
+            _wait_for_reads(world, are_there=False)
+            world.receive(4, other, 0, feeds, READ).check_completed(other)
+            assert world.holds(0, other)
+
+
+@needs_nixl
+def test_a_holder_that_dies_in_mid_read_gives_the_bytes_back() -> None:
+    with World(2, 2 * MODEL, carrier="nixl") as world:
+        other = _other_model(world)
+        with _FrozenHolder(world) as holder:
+            reader = holder.give(1)
+            holder.kill()
+            assert reader.wait("feed_failed")[1] == holder.ref
+            _wait_for_reads(world, are_there=False)
+        world.planes[0].abort(1)
+        world.receive(2, other, 0, [world.feed(1, other, READ)], READ).check_completed(other)
+        assert world.holds(0, other)
+
+
+@needs_nixl
+def test_chunks_of_a_holder_that_hangs_come_from_another_one_when_its_reads_have_ended() -> None:
+    with World(2, 2 * MODEL, carrier="nixl", stall_s=0.5) as world, _FrozenHolder(world) as holder:
+        write_model(world.arenas[1], [MODEL])
+        world.planes[1].offer(holder.manifest)
+        reader = holder.give(1)
+        reader.wait("feed_stalled")
+        world.planes[0].amend(1, (world.feed(1, holder.manifest, READ),))
+        # Those that are not under way come at once.
+        world.wait_chunks(0, MODEL // READ - READS_MAX)
+        assert world.planes[0].writes.ranges(0, MODEL)
+        holder.go_on()
+        reader.check_completed(holder.manifest)
+        assert world.holds(0, holder.manifest)
+        assert world.planes[1].usage().parameter_sent_bytes == MODEL
+
+
+@needs_nixl
+def test_a_plan_whose_read_never_ends_fails_and_its_bytes_stay_taken() -> None:
+    limits = {"stall_s": 0.1, "withdraw_wait_s": 0.05}
+    with World(2, 2 * MODEL, carrier="nixl", **limits) as world, _FrozenHolder(world) as holder:
+        other = _other_model(world)
+        reader = holder.give(1)
+        reader.wait("feed_stalled")
+        world.planes[0].disconnect(holder.ref)
+        reader.check_failed("has not ended")
+        refused = world.receive(2, other, 0, [world.feed(1, other, READ)], READ)
+        refused.check_failed("may still be written")
+
+
+def _wait_for_reads(world: World, are_there: bool) -> None:
+    """Reads into the first model's bytes are under way, or none is."""
+    pause = threading.Event()
+    for _ in range(int(WAIT_S / 0.01)):
+        if bool(world.planes[0].writes.ranges(0, MODEL)) == are_there:
+            return
+        pause.wait(0.01)
+    raise AssertionError("a read has not ended" if not are_there else "no read has begun")

@@ -4,6 +4,7 @@ may connect. (The rows of the table in docs/security.md that are about the data 
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -216,6 +217,15 @@ def test_strangers_find_no_way_in(cluster: Path, tmp_path: Path) -> None:
     check_no_way([None, bob])
 
 
+def test_a_gateway_is_asked_for_nothing_and_gets_nothing(tmp_path: Path) -> None:
+    """A certificate of the pool's own authority, for a machine that may be a gateway only."""
+    folder = ClusterFolder(tmp_path / "pool")
+    folder.init()
+    alice, web = protection(folder.add("alice")), protection(folder.add("web", is_gateway=True))
+    check_no_way([alice, web])
+    check_no_way([web, alice])
+
+
 def test_another_secret_is_no_way_in(cluster: Path) -> None:
     """Its keys are others."""
     alice, _ = members(cluster)
@@ -243,13 +253,18 @@ def test_a_chain_of_five_moves_right_bytes_with_rates(cluster: Path, seals: bool
         "protection": protection(cluster / "alice", seals=seals),
         "secret": SECRET,
     }
-    with World(5, 2 * MIB, **limits) as world:
+    came: queue.Queue[bytes] = queue.Queue()
+    with World(5, 2 * MIB, on_parcel=lambda _, body: came.put(body), **limits) as world:
         manifest = write_model(world.arenas[0], LAYERS)
         world.planes[0].offer(manifest)
         recorders = []
         for node in range(1, 5):
             feed = world.feed(node - 1, manifest, CHUNK)
             recorders.append(world.receive(9, manifest, node, [feed], CHUNK))
+        # It holds chunks back, and comes in several pieces.
+        parcel = bytes(range(256)) * 2000
+        world.planes[4].post(world.refs[1], parcel, WAIT_S)
+        assert came.get(timeout=WAIT_S) == parcel
         for node, recorder in enumerate(recorders, 1):
             recorder.check_completed(manifest)
             assert world.holds(node, manifest)

@@ -145,6 +145,40 @@ def test_no_parameters_come_between_the_slices_of_what_is_urgent() -> None:
     assert between.count("parameters") <= 1
 
 
+def beside_parcels(parcels: int) -> list[str]:
+    """What took the line, in order, from the first of so many parcels of 10 ms to the last."""
+    bucket = TokenBucket(RATE, burst_bytes=0)
+    order: list[str] = []
+    is_over = threading.Event()
+
+    def take_parameters() -> None:
+        while not is_over.is_set():
+            bucket.take(bucket.slice_bytes(RATE))
+            order.append("parameters")
+
+    thread = threading.Thread(target=take_parameters)
+    thread.start()
+    for _ in range(parcels):
+        for _ in bucket.slices(RATE // 100, is_urgent=True):
+            pass
+        order.append("parcel")
+    is_over.set()
+    thread.join(WAIT_S)
+    first = order.index("parcel")
+    return order[first : len(order) - order[::-1].index("parcel")]
+
+
+def test_few_parameters_come_between_parcels_that_follow_one_another() -> None:
+    """KV comes layer by layer: each layer waited for a chunk of parameters, a quarter of its time
+    again. (Where the machine keeps a thread waiting for long, the line does not.)"""
+    assert beside_parcels(32).count("parameters") <= 8
+
+
+def test_parcels_without_an_end_leave_parameters_a_slice_every_100_ms() -> None:
+    """Else a load beside them would look like one that has stalled."""
+    assert beside_parcels(80).count("parameters") >= 4
+
+
 def test_slices_are_all_of_it_and_end_when_the_bucket_is_closed() -> None:
     bucket = TokenBucket(None)
     assert list(bucket.slices(1 << 40, is_urgent=True)) == [1 << 40]
@@ -189,3 +223,21 @@ def test_both_classes_together_keep_to_the_rate() -> None:
 def test_a_share_that_is_none_is_refused(percent: int) -> None:
     with pytest.raises(ValueError, match="share of"):
         TokenBucket(1000, parameter_share_percent=percent)
+
+
+def test_a_line_that_is_kept_takes_no_parameters_until_it_is_not() -> None:
+    bucket = TokenBucket(RATE)
+    ahead_ns = 3600 * 1_000_000_000
+    bucket.keep_until(time.monotonic_ns() + ahead_ns)
+    taken: list[str] = []
+    thread = threading.Thread(target=lambda: (bucket.take(1000), taken.append("parameters")))
+    thread.start()
+    bucket.take(RATE // 20, is_urgent=True)
+    taken.append("urgent")
+    bucket.keep_until(0)
+    thread.join(WAIT_S)
+    assert taken == ["urgent", "parameters"]
+    bucket.keep_until(time.monotonic_ns() + ahead_ns)
+    bucket.close()
+    with pytest.raises(BucketClosedError):
+        bucket.take(1000)

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transfer_world import WAIT_S, Recorder, World, grid, total_bytes, write_model
+from transfer_world import (
+    WAIT_S,
+    Recorder,
+    World,
+    grid,
+    open_as,
+    read_frame,
+    total_bytes,
+    write_model,
+)
 
 from effort import examples
 from livescale.chunks import ChunkRange, Feed
@@ -537,18 +546,6 @@ def test_connections_are_opened_when_they_are_needed() -> None:
         world.chain(1, manifest, 100, 3, 0)[0].check_completed(manifest)
 
 
-def open_as(world: World, node: int, ref: WorkerRef) -> socket.socket:
-    """A raw connection that has introduced itself to the worker as `ref`."""
-    raw = socket.create_connection(world.planes[node].address, WAIT_S)
-    channel = TcpChannel(raw, memoryview(b""), TokenBucket(None), TokenBucket(None))
-    try:
-        Greeting(ref, "", WAIT_S).call(channel, world.refs[node])
-    except OSError:
-        raw.close()
-        raise
-    return raw
-
-
 def is_closed(raw: socket.socket) -> bool:
     raw.settimeout(WAIT_S)
     try:
@@ -628,13 +625,6 @@ def test_a_chunk_that_is_not_what_its_number_says_fails_the_feed(chunk: Frame) -
         assert upstream == ME
         assert "does not keep to the protocol" in reason
         assert bytes(world.arenas[0].view(0, 4 * KIB)) == bytes(4 * KIB)
-
-
-def read_frame(raw: socket.socket) -> tuple[Frame, bytes]:
-    raw.settimeout(WAIT_S)
-    frame = decode_header(raw.recv(HEADER_BYTES, socket.MSG_WAITALL))
-    payload = raw.recv(frame.payload_bytes, socket.MSG_WAITALL) if frame.payload_bytes else b""
-    return frame, payload
 
 
 def test_an_abort_in_the_middle_of_a_chunk_writes_nothing_after_it() -> None:

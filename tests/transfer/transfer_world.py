@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import random
+import socket
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,11 @@ import xxhash
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
+from livescale.transfer.frames import HEADER_BYTES, Frame, decode_header
+from livescale.transfer.greeting import Greeting
 from livescale.transfer.orders import ReceiveOrder
+from livescale.transfer.tcp import TcpChannel
+from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import FromWorker, LayerEntry, Manifest, WorkerRef
 
 WAIT_S = 20.0
@@ -244,3 +249,31 @@ def write_model(
         layers.append(LayerEntry(layer, offset, size, (), checksum(data), content_hash))
         offset = -(-(offset + size) // ALIGN_BYTES) * ALIGN_BYTES
     return Manifest(f"model-{seed}", "{}", "float32", tuple(layers))
+
+
+def open_as(world: World, node: int, ref: WorkerRef) -> socket.socket:
+    """A raw connection that has introduced itself to the worker as `ref`."""
+    raw = socket.create_connection(world.planes[node].address, WAIT_S)
+    channel = TcpChannel(raw, memoryview(b""), TokenBucket(None), TokenBucket(None))
+    try:
+        Greeting(ref, "", WAIT_S).call(channel, world.refs[node])
+    except OSError:
+        raw.close()
+        raise
+    return raw
+
+
+def read_frame(raw: socket.socket) -> tuple[Frame, bytes]:
+    """The next frame on a raw connection, and its payload."""
+    raw.settimeout(WAIT_S)
+    frame = decode_header(_read_all(raw, HEADER_BYTES))
+    return frame, _read_all(raw, frame.payload_bytes)
+
+
+def _read_all(raw: socket.socket, size_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size_bytes:
+        part = raw.recv(size_bytes - len(parts))
+        assert part, "the connection has ended"
+        parts += part
+    return bytes(parts)

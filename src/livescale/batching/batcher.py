@@ -16,7 +16,7 @@ request ends at the latest after as many Runs as it and all those before it have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from livescale.batching.blocks import BlockPool
@@ -65,11 +65,24 @@ class BatcherConfig:
 
 
 class Batcher:
-    """Decides the Runs of one instance that serves `span` (all layers of its model)."""
+    """Decides the Runs of one instance that serves `span` (all layers of its model).
 
-    def __init__(self, config: BatcherConfig, span: LayerSpan) -> None:
+    Up to `runs_max` Runs may be in flight, each of other requests: where a Run goes through several
+    instances, one after the other, all of these have work (pipelining over requests). Each has its
+    part of the running requests then: those that `pick` chooses of the free ones, if it is given.
+    """
+
+    def __init__(
+        self,
+        config: BatcherConfig,
+        span: LayerSpan,
+        runs_max: int = 1,
+        pick: Callable[[Sequence[SequenceState]], Sequence[SequenceState]] | None = None,
+    ) -> None:
+        self._pick = pick
         self.config = config
         self.span = span
+        self.runs_max = runs_max
         self.pool = BlockPool(config.kv_blocks, config.block_tokens)
         self.lines = Lines()
         #: parts of live batches, computed by other Runs than `next`'s
@@ -85,7 +98,9 @@ class Batcher:
         self._leaving: dict[tuple[RequestId, int], SequenceState] = {}
         #: requests that found no place or no KV when the last ones were admitted
         self._left_out = 0
-        self._in_flight: Run | None = None
+        self._in_flight: dict[int, Run] = {}
+        #: (request, attempt) of their segments
+        self._busy: dict[tuple[RequestId, int], None] = {}
         self._runs = 0
         self.emitted_tokens = 0
 
@@ -95,18 +110,23 @@ class Batcher:
         """Positions that the whole KV pool can hold: no single request may need more."""
         return self.config.kv_blocks * self.config.block_tokens
 
-    def add(self, spec: SequenceSpec) -> None:
-        """Accept a request; ValueError when it can never run here or is here already."""
+    def check(self, spec: SequenceSpec) -> None:
+        """Raises ValueError when the request can never run here."""
         if not spec.prompt_ids:
             raise ValueError(f"request {spec.request} has an empty prompt")
         if spec.sampling.output_tokens_max <= len(spec.generated_ids):
             raise ValueError(f"request {spec.request} has no tokens left to generate")
-        sequence = SequenceState.of(spec, self.lines.arrivals + 1, self.config.block_tokens)
-        if sequence.tokens_max > self.tokens_held_max():
+        tokens_max = len(spec.prompt_ids) + spec.sampling.output_tokens_max - 1
+        if tokens_max > self.tokens_held_max():
             raise ValueError(
-                f"request {spec.request} needs KV for {sequence.tokens_max} tokens,"
+                f"request {spec.request} needs KV for {tokens_max} tokens,"
                 f" the instance holds {self.tokens_held_max()}"
             )
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Accept a request; ValueError when it can never run here or is here already."""
+        self.check(spec)
+        sequence = SequenceState.of(spec, self.lines.arrivals + 1, self.config.block_tokens)
         if self.lines.find(spec.request) is not None:
             raise ValueError(f"request {spec.request} is on this instance already")
         self.lines.arrivals += 1
@@ -121,7 +141,7 @@ class Batcher:
         sequence = self.lines.find(request)
         if sequence is None or sequence.spec.attempt != attempt:
             return False
-        if self._is_in_flight(request, attempt):
+        if (request, attempt) in self._busy:
             del self.lines.running[request]
             self._leaving[request, attempt] = sequence
         elif request in self.lines.running:
@@ -133,7 +153,7 @@ class Batcher:
     # -- the three verbs --------------------------------------------------------------------
 
     def next(self, steps_max: int = 1, *, admits: bool = True) -> Run | None:
-        """The next Run, or None when nothing is here. It must be committed before the next.
+        """The next Run, or None when nothing more could run now.
 
         Without `admits` waiting requests go on waiting: a live batch that is older comes first.
 
@@ -141,24 +161,28 @@ class Batcher:
         nothing that is here now can change the batch before the last of them. What comes in
         meanwhile may: then `shorten`.
         """
-        assert self._in_flight is None, f"{self!r}: {self._in_flight} is not committed"
-        running, config = self.lines.running.values(), self.config
-        self.room.grow()
+        assert len(self._in_flight) < self.runs_max, f"{self!r}: {self._in_flight} in flight"
+        config = self.config
+        self.room.grow(self._busy)
         if admits:
             self.room.admit()
             self._left_out = len(self.lines.waiting)
+        running = self._free()
         segments = choose_segments(
             running, self.room, config.run_tokens_max, config.oldest_prompt_percent
         )
         if not segments:
             return None
         steps = 1
-        if steps_max > 1 and all_stay(
+        is_alone = self.runs_max == 1 and steps_max > 1
+        if is_alone and all_stay(
             running, self.lines.first_waiting(), len(segments), config.sequences_max
         ):
             steps = steps_ahead(self.pool, list(running), steps_max)
-        self._in_flight = Run(self.next_run_id(), self.span, segments, steps)
-        return self._in_flight
+        run = Run(self.next_run_id(), self.span, segments, steps)
+        self._in_flight[run.id] = run
+        self._busy.update(dict.fromkeys([(s.request, s.attempt) for s in segments]))
+        return run
 
     def next_run_id(self) -> int:
         """Numbers the Runs of the instance, also those of live batches."""
@@ -167,10 +191,10 @@ class Batcher:
 
     def shorten(self, run: Run, steps: int) -> Run:
         """The Run in flight ends after so many of its steps; commit the one that is returned."""
-        assert run is self._in_flight, f"{self!r}: run {run.id} is not in flight"
+        assert run is self._in_flight.get(run.id), f"{self!r}: run {run.id} is not in flight"
         assert 1 <= steps <= run.steps, f"{steps} of {run.steps} steps"
-        self._in_flight = Run(run.id, run.span, run.segments, steps)
-        return self._in_flight
+        self._in_flight[run.id] = Run(run.id, run.span, run.segments, steps)
+        return self._in_flight[run.id]
 
     def done(self, run: Run, token_ids: Sequence[Sequence[int]]) -> list[EmittedTokens]:
         """Take the Run's result: per sampling segment, in segment order, one token per step.
@@ -178,11 +202,11 @@ class Batcher:
         Every layer has written the Run's positions, so the blocks that it filled are found by
         requests that begin alike.
         """
-        assert run is self._in_flight, f"{self!r}: run {run.id} is not in flight"
+        assert run is self._in_flight.get(run.id), f"{self!r}: run {run.id} is not in flight"
         sampling = sum([segment.samples for segment in run.segments])
         assert sampling == len(token_ids), f"{len(token_ids)} tokens for {sampling}"
         assert {*map(len, token_ids)} <= {run.steps}, f"not {run.steps} steps"
-        self._in_flight = None
+        del self._in_flight[run.id]
         if run.steps > 1:
             advance(self.pool, [self._sequence_of(s) for s in run.segments], token_ids)
             self.emitted_tokens += (run.steps - 1) * len(token_ids)
@@ -191,6 +215,7 @@ class Batcher:
         for segment in run.segments:
             tokens = next(sampled) if segment.samples else ()
             sequence = self._sequence_of(segment)
+            del self._busy[segment.request, segment.attempt]
             sequence.write(self.pool, len(segment.token_ids))
             leaving = (segment.request, segment.attempt) if self._leaving else None
             if leaving is not None and self._leaving.pop(leaving, None) is not None:
@@ -313,9 +338,17 @@ class Batcher:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    def _is_in_flight(self, request: RequestId, attempt: int) -> bool:
-        segments = self._in_flight.segments if self._in_flight is not None else ()
-        return any((s.request, s.attempt) == (request, attempt) for s in segments)
+    def _free(self) -> Collection[SequenceState]:
+        """The running requests that may be in the next Run: those in no Run, with their blocks,
+        and of these no more than make all Runs alike."""
+        running = self.lines.running.values()
+        if self.runs_max == 1:
+            return running
+        free = [s for s in running if (s.spec.request, s.spec.attempt) not in self._busy]
+        ready = [sequence for sequence in free if not self.room.lacks(sequence)]
+        if self._pick is not None:
+            return self._pick(ready)
+        return ready[: -(-len(running) // self.runs_max)]
 
     def _sequence_of(self, segment: Segment) -> SequenceState:
         """Whose segment of the Run in flight it is."""

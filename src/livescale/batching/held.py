@@ -14,7 +14,8 @@ from livescale.batching.run import SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.types import RequestId
 
-Tables = tuple[tuple[int, ...], ...]
+Table = tuple[int, ...]
+Tables = tuple[Table, ...]
 
 
 class HeldSequences:
@@ -100,11 +101,28 @@ class HeldSequences:
         self.reserved += len(tokens)
         return self._reservations
 
+    def tables_of(self, number: int) -> Tables:
+        """The reserved blocks, one table per request."""
+        return self._reserved[number]
+
     def take_reserved(self, number: int) -> Tables:
         """The blocks, one table per request; they are no longer reserved."""
         tables = self._reserved.pop(number)
         self.reserved -= len(tables)
         return tables
+
+    def move_reserved(self, number: int, blocks: Table) -> None:
+        """These blocks of one table belong to a request from now on."""
+        (table,) = self._reserved[number]
+        moved = dict.fromkeys(blocks)
+        self._reserved[number] = (tuple([block for block in table if block not in moved]),)
+
+    def shrink_reserved(self, number: int, kept: Table) -> None:
+        """Of one table only these blocks stay reserved."""
+        (table,) = self._reserved[number]
+        stays = dict.fromkeys(kept)
+        self._reserved[number] = (kept,)
+        self._pool.release([block for block in table if block not in stays])
 
     def cancel_reserved(self, number: int) -> None:
         """The batch did not come: its blocks are free."""

@@ -8,12 +8,13 @@ computes them again as prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from livescale.batching.blocks import BlockPool
 from livescale.batching.held import HeldSequences
 from livescale.batching.lines import Lines
 from livescale.batching.sequence import SequenceState
+from livescale.types import RequestId
 
 
 class KvRoom:
@@ -95,33 +96,42 @@ class KvRoom:
 
     # -- what is given ----------------------------------------------------------------------
 
-    def grow(self) -> None:
+    def lacks(self, sequence: SequenceState) -> bool:
+        """The running request has no block for its last token."""
+        return len(sequence.block_table) * self._pool.block_tokens < sequence.known_tokens
+
+    def grow(self, busy: Container[tuple[RequestId, int]] = ()) -> None:
         """Every running request has blocks for all its known tokens: some wait again for it.
 
         Each lacks one block at most, and older ones take theirs first. The oldest gets it always,
-        because it fits into the pool alone.
+        because it fits into the pool alone. Requests (and attempts) that are `busy` are in a Run:
+        they keep what they have, and one that finds no block beside them goes on lacking one.
         """
-        block_tokens = self._pool.block_tokens
-        lacking = [
-            sequence
-            for sequence in self._lines.running.values()
-            if len(sequence.block_table) * block_tokens < sequence.known_tokens
-        ]
-        for sequence in lacking:
+        for sequence in [s for s in self._lines.running.values() if self.lacks(s)]:
             # A request that was preempted for an older one is met here without its blocks.
-            while sequence.block_table and (
-                len(sequence.block_table) * block_tokens < sequence.known_tokens
-            ):
+            while sequence.block_table and self.lacks(sequence):
                 if self._pool.free:
                     sequence.block_table += (self._pool.take(),)
-                else:
-                    self._preempt_latest()
+                elif not self._preempt_latest(sequence, busy):
+                    return
 
-    def _preempt_latest(self) -> None:
-        _, sequence = self._lines.running.popitem()
-        self._pool.release(sequence.block_table)
-        self._lines.wait_anew(sequence)
-        self.preemptions += 1
+    def _preempt_latest(
+        self, lacking: SequenceState, busy: Container[tuple[RequestId, int]]
+    ) -> bool:
+        """The request that arrived last waits again: the one that lacks a block only if nothing
+        else keeps what it could have. False if none does."""
+        for request, sequence in reversed(self._lines.running.items()):
+            if (request, sequence.spec.attempt) in busy:
+                continue
+            if sequence is lacking and busy:
+                return False
+            del self._lines.running[request]
+            self._pool.release(sequence.block_table)
+            self._lines.wait_anew(sequence)
+            sequence.was_held = sequence.was_held or bool(busy)  # later ones go on
+            self.preemptions += 1
+            return True
+        return False
 
     def admit(self) -> None:
         """Waiting requests run, the earliest first, while there is room for them and for growth."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from livescale.batching.live_messages import KvAt
 from livescale.batching.live_order import Progress
 from livescale.batching.run import BatchKey, Run
 from livescale.batching.sequence import SequenceState
+from livescale.batching.visit_messages import Shared
 from livescale.types import LayerSpan, RequestId, Value, WorkerRef
+
+MOVE, ANEW, CHEAPER = TEAM_ENDS = ("move", "anew", "cheaper")
+"""Of `LiveLimits.team_end`."""
 
 MOVE_FACTOR = 16
 """Of `LiveLimits.move_factor` where requests move. From 1 to 64 it changed the mean latency of
@@ -30,9 +35,14 @@ class LiveLimits(Value, frozen=True):
     flight, or as much earlier as pulls take (0: only as early as pulls take). With
     `decodes_first` requests that decode have a Run between live work and a Run with prompts. With
     `kv_holds_pulls` no rows are pulled while a batch that is computed waits for its KV longer than
-    decodes wait for live work. After
+    decodes wait for live work. With `kv_ahead` requests that are to decode elsewhere are offered
+    while their prompts are computed, and KV of each layer goes while later ones are. With
+    `kv_straight` a source whose requests decode elsewhere leaves their KV with the target, and it
+    goes from there to where they decode. When a team ends, KV of requests that decode is
+    moved (`team_end`: "move"), or computed "anew", or what is predicted to be "cheaper". After
     loading, requests that decode move to an instance that has fewer if they have at least
-    `move_factor` times as long to go as moving takes (0: they stay where their KV is).
+    `move_factor` times as long to go as moving takes (0: they stay where their KV is). With
+    `merges_runs` an instance of a later stage carries Runs that wait out as one.
     """
 
     batches_max: int = 16
@@ -46,13 +56,19 @@ class LiveLimits(Value, frozen=True):
     decodes_first: bool = True
     kv_follows: bool = True
     kv_holds_pulls: bool = True
+    kv_ahead: bool = True
+    kv_straight: bool = True
+    team_end: str = CHEAPER
     move_factor: int = 0
+    merges_runs: bool = True
 
     def __post_init__(self) -> None:
         amounts = ("batches_max", "batch_tokens_max", "span_ns", "kv_layers_ahead", "answer_ns")
         for name in (*amounts, "pulls_max"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.team_end not in TEAM_ENDS:
+            raise ValueError(f"team_end is '{self.team_end}', not one of {', '.join(TEAM_ENDS)}")
         for name in ("pull_early_permille", "move_factor"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, it must not be negative")
@@ -85,6 +101,9 @@ class LiveBatch:
     handed: tuple[tuple[SequenceState, int], ...] = ()
     kv_missing: dict[int, None] = field(default_factory=dict)
     kv_asked: dict[int, None] = field(default_factory=dict)
+    #: when KV of its layers came, and when that was asked for: with the pull, or later
+    kv_came: dict[int, int] = field(default_factory=dict)
+    asked_ns: int = 0
     #: when the last KV came, or the first was asked for
     kv_since_ns: int = 0
     #: since when all layers of a batch that was taken over are run (0: they are not)
@@ -95,6 +114,17 @@ class LiveBatch:
     given_ns: int = 0
     #: the source has sent that the attempt is its own now
     is_taken: bool = False
+    #: of one that was taken over: who else has KV of it, and whether some request decodes here
+    kv_at: tuple[KvAt, ...] = ()
+    shared: Shared | None = None
+    keeps_kv: bool = False
+    #: layers below were run where it was taken from
+    kv_stop: int = 0
+    #: requests of it that are ready to decode elsewhere, or were handed over, and where they were
+    lent: dict[BatchKey, None] = field(default_factory=dict)
+    lent_from: LiveBatch | None = None
+    #: requests of it that other instances than its taker fetch KV of, by the batch they are there
+    parts: dict[BatchKey, RequestId] = field(default_factory=dict)
 
     @property
     def layers_done(self) -> int:
@@ -115,6 +145,16 @@ class LiveBatch:
         """No instance waits for any of it."""
         return len(self.cancelled) == len(self.sequences)
 
+    def holder_of(self, layer: int) -> KvAt | None:
+        """Which other instance has this layer's KV (None: the one that gave the batch)."""
+        holders = (at for at in self.kv_at if at.span.start <= layer < at.span.stop)
+        return next(holders, None)
+
+    def worker_of(self, layer: int) -> WorkerRef | None:
+        """Who sends this layer's KV."""
+        holder = self.holder_of(layer)
+        return holder.worker if holder is not None else self.peer
+
     def hand(self) -> None:
         """It changes hands: these requests and positions are in its rows and its KV."""
         # The last token of a request that decodes is computed where it goes.
@@ -125,6 +165,11 @@ class LiveBatch:
         """Per request that was handed over: its positions, and its block table here. A request that
         has ended meanwhile has none: its KV comes, and is not wanted."""
         return tuple((tokens, sequence.block_table) for sequence, tokens in self.handed)
+
+    def part_places(self, request: RequestId) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """As `kv_places`, of one request that was handed over (none: it is not in the batch)."""
+        places = [(n, s.block_table) for s, n in self.handed if s.spec.request == request]
+        return tuple((tokens, table) for tokens, table in places if table)
 
     def progress(self) -> Progress:
         """As a live order sees it: between two Runs."""
@@ -142,3 +187,25 @@ class LiveBatch:
         self.chosen_layers += span.stop - span.start
         segments = tuple(s.segment(s.known_tokens, samples=samples) for s in self.sequences)
         return Run(number, span, segments, batch=self.key)
+
+
+@dataclass(slots=True, eq=False)
+class EarlyOffer:
+    """A request whose prompt the Run in flight completes: it is to decode elsewhere.
+
+    Of `tokens` positions KV will be here. `told` were offered the request, `declined` can never
+    hold it. It is promised to `peer` (None: to none yet), which wants the KV of the layers
+    `wanted` that was not sent.
+    """
+
+    key: BatchKey
+    sequence: SequenceState
+    tokens: int
+    told: dict[WorkerRef, None] = field(default_factory=dict)
+    declined: dict[WorkerRef, None] = field(default_factory=dict)
+    peer: WorkerRef | None = None
+    wanted: dict[int, None] = field(default_factory=dict)
+
+    def kv_places(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """As those of a LiveBatch."""
+        return ((self.tokens, self.sequence.block_table),)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from livescale.batching import live_messages as messages
 from livescale.batching.batcher import Batcher
+from livescale.batching.decode_giver import DecodeGiver
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_drainer import LiveDrainer
@@ -25,13 +26,13 @@ from livescale.batching.live_pace import LivePace
 from livescale.batching.live_taker import LiveTaker
 from livescale.batching.live_turns import LiveTurns
 from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
-from livescale.batching.serving import Capabilities, KvPlaces, Serving
+from livescale.batching.serving import Capabilities, KvCame, KvPlaces, Serving
 from livescale.messages.events import InstanceReported
 from livescale.routes import Partner, Taker
 from livescale.types import InstanceId, RequestId, WorkerRef
 
-WHILE_RUNNING = messages.Offer | messages.Handover | messages.KvLayer
-"""Messages that may come while a Run is in flight: nothing that runs is taken away by them."""
+WHILE_RUNNING = messages.Offer | messages.Promised | messages.Handover | messages.KvLayer
+"""Messages that may always come while a Run is in flight: they take nothing away that runs."""
 
 
 class LiveBatcher(Serving):
@@ -58,10 +59,13 @@ class LiveBatcher(Serving):
         self.pace = LivePace(batcher, limits)
         self._order: LiveOrder | None = LIVE_ORDERS[live_order] if live_order is not None else None
         self.batches = LiveBatches(batcher, instance)
-        self.taker = LiveTaker(self.batches, limits, self.pace)
+        self.decode_giver = DecodeGiver(self.batches, limits)
+        self.taker = LiveTaker(self.batches, limits, self.pace, lambda: self.decode_giver.is_giving)
         self.mover = LiveMover(self.batches, limits, self.taker)
         self.drainer = LiveDrainer(self.batches, limits, self.pace)
-        self.giver = LiveGiver(self.batches, self._order, self.mover, self.drainer)
+        self.giver = LiveGiver(
+            self.batches, self._order, self.mover, self.drainer, self.decode_giver
+        )
         for partner in gives_to:
             self.giver.pair(partner)
         self._turns = LiveTurns(
@@ -116,6 +120,7 @@ class LiveBatcher(Serving):
         self.taker.forget_all()
         self.mover.forget_all()
         self.drainer.forget_all()
+        self.decode_giver.forget_all()
         self.giver.part()
         for request, attempt in own:
             self.batcher.cancel(request, attempt)
@@ -126,7 +131,22 @@ class LiveBatcher(Serving):
     def next(self, steps_max: int = 1) -> Run | None:
         if not self._turns.in_flight:
             self._form_batches()
-        return self._turns.next(self.loaded, steps_max)
+        run = self._turns.next(self.loaded, steps_max)
+        if run is not None and run.batch is None:
+            self.decode_giver.announce(run)
+        return run
+
+    @property
+    def tells_layers(self) -> bool:
+        return not self.decode_giver.early.is_empty
+
+    def layers_ran(self, stop: int) -> None:
+        self.decode_giver.early.layers_ran(stop)
+
+    def may_come(self, peer: WorkerRef, message: LiveMessage) -> bool:
+        if isinstance(message, WHILE_RUNNING) or not self._turns.in_flight:
+            return True
+        return self.batches.takes_nothing(message)
 
     def shorten(self, run: Run, steps: int) -> Run:
         return self.batcher.shorten(run, steps)
@@ -148,17 +168,24 @@ class LiveBatcher(Serving):
     def expected_tokens(self, peer: WorkerRef, message: LiveMessage) -> int | None:
         return self.taker.expected_tokens(peer, message)
 
-    def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> int | None:
-        """Between two Runs, or (WHILE_RUNNING) at any time. `Handover` and `KvLayer` come when
-        their bytes are here."""
-        may_come = not self._turns.in_flight or isinstance(message, WHILE_RUNNING)
-        assert may_come, f"{self!r}: a Run is in flight"
+    def take_message(
+        self, peer: WorkerRef, message: LiveMessage, now_ns: int, came_ns: int | None = None
+    ) -> int | None:
+        """`Handover` and `KvLayer` come when their bytes are here."""
+        assert self.may_come(peer, message), f"{self!r}: a Run is in flight"
         if isinstance(message, messages.Handover):
             for spec in message.requests:
                 self._cancel_older(spec)
         if self.giver.take_message(peer, message, self.loaded, now_ns):
             return None
-        return self.taker.take_message(peer, message, now_ns, is_full=self.is_full)
+        return self.taker.take_message(
+            peer,
+            message,
+            now_ns,
+            came_ns=now_ns if came_ns is None else came_ns,
+            is_full=self.is_full,
+            takes_decodes=not self.decode_giver.is_giving,
+        )
 
     def work_alone(self) -> None:
         if self.is_full:
@@ -180,9 +207,15 @@ class LiveBatcher(Serving):
         self.drainer.drain_to(takers)
         self.taker.is_draining = bool(takers)
 
+    def decode_at(self, partners: Sequence[Partner], *, keeps: bool = False) -> None:
+        self.decode_giver.decode_at(partners, keeps=keeps)
+
     def take_returned(self) -> list[tuple[RequestId, int]]:
         returned, self._returned = self._returned, []
         return returned + self.drainer.take_returned()
+
+    def take_kv_came(self) -> list[KvCame]:
+        return self.taker.kv.take_came()
 
     def peer_lost(self, peer: WorkerRef, *, is_reachable: bool = False) -> None:
         """Between two Runs."""
@@ -212,6 +245,7 @@ class LiveBatcher(Serving):
         if self.is_full and all(run.steps == 1 for run, _ in self._turns.in_flight):
             self.taker.pull(now_ns, self._turns.in_flight_ns())
         if is_between_runs and self.is_full:
+            self.giver.keep_promises(self.loaded, now_ns)
             self.mover.talk()
             self.drainer.talk()
         return self.batches.take_outbox()
@@ -225,7 +259,7 @@ class LiveBatcher(Serving):
 
     @property
     def is_alone(self) -> bool:
-        is_giving = not self.giver.is_parted or self.batches.given
+        is_giving = not self.giver.is_parted or self.batches.given or self.decode_giver.is_giving
         is_moving = not (self.mover.is_idle and self.drainer.is_idle)
         return not is_giving and self.taker.is_idle and not is_moving
 
@@ -241,12 +275,11 @@ class LiveBatcher(Serving):
         return min(max(self.watermark - 1, 0), self._decoder_layers - 1)
 
     def holds(self, key: BatchKey) -> bool:
-        batches = self.batches
-        return key in batches.given or key in batches.taken or batches.in_line(key) is not None
+        return self.batches.holds(key)
 
     def kv_places(self, key: BatchKey) -> KvPlaces:
-        batch = self.batches.given.get(key) or self.batches.taken[key]
-        return batch.kv_places()
+        places = self.batches.kv_places(key)
+        return places if places is not None else self.taker.ahead.places(key)
 
     def report(self) -> InstanceReported:
         pace = self.pace
@@ -256,13 +289,7 @@ class LiveBatcher(Serving):
 
     def requests(self) -> list[tuple[RequestId, int]]:
         """Cancelled ones are left out."""
-        cancelled = {
-            (sequence.spec.request, sequence.spec.attempt)
-            for batch in self.batches.everything()
-            if batch.cancelled
-            for sequence in batch.sequences
-            if sequence.spec.request in batch.cancelled
-        }
+        cancelled = self.batches.cancelled()
         return [pair for pair in self.batcher.requests() if pair not in cancelled]
 
     def validate(self) -> None:

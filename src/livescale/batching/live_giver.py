@@ -6,9 +6,11 @@ Gone. No Runs are chosen here: that is the LiveBatcher's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from livescale.batching import live_messages as messages
+from livescale.batching.decode_giver import DecodeGiver
 from livescale.batching.live_batch import LiveBatch
 from livescale.batching.live_batches import LiveBatches, offer_of
 from livescale.batching.live_drainer import LiveDrainer
@@ -18,7 +20,7 @@ from livescale.batching.live_order import LiveOrder
 from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.batching.sequence import SequenceState
 from livescale.routes import Partner
-from livescale.types import InstanceId, WorkerRef
+from livescale.types import InstanceId, LayerSpan, WorkerRef
 
 
 class LiveGiver:
@@ -30,6 +32,7 @@ class LiveGiver:
         order: LiveOrder | None,
         mover: LiveMover,
         drainer: LiveDrainer,
+        decode_giver: DecodeGiver,
     ) -> None:
         self._held = batches.batcher.held
         self._batches = batches
@@ -38,6 +41,7 @@ class LiveGiver:
         self._order = order
         self._mover = mover
         self._drainer = drainer
+        self._decode_giver = decode_giver
         #: instances that may pull, and what each was offered
         self._sources: dict[WorkerRef, InstanceId] = {}
         self._offered: dict[WorkerRef, dict[BatchKey, messages.Offer]] = {}
@@ -89,6 +93,17 @@ class LiveGiver:
             self._offer_to(source, [batch for batch in batches if source not in batch.declined])
         return []
 
+    def keep_promises(self, loaded: int, now_ns: int) -> None:
+        """Requests that were promised go when they have their first token; others that decode
+        elsewhere are offered. Between two Runs."""
+        for promise in self._decode_giver.talk():
+            self._hand_over(promise.peer, promise.batch, promise.kv_layers, loaded, now_ns)
+
+    def give(self, peer: WorkerRef, batch: LiveBatch, now_ns: int) -> None:
+        """A request of a team that ends is the peer's, which has its blocks: nothing is pulled."""
+        self._batches.ready.pop(batch.key)
+        self._hand_over(peer, batch, (), 0, now_ns)
+
     # -- the source's messages ------------------------------------------------------------------
 
     def take_message(self, peer: WorkerRef, message: LiveMessage, loaded: int, now_ns: int) -> bool:
@@ -106,6 +121,11 @@ class LiveGiver:
             return True
         if not isinstance(message, messages.AboutGiven):
             return False
+        if isinstance(message, messages.KvWanted) and message.part is not None:
+            self._batches.send_part(peer, message, message.part)
+            return True
+        if isinstance(message, messages.KvWanted) and self._decode_giver.early.want(peer, message):
+            return True
         batch = self._batches.given.get(message.batch)
         if batch is None or batch.peer != peer:
             self._answer_late(peer, message)
@@ -132,6 +152,7 @@ class LiveGiver:
         is finished here; of what it took, a lost one wants nothing."""
         self._leave(peer)
         self._drainer.leave(peer)
+        self._decode_giver.leave(peer)
         for batch in [batch for batch in self._batches.given.values() if batch.peer == peer]:
             if not batch.is_taken:
                 self._take_back(batch)
@@ -167,17 +188,32 @@ class LiveGiver:
             self._batches.tell(source, offer)
 
     def _answer(self, peer: WorkerRef, pull: messages.Pull, loaded: int, now_ns: int) -> None:
-        """Hand over what was asked for, unless it is not to be had any more."""
+        """Hand over what was asked for, unless it is not to be had yet, or any more."""
+        if self._decode_giver.promise(peer, pull):
+            return
         batch = None
         if self._mover.offers(peer, pull.batch):
             batch = self._mover.take_out(peer)
         elif self._drainer.offers(peer, pull.batch):
             batch = self._drainer.take_out(peer)
+        elif self._decode_giver.offers(peer, pull.batch):
+            batch = self._decode_giver.take_out(peer, pull.batch)
         elif pull.batch.target == self._instance and peer in self._sources:
             batch = self._take_out(peer, pull, loaded)
         if batch is None:
             self._batches.tell(peer, messages.Gone(pull.batch))
             return
+        # Unasked: a question would wait for the end of a Run here.
+        self._hand_over(peer, batch, range(1, 1 + pull.kv_layers), loaded, now_ns)
+
+    def _hand_over(
+        self,
+        peer: WorkerRef,
+        batch: LiveBatch,
+        kv_layers: Iterable[int],
+        loaded: int,
+        now_ns: int,
+    ) -> None:
         self._batches.given[batch.key] = batch
         batch.hand()
         batch.peer, batch.given_ns = peer, now_ns
@@ -186,11 +222,14 @@ class LiveGiver:
         following_done = following.layers_done if following is not None else 0
         specs = tuple(map(_spec, batch.sequences))
         cut, decoding = batch.next_layer, batch.decoding
-        handover = messages.Handover(batch.key, specs, cut, decoding, following_done)
+        kv_at = batch.kv_at or _kv_at(batch)
+        handover = messages.Handover(
+            batch.key, specs, cut, decoding, following_done, kv_at, batch.shared
+        )
         self._batches.tell(peer, handover)
-        if handover.needs_kv:
-            # Unasked: a question would wait for the end of a Run here.
-            for layer in range(1, min(cut, self._layers + 1, 1 + pull.kv_layers)):
+        first = max((at.span.stop for at in kv_at), default=1)
+        for layer in kv_layers if handover.needs_kv else ():
+            if first <= layer < min(cut, self._layers + 1):
                 self._batches.tell(peer, messages.KvLayer(batch.key, layer))
 
     def _take_out(self, peer: WorkerRef, pull: messages.Pull, loaded: int) -> LiveBatch | None:
@@ -219,26 +258,44 @@ class LiveGiver:
             self._mover.leave(peer)
         elif isinstance(message, messages.Declined) and self._drainer.offers(peer, message.batch):
             self._drainer.leave(peer)
+        elif isinstance(message, messages.Declined):
+            self._declined_before(peer, message.batch, batch)
         elif batch is None:
             return
-        elif isinstance(message, messages.Declined) and peer in self._sources:
-            batch.declined[peer] = None
-            self._keep_declined()
         elif isinstance(message, messages.Taken) and batch.peer == peer:
             # Later than the target would wait, but the requests are the source's now.
             self._batches.end(batch)
+
+    def _declined_before(self, peer: WorkerRef, key: BatchKey, in_line: LiveBatch | None) -> None:
+        """What the peer was offered, and has not pulled."""
+        self._decode_giver.decline(peer, key)
+        if in_line is not None and peer in self._sources:
+            in_line.declined[peer] = None
+            self._keep_declined()
 
     def _take_back(self, batch: LiveBatch) -> None:
         for sequence in batch.sequences:
             # The peer may have taken them, and tell so later: the next one has taken them after it.
             sequence.spec = replace(sequence.spec, moves=sequence.spec.moves + 1)
         if batch.decoding:
-            self._batches.end(batch, self._held.resume)
+            if batch.peer is not None:
+                self._decode_giver.taken_back(batch.peer, batch)
+            self._batches.resume(batch)
             return
         del self._batches.given[batch.key]
         batch.stays = True
         self._batches.line.append(batch)
         self._batches.line.sort(key=lambda other: other.key)
+
+
+def _kv_at(batch: LiveBatch) -> tuple[messages.KvAt, ...]:
+    """Who else has KV of the request: the target of the batch that it was taken over with."""
+    source = batch.lent_from
+    if source is None or source.peer is None:
+        return ()
+    [sequence] = batch.sequences
+    part = messages.PartOf(source.key, sequence.spec.request)
+    return (messages.KvAt(source.peer, LayerSpan(1, source.kv_stop), part),)
 
 
 def _spec(sequence: SequenceState) -> SequenceSpec:

@@ -6,19 +6,26 @@ The target offers, the source pulls (DESIGN: live pair):
 | --- | --- | --- |
 | Offer | target | this batch can be had, or not at present |
 | Pull | source | I have KV blocks for it: give it to me, and so much KV behind it |
+| Promised | target | the batch is yours when its prompt is computed; KV comes meanwhile |
 | Handover | target | the batch, with the rows that go into `next_layer` |
 | Gone | target | it cannot be had any more |
 | Declined | source | I do not take the batch, or never can: it stays yours |
 | Taken | source | the batch is mine now |
-| KvWanted | source | send this layer's KV, too |
+| KvWanted | source | send this layer's KV, too; or, to another holder, a request's part of it |
 | KvLayer | target | the KV of one layer, in token order |
 | Settled | source | I have all that I want: forget the batch |
 | Parted | both | nothing more comes: the target is done, or the source cannot help |
 | Balance | target | I have everything, and so many requests |
 
+A batch may be offered, and promised to the first that pulls, while its last Run computes its
+prompt: then KV of a layer goes when that layer is done, before the Handover.
+
 Until Taken the requests are the target's, and it finishes what was never pulled. A batch may be
 offered to several sources: the first Pull gets it. A source may have several pulls under way, so
 that the next batches are there when it has computed the last one.
+
+A request that decodes may have KV with several holders: who hands it over names the others
+(`kv_at`), and its taker asks each of them.
 
 After Balance the roles are turned round: the source may offer requests that decode, and the former
 target pulls them. They go over without rows, and with the KV of all layers.
@@ -27,7 +34,15 @@ target pulls them. They go over without rows, and with the KV of all layers.
 from __future__ import annotations
 
 from livescale.batching.run import BatchKey, SequenceSpec
-from livescale.types import InstanceId, Value
+from livescale.batching.visit_messages import (
+    Disbanded,
+    Lead,
+    Quota,
+    Shared,
+    Visit,
+    VisitMessage,
+)
+from livescale.types import InstanceId, LayerSpan, RequestId, Value, WorkerRef
 
 
 class Offer(Value, frozen=True, tag=True):
@@ -61,12 +76,40 @@ class Pull(Value, frozen=True, tag=True):
     kv_layers: int = 0
 
 
+class Promised(Value, frozen=True, tag=True):
+    """The batch is computed here and goes to the source that pulled: the Handover follows when all
+    layers are done, KV of layers that are done goes before. It may be Gone first."""
+
+    batch: BatchKey
+
+
+class PartOf(Value, frozen=True):
+    """A request of a batch that was handed to another instance; or, with `lead`, one of whose
+    positions the first `tokens` lie in these blocks of that leader's."""
+
+    batch: BatchKey
+    request: RequestId
+    lead: Lead | None = None
+    blocks: tuple[int, ...] = ()
+    tokens: int = 0
+
+
+class KvAt(Value, frozen=True):
+    """A worker that keeps the KV of some layers of a request, as part of something else."""
+
+    worker: WorkerRef
+    span: LayerSpan
+    part: PartOf
+
+
 class Handover(Value, frozen=True, tag=True):
     """The batch: its requests in the order of its rows. Layers below `next_layer` are done; the
     rows that go into it come along (none where it is 0). Of the next batch that can be had,
     `following_done` decoder layers are done (0: there is none): what the source may expect.
 
-    Of requests that are `decoding` all layers are done, for every token but the last: no rows.
+    Of requests that are `decoding` all layers are done, for every token but the last: no rows. Of
+    such a batch of one request, KV may lie elsewhere: `kv_at` says where that of which layers does.
+    One of a team that ends is `shared`, and comes without a pull.
     """
 
     batch: BatchKey
@@ -74,6 +117,13 @@ class Handover(Value, frozen=True, tag=True):
     next_layer: int
     decoding: bool = False
     following_done: int = 0
+    kv_at: tuple[KvAt, ...] = ()
+    shared: Shared | None = None
+
+    @property
+    def key(self) -> BatchKey:
+        """Names the rows."""
+        return self.batch
 
     @property
     def needs_kv(self) -> bool:
@@ -109,10 +159,12 @@ class Taken(Value, frozen=True, tag=True):
 
 
 class KvWanted(Value, frozen=True, tag=True):
-    """Send the KV of this layer of the model for the whole batch: one that was run."""
+    """Send the KV of this layer of the model for the whole batch: one that was run. With `part` the
+    batch is a single request, which was part of that one here."""
 
     batch: BatchKey
     layer: int
+    part: PartOf | None = None
 
 
 class KvLayer(Value, frozen=True, tag=True):
@@ -120,6 +172,11 @@ class KvLayer(Value, frozen=True, tag=True):
 
     batch: BatchKey
     layer: int
+
+    @property
+    def key(self) -> BatchKey:
+        """Of the batch."""
+        return self.batch
 
 
 class Settled(Value, frozen=True, tag=True):
@@ -153,6 +210,7 @@ class UnexpectedMessage(ValueError):
 LiveMessage = (
     Offer
     | Pull
+    | Promised
     | Handover
     | Gone
     | Declined
@@ -162,8 +220,15 @@ LiveMessage = (
     | Settled
     | Parted
     | Balance
+    | VisitMessage
 )
 
+
+Carrying = Handover | KvLayer | Visit
+"""Messages that rows or KV travel with."""
+
+WithRows = Handover | Visit
+"""Of these, those with rows."""
 
 AboutGiven = Declined | Taken | KvWanted | Settled
 """What becomes of a batch that was handed over."""
@@ -173,6 +238,8 @@ def refusal(message: LiveMessage) -> LiveMessage | None:
     """What a worker says whose instance is gone, or was never meant."""
     if isinstance(message, Offer):
         return Parted(message.batch.target)
+    if isinstance(message, Quota):
+        return Disbanded(message.lead)
     if isinstance(message, Pull | KvWanted):
         return Gone(message.batch)
-    return Declined(message.batch) if isinstance(message, Handover) else None
+    return Declined(message.batch) if isinstance(message, Handover | Promised) else None

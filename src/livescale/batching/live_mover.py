@@ -103,7 +103,7 @@ class LiveMover:
         Between two Runs."""
         is_moving = any(batch.decoding for batch in self._batches.taken.values())
         if self._is_due or (self._is_moving and not is_moving):
-            requests, token_ps = len(self._batcher.requests()), self._taker.kv_token_ps
+            requests, token_ps = len(self._batcher.requests()), self._taker.kv.token_ps
             for peer, instance in sorted(self._fuller.items()):
                 balance = messages.Balance(instance, self._instance, requests, token_ps)
                 self._batches.tell(peer, balance)

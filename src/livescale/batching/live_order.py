@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from livescale.routes import OVERLAP
+
 
 @dataclass(slots=True)
 class Progress:
@@ -106,7 +108,7 @@ class Overlap:
     """The target runs every layer as it arrives and finishes alone (PipeSwitch, OSDI'20; DeepPlan,
     EuroSys'23): what is left of live execution where no instance can be helped."""
 
-    name = "overlap"
+    name = OVERLAP
     is_live = True
 
     def target_turn(self, line: Sequence[Progress], loaded: int, layers: int) -> Turn | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from livescale.batching.kv_room import KvRoom
 from livescale.batching.live_messages import Offer
@@ -14,10 +14,11 @@ _OFFERS_MAX = 256
 """Batches that one target has to offer at once, at most; what it offers beyond is not kept."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PullUnderWay:
-    """A pull that was not answered yet, and the blocks that wait for the batch. A Run was in flight
-    when it was sent, with prefill work of `in_flight_ns`. KV of `kv_layers` layers comes unasked.
+    """A pull whose batch has not come yet, and the blocks that wait for the batch. A Run was in
+    flight when it was sent, with prefill work of `in_flight_ns`. KV of the layers `kv_asked` comes
+    unasked, or was asked for; that of a batch that `is_promised` may come ahead (`kv_came`: when).
     """
 
     peer: WorkerRef
@@ -26,7 +27,14 @@ class PullUnderWay:
     asked_ns: int
     without_rows: bool
     in_flight_ns: int = 0
-    kv_layers: int = 0
+    kv_asked: dict[int, None] = field(default_factory=dict)
+    kv_came: dict[int, int] = field(default_factory=dict)
+    is_promised: bool = False
+
+    @property
+    def kv_tokens(self) -> tuple[int, ...]:
+        """Of requests that decode: positions whose KV comes, each."""
+        return tuple(tokens - 1 for tokens in self.offer.tokens)
 
 
 class PullWindow:

@@ -12,32 +12,43 @@ line without their rows, and computes them from their prompts while it would wai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from livescale.batching import live_messages as messages
 from livescale.batching.batcher import Batcher
-from livescale.batching.held import Tables
+from livescale.batching.held import Table, Tables
+from livescale.batching.kv_ahead import KvAhead
+from livescale.batching.kv_coming import KvComing
 from livescale.batching.live_batch import LiveBatch, LiveLimits
 from livescale.batching.live_batches import LiveBatches
 from livescale.batching.live_messages import LiveMessage, UnexpectedMessage
 from livescale.batching.live_pace import LivePace
 from livescale.batching.live_pulls import PullUnderWay, PullWindow
-from livescale.batching.run import BatchKey
+from livescale.batching.run import BatchKey, SequenceSpec
 from livescale.batching.sequence import SequenceState
-from livescale.routes import kv_moves
-from livescale.types import InstanceId, LayerSpan, WorkerRef
+from livescale.types import InstanceId, WorkerRef
 
 
 class LiveTaker:
     """Takes batches over. `pace` says how long they should take here."""
 
-    def __init__(self, batches: LiveBatches, limits: LiveLimits, pace: LivePace) -> None:
+    def __init__(
+        self,
+        batches: LiveBatches,
+        limits: LiveLimits,
+        pace: LivePace,
+        decodes_elsewhere: Callable[[], bool],
+    ) -> None:
         self._batcher = batches.batcher
         self._batches = batches
         self._instance = batches.instance
         self._limits = limits
         self._pace = pace
+        self._decoder_layers = batches.batcher.span.stop - 2
         self.window = PullWindow(batches.batcher.room, limits.pulls_max)
+        self.kv = KvComing(batches, limits, decodes_elsewhere)
+        self.ahead = KvAhead(batches, self.window, partial(self.kv.layers_ahead, True))
         #: batches taken over so far
         self.handovers = 0
         #: what the last pulls took until their rows were here
@@ -46,8 +57,6 @@ class LiveTaker:
         self._following_done = 0
         #: of the batch that came last
         self._rank = 0
-        #: what the KV of the last requests that were moved here took per token (0: none was)
-        self.kv_token_ps = 0
         #: requests that decode elsewhere are not to come here
         self.is_draining = False
 
@@ -69,22 +78,20 @@ class LiveTaker:
         """Ask for the next batches, if this instance will have nothing else to prefill when they
         come, and has room for them; ask for KV that is missing. Nothing can be asked for while the
         Runs in flight do their prefill work, which takes `in_flight_ns`."""
-        for batch in self._batches.taken.values():
-            if batch.peer is not None:
-                self._ask_kv(batch, batch.peer, now_ns)
+        self.kv.ask(now_ns)
+        self.ahead.ask()
         self.window.is_held_up = self._waits_for_kv(now_ns)
         while (chosen := self.window.choose(self._is_calm(in_flight_ns))) is not None:
             peer, offer = chosen
             reservation = self._batcher.held.reserve(offer.tokens)
             without_rows = self.window.is_full and not offer.decoding
             kv_layers = 0
-            if self._limits.kv_follows and not without_rows:
-                kv_layers = self._kv_layers_ahead(offer.decoding, offer.tokens)
-            self.window.begin(
-                PullUnderWay(
-                    peer, offer, reservation, now_ns, without_rows, in_flight_ns, kv_layers
-                )
-            )
+            is_wanted = offer.decoding or not self.kv.stays_away
+            if self._limits.kv_follows and not without_rows and is_wanted:
+                kv_layers = self.kv.layers_ahead(offer.decoding, offer.tokens)
+            pull = PullUnderWay(peer, offer, reservation, now_ns, without_rows, in_flight_ns)
+            pull.kv_asked = dict.fromkeys(range(1, 1 + kv_layers))
+            self.window.begin(pull)
             self._batches.tell(peer, messages.Pull(offer.batch, without_rows, kv_layers))
 
     def _waits_for_kv(self, now_ns: int) -> bool:
@@ -93,15 +100,18 @@ class LiveTaker:
         if not self._limits.kv_holds_pulls:
             return False
         for batch in self._batches.taken.values():
-            if batch.next_layer == self._batcher.span.stop and not batch.decoding:
+            is_computed = batch.next_layer == self._batcher.span.stop and batch.sequences
+            if is_computed and not batch.decoding and self.kv.is_wanted(batch):
                 batch.computed_ns = batch.computed_ns or now_ns
                 if now_ns - batch.computed_ns > self._pace.left_ns(0):
                     return True
         return False
 
     def _is_calm(self, in_flight_ns: int) -> bool:
-        """There is hardly anything else to prefill when a batch comes that is pulled now."""
-        if not self._limits.pull_early_permille:
+        """There is hardly anything else to prefill when a batch comes that is pulled now. One that
+        is pulled at the beginning of a Run is lost to the target for as long: of a Run that is
+        longer than the largest batch its end is waited for."""
+        if not self._limits.pull_early_permille or in_flight_ns > self._pace.full_batch_ns:
             in_flight_ns = 0
         return self._ahead_ns() - in_flight_ns <= self._early_ns()
 
@@ -116,7 +126,7 @@ class LiveTaker:
 
     def _ahead_ns(self) -> int:
         """Prefill work that is here or on its way. Of unknown length, if nothing was measured."""
-        layers = self._batcher.span.stop - 2
+        layers = self._decoder_layers
         token_layers = self._batcher.lines.queued_prefill_tokens * layers
         taken = self._batches.taken.values()
         token_layers += sum(b.tokens * max(layers - b.layers_done, 0) for b in taken)
@@ -128,24 +138,41 @@ class LiveTaker:
     # -- the targets' messages ------------------------------------------------------------------
 
     def take_message(
-        self, peer: WorkerRef, message: LiveMessage, now_ns: int, *, is_full: bool
+        self,
+        peer: WorkerRef,
+        message: LiveMessage,
+        now_ns: int,
+        *,
+        came_ns: int,
+        is_full: bool,
+        takes_decodes: bool = True,
     ) -> int | None:
-        """`is_full`: all layers are here, so that this instance can help. Returns how long the pull
-        of a batch took that is taken over now, in ns."""
+        """`is_full`: all layers are here, so that this instance can help; `takes_decodes`: requests
+        that decode would stay here. Returns how long the pull of a batch took that is taken over
+        now, in ns."""
         if isinstance(message, messages.Handover):
             return self._handed(peer, message, now_ns)
         if isinstance(message, messages.Offer):
             _check_offer(message)
-            is_wanted = is_full and not (message.decoding and self.is_draining)
-            if message.source == self._instance and is_wanted:
-                self._offered(peer, message)
-            else:
+            if not is_full or message.source != self._instance:
                 self._batches.tell(peer, messages.Parted(message.batch.target))
+            elif message.decoding and (self.is_draining or not takes_decodes):
+                # Not parted: what was pulled from there may be on its way.
+                self._batches.tell(peer, messages.Declined(message.batch))
+            else:
+                self._offered(peer, message)
+        elif isinstance(message, messages.Promised):
+            self.ahead.promised(peer, message.batch)
         elif isinstance(message, messages.Gone):
             self._gone(peer, message.batch)
         elif isinstance(message, messages.KvLayer):
-            if self.wants_kv(peer, message):
-                self._take_kv(self._batches.taken[message.batch], message.layer, now_ns)
+            pull = self.ahead.pull_of(peer, message)
+            if pull is not None:
+                pull.kv_came[message.layer] = came_ns
+            elif self.wants_kv(peer, message):
+                batch = self._batches.taken[message.batch]
+                batch.kv_came[message.layer] = came_ns
+                self.kv.came(batch, message.layer, now_ns)
         elif isinstance(message, messages.Parted):
             self.window.drop_all(peer)
         return None
@@ -159,26 +186,30 @@ class LiveTaker:
             _check_handover(self._batcher, message, pull.offer.tokens)
             return message.rows
         if isinstance(message, messages.KvLayer) and self.wants_kv(peer, message):
+            pull = self.ahead.pull_of(peer, message)
+            if pull is not None:
+                return sum(pull.kv_tokens)
             return sum(tokens for _, tokens in self._batches.taken[message.batch].handed)
         return None
 
     def wants_kv(self, peer: WorkerRef, message: messages.KvLayer) -> bool:
         """This layer's KV is missing here: it is to be written before `take_message`."""
-        batch = self._batches.taken.get(message.batch)
-        return batch is not None and batch.peer == peer and message.layer in batch.kv_missing
+        is_missing = self.kv.is_missing(peer, message)
+        return is_missing or self.ahead.pull_of(peer, message) is not None
 
     def give_up(self, peer: WorkerRef) -> None:
         """What it did not send is not waited for any longer: those requests are computed anew."""
         self.window.drop_all(peer)
         self._decline([pull for pull in self.window.under_way.values() if pull.peer == peer])
-        for batch in [batch for batch in self._batches.taken.values() if batch.peer == peer]:
+        for batch in self.kv.lacking(peer):
             self._batches.end(batch, self._batcher.held.put_back)
 
     def awaited(self) -> list[tuple[WorkerRef | None, InstanceId, int]]:
         """Whose answers are waited for, about batches of which instance, and since when."""
-        pulls, taken = self.window.under_way.values(), self._batches.taken.values()
-        waits = [(b.peer, b.key.target, b.kv_since_ns) for b in taken if b.kv_asked]
-        return waits + [(pull.peer, pull.offer.batch.target, pull.asked_ns) for pull in pulls]
+        pulls = self.window.under_way.values()
+        unanswered = [pull for pull in pulls if not pull.is_promised]
+        waits = [(p.peer, p.offer.batch.target, p.asked_ns) for p in unanswered]
+        return self.kv.awaited() + waits
 
     def forget_all(self) -> None:
         """The instance goes, and waits for no batch."""
@@ -186,6 +217,41 @@ class LiveTaker:
         for peer, key in self.window.targets():
             self.window.drop_all(peer)
             self._batches.tell(peer, messages.Parted(key.target))
+
+    def take_shared(self, peer: WorkerRef, message: messages.Handover, table: Table) -> None:
+        """A request of a team that ends, whose blocks are here: KV of the other members' layers is
+        fetched from these."""
+        assert message.shared is not None
+        here = message.shared.span
+        layers = range(1, 1 + self._decoder_layers)
+        missing = [n for n in layers if not here.start <= n < here.stop]
+        self._batches.tell(peer, messages.Taken(message.batch))
+        self.handovers += 1
+        [spec] = message.requests
+        self.hold_shared(message.batch, spec, table, missing, message.kv_at, peer)
+
+    def hold_shared(
+        self,
+        key: BatchKey,
+        spec: SequenceSpec,
+        table: Table,
+        missing: Sequence[int],
+        kv_at: tuple[messages.KvAt, ...],
+        peer: WorkerRef | None = None,
+    ) -> None:
+        """The request decodes here when the KV of these layers has come: from holders, or from the
+        peer that gave the request."""
+        sequence = self._batcher.held.arrive(spec, table)
+        batch = LiveBatch(key, [sequence], self._batcher.span.stop, decoding=True)
+        batch.peer, batch.kv_at = peer, kv_at
+        batch.hand()
+        sequence.computed = sequence.prefill_tokens = sequence.known_tokens - 1
+        sequence.is_started = True
+        self._batches.taken[key] = batch
+        self.kv.begin(batch, missing, ())
+        if not missing:
+            self._batches.settle(batch)
+        self._batches.join_if_complete(batch)
 
     # -- helpers, in the order used -------------------------------------------------------------
 
@@ -205,39 +271,11 @@ class LiveTaker:
         else:
             self.window.keep(peer, offer)
 
-    def _ask_kv(self, batch: LiveBatch, peer: WorkerRef, now_ns: int) -> None:
-        if not batch.kv_asked:
-            batch.kv_since_ns = now_ns
-        ahead = self._kv_layers_ahead(batch.decoding, [tokens for _, tokens in batch.handed])
-        for layer in batch.kv_missing:
-            if len(batch.kv_asked) >= ahead:
-                return
-            if layer not in batch.kv_asked:
-                batch.kv_asked[layer] = None
-                self._batches.tell(peer, messages.KvWanted(batch.key, layer))
-
-    def _kv_layers_ahead(self, decoding: bool, tokens: Sequence[int]) -> int:
-        """KV of so many layers of these requests may be on its way at once."""
-        layers = self._batcher.span.stop - 2
-        ahead = self._limits.kv_layers_ahead
-        if decoding:  # they pause meanwhile: as few rounds as memory allows
-            ahead = max(ahead, self._limits.batch_tokens_max * layers // sum(tokens))
-        return min(ahead, layers)
-
-    def _take_kv(self, batch: LiveBatch, layer: int, now_ns: int) -> None:
-        del batch.kv_missing[layer]
-        batch.kv_asked.pop(layer, None)
-        batch.kv_since_ns = now_ns
-        if not batch.kv_missing:
-            self._batches.settle(batch)
-            if batch.decoding:
-                tokens = sum(tokens for _, tokens in batch.handed)
-                self.kv_token_ps = max(1, (now_ns - batch.given_ns) * 1000 // tokens)
-        self._batches.join_if_complete(batch)
-
     def _handed(self, peer: WorkerRef, message: messages.Handover, now_ns: int) -> int | None:
         pulled = self.window.end(peer, message.batch)
-        if pulled is None:
+        if pulled is None or is_here_already(self._batcher, message):
+            if pulled is not None:
+                self._batcher.held.cancel_reserved(pulled.reservation)
             self._batches.tell(peer, messages.Declined(message.batch))
             return None
         tables = self._batcher.held.take_reserved(pulled.reservation)
@@ -249,8 +287,12 @@ class LiveTaker:
             self._pull_ns = max(pull_ns, (3 * self._pull_ns + pull_ns) // 4)
         self._batches.tell(peer, messages.Taken(message.batch))
         self.handovers += 1
-        batch = LiveBatch(message.batch, self._hold(message, tables), message.next_layer)
-        batch.decoding, batch.peer, batch.given_ns = message.decoding, peer, pulled.asked_ns
+        batch = LiveBatch(message.batch, _hold(self._batcher, message, tables), message.next_layer)
+        batch.decoding, batch.peer = message.decoding, peer
+        batch.asked_ns, batch.kv_came = pulled.asked_ns, pulled.kv_came
+        batch.kv_at, batch.kv_stop = message.kv_at, message.next_layer
+        # Of one that was promised the time since it was asked for says nothing of the link.
+        batch.given_ns = 0 if pulled.is_promised else pulled.asked_ns
         batch.hand()
         for sequence, tokens in batch.handed if batch.decoding else ():
             sequence.computed = sequence.prefill_tokens = tokens
@@ -270,48 +312,47 @@ class LiveTaker:
             # Nothing was done of it: it is a prompt like any other, and may find its beginning.
             self._batches.end(batch, self._batcher.held.put_back)
         elif message.needs_kv:
-            batch.kv_missing = self._kv_to_come(message)
-            batch.kv_asked = {n: None for n in batch.kv_missing if n <= pulled.kv_layers}
+            missing = [n for n in self.kv.to_come(message) if n not in pulled.kv_came]
+            self.kv.begin(batch, missing, [*pulled.kv_asked])
             batch.kv_since_ns = now_ns
         if not batch.kv_missing:
-            self._batches.settle(batch)
+            self.kv.complete(batch)
+        if batch.decoding:
+            self._batches.join_if_complete(batch)
         return pull_ns
-
-    def _kv_to_come(self, message: messages.Handover) -> dict[int, None]:
-        """Layers whose KV the target wrote and decodes need here, where the whole batch goes on."""
-        decoders = LayerSpan(1, self._batcher.span.stop - 1)
-        if message.next_layer <= 1:
-            return {}
-        done = [(message.batch.target, LayerSpan(1, message.next_layer))]
-        moves = kv_moves(done, [(self._instance, decoders)])
-        return {layer: None for m in moves for layer in range(m.span.start, m.span.stop)}
-
-    def _hold(self, message: messages.Handover, tables: Tables) -> list[SequenceState]:
-        """Its requests, in the blocks that were reserved. Some may have left the batch since it was
-        offered; of those that decode, each may have fewer tokens than were reserved for."""
-        pool, free = self._batcher.pool, sorted(tables, key=len)
-        counts = [
-            pool.blocks_for(len(s.prompt_ids) + len(s.generated_ids)) for s in message.requests
-        ]
-        table_of = {}
-        # The short ones first, each in the shortest table that will do: so all find one.
-        for index in sorted(range(len(counts)), key=lambda index: counts[index]):
-            table = next(table for table in free if len(table) >= counts[index])
-            free.remove(table)
-            table_of[index] = table[: counts[index]]
-            pool.release(table[counts[index] :])
-        for table in free:
-            pool.release(table)
-        return [self._batcher.held.arrive(s, table_of[i]) for i, s in enumerate(message.requests)]
 
     def _gone(self, peer: WorkerRef, key: BatchKey) -> None:
         pulled = self.window.end(peer, key)
         if pulled is not None:
             self._batcher.held.cancel_reserved(pulled.reservation)
-        batch = self._batches.taken.get(key)
-        if batch is not None and batch.peer == peer:
-            batch.peer = None  # it does not keep anything of it
+        for batch in [batch for batch in self.kv.lacking(peer) if batch.key == key]:
+            if batch.peer == peer:
+                batch.peer = None  # it does not keep anything of it
             self._batches.end(batch, self._batcher.held.put_back)
+
+
+def is_here_already(batcher: Batcher, message: messages.Handover) -> bool:
+    """An instance may be told late that an attempt which it gave was taken, and give the attempt to
+    another one, too. Both hand it on, maybe to the same: that keeps what came first. Whose the
+    request is, is for the gateway to say."""
+    return any(spec.attempt in batcher.attempts(spec.request) for spec in message.requests)
+
+
+def _hold(batcher: Batcher, message: messages.Handover, tables: Tables) -> list[SequenceState]:
+    """Its requests, in the blocks that were reserved. Some may have left the batch since it was
+    offered; of those that decode, each may have fewer tokens than were reserved for."""
+    pool, free = batcher.pool, sorted(tables, key=len)
+    counts = [pool.blocks_for(len(s.prompt_ids) + len(s.generated_ids)) for s in message.requests]
+    table_of = {}
+    # The short ones first, each in the shortest table that will do: so all find one.
+    for index in sorted(range(len(counts)), key=lambda index: counts[index]):
+        table = next(table for table in free if len(table) >= counts[index])
+        free.remove(table)
+        table_of[index] = table[: counts[index]]
+        pool.release(table[counts[index] :])
+    for table in free:
+        pool.release(table)
+    return [batcher.held.arrive(s, table_of[i]) for i, s in enumerate(message.requests)]
 
 
 def _check_offer(message: messages.Offer) -> None:
@@ -345,5 +386,10 @@ def _check_handover(batcher: Batcher, message: messages.Handover, pulled: tuple[
         most = len(spec.prompt_ids) + spec.sampling.output_tokens_max - 1
         if not known <= most <= batcher.tokens_held_max():
             raise UnexpectedMessage(f"{spec.request} needs KV for {most} tokens")
-        if spec.attempt in batcher.attempts(spec.request):
-            raise UnexpectedMessage(f"attempt {spec.attempt} at {spec.request} is here already")
+    if message.kv_at and (len(message.requests) != 1 or not message.decoding):
+        raise UnexpectedMessage("KV with several holders is that of one request that decodes")
+    stop = 1
+    for at in message.kv_at:
+        if not stop <= at.span.start < at.span.stop <= layers + 1:
+            raise UnexpectedMessage(f"KV of {at.span} of {layers} layers, from {stop} on")
+        stop = at.span.stop

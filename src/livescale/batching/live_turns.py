@@ -111,7 +111,12 @@ class LiveTurns:
         decode, what a Run in flight takes must be known."""
         if not self._batches.taken or self.is_awaited or len(self.in_flight) == _RUNS_MAX:
             return False
-        is_giving = self._batches.line or self._batches.given or not self._giver.is_parted
+        is_giving = (
+            self._batches.line
+            or self._batches.early
+            or self._batches.given
+            or not self._giver.is_parted
+        )
         is_known = self._pace.token_layer_ps or not self._batcher.lines.running
         return not is_giving and bool(is_known)
 

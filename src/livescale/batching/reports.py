@@ -22,6 +22,11 @@ class ReportPace:
         self.is_behind = False
 
     @property
+    def has_reported(self) -> bool:
+        """The reader knows of a load."""
+        return self._last is not None
+
+    @property
     def progress_due_ns(self) -> int:
         """From then on progress is worth a report."""
         return self._last_ns + self._gap_ns
@@ -39,12 +44,17 @@ class ReportPace:
 
     def forget(self) -> None:
         """The reader of the reports may be new: the next one is due whatever it says."""
-        self._last = None
+        self._last, self.is_behind = None, False
 
 
 def _is_progress(last: InstanceReported, report: InstanceReported) -> bool:
-    """Only more tokens and their blocks. The first token is more than progress."""
-    if report.started or report.admitted or not last.emitted_tokens:
+    """Only more tokens and their blocks; in a stage, more visits and their rows.
+
+    The first token is more than progress, but in a stage, where that is told as started or is
+    another instance's.
+    """
+    is_stage = last.stage is not None
+    if report.started or report.admitted or not (last.emitted_tokens or is_stage):
         return False
     return report == msgspec.structs.replace(
         last,
@@ -55,4 +65,6 @@ def _is_progress(last: InstanceReported, report: InstanceReported) -> bool:
         kv_blocks_kept=report.kv_blocks_kept,
         prefill_tokens=report.prefill_tokens,
         prefill_ns=report.prefill_ns,
+        handover_bytes=report.handover_bytes if is_stage else last.handover_bytes,
+        stage=report.stage,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -48,7 +49,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
     of earlier positions may be shared with other requests; those written here never are.
     `samples` is True when the logits of the last position decide the next token; `prompt_ids` and
     `generated_ids` are then all tokens known so far (they may be the Batcher's own lists, which
-    grow when the Run is committed).
+    grow when the Run is committed). One that `embeds` samples nothing: its token is 0.
     """
 
     request: RequestId
@@ -66,6 +67,11 @@ class Segment(msgspec.Struct, frozen=True, gc=False):
         return len(self.token_ids)
 
     @property
+    def chooses(self) -> bool:
+        """The logits of its last position are wanted."""
+        return self.samples and not self.sampling.embeds
+
+    @property
     def context_tokens(self) -> int:
         """Tokens that the segment's last position attends to, itself included."""
         return self.first_position + len(self.token_ids)
@@ -81,14 +87,47 @@ class BatchKey(Value, frozen=True, order=True):
         return f"{self.target}/{self.number}"
 
 
+class RunPart(NamedTuple):
+    """Segments of a Run that have their rows under one name."""
+
+    key: BatchKey
+    segments: tuple[Segment, ...]
+
+    @property
+    def token_count(self) -> int:
+        return sum([len(segment.token_ids) for segment in self.segments])
+
+    @property
+    def prefill_tokens(self) -> int:
+        """As a Run's."""
+        return _prefill_tokens(self.segments)
+
+    @property
+    def sampled(self) -> int:
+        """Segments that give a token."""
+        return sum([segment.samples for segment in self.segments])
+
+
+class EngineAsk(Value, frozen=True):
+    """What an engine that schedules by itself is told before its next step: requests that it takes,
+    and (request, attempt) of those that it forgets, which comes first."""
+
+    taken: tuple[SequenceSpec, ...] = ()
+    forgotten: tuple[tuple[RequestId, int], ...] = ()
+
+
 class Run(msgspec.Struct, frozen=True, gc=False):
     """What an executor does next: a list of Segments over one LayerSpan.
 
     Hidden rows, where a span starts or ends inside the model, lie in segment order, one row per
-    position: shape (token_count, hidden size). They are those of the live `batch`, if it has one.
+    position: shape (token_count, hidden size). They are those of the live `batch`, if it has one,
+    or of a leader's Run that visits (`is_visit`), which `batch` names then. Several such Runs that
+    are carried out as one are `merged`: the name of each, and how many of the segments are its.
 
     A Run of several `steps` stands for that many Runs, one after the other, of the same decodes:
     segments are the first one's, and each step goes on where the last one ended.
+
+    A Run that `asks` is one step of an engine that schedules by itself, and has no segments.
     """
 
     id: int
@@ -96,6 +135,20 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     segments: tuple[Segment, ...]
     steps: int = 1
     batch: BatchKey | None = None
+    is_visit: bool = False
+    merged: tuple[tuple[BatchKey, int], ...] = ()
+    asks: EngineAsk | None = None
+
+    @property
+    def parts(self) -> list[RunPart]:
+        """What has a name, in the order of the segments: one, or each of those that are merged."""
+        if self.batch is None:
+            return []
+        parts, first = [], 0
+        for key, count in self.merged or ((self.batch, len(self.segments)),):
+            parts.append(RunPart(key, self.segments[first : first + count]))
+            first += count
+        return parts
 
     @property
     def token_count(self) -> int:
@@ -119,10 +172,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     @property
     def prefill_tokens(self) -> int:
         """Tokens of segments that compute more than one position or do not sample."""
-        if self.steps > 1:
-            return 0
-        counts = [(len(segment.token_ids), segment.samples) for segment in self.segments]
-        return sum([count for count, samples in counts if count > 1 or not samples])
+        return 0 if self.steps > 1 else _prefill_tokens(self.segments)
 
 
 class EmittedTokens(msgspec.Struct, frozen=True, gc=False):
@@ -137,3 +187,8 @@ class EmittedTokens(msgspec.Struct, frozen=True, gc=False):
     token_ids: Sequence[int]
     finish_reason: FinishReason | None
     cached_tokens: int = 0
+
+
+def _prefill_tokens(segments: Sequence[Segment]) -> int:
+    counts = [(len(segment.token_ids), segment.samples) for segment in segments]
+    return sum([count for count, samples in counts if count > 1 or not samples])

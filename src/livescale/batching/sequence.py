@@ -6,7 +6,7 @@ Also how its blocks are named in the prefix index. No decisions: these are the B
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import msgspec
@@ -41,7 +41,8 @@ class SequenceState:
     is_started: bool = False
     #: of the prompt, found in the prefix index before its first token
     cached_tokens: int = 0
-    #: it was part of a live batch, so that its place among the others is not that of its arrival
+    #: it was part of a live batch, or waits for others that are in a Run: its place among the
+    #: others is not that of its arrival
     was_held: bool = False
     #: another instance has taken it over; only its KV is still read here
     is_elsewhere: bool = False
@@ -105,8 +106,10 @@ class SequenceState:
         """Keys, from the `first` block on, of the blocks that may be taken from other requests.
 
         These are all full ones before the last token, which is always computed, because its
-        logits are wanted.
+        logits are wanted. Where the rows of all positions are wanted there are none.
         """
+        if self.spec.sampling.embeds:
+            return
         for block in range(first, (self.known_tokens - 1) // self.block_tokens):
             yield self.key(block)
 
@@ -153,6 +156,10 @@ class SequenceState:
             reason = FinishReason.LENGTH
         cached_tokens = min(self.cached_tokens, len(spec.prompt_ids)) if index == 0 else 0
         return EmittedTokens(spec.request, spec.attempt, index, token_ids, reason, cached_tokens)
+
+    def as_spec(self) -> SequenceSpec:
+        """As another instance, or a later attempt, gets the request: with what was generated."""
+        return replace(self.spec, generated_ids=tuple(self.generated))
 
     def next_key(self) -> bytes | None:
         """The key of the block that is computed next, if another request's block would do."""

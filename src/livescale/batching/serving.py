@@ -1,8 +1,8 @@
 """What a member needs of whatever computes for an instance: one interface for every engine.
 
-Ours is the LiveBatcher: continuous batching, KV room and the passing of live batches. An engine
-that schedules by itself gives Runs that stand for its steps, takes `whole_model_only`, and passes
-nothing: its outbox is empty, and it answers messages of peers by `live_messages.refusal`.
+Ours is the LiveBatcher: continuous batching, KV room and the passing of live batches. That of an
+engine that schedules by itself is the EngineServing: its Runs stand for steps of the engine, it
+takes `whole_model_only`, and passes nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from livescale.batching.engine_step import EngineStep
 from livescale.batching.live_messages import LiveMessage
 from livescale.batching.run import BatchKey, EmittedTokens, Run, SequenceSpec
-from livescale.messages.events import InstanceReported
-from livescale.routes import Taker
+from livescale.messages.events import InstanceReported, TeamBroke
+from livescale.routes import Partner, Pipeline, Taker, Team
 from livescale.types import RequestId, WorkerRef
 
 KvPlaces = tuple[tuple[int, tuple[int, ...]], ...]
@@ -26,12 +27,28 @@ class Capabilities:
     """What a member asks about an instance.
 
     `whole_model_only`: no request is taken before every layer is there. `prefill_tokens_per_s` is
-    what its Runs took so far (None: not known).
+    what its Runs took so far (None: not known). Where `runs_await_layers` a Run is of the whole
+    model, and waits inside for layers that are not there yet.
     """
 
     whole_model_only: bool
     kv_blocks: int
     prefill_tokens_per_s: int | None
+    runs_await_layers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KvCame:
+    """All KV that other instances had of these requests (with their attempts) is here: of `layers`
+    decoder layers, each with `tokens` positions. It was asked for at `asked_ns`, with the requests
+    or later; the first layer was here at `first_ns`, the last at `last_ns`."""
+
+    requests: tuple[tuple[RequestId, int], ...]
+    layers: int
+    tokens: int
+    asked_ns: int
+    first_ns: int
+    last_ns: int
 
 
 class Serving(Protocol):
@@ -69,8 +86,50 @@ class Serving(Protocol):
         """The first Run in flight is over: per sampling segment a token per step. Its last step
         took `elapsed_ns`."""
 
+    def stepped(self, run: Run, step: EngineStep, elapsed_ns: int) -> list[EmittedTokens]:
+        """As `done`, of a Run that stands for a step of an engine."""
+        raise AssertionError(f"{self!r}: its Runs are none of another engine")
+
+    def take_refused(self) -> Sequence[tuple[RequestId, int, str]]:
+        """What was forgotten since the last call because it can never run here, and why."""
+        return ()
+
+    def take_emitted(self) -> list[EmittedTokens]:
+        """Tokens that came with messages, since the last call: of Runs that ended elsewhere."""
+        return []
+
+    @property
+    def tells_layers(self) -> bool:
+        """Of the Run that was chosen last something is to be sent while it goes on: it is to be
+        told how far that is."""
+
+    def layers_ran(self, stop: int) -> None:
+        """The first Run in flight has done the layers below `stop`."""
+
     def report(self) -> InstanceReported:
         """The load now. What was admitted and started since the last report is in this one."""
+
+    # -- teams ----------------------------------------------------------------------------------
+
+    def layer_came(self, layer: int) -> None:
+        """This layer is complete and may be run; others before it may be missing."""
+        return None
+
+    def join(self, team: Team | None) -> None:
+        """Be a member of this team from now on, and no longer of another one. None: serve alone
+        when all layers are here. Between two Runs."""
+        return None
+
+    def follow(self, pipelines: Sequence[Pipeline]) -> None:
+        """The instance of a stage is in these from now on, and in no others: what others have is
+        finished. Between two Runs."""
+        return None
+
+    @property
+    def team_broke(self) -> TeamBroke | None:
+        """The team that this instance leads is over: what it led was returned. So until the
+        instance joins another team, or none."""
+        return None
 
     # -- partners -------------------------------------------------------------------------------
 
@@ -81,6 +140,11 @@ class Serving(Protocol):
     def drain_to(self, takers: Sequence[Taker]) -> None:
         """Become empty: what is here moves to these, or is returned. None: keep it. Between two
         Runs."""
+
+    def decode_at(self, partners: Sequence[Partner], *, keeps: bool = False) -> None:
+        """Requests decode at one of these from their first token on: the first that takes them.
+        None of these: they decode here. With `keeps` those that decode here now end here. At any
+        time: what is in a Run in flight is none of those that are given."""
 
     def take_returned(self) -> Sequence[tuple[RequestId, int]]:
         """What was forgotten since the last call, and is to run elsewhere."""
@@ -93,13 +157,23 @@ class Serving(Protocol):
         """Positions whose rows, or whose KV of one layer, come with the message; None if they are
         not wanted. Raises UnexpectedMessage for a message that cannot be."""
 
-    def take_message(self, peer: WorkerRef, message: LiveMessage, now_ns: int) -> int | None:
-        """A message of another instance; what came along is written. Raises UnexpectedMessage.
+    def may_come(self, peer: WorkerRef, message: LiveMessage) -> bool:
+        """The message can be taken now: no Run is in flight, or nothing that runs is taken away."""
+
+    def take_message(
+        self, peer: WorkerRef, message: LiveMessage, now_ns: int, came_ns: int | None = None
+    ) -> int | None:
+        """A message of another instance; what came along is written. The last byte was here at
+        `came_ns` (None: now). Raises UnexpectedMessage.
 
         Returns how long the pull of a batch took, in ns, that is this instance's from now on.
         Requests that were decoding have tokens which may still be on their way to the gateway from
         where they were: the gateway gets all of them again, before any further ones.
         """
+
+    def take_kv_came(self) -> Sequence[KvCame]:
+        """Whose KV has come from other instances since the last call."""
+        return ()
 
     def peer_lost(self, peer: WorkerRef, *, is_reachable: bool = False) -> None:
         """Nothing more comes from this worker or goes there. One that `is_reachable` is told what

@@ -55,6 +55,8 @@ class EngineRow:
     ttft_ns: list[int] = field(default_factory=list)
     cores_used: list[float] = field(default_factory=list)
     others_cpu: list[float] = field(default_factory=list)
+    #: of a decode step of ours, what is neither a product nor attention; None where not measured
+    outside_share: float | None = None
 
     @property
     def rate(self) -> float:
@@ -83,6 +85,8 @@ class EngineRow:
             "tokens_per_cpu_s": self.tokens_per_cpu_s,
             "others_cpu_max": max(self.others_cpu),
         }
+        if self.outside_share is not None:
+            fields["outside_share"] = self.outside_share
         if self.ttft_ns:
             fields["ttft_ms"] = {
                 "p50": percentile(self.ttft_ns, 50) / 1e6,
@@ -99,6 +103,7 @@ class EngineReport:
     prompt_tokens: int
     output_tokens: int
     threads: int
+    instructions: str = "native"
 
     def ratios(self) -> Iterator[tuple[EngineRow, EngineRow, float]]:
         """(our row, another engine's row of the same kind, our rate over its rate)."""
@@ -131,6 +136,7 @@ class EngineReport:
         figures["prompt_tokens"] = self.prompt_tokens
         figures["output_tokens"] = self.output_tokens
         figures["threads"] = self.threads
+        figures["instructions"] = self.instructions
         return figures
 
     def text(self) -> str:
@@ -138,12 +144,19 @@ class EngineReport:
         ratios = {id(other): ratio for _, other, ratio in self.ratios()}
         lines = [
             f"{self.prompt_tokens} tokens in, {self.output_tokens} out, greedy, EOS ignored,"
-            f" {self.threads} threads; tokens/s: median (least-most)",
+            f" {self.threads} threads, {self.instructions} instructions; tokens/s: median"
+            " (least-most)",
             f"{'engine':<22}{'shape':<9}{'dtype':<9} {'N':>3} {'tokens/s':>9} "
             f"{'(least-most)':<16}{'ours/it':>8} {'cores':>6} {'/CPU-s':>8}"
             f"  {'TTFT ms p50/p99':<16} tokens",
         ]
         lines += [self._line(row, ratios.get(id(row))) for row in self.rows]
+        lines += [
+            f"{row.hidden}x{row.layers} {row.dtype}, N = {row.in_flight}: {row.outside_share:.1%}"
+            " of a decode step is neither a product nor attention."
+            for row in self.rows
+            if row.outside_share is not None
+        ]
         busiest = max((max(row.others_cpu) for row in self.rows), default=0.0)
         if busiest > _BUSY_OTHERS:
             lines.append(

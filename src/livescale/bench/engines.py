@@ -12,7 +12,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,8 @@ class EngineBenchOptions:
     threads: int = 2
     run_tokens_max: int = 512
     block_tokens: int = 16
-    weights_layout: str = "packed"
+    weights_layout: str = "auto"
+    instructions: str = "native"
     seed: int = 0
     vllm_python: Path | None = None
 
@@ -63,7 +64,13 @@ def run_engines(options: EngineBenchOptions, say: Callable[[str], None]) -> Engi
                 directory = Path(scratch) / "model"
                 make_bench_model(directory, shape, options.vocabulary, dtype)
                 rows += _Contest(options, shape, dtype, directory, say).play()
-    return EngineReport(tuple(rows), options.prompt_tokens, options.output_tokens, options.threads)
+    return EngineReport(
+        tuple(rows),
+        options.prompt_tokens,
+        options.output_tokens,
+        options.threads,
+        options.instructions,
+    )
 
 
 @dataclass(slots=True)
@@ -93,6 +100,11 @@ class _Contest:
                         if row.in_flight == in_flight:
                             self._counted_round(engines[row.engine], row, prompts)
                 self.say(f"  repetition {repetition} of {self.options.repetitions} is done")
+            for row in rows:
+                if row.engine == OURS:
+                    prompts = self._prompts(0, row.in_flight)
+                    answer = self._ask(engines[OURS], row.in_flight, prompts, is_timed=True)
+                    row.outside_share = answer.get("outside_share")
             return rows
 
     def _start(self, name: str, stack: ExitStack) -> LineProcess:
@@ -117,7 +129,8 @@ class _Contest:
             "in_flight_max": max(options.in_flight),
             "run_tokens_max": options.run_tokens_max,
             "block_tokens": options.block_tokens,
-            "packed_weights": options.weights_layout == "packed",
+            "weights_layout": options.weights_layout,
+            "instructions": options.instructions,
         }
 
     def _warm_up(
@@ -160,9 +173,14 @@ class _Contest:
         row.cores_used.append(shares.cores_used())
 
     def _ask(
-        self, process: LineProcess, in_flight: int, prompts: list[list[int]]
+        self,
+        process: LineProcess,
+        in_flight: int,
+        prompts: list[list[int]],
+        is_timed: bool = False,
     ) -> dict[str, Any]:
         job = {
+            "is_timed": is_timed,
             "in_flight": in_flight,
             "output_tokens": self.options.output_tokens,
             "prompts": prompts,
@@ -196,17 +214,28 @@ _MODULES = {
 }
 
 
-def has_package(flag: str, python: Path, package: str) -> bool:
-    """Whether an interpreter has the package installed. Raises BenchError, which names the flag,
-    when it cannot be run."""
-    words = [str(python), "-c", f"import importlib.metadata as m; m.version({package!r})"]
+def package_version(flag: str, python: Path, package: str) -> str | None:
+    """Of what an interpreter has installed (None: nothing). Raises BenchError, which names the
+    flag, when it cannot be run."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
         done = subprocess.run(
-            words, capture_output=True, timeout=60, check=False, env={**os.environ, **SAFE_PATH}
+            [str(python), "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, **SAFE_PATH},
         )
     except OSError as error:
         raise BenchError(f"{flag} {python}: cannot be run: {error.strerror}") from error
-    return done.returncode == 0
+    return None if done.returncode else done.stdout.strip()
+
+
+def has_package(flag: str, python: Path, package: str) -> bool:
+    """Whether an interpreter has the package installed. Raises BenchError, which names the flag,
+    when it cannot be run."""
+    return package_version(flag, python, package) is not None
 
 
 def check_vllm_python(python: Path) -> None:
@@ -215,23 +244,43 @@ def check_vllm_python(python: Path) -> None:
         raise BenchError(f"--vllm-python {python} has no vLLM installed")
 
 
+INSTRUCTIONS: Mapping[str, Mapping[str, str]] = {
+    "native": {},
+    "avx2": {
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "",
+    },
+}
+"""Environments in which libraries compute with these instructions alone. vLLM, which asks torch
+what the CPU has, is answered so as well (`peers/vllm_offline.py`)."""
+
+
 def _engine(name: str, options: EngineBenchOptions) -> LineProcess:
+    limits = INSTRUCTIONS[options.instructions]
     if name == "vllm_cpu":
         assert options.vllm_python is not None, "it was checked"
-        return vllm_process(name, options.vllm_python, options.threads)
-    environ = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return vllm_process(name, options.vllm_python, options.threads, limits)
+    environ = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **limits}
     return bench_process(name, f"peers.{_MODULES[name]}", threads=options.threads, environ=environ)
 
 
-def vllm_process(name: str, python: Path, threads: int) -> LineProcess:
+def vllm_process(
+    name: str, python: Path, threads: int, limits: Mapping[str, str] = INSTRUCTIONS["native"]
+) -> LineProcess:
     """vLLM's CPU build with what it needs, and what keeps it off the network and out of home."""
+    # What vLLM compiles is of these instructions.
+    cache = "livescale-bench-vllm-cache" + limits.get("ATEN_CPU_CAPABILITY", "")
     environ = {
+        **limits,
         **thread_environment(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": str(_KV_GIB),
-        "VLLM_CACHE_ROOT": str(Path(tempfile.gettempdir()) / "livescale-bench-vllm-cache"),
+        "VLLM_CACHE_ROOT": str(Path(tempfile.gettempdir()) / cache),
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         # The engine in the process that steps it: on few cores faster than a process of its own.

@@ -63,7 +63,8 @@ class LiveBenchOptions:
     """What is played: `batches` batches on a model of `layers` decoder layers.
 
     Of every kind (in `plays`: how often) at every ratio of load time to compute time. What is
-    asked for once is played at `headline_ratio`. Workers that compute get batches that fit the
+    asked for once is played at `headline_ratio`, and where only some `orders` are played not at
+    all. Workers that compute get batches that fit the
     ratio, or of `cpu_tokens`, whatever ratio that is. `decodes` requests decode on the source
     where their TBT is looked at. With `linked` only that burst is played, by ZigZag and by
     stop-the-world.
@@ -78,6 +79,12 @@ class LiveBenchOptions:
     cpu_tokens: int | None = None
     decodes: int = 4
     linked: LinkedOptions | None = None
+    orders: tuple[str, ...] = ORDERS
+
+    @property
+    def is_whole(self) -> bool:
+        """What is measured once belongs to it, too."""
+        return self.orders == ORDERS
 
 
 def run_live(options: LiveBenchOptions, say: Say) -> LiveReport:
@@ -102,7 +109,8 @@ class _LiveBench:
                     await self._run_linked(kind, plays, options.linked, Path(name))
                 else:
                     await self._run_kind(kind, plays, Path(name))
-        if options.linked is None and options.headline_ratio in options.ratios:
+        has_headline = options.is_whole and options.headline_ratio in options.ratios
+        if options.linked is None and has_headline:
             self.report.mean_to_optimum = live_figures.mean_to_optimum(
                 options.layers, options.batches, options.headline_ratio
             )
@@ -123,9 +131,9 @@ class _LiveBench:
             else:
                 setting = cpu_setting(directory, manifest, ratio, measured)
             async with PairFleet(setting, scratch, pinned=kind == "cpu") as fleet:
-                bursts = [Burst(order, self.options.batches) for order in ORDERS]
+                bursts = [Burst(order, options.batches) for order in options.orders]
                 await self._run_bursts(fleet, ratio, plays, bursts)
-                if ratio == options.headline_ratio:
+                if ratio == options.headline_ratio and options.is_whole:
                     await self._run_once(fleet)
                     await self._run_decodes(fleet)
         self._judge_tokens(setting)

@@ -51,6 +51,7 @@ SOURCE, TARGET = WorkerRef(0), WorkerRef(1)
 SOURCE_INSTANCE: InstanceId = 1
 
 _LOCALHOST = "127.0.0.1"
+_GATEWAY = "bench"
 _LOST_AFTER_MS = 5000
 _WAIT_S = 120.0
 # So often it is asked whether the workers are still there.
@@ -112,7 +113,7 @@ class PairFleet:
         self._heartbeats = Heartbeats(_LOST_AFTER_MS)
         self._tokens = TokenWires(
             secret=self._secret,
-            gateway="bench",
+            gateway=_GATEWAY,
             heartbeats=self._heartbeats,
             received=self._take,
             gone=lambda _: None,  # it is found out by who waits
@@ -156,7 +157,7 @@ class PairFleet:
     ) -> AskedRequest:
         """Send a request to the worker's instance."""
         self._requests += 1
-        request = f"r{self._requests}"
+        request = f"{_GATEWAY}-{self._requests}"
         asked = AskedRequest(request, prompt_ids, output_tokens, worker)
         self.asked[request] = asked
         instance = SOURCE_INSTANCE if worker == SOURCE else self._instances

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,9 +65,14 @@ class WatchedExecutor:
         self._stop = manifest.span.stop
         self._inner.assign(manifest, arena)
 
-    def run(self, run: Run, hidden: Rows | None = None) -> RunResult:
+    def run(
+        self,
+        run: Run,
+        hidden: Rows | None = None,
+        layer_ran: Callable[[int], None] | None = None,
+    ) -> RunResult:
         start_ns = time.monotonic_ns()
-        result = self._inner.run(run, hidden)
+        result = self._inner.run(run, hidden, layer_ran)
         stop_ns = time.monotonic_ns()
         os.write(self._descriptor, msgspec.json.encode(self._item(run, start_ns, stop_ns)) + b"\n")
         return result

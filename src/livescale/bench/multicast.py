@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +28,7 @@ from livescale.control.multicast.request import PlanRequest, Source
 from livescale.plans import ScalePlan
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
+from livescale.transfer.orders import ContentChecks
 from livescale.types import Manifest, WorkerRef, agent_ref
 
 _START_S = 120.0
@@ -64,7 +66,7 @@ def run_multicast(options: MulticastBenchOptions, say: Callable[[str], None]) ->
             gloo_s = gloo_seconds(testbed, options.size_bytes, receivers)
             say("  gloo is done")
         with ExitStack() as stack:
-            fleet = _Fleet(testbed, options, stack)
+            fleet = TransferFleet(testbed, options, stack)
             rows = []
             for strategy in options.strategies:
                 rows += [fleet.row(strategy, hosts) for hosts in options.receiver_hosts]
@@ -90,12 +92,35 @@ class _Transfer(NamedTuple):
     copy: _Copy
 
 
-class _Fleet:
+@dataclass(frozen=True, slots=True)
+class DataPlaneMode:
+    """How the workers of a fleet protect what they send. With `tls_dirs`, one for each host, there
+    are certificates; then `seals` says whether parameters are encrypted."""
+
+    content_checks: ContentChecks = ContentChecks.NONE
+    tls_dirs: Mapping[str, Path] | None = None
+    seals: bool = False
+
+    def job(self, host: str) -> dict[str, object]:
+        """What a worker of this host is told."""
+        if self.tls_dirs is None:
+            return {}
+        return {"tls_dir": str(self.tls_dirs[host]), "seals": self.seals}
+
+
+class TransferFleet:
     """The workers of a testbed, all introduced to each other. They end with the stack."""
 
-    def __init__(self, testbed: Testbed, options: MulticastBenchOptions, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        testbed: Testbed,
+        options: MulticastBenchOptions,
+        stack: ExitStack,
+        mode: DataPlaneMode | None = None,
+    ) -> None:
         self._testbed = testbed
         self._options = options
+        self._mode = mode or DataPlaneMode()
         self._topology = testbed.topology(group_bytes_per_s=_GROUP_BYTES_PER_S)
         self._plans = 0
         self._workers: dict[WorkerRef, LineProcess] = {}
@@ -117,13 +142,14 @@ class _Fleet:
 
     def row(self, strategy: str, hosts: int) -> MulticastRow:
         """The first host's copies to all devices of the next `hosts` hosts."""
-        per_host = self._options.network.devices_per_host
-        refs = sorted(self._topology.devices)
-        sources, targets = refs[:per_host], refs[per_host : per_host * (hosts + 1)]
-        if strategy == _HOST_STRATEGY:
-            sources = [_HOST_COPY]
-        (row,) = self._rows({strategy: lambda: self._order(self._copy, sources, targets, strategy)})
+        (row,) = self._rows({strategy: lambda: self._to_hosts(strategy, hosts)})
         return row
+
+    def once(self, strategy: str, hosts: int) -> MulticastRun:
+        """The same, one transfer."""
+        began_ns = time.monotonic_ns()
+        (run,) = self._measured([self._to_hosts(strategy, hosts)], began_ns)
+        return run
 
     def both_ways(self) -> tuple[MulticastRow, ...]:
         """A chain to all hosts while another model goes from its end to its source.
@@ -142,6 +168,14 @@ class _Fleet:
         )
 
     # -- helpers, in the order used ---------------------------------------------------------------
+
+    def _to_hosts(self, strategy: str, hosts: int) -> _Transfer:
+        per_host = self._options.network.devices_per_host
+        refs = sorted(self._topology.devices)
+        sources, targets = refs[:per_host], refs[per_host : per_host * (hosts + 1)]
+        if strategy == _HOST_STRATEGY:
+            sources = [_HOST_COPY]
+        return self._order(self._copy, sources, targets, strategy)
 
     def _spawned(self, stack: ExitStack) -> dict[WorkerRef, dict[str, Any]]:
         """Start the workers, all at once; where each can be reached."""
@@ -164,6 +198,7 @@ class _Fleet:
                     "arena_bytes": models * (options.size_bytes + (options.layers << 12)),
                     "shm_directory": shm,
                     "eager_peers_max": len(members),
+                    **self._mode.job(host.name),
                 }
             )
             self._workers[ref] = process
@@ -239,6 +274,7 @@ class _Fleet:
                     "chunk_bytes": plan.chunk_bytes,
                     "feeds": msgspec.to_builtins(load.feeds),
                     "offset_bytes": copy.offset_bytes,
+                    "content_checks": self._mode.content_checks.value,
                 }
                 self._workers[load.receiver].send(order)
         for plan, _ in transfers:

@@ -5,13 +5,14 @@ No torch, no executor. Times are those of the system's monotonic clock, which al
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,10 +23,14 @@ from livescale.bench.peers.line_server import Job, serve_lines
 from livescale.chunks import Feed
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.transfer.orders import ReceiveOrder
+from livescale.transfer.orders import ContentChecks, ReceiveOrder
 from livescale.types import LayerEntry, Manifest, WorkerRef
 
+if TYPE_CHECKING:
+    from livescale.transfer.sealing import Protection
+
 _WAIT_S = 600.0
+SECRET = "that of a pool for a benchmark"
 _PAGE_BYTES = 4096
 _POLL_S = 0.001
 
@@ -72,8 +77,11 @@ class _Worker:
             self._arena,
             host=job["address"],
             host_name=job["host"],
+            protection=_protection(job),
             shm_directory=None if job["shm_directory"] is None else Path(job["shm_directory"]),
+            secret=SECRET,
             eager_peers_max=job["eager_peers_max"],
+            uplink_bytes_per_s=job.get("uplink_bytes_per_s"),
         )
         self.register_ns = time.monotonic_ns() - began_ns
         self._transfers: dict[int, _Transfer] = {}
@@ -101,7 +109,8 @@ class _Worker:
             content = self._arena.view(job["offset_bytes"] + at, size)
             content[:] = draw.bytes(size)
             checksum = xxhash.xxh3_64_hexdigest(content)
-            entries.append(LayerEntry(layer, at, size, (), checksum, checksum))
+            content_hash = hashlib.sha256(content).hexdigest()
+            entries.append(LayerEntry(layer, at, size, (), checksum, content_hash))
             at += size
         manifest = Manifest(job["model"], json.dumps(job["model"]), "BF16", tuple(entries))
         self.plane.offer(manifest, job["offset_bytes"])
@@ -116,6 +125,7 @@ class _Worker:
             chunk_bytes=job["chunk_bytes"],
             feeds=msgspec.convert(job["feeds"], tuple[Feed, ...]),
             offset_bytes=job["offset_bytes"],
+            content_checks=ContentChecks(job["content_checks"]),
         )
         transfer = self._transfers[order.plan] = _Transfer()
         self.plane.receive(order, transfer)
@@ -143,6 +153,17 @@ class _Worker:
             "rss_bytes": process.memory_info().rss,
             "threads": process.num_threads(),
         }
+
+
+def _protection(job: Job) -> Protection | None:
+    """As in a pool: with the certificate of `tls_dir`, ranges sealed if `seals`; None without."""
+    if "tls_dir" not in job:
+        return None
+    from livescale.common.credentials import Credentials
+    from livescale.transfer.sealing import Protection
+
+    credentials = Credentials(Path(job["tls_dir"]))
+    return Protection(credentials, SECRET, lambda _: bool(job["seals"]))
 
 
 def layer_sizes(size_bytes: int, layers: int) -> list[int]:

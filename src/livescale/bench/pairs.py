@@ -16,7 +16,8 @@ from livescale.load.slo import SloAbsolute
 from livescale.load.traces import TraceRow
 from livescale.report.summary import Latency, RunSummary, summarize
 from livescale.report.terminal import seconds, table
-from livescale.sim.pools.configs import PooledModel, build_config
+from livescale.sim.pools.configs import build_config
+from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.types import WorkerRef

@@ -20,8 +20,9 @@ from livescale.report.summary import RunSummary, summarize
 from livescale.report.terminal import seconds, table
 from livescale.report.where_time_went import device_figures, slow_figures
 from livescale.sim.pools.capacity import CapacityError, measure_capacity
-from livescale.sim.pools.configs import PooledModel, PoolError, build_config, tokens_max
+from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.equal_time import play_equal
+from livescale.sim.pools.limits import PooledModel, PoolError
 from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_with_history
 from livescale.sim.pools.systems import SYSTEMS, System, find_system
 from livescale.telemetry.history.device_time import DeviceTime, device_time

@@ -18,7 +18,8 @@ from livescale.load.traces import TraceRow, upscale, window
 from livescale.report.terminal import table
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.capacity import measure_capacity
-from livescale.sim.pools.configs import PooledModel, build_config, first_hosts, tokens_max
+from livescale.sim.pools.configs import build_config, first_hosts, tokens_max
+from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import find_system
 

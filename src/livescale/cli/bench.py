@@ -8,15 +8,36 @@ import sys
 from pathlib import Path
 
 from livescale.bench.coldstart import ColdStartOptions, run_coldstart
-from livescale.bench.engines import EngineBenchOptions, check_vllm_python, run_engines
+from livescale.bench.engines import (
+    INSTRUCTIONS,
+    EngineBenchOptions,
+    check_vllm_python,
+    run_engines,
+)
 from livescale.bench.load_bench import LoadBenchOptions, run_load
 from livescale.bench.made_models import DTYPES, parse_shape
 from livescale.bench.mesh import run_mesh
 from livescale.bench.multicast import MulticastBenchOptions, run_multicast
+from livescale.bench.multicast_tls import run_multicast_tls
 from livescale.bench.plan_bench import SIZES, run_plan
 from livescale.bench.profile import ProfileOptions, run_profile
 from livescale.bench.profile_points import CONTEXT_TOKENS_MIN, ProfileLimits
-from livescale.cli import pair_bench, pool_benches
+from livescale.cli import (
+    controller_bench,
+    cores_bench,
+    host_benches,
+    kv_bench,
+    live_bench,
+    packing_bench,
+    pair_bench,
+    pool_benches,
+    ray_bench,
+    receiving_bench,
+    stage_bench,
+    team_bench,
+    variation_bench,
+    vllm_bench,
+)
 from livescale.cli.bench_flags import (
     Bench,
     at_least,
@@ -32,7 +53,9 @@ from livescale.common.errors import UserError
 from livescale.control.multicast.planner import STRATEGIES
 
 # Storage, the planner's other strategy, crosses no emulated link.
-_MULTICAST = ("chain", *(name for name in STRATEGIES if name not in ("chain", "storage")))
+# In which order a host copy is read makes no difference to how long that takes.
+_APART = ("chain", "storage", "host-k-way")
+_MULTICAST = ("chain", *(name for name in STRATEGIES if name not in _APART))
 _WORKERS_MAX = 256
 _TRANSFER_PACKAGES = ("livescale", "torch", "safetensors", "xxhash", "numpy")
 
@@ -75,6 +98,8 @@ def _add_multicast_arguments(parser: argparse.ArgumentParser) -> None:
     add("--receivers", metavar="N,…", help="hosts that receive (default: 1 to all but the first)")
     add("--repetitions", type=int, default=3, help="transfers of each kind; the median counts")
     add("--no-gloo", action="store_true", help="leave out torch.distributed")
+    words = "the modes of data_plane_tls in turns, by the first strategy to the most receivers"
+    add("--tls", action="store_true", help=words)
 
 
 def _multicast(arguments: argparse.Namespace) -> int:
@@ -92,8 +117,10 @@ def _multicast(arguments: argparse.Namespace) -> int:
         size_bytes=whole_bytes(arguments.size, "--size"),
         chunk_bytes=whole_bytes(arguments.chunk, "--chunk"),
         has_gloo=not arguments.no_gloo,
-        is_both_ways=network.devices_per_host == 1,
+        is_both_ways=network.devices_per_host == 1 and not arguments.tls,
     )
+    if arguments.tls:
+        return finish(run_multicast_tls(options, say), arguments, _TRANSFER_PACKAGES)
     return finish(run_multicast(options, say), arguments, _TRANSFER_PACKAGES)
 
 
@@ -157,7 +184,18 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every engine")
     add("--run-tokens-max", type=int, default=512, help="token budget of our engine's Runs")
     add("--block-tokens", type=int, default=16, help="tokens of a KV block of our engine")
-    add("--weights-layout", choices=("packed", "plain"), default="packed", help="of our engine")
+    add(
+        "--weights-layout",
+        choices=("auto", "packed", "compiled", "plain"),
+        default="auto",
+        help="of our engine",
+    )
+    add(
+        "--instructions",
+        choices=tuple(INSTRUCTIONS),
+        default="native",
+        help="that engines may compute with: all of this CPU, or none beyond AVX2",
+    )
     add("--engines", default=",".join(_ENGINES[:3]), metavar="NAME,…", help="besides vLLM")
     add("--vllm-python", type=Path, help="an interpreter that has vLLM's CPU build: adds vllm_cpu")
     add("--seed", type=int, default=0, help="of the prompts")
@@ -291,9 +329,22 @@ _BENCHES = {
     "coldstart": Bench(_add_coldstart_arguments, _coldstart),
     "plan": Bench(_add_plan_arguments, _plan),
     "profile": Bench(_add_profile_arguments, _profile),
+    "cores": cores_bench.CORES,
     "load": Bench(_add_load_arguments, _load),
     "multicast": Bench(_add_multicast_arguments, _multicast),
     "mesh": Bench(_add_mesh_arguments, _mesh),
     **pool_benches.BENCHES,
+    "packing": packing_bench.PACKING,
+    "receiving": receiving_bench.RECEIVING,
     "pairs": pair_bench.PAIRS,
+    "kv": kv_bench.KV,
+    "teams": team_bench.TEAMS,
+    "stages": stage_bench.STAGES,
+    "variation": variation_bench.VARIATION,
+    "vllm": vllm_bench.VLLM,
+    "live": live_bench.LIVE,
+    "controller": controller_bench.CONTROLLER,
+    "ray": ray_bench.RAY,
+    "hosts": host_benches.HOSTS,
+    "wires": host_benches.WIRES,
 }

@@ -1,11 +1,18 @@
-"""`livescale cluster …`: certificates for the machines of a pool. Nothing here talks to a pool."""
+"""`livescale cluster …`: certificates for the machines of a pool, and what this machine says of
+itself. Nothing here talks to a pool.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+import msgspec
+
+from livescale.cli.loads import write_json
+from livescale.cli.machine_text import machine_lines
 from livescale.runtime.cluster_folder import DAYS, ClusterError, ClusterFolder
+from livescale.runtime.machine import read_machine
 
 _DAYS_MAX = 36_500
 
@@ -17,11 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "make the certificate of one more machine"
     member = actions.add_parser("member", help=words, description=words)
     member.add_argument("name", metavar="NAME", help="of the machine, for people")
+    role = member.add_mutually_exclusive_group()
     words = "it may be the pool's head (a head elsewhere, or a standby)"
-    member.add_argument("--head", action="store_true", help=words)
+    role.add_argument("--head", action="store_true", help=words)
+    words = "it may be a gateway, and nothing else: no host, which is asked for parameters and KV"
+    role.add_argument("--gateway", action="store_true", help=words)
     words = "a machine's certificate counts no more"
     revoke = actions.add_parser("revoke", help=words, description=words)
     revoke.add_argument("name", metavar="NAME")
+    words = "show what this machine says of itself: interfaces, rates of links, NUMA nodes, GPUs"
+    topology = actions.add_parser("topology", help=words, description=words)
+    words = "write all of it to this file"
+    topology.add_argument("--json", type=Path, metavar="FILE", help=words)
     for action in (init, member, revoke):
         words = "of the authority, which is kept apart from the machines of the pool"
         action.add_argument("--folder", type=Path, required=True, metavar="DIR", help=words)
@@ -32,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises ClusterError."""
+    if arguments.action == "topology":
+        machine = read_machine()
+        print("\n".join(machine_lines(machine)))
+        if arguments.json is not None:
+            write_json(arguments.json, msgspec.to_builtins(machine))
+        return 0
     folder = ClusterFolder(arguments.folder)
     if arguments.action == "revoke":
         path = folder.revoke(arguments.name)
@@ -45,6 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"serve with: --tls-dir {made}")
         print(f"for each machine: livescale cluster member NAME --folder {arguments.folder}")
         return 0
-    made = folder.add(arguments.name, is_head=arguments.head, days=arguments.days)
+    made = folder.add(
+        arguments.name,
+        is_head=arguments.head,
+        is_gateway=arguments.gateway,
+        days=arguments.days,
+    )
     print(f"copy {made} to {arguments.name}, as it is there: join with --tls-dir")
     return 0

@@ -1,5 +1,6 @@
 """`livescale demo`: a burst meets a pool of three warm workers; watch it scale 1 -> 3 -> 1. Then a
-burst of long prompts, with and without live scaling."""
+burst of long prompts, with and without live scaling. Or, instead, prefill and decode on instances
+of their own, which both scale."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from livescale.cli.demo_run import DemoRun, Played, TokenChecks
 from livescale.cli.loads import Load, add_load_arguments, choose_load, write_json
 from livescale.common.errors import UserError
+from livescale.config.model import RoleReplicas, RolesConfig
 from livescale.config.pool import PoolConfig
-from livescale.config.reading import add_flags, given_flags, load_config
+from livescale.config.reading import add_flags, checked_model, given_flags, load_config
 from livescale.engine.make import make_model
 from livescale.load.slo import parse_slo
 from livescale.load.traces import TraceRow, clip
@@ -30,6 +34,10 @@ from livescale.telemetry.record import read_record
 _PRESET = "demo"
 # How long the pool may take to shrink again after the last request.
 _SHRINK_S = 30.0
+_SPLIT_SETTINGS: dict[str, object] = {"workers": 4, "hosts": 4, "sequences_max": 16}
+"""Room for two more instances; and few places, so that decode is short of them, too."""
+_SPLIT_TRACE = "gamma:rate=3,cv=3,seconds={},input=1536,output=640"
+"""Bursts of requests with answers that are worth instances of their own."""
 # Where lengths must be clipped, this part of the model's limit is for the output.
 _OUTPUT_PART = 4
 PARTS = ("scaling", "live")
@@ -39,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, default=Path("models/demo"), help="directory")
     add("--only", choices=PARTS, help="1 -> 3 -> 1, or with and without live scaling")
+    words = "1 -> 3 -> 1, but prefill and decode on instances of their own: both scale"
+    add("--disaggregated", action="store_true", help=words)
     add_load_arguments(parser, trace=None, seconds=45, divide_lengths=16)
     add("--load-seconds", type=float, default=1.0, help="time that a load takes in the first part")
     words = "time that a load takes in the second part"
@@ -50,19 +60,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 when nothing failed, every token is right and the pool came back to one instance."""
+    """0 when nothing failed, every token is right and the pool came back to its least size."""
     folder = arguments.folder or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}")
     figures: dict[str, object] = {}
     goods = []
     if min(arguments.load_seconds, arguments.live_load_seconds) <= 0:
         raise UserError("--load-seconds and --live-load-seconds must be positive")
+    if arguments.disaggregated and arguments.only == "live":
+        raise UserError("--disaggregated is a way to play the first part, not --only live")
     make_model_once(arguments.model)
     if arguments.only != "live":
         scaled = _play_scaling(arguments, folder)
         print(f"\n{scaled.text}")
         figures |= scaled.figures
         goods.append(scaled.is_good)
-    if arguments.only != "scaling":
+    if arguments.only != "scaling" and not arguments.disaggregated:
         live = _play_live(arguments, folder)
         print(f"\n{live.text}")
         figures["live"] = live.figures
@@ -91,29 +103,40 @@ class _Outcome(NamedTuple):
 
 
 def _play_scaling(arguments: argparse.Namespace, folder: Path) -> _Outcome:
+    is_split: bool = arguments.disaggregated
+    if is_split and arguments.trace is None:
+        arguments.trace = _SPLIT_TRACE.format(arguments.seconds)
     load = choose_load(arguments)
+    name = "disaggregated" if is_split else "scaling"
     chosen = {
-        "hosts": 3,
+        **(_SPLIT_SETTINGS if is_split else {"hosts": 3}),
         "queue_requests_max": len(load.rows) + 1,
-        "record": str(folder / "scaling.jsonl"),
+        "record": str(folder / f"{name}.jsonl"),
     }
     config = _config(arguments, arguments.load_seconds, chosen)
+    config = _with_roles(config) if is_split else config
+    least = config.models[0].instances_min
     run = DemoRun(config)
     print(run.describe(), flush=True)
     load = _clipped(load, run.request_tokens_max)
 
     async def play() -> _Outcome:
         async with run.pool():
+            await run.until_serving(_SHRINK_S)
             print(f"ready: {run.base_url}/v1; replaying {arguments.seconds} s", flush=True)
             played = await run.play(load.rows, seed=arguments.seed)
             await run.until_small(_SHRINK_S)
-        found = played.reported("scaling", load.name, parse_slo(config.slo), config.slo)
+        found = played.reported(name, load.name, parse_slo(config.slo), config.slo)
         checks, record = run.check(played.results), played.record
         told = f"record    {record} (check it with: livescale replay {record})"
+        if is_split:
+            page = folder / "report.html"
+            write_html_report(page, [found], "Prefill and decode on their own instances")
+            told += f"\nseen      {page}"
         return _Outcome(
             f"{run_text(found)}\n{checks.text()}\n{told}",
             {**found.as_json(), **checks.as_json(), "record": str(record)},
-            found.summary.failed == checks.wrong == 0 and found.instances[-1][1] == 1,
+            found.summary.failed == checks.wrong == 0 and found.instances[-1][1] == least,
         )
 
     return asyncio.run(play())
@@ -128,6 +151,13 @@ def _config(
     linked = {"port": 0, "uplink_bytes_per_s": rate, "downlink_bytes_per_s": rate, **chosen}
     values = {**linked, **given_flags(arguments), **fixed}
     return load_config(None, [str(arguments.model)], os.environ, values)
+
+
+def _with_roles(config: PoolConfig) -> PoolConfig:
+    """Its model has an instance of each role at least. Raises ConfigError."""
+    roles = RolesConfig(prefill=RoleReplicas(), decode=RoleReplicas())
+    model = msgspec.structs.replace(config.models[0], roles=roles)
+    return msgspec.structs.replace(config, models=(checked_model(model, config),))
 
 
 def _clipped(load: Load, request_tokens_max: int) -> Load:

@@ -23,11 +23,13 @@ from livescale.report.summary import summarize
 from livescale.runtime.supervisor import Pool, describe
 from livescale.telemetry.record import read_record, with_client_times, write_record
 from livescale.telemetry.record_parts import RecordError
-from livescale.types import Manifest
+from livescale.types import Manifest, Role
 
 _NS_PER_S = 1_000_000_000
 _DRAIN_S = 120
 _PROGRESS_S = 5.0
+_Instances = dict[tuple[str, str], int]
+"""How many instances there are by role and state, where there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +171,26 @@ class DemoRun:
         directory = Path(self.config.models[0].path)
         return checked_tokens(directory, results, self._manifest if is_timed else None)
 
+    async def until_serving(self, limit_s: float) -> None:
+        """Give the pool time to have its least size: ready it is with one instance."""
+        least = self.config.models[0].instances_min
+
+        def has_all(counts: _Instances) -> bool:
+            return sum(count for (_, state), count in counts.items() if state == "serving") >= least
+
+        await self._until(has_all, limit_s)
+
     async def until_small(self, limit_s: float) -> None:
         """Give the pool time to shrink to its least size."""
-        least = self.config.models[0].min_replicas
-        await self._until(lambda states: sum(states.values()) <= least, limit_s)
+        least = self.config.models[0].instances_min
+        await self._until(lambda counts: sum(counts.values()) <= least, limit_s)
 
     async def until_loaded(self, limit_s: float) -> None:
         """Give loads that are under way time to end."""
         under_way = ("starting", "loading", "live")
-        await self._until(lambda states: not any(map(states.get, under_way)), limit_s)
+        await self._until(lambda counts: not any(at in under_way for _, at in counts), limit_s)
 
-    async def _until(self, is_so: Callable[[dict[str, int]], bool], limit_s: float) -> None:
+    async def _until(self, is_so: Callable[[_Instances], bool], limit_s: float) -> None:
         async with httpx.AsyncClient(trust_env=False) as client:
             deadline = time.monotonic() + limit_s
             while not is_so(await self._instances(client)) and time.monotonic() < deadline:
@@ -196,8 +207,11 @@ class DemoRun:
         async with httpx.AsyncClient(trust_env=False) as client:
             while True:
                 await asyncio.sleep(_PROGRESS_S)
-                states = await self._instances(client)
-                shown = ", ".join(f"{count} {state}" for state, count in states.items())
+                counts = await self._instances(client)
+                shown = ", ".join(
+                    f"{count} {state}" if role == Role.UNIFIED else f"{count} {role} {state}"
+                    for (role, state), count in counts.items()
+                )
                 elapsed_ns = time.monotonic_ns() - self._started_ns
                 due = sum(1 for at_ns in self._sent_ns if at_ns < elapsed_ns)
                 print(
@@ -206,15 +220,20 @@ class DemoRun:
                     flush=True,
                 )
 
-    async def _instances(self, client: httpx.AsyncClient) -> dict[str, int]:
-        """Instances per state, as /metrics tells; nothing while the gateway is busy or away."""
+    async def _instances(self, client: httpx.AsyncClient) -> _Instances:
+        """As /metrics tells; nothing while the gateway is busy or away."""
         try:
             text = (await client.get(f"{self._pool.base_url}/metrics")).text
         except httpx.HTTPError:
             return {}
-        states: dict[str, int] = {}
+        counts: _Instances = {}
         for row in text.splitlines():
             if row.startswith("livescale_instances{"):
-                state = row.split('state="')[1].split('"')[0]
-                states[state] = states.get(state, 0) + int(float(row.rsplit(" ", 1)[1]))
-        return states
+                key = _label(row, "role"), _label(row, "state")
+                counts[key] = counts.get(key, 0) + int(float(row.rsplit(" ", 1)[1]))
+        return {key: count for key, count in counts.items() if count}
+
+
+def _label(row: str, name: str) -> str:
+    """The value of a label in a row of /metrics."""
+    return row.split(f'{name}="')[1].split('"')[0]

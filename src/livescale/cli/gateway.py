@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from livescale.cli.join import add_joining, add_setting, own_path
-from livescale.cli.serve import ServeDisplay
+from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import read_values
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PATHS = ("tls_dir", "ssl_certfile", "ssl_keyfile", "api_key_file", "admin_key_file")
 #: settings of the pool that a gateway may have of its own
-_OWN = (*_PATHS, "host", "port", "cors_origins", "log_level")
+_OWN = (*_PATHS, "host", "port", "gateways", "cors_origins", "log_level")
 _SETTINGS = tuple(setting for setting in SETTINGS if setting.name in _OWN)
 
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Paths of the head mean nothing here.
         own |= {name: own_path(own.get(name)) for name in _PATHS}
         settings = msgspec.structs.replace(PoolConfig(models=()), **own)
-        own |= {"host": settings.host, "port": settings.port}
+        own |= {name: getattr(settings, name) for name in ("host", "port", "gateways")}
         tls = open_credentials(settings.tls_dir)
         fingerprint = None if tls is None else tls.fingerprint
         check_fingerprint(arguments.token_file, token, fingerprint)

@@ -17,7 +17,7 @@ import msgspec
 
 from livescale.cli.demo import make_model_once
 from livescale.cli.demo_run import TokenChecks, checked_tokens
-from livescale.cli.hosts_demo_run import HostsDemo, HostsStory
+from livescale.cli.hosts_demo_run import HTTP_PORT, HostsDemo, HostsStory
 from livescale.cli.loads import write_json
 from livescale.client.replay_process import ReplayJob
 from livescale.common.errors import UserError
@@ -41,7 +41,7 @@ OUTPUT_TOKENS = 64
 _BURST_AT_S, _BURST_S = 2.0, 3.0
 # What a host had sent before it was cut off may still arrive this long afterwards.
 _IN_FLIGHT_NS = 250_000_000
-_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
 _TIMED_RUN_US, _TIMED_TOKEN_US = 15_000, 600
 
 
@@ -50,16 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = f"emulated hosts, the head among them ({_HOSTS_MIN} at least)"
     add("--hosts", type=int, default=4, help=words)
     add("--link", default="1gbit", metavar="RATE", help="of every host's link, each direction")
+    add_load_arguments(parser, seconds=30)
+    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    words = "of record, logs, picture and page (default: runs/hosts-DATE)"
+    add("--folder", type=Path, help=words)
+
+
+def add_load_arguments(parser: argparse.ArgumentParser, *, seconds: int) -> None:
+    """The flags of `pool_flags` and `burst_job`."""
+    add = parser.add_argument
     add("--device", choices=("cpu", "timed"), default="cpu", help="workers compute, or wait")
     add("--model", type=Path, default=Path("models/demo"), help="directory; it is made if missing")
-    add("--seconds", type=int, default=30, help="how long requests come")
+    add("--seconds", type=int, default=seconds, help="how long requests come")
     add("--rate", type=float, default=1.5, help="of requests beside the burst, per second")
     add("--burst", type=int, default=80, help=f"further requests, within {_BURST_S:g} s")
     add("--lost-after-ms", type=int, default=2000, help="silence after which a host is given up")
     add("--seed", type=int, default=0, help="of the prompts")
-    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    words = "of record, logs, picture and page (default: runs/hosts-DATE)"
-    add("--folder", type=Path, help=words)
 
 
 class NoDemoError(UserError):
@@ -76,21 +82,18 @@ def run(arguments: argparse.Namespace) -> int:
             f"--hosts is {arguments.hosts}, not {_HOSTS_MIN} at least: a head, one host that is"
             " lost and one that leaves"
         )
-    if min(arguments.seconds, arguments.burst, arguments.lost_after_ms) < 1 or arguments.rate <= 0:
-        raise NoDemoError("--seconds, --burst, --lost-after-ms and --rate must be positive")
+    check_load(arguments)
     folder = arguments.folder or Path(f"runs/hosts-{time.strftime('%Y%m%d-%H%M%S')}")
     folder = folder.absolute()
-    # A process that is asked to end removes its hosts first.
-    signal.signal(signal.SIGTERM, _leave)
-    with _testbed(arguments) as bed:
+    with emulated_hosts(arguments.hosts, arguments.link) as bed:
         make_model_once(arguments.model)
         folder.mkdir(parents=True, exist_ok=True)
-        demo = HostsDemo(bed, folder, _flags(arguments), _PATIENCE_S)
+        demo = HostsDemo(bed, folder, pool_flags(arguments), PATIENCE_S)
         if demo.record.exists():
             raise UserError(f"{demo.record} is there already: choose another --folder")
         told = f"{len(bed.hosts)} hosts, links of {arguments.link}; {arguments.device} workers"
         print(f"{told}; logs, record and picture: {folder}", flush=True)
-        story = demo.play(arguments.model.absolute(), _job(arguments))
+        story = demo.play(arguments.model.absolute(), burst_job(arguments, arguments.seed))
     return _judge(arguments, story, demo.record)
 
 
@@ -98,22 +101,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _testbed(arguments: argparse.Namespace) -> Iterator[Testbed]:
-    """Raises NoDemoError."""
+def emulated_hosts(hosts: int, link: str) -> Iterator[Testbed]:
+    """So many, with links of this rate. Raises NoDemoError. A process that is asked to end removes
+    them first."""
+    signal.signal(signal.SIGTERM, _leave)
     with contextlib.ExitStack() as stack:
         try:
-            spec = NetworkSpec(arguments.hosts, parse_rate(arguments.link))
+            spec = NetworkSpec(hosts, parse_rate(link))
             bed = stack.enter_context(Testbed(spec))
         except TestbedError as error:
             raise NoDemoError(str(error)) from error
         yield bed
 
 
+def check_load(arguments: argparse.Namespace) -> None:
+    """Raises NoDemoError."""
+    if min(arguments.seconds, arguments.burst, arguments.lost_after_ms) < 1 or arguments.rate <= 0:
+        raise NoDemoError("--seconds, --burst, --lost-after-ms and --rate must be positive")
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _flags(arguments: argparse.Namespace) -> list[str]:
+def pool_flags(arguments: argparse.Namespace) -> list[str]:
     """Settings of the pool: nothing is loaded before the burst asks for it, and what has grown
     stays until hosts go."""
     flags = {
@@ -134,7 +145,8 @@ def _requests(arguments: argparse.Namespace) -> int:
     return int(arguments.seconds * arguments.rate) + burst
 
 
-def _job(arguments: argparse.Namespace) -> ReplayJob:
+def burst_job(arguments: argparse.Namespace, seed: int) -> ReplayJob:
+    """Steady requests, and a burst among them, with prompts from this seed."""
     steady = int(arguments.seconds * arguments.rate)
     due_s = [number / arguments.rate for number in range(steady)]
     due_s += [_BURST_AT_S + _BURST_S * n / arguments.burst for n in range(arguments.burst)]
@@ -142,10 +154,8 @@ def _job(arguments: argparse.Namespace) -> ReplayJob:
         TraceRow(int(at_s * _NS_PER_S), PROMPT_TOKENS, OUTPUT_TOKENS) for at_s in sorted(due_s)
     )
     config = msgspec.json.decode((arguments.model / "config.json").read_bytes())
-    vocabulary = config["vocab_size"]
-    return ReplayJob(
-        "http://127.0.0.1:8000", arguments.model.name, rows, vocabulary, arguments.seed
-    )
+    url = f"http://127.0.0.1:{HTTP_PORT}"
+    return ReplayJob(url, arguments.model.name, rows, config["vocab_size"], seed)
 
 
 def _judge(arguments: argparse.Namespace, story: HostsStory, record: Path) -> int:

@@ -5,26 +5,24 @@ nothing but the public commands in it, and a client beside the head.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from livescale.bench.host_commands import HostCommand
 from livescale.bench.line_process import LineProcess
+from livescale.cli.pool_watch import PoolWatch
 from livescale.client.replay_process import ReplayJob
 from livescale.client.replayer import ReplayResult
-from livescale.common.errors import UserError
 from livescale.common.interpreter import module_words
-from livescale.telemetry.record_watch import RecordWatch
 from livescale.testbed.bed import Testbed
 
 _NS_PER_S = 1_000_000_000
-_JOIN_PORT, _HTTP_PORT = 7000, 8000
+_JOIN_PORT, HTTP_PORT = 7000, 8000
 _LOOK_S = 0.02
 _END_S = 10.0
 _DRAIN_S = 60.0
@@ -32,29 +30,6 @@ _DRAIN_S = 60.0
 _BETWEEN_S = 2.0
 _BIND = "d0"
 """The link of a host that everything goes over: parameters, rows, tokens and words."""
-
-
-@dataclass(slots=True)
-class HostCommand:
-    """`livescale …` in a host, with its log. In a session of its own: Ctrl-C is for the demo."""
-
-    host: str
-    log: Path
-    process: subprocess.Popen[bytes]
-    started_ns: int
-
-    def interrupt(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGINT)
-
-    def check_runs(self) -> None:
-        """Raises UserError with the end of its log."""
-        if self.process.poll() is not None:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-            told = lines[-1] if lines else "nothing"
-            raise UserError(
-                f"{self.host} ended with exit status {self.process.returncode}: {told} ({self.log})"
-            )
 
 
 @dataclass(slots=True)
@@ -91,8 +66,9 @@ class HostsDemo:
         self._folder = folder
         self._flags = flags
         self._patience_s = patience_s
-        self._watch = RecordWatch(self.record)
-        self._commands: dict[str, HostCommand] = {}
+        self._pool = PoolWatch(self.record, patience_s)
+        self._watch = self._pool.record
+        self._commands = self._pool.commands
 
     @property
     def head(self) -> str:
@@ -126,11 +102,11 @@ class HostsDemo:
         address = self._bed.hosts[0].devices[0].address
         words = [
             *("serve", str(model), "--workers", "0", "--listen", f"{address}:{_JOIN_PORT}"),
-            *("--port", str(_HTTP_PORT), "--token-file", str(self._token)),
+            *("--port", str(HTTP_PORT), "--token-file", str(self._token)),
             *("--record", str(self.record), *self._flags),
         ]
         self._start(self.head, words)
-        self._until(self._token.exists, "the head has its token file")
+        self._pool.until(self._token.exists, "the head has its token file")
         self.story.tell(f"{self.head}: livescale serve --workers 0, the head")
 
     def _let_join(self) -> None:
@@ -143,26 +119,26 @@ class HostsDemo:
             self._start(host, words)
         waiting = dict.fromkeys(self.others)
         while waiting:
-            self._until(lambda: any(h in self._watch.joined_ns for h in waiting), "hosts join")
+            self._pool.until(lambda: any(h in self._watch.joined_ns for h in waiting), "hosts join")
             for host in [h for h in waiting if h in self._watch.joined_ns]:
                 del waiting[host]
                 took_ns = self._watch.joined_ns[host] - self._commands[host].started_ns
                 self.story.joined_ns[host] = took_ns
                 took_s = took_ns / _NS_PER_S
                 self.story.tell(f"{host}: has joined {took_s:.1f} s after its livescale join")
-        self._until(lambda: self._serving() >= 1, "the first instance serves")
-        self.story.tell(f"{self._serving_hosts()[0]}: the first instance serves")
+        self._pool.until(lambda: bool(self._pool.serving_hosts()), "the first instance serves")
+        self.story.tell(f"{self._pool.serving_hosts()[0]}: the first instance serves")
 
     def _see_scale_up(self) -> None:
         """One instance on each host that joined."""
-        seen: dict[str, None] = dict.fromkeys(self._serving_hosts())
+        seen: dict[str, None] = dict.fromkeys(self._pool.serving_hosts())
         known = len(self._watch.decided)
         while len(seen) < len(self.others):
-            self._until(
-                lambda: any(host not in seen for host in self._serving_hosts()),
+            self._pool.until(
+                lambda: any(host not in seen for host in self._pool.serving_hosts()),
                 "the burst scales over all hosts",
             )
-            for host in self._serving_hosts():
+            for host in self._pool.serving_hosts():
                 if host not in seen:
                     seen[host] = None
                     self.story.tell(f"{host}: a further instance serves")
@@ -173,8 +149,7 @@ class HostsDemo:
     def _lose_one(self) -> None:
         """The links of the host with the most requests carry nothing from now on."""
         story = self.story
-        self._until(lambda: self._busiest() is not None, "a host has streams")
-        story.lost = self._busiest() or ""
+        story.lost = self._pool.until_busy()
         story.cut_ns = time.monotonic_ns()
         self._bed.isolate(story.lost)
         self._watch.read()
@@ -182,7 +157,7 @@ class HostsDemo:
         story.tell(
             f"{story.lost}: its links are down, without a word; {len(story.streams)} streams"
         )
-        self._until(
+        self._pool.until(
             lambda: self._watch.lost_ns.get(story.lost, 0) > story.cut_ns, "the loss is noticed"
         )
         story.noticed_ns = self._watch.lost_ns[story.lost]
@@ -193,14 +168,13 @@ class HostsDemo:
     def _let_one_leave(self) -> None:
         """Ctrl-C at the host that has the most requests."""
         story = self.story
-        self._until(lambda: self._busiest() is not None, "a host has streams")
-        story.left = self._busiest() or ""
+        story.left = self._pool.until_busy()
         story.left_streams = len(self._watch.requests_on(story.left))
         command = self._commands.pop(story.left)
         asked_ns = time.monotonic_ns()
         command.interrupt()
         story.tell(f"{story.left}: Ctrl-C, with {story.left_streams} streams")
-        self._until(lambda: command.process.poll() is not None, f"{story.left} leaves")
+        self._pool.until(lambda: command.process.poll() is not None, f"{story.left} leaves")
         if command.process.returncode != 0:
             command.check_runs()
         story.left_ns = time.monotonic_ns() - asked_ns
@@ -213,53 +187,12 @@ class HostsDemo:
         return self._folder / "pool.token"
 
     def _start(self, host: str, words: Sequence[str]) -> None:
-        log = self._folder / f"{host}.log"
-        own = {k: v for k, v in os.environ.items() if not k.startswith("LIVESCALE_")}
-        with log.open("wb") as file:
-            started_ns = time.monotonic_ns()
-            process = self._bed.exec(
-                host,
-                module_words("livescale.cli.main", *words),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**own, "PYTHONUNBUFFERED": "1"},
-                start_new_session=True,
-            )
-        self._commands[host] = HostCommand(host, log, process, started_ns)
+        inside = self._bed.inside(host)
+        self._commands[host] = HostCommand.begin(host, self._folder, words, inside=inside)
 
     def _client(self) -> LineProcess:
         words = [*self._bed.inside(self.head), *module_words("livescale.client.replay_process")]
         return LineProcess("the client", words, {})
-
-    def _serving(self) -> int:
-        return len(self._serving_hosts())
-
-    def _serving_hosts(self) -> list[str]:
-        return [host for host in self._watch.hosts if self._watch.serving_on(host)]
-
-    def _busiest(self) -> str | None:
-        """The host whose instance has the most requests; None: none has any."""
-        counts = {h: len(self._watch.requests_on(h)) for h in self._serving_hosts()}
-        busy = [host for host, count in counts.items() if count]
-        return max(busy, key=lambda host: (counts[host], host), default=None)
-
-    def _until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Read the record until this is so. Raises UserError after the patience, and when a command
-        has ended that should run."""
-        deadline_s = time.monotonic() + self._patience_s
-        while True:
-            self._watch.read()
-            if is_so():
-                return
-            for command in self._commands.values():
-                command.check_runs()
-            if time.monotonic() > deadline_s:
-                raise UserError(
-                    f"this did not come about within {self._patience_s:.0f} s: {what}"
-                    f" (logs are in {self._folder})"
-                )
-            time.sleep(_LOOK_S)
 
     @contextlib.contextmanager
     def _ended_in_order(self) -> Iterator[None]:

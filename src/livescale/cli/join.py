@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import math
 import os
 import signal
 import socket
@@ -15,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from livescale.cli.serve import ServeDisplay
+from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values
 from livescale.config.pool import SETTINGS, WORKERS_MAX
 from livescale.runtime.doors import open_credentials
-from livescale.runtime.head_talk import JoinError
+from livescale.runtime.head_talk import JoinError, way_to
 from livescale.runtime.joined_host import JoinedAs, JoinedHost
 from livescale.runtime.joining import NAME_CHARS_MAX
 from livescale.runtime.protocol import Address
@@ -70,7 +72,7 @@ def add_joining(parser: argparse.ArgumentParser) -> None:
         help="of this machine in the pool (default: %(default)s)",
     )
     words = "how long to try to reach the head (default: %(default)s)"
-    add("--patience-s", type=float, default=60.0, metavar="SECONDS", help=words)
+    add("--patience-s", type=_seconds, default=60.0, metavar="SECONDS", help=words)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -140,6 +142,15 @@ async def _join(
 # -- helpers, in the order used -------------------------------------------------------------------
 
 
+def _seconds(text: str) -> float:
+    """Of a flag: what is no number, or none that a clock reaches, is a usage error."""
+    with contextlib.suppress(ValueError):
+        seconds = float(text)
+        if 0 <= seconds < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds from 0 on")
+
+
 def add_setting(group: argparse._ArgumentGroup, setting: Setting) -> None:
     unit = f" [{setting.about.unit}]" if setting.about.unit else ""
     group.add_argument(
@@ -166,7 +177,7 @@ def _own_address(arguments: argparse.Namespace, head: tuple[str, int]) -> str:
         return _address_of(arguments.interface)
     address: str | None = arguments.address
     if address is None:
-        return _way_to(head)
+        return way_to(head)
     try:
         parse_address(f"{address}:0", "--address")
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -186,17 +197,6 @@ def _address_of(interface: str) -> str:
         if entry.family == socket.AF_INET:
             return str(entry.address)
     raise JoinError(f"interface {interface} has no IPv4 address")
-
-
-def _way_to(head: tuple[str, int]) -> str:
-    """The own address on the way to the head."""
-    try:
-        family, _, _, _, where = socket.getaddrinfo(*head, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
 
 
 def own_path(value: object) -> str | None:

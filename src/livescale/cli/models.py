@@ -6,22 +6,16 @@ gateway's business.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote
 
-import httpx
-import msgspec
-
+from livescale.cli.pool_calls import add_pool_arguments, call_pool
 from livescale.common.errors import UserError
 from livescale.common.settings import Setting, read_values, shown_default
 from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS
-from livescale.config.pool import PoolConfig
 from livescale.engine.make import FAMILY_NAMES, PRESETS, make_model
 from livescale.gateway.admin import AdministeredModels, RemovedModel
 from livescale.gateway.backend import ModelStatus
-from livescale.gateway.errors import ErrorBody
 from livescale.report.terminal import table
 
 
@@ -59,10 +53,6 @@ def _make(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_URL = f"http://{PoolConfig().host}:{PoolConfig().port}"
-_KEY_VARIABLE = "LIVESCALE_ADMIN_KEY"
-_CONNECT_TIMEOUT_S = 10.0
-_Answer = TypeVar("_Answer")
 #: of `models:` in the configuration; `add` takes each as a flag
 _SETTINGS = tuple(setting for setting in MODEL_SETTINGS if setting.name != "path")
 
@@ -80,10 +70,7 @@ def _add_calls(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     remove.add_argument("name", metavar="NAME")
     listing = actions.add_parser("list", help="show the models of a running pool")
     for action in (add, change, remove, listing):
-        action.add_argument("--url", default=_URL, help=f"where the pool is (default: {_URL})")
-        action.add_argument(
-            "--admin-key-file", type=Path, help=f"its first line is sent; or set {_KEY_VARIABLE}"
-        )
+        add_pool_arguments(action)
 
 
 def _add_flag(parser: argparse.ArgumentParser, setting: Setting, more: str) -> None:
@@ -103,7 +90,7 @@ def _add_flag(parser: argparse.ArgumentParser, setting: Setting, more: str) -> N
 def _add(arguments: argparse.Namespace) -> str:
     settings = _given(arguments, _SETTINGS)
     body = {"path": str(arguments.directory.resolve()), **settings}
-    model = _call(arguments, ModelStatus, "POST", "/admin/models", body)
+    model = call_pool(arguments, ModelStatus, "POST", "/admin/models", body)
     what = f"{model.name}: {_words(model.state)}, copies in host memory: {model.host_copies}"
     return "\n".join([what, _outlook(model), *(f"warning: {w}" for w in model.warnings)])
 
@@ -121,7 +108,7 @@ def _set(arguments: argparse.Namespace) -> str:
         flags = ", ".join(setting.flag for setting in CHANGEABLE_SETTINGS)
         raise UserError(f"nothing is to be changed: give some of {flags}")
     path = f"/admin/models/{quote(arguments.name, safe='')}"
-    model = _call(arguments, ModelStatus, "PATCH", path, changes)
+    model = call_pool(arguments, ModelStatus, "PATCH", path, changes)
     limits = f"{model.min_replicas} to {model.max_replicas} instances, priority {model.priority}"
     return f"{model.name}: {limits}\n{_outlook(model)}"
 
@@ -134,12 +121,12 @@ def _given(arguments: argparse.Namespace, settings: tuple[Setting, ...]) -> dict
 
 def _remove(arguments: argparse.Namespace) -> str:
     path = f"/admin/models/{quote(arguments.name, safe='')}"
-    removed = _call(arguments, RemovedModel, "DELETE", path)
+    removed = call_pool(arguments, RemovedModel, "DELETE", path)
     return f"{removed.name}: takes no more requests, leaves when the running ones have ended"
 
 
 def _list(arguments: argparse.Namespace) -> str:
-    models = _call(arguments, AdministeredModels, "GET", "/admin/models").data
+    models = call_pool(arguments, AdministeredModels, "GET", "/admin/models").data
     header = [
         "model",
         "state",
@@ -155,7 +142,11 @@ def _list(arguments: argparse.Namespace) -> str:
 
 
 def _row(model: ModelStatus) -> list[object]:
-    states = [f"{count} {state}" for state, count in sorted(model.instances.items())]
+    states = [
+        f"{count} {state}{role and f' {role}'}"
+        for role, counts in (model.instances_by_role or {"": model.instances}).items()
+        for state, count in sorted(counts.items())
+    ]
     usage = model.usage
     return [
         *(model.name, _words(model.state), ", ".join(states) or "none", model.host_copies),
@@ -169,45 +160,3 @@ _ACTIONS = {"add": _add, "set": _set, "remove": _remove, "list": _list}
 
 def _words(state: str) -> str:
     return state.replace("_", " ")
-
-
-def _call(
-    arguments: argparse.Namespace,
-    answer_type: type[_Answer],
-    method: str,
-    path: str,
-    body: dict[str, object] | None = None,
-) -> _Answer:
-    url = arguments.url.rstrip("/")
-    try:
-        response = httpx.request(
-            method,
-            url + path,
-            json=body,
-            headers={"Content-Type": "application/json", **_authorization(arguments)},
-            # A new model is answered when the pool has its copy, however long that takes.
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
-            trust_env=False,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(f"{url}: {error}") from error
-    try:
-        if response.is_error:
-            refused = msgspec.json.decode(response.content, type=ErrorBody)
-            raise UserError(f"{refused.error.message} ({url}, status {response.status_code})")
-        return msgspec.json.decode(response.content, type=answer_type)
-    except msgspec.MsgspecError:
-        status = response.status_code
-        raise UserError(f"{url}: is not a pool of LiveScale (status {status})") from None
-
-
-def _authorization(arguments: argparse.Namespace) -> dict[str, str]:
-    key = os.environ.get(_KEY_VARIABLE)
-    if arguments.admin_key_file is not None:
-        try:
-            lines = arguments.admin_key_file.read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{arguments.admin_key_file}: {error}") from error
-        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        key = keys[0] if keys else None
-    return {} if key is None else {"Authorization": f"Bearer {key}"}

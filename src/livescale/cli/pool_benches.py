@@ -1,11 +1,10 @@
-"""`livescale bench gateway|sim|scaling|fidelity|live|soak|attacks`: their flags."""
+"""`livescale bench gateway|sim|scaling|fidelity|soak|attacks`: their flags."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from livescale.bench.fidelity import (
 )
 from livescale.bench.fidelity_profile import BURSTS
 from livescale.bench.gateway_load import GatewayBenchOptions, run_gateway
-from livescale.bench.live import KINDS, LinkedOptions, LiveBenchOptions, run_live
+from livescale.bench.live import KINDS
 from livescale.bench.scaling import NamedLoad, ScalingOptions, run_scaling
 from livescale.bench.sim_bench import SimBenchOptions, run_sim_bench
 from livescale.bench.soak.faults import FAULT_KINDS
@@ -33,7 +32,6 @@ from livescale.cli.loads import add_load_arguments, choose_load
 from livescale.cli.pool_choices import parse_model
 from livescale.clusters.files import find_cluster, read_topology
 from livescale.common.errors import UserError
-from livescale.common.settings import amount_of_bytes
 from livescale.load.arrivals import named_trace
 from livescale.load.traces import window
 
@@ -45,6 +43,7 @@ def _add_gateway_arguments(parser: argparse.ArgumentParser) -> None:
     add("--streams", type=int, default=defaults.streams, help="concurrent streams")
     add("--stalled", type=int, default=defaults.stalled, help="streams more that never read")
     add("--workers", type=int, default=defaults.workers, help="timed workers")
+    add("--gateways", type=int, default=defaults.gateways, help="gateways behind one port")
     add("--step-ms", type=int, default=defaults.step_ms, help="time that a Run takes")
     add("--prompt-tokens", type=int, default=defaults.prompt_tokens, help="length of prompts")
     add("--output-tokens", type=int, default=defaults.output_tokens, help="length of outputs")
@@ -59,6 +58,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
     0 when every stream got tokens until the end.
     """
     at_least(arguments, 1, "streams", "workers", "step_ms", "prompt_tokens", "output_tokens")
+    at_least(arguments, 1, "gateways")
     at_least(arguments, 0, "stalled")
     if arguments.seconds <= 0 or arguments.ramp_seconds < 0:
         raise UserError("--seconds must be positive and --ramp-seconds not negative")
@@ -241,69 +241,6 @@ def _fidelity_pool(kind: str, scratch: Path, arguments: argparse.Namespace) -> F
     return cpu_pool(scratch, _FIDELITY_CPU_WORKERS, load_s, arguments.profile_seconds, say)
 
 
-# -- live -----------------------------------------------------------------------------------------
-
-_PLAYS = {"timed": 3, "cpu": 5}
-_PROMPT_TOKENS, _PROMPT_TOKENS_MAX = 256, 2048
-_QUICK_LAYERS, _QUICK_BATCHES, _QUICK_LAYER_NS, _QUICK_CPU_TOKENS = 4, 4, 8_000_000, 256
-
-
-def _add_live_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--workers", metavar="KIND,…", help="timed and cpu (default), or one")
-    add("--ratios", default="2,6,12", metavar="N,…", help="load time over compute time of a layer")
-    add("--plays", type=int, metavar="N", help="of each order (default: 3 timed, 5 cpu)")
-    words = f"a glance: {_QUICK_LAYERS} layers, {_QUICK_BATCHES} batches, ratio 6, one play each"
-    add("--quick", action="store_true", help=words)
-    words = "the demo's burst on links of this rate instead, timed workers by default (20MB/s)"
-    add("--link", metavar="RATE", help=words)
-    add("--prompt", type=int, metavar="TOKENS", help="of a request there (default: 256)")
-
-
-def _live(arguments: argparse.Namespace) -> int:
-    """What an instance is worth while it loads, by live order, beside the simulator.
-
-    0 when every token was right.
-    """
-    report = run_live(_live_options(arguments), say)
-    return finish(report, arguments, is_good=report.token_mismatches == 0)
-
-
-def _live_options(arguments: argparse.Namespace) -> LiveBenchOptions:
-    linked = _linked(arguments)
-    kinds: tuple[str, ...] = KINDS[:1] if linked else KINDS
-    if arguments.workers is not None:
-        kinds = bench_flags.kinds_of_workers(arguments.workers, KINDS)
-    if arguments.plays is not None and arguments.plays < 1:
-        raise UserError("--plays must be at least 1")
-    wanted = "numbers from 2 on, such as 2,6,12"
-    ratios = bench_flags.whole_numbers(arguments.ratios, "--ratios", wanted, 2, sys.maxsize)
-    if arguments.quick:
-        return LiveBenchOptions(
-            plays=dict.fromkeys(kinds, arguments.plays or 1),
-            ratios=(6,),
-            layers=_QUICK_LAYERS,
-            batches=_QUICK_BATCHES,
-            layer_ns=_QUICK_LAYER_NS,
-            cpu_tokens=_QUICK_CPU_TOKENS,
-            linked=linked,
-        )
-    plays = {kind: arguments.plays or _PLAYS[kind] for kind in kinds}
-    return LiveBenchOptions(plays, tuple(sorted(set(ratios))), linked=linked)
-
-
-def _linked(arguments: argparse.Namespace) -> LinkedOptions | None:
-    if arguments.link is None:
-        if arguments.prompt is not None:
-            raise UserError("--prompt is for --link")
-        return None
-    rate = amount_of_bytes(arguments.link.removesuffix("/s"), "--link")
-    prompt = _PROMPT_TOKENS if arguments.prompt is None else arguments.prompt
-    if rate < 1 or not 2 <= prompt <= _PROMPT_TOKENS_MAX:
-        raise UserError(f"--link must be positive, --prompt from 2 to {_PROMPT_TOKENS_MAX} tokens")
-    return LinkedOptions(rate, prompt)
-
-
 # -- soak -----------------------------------------------------------------------------------------
 
 
@@ -374,7 +311,6 @@ BENCHES = {
     "sim": Bench(_add_sim_arguments, _sim),
     "scaling": Bench(_add_scaling_arguments, _scaling),
     "fidelity": Bench(_add_fidelity_arguments, _fidelity),
-    "live": Bench(_add_live_arguments, _live),
     "soak": Bench(_add_soak_arguments, _soak),
     "attacks": Bench(_add_attacks_arguments, _attacks),
 }

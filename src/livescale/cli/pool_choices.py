@@ -17,12 +17,20 @@ from livescale.clusters.topology import Device, Host, Topology
 from livescale.common.errors import UserError
 from livescale.control.multicast.planner import STRATEGIES
 from livescale.load.traces import TraceRow, divide_lengths
-from livescale.load.workloads import read_workload
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
+from livescale.load.workloads import WorkloadModel, read_workload
+from livescale.placements import (
+    AllCopies,
+    CacheCopies,
+    KeyStageCopies,
+    NoCopies,
+    Placement,
+    SpreadCopies,
+)
 from livescale.sim.config import SimConfig
 from livescale.sim.pools.capacity import CapacityError, measure_capacity, scale_loads
-from livescale.sim.pools.configs import PooledModel, PoolError, build_config, tokens_max
+from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.equal_time import play_equal
+from livescale.sim.pools.limits import PooledModel, PooledRoles, PoolError
 from livescale.sim.pools.runs import PoolRun, fit_rows
 from livescale.sim.pools.systems import SYSTEMS, System, find_system
 from livescale.types import WorkerRef, agent_ref
@@ -33,11 +41,15 @@ _PLACEMENTS: dict[str, Placement] = {
     "spread": SpreadCopies(),
     "cache": CacheCopies(),
     "all": AllCopies(),
+    "key-stages": KeyStageCopies(),
     "none": NoCopies(),
 }
 _RATE_PER_S = re.compile(r"(\d+(?:\.\d+)?)/s")
 _RATE_PART = re.compile(r"\d+(?:\.\d+)?")
 _MODEL_KEYS = {"tp": "tp_size", "min": "instances_min", "max": "instances_max"}
+_ROLE_KEYS = ("prefill", "decode", "split")
+_FROM_TO = re.compile(r"(\d{1,6})(?:-(\d{1,6})?)?")
+_SPLIT = re.compile(r"([1-9]\d{0,5})\+([1-9]\d{0,5})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,8 @@ def add_pool_arguments(parser: argparse.ArgumentParser, strategy: str) -> None:
     add = parser.add_argument
     words = "name of a cluster that comes with LiveScale, or a YAML file (default: --workers)"
     add("-c", "--cluster", metavar="CLUSTER", help=words)
-    words = "a preset and its ranks and limits (default: llama-3-8b)"
+    words = "a preset, its ranks, and limits of its instances (default: llama-3-8b), or, where each"
+    words += " prefills or decodes, of both kinds: prefill=1-7,decode=1-7"
     add("--model", metavar="PRESET[,tp=N][,min=N][,max=N]", help=words)
     words = "many models and their loads, in place of a trace and --model"
     add("--workload", type=Path, metavar="FILE", help=words)
@@ -156,19 +169,42 @@ def choose_system(name: str, arguments: argparse.Namespace) -> System:
 
 
 def parse_model(text: str) -> PooledModel:
-    """A model as in "mistral-24b,tp=2,max=7". Raises UserError."""
+    """A model as in "mistral-24b,tp=2,max=7", or, with prefill and decode instances,
+    "mistral-24b,tp=2,prefill=1-7,decode=1-7,split=5+3". Raises UserError."""
     preset, *settings = text.split(",")
     model = PooledModel(preset, preset)
+    roles: dict[str, object] = {}
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key not in _MODEL_KEYS or not value.isdecimal():
-            known = ", ".join(f"{name}=N" for name in _MODEL_KEYS)
-            raise UserError(f"--model {text}: '{setting}' is not one of {known}")
-        model = msgspec.structs.replace(model, **{_MODEL_KEYS[key]: int(value)})
-    return model
+        if key in _ROLE_KEYS and (of_role := _of_role(key, value)) is not None:
+            roles |= of_role
+        elif key in _MODEL_KEYS and value.isdecimal():
+            model = msgspec.structs.replace(model, **{_MODEL_KEYS[key]: int(value)})
+        else:
+            known = [f"{name}=N" for name in _MODEL_KEYS]
+            known += ["prefill=MIN-MAX", "decode=MIN-MAX", "split=P+D"]
+            raise UserError(f"--model {text}: '{setting}' is not one of {', '.join(known)}")
+    if not roles:
+        return model
+    if model.instances_min != 1 or model.instances_max is not None:
+        raise UserError(f"--model {text}: prefill and decode have limits of their own")
+    return msgspec.structs.replace(model, roles=msgspec.convert(roles, PooledRoles))
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+def _of_role(key: str, value: str) -> dict[str, object] | None:
+    """Fields of PooledRoles: of "prefill=1-7" (least and most), "prefill=1-" (as many as there is
+    room for), "prefill=4" (so many), "split=5+3". None: that cannot be read."""
+    if key == "split":
+        split = _SPLIT.fullmatch(value)
+        return None if split is None else {key: (int(split[1]), int(split[2]))}
+    found = _FROM_TO.fullmatch(value)
+    if found is None:
+        return None
+    most = None if value.endswith("-") else int(found[2] or found[1])
+    return {f"{key}_min": int(found[1]), f"{key}_max": most}
 
 
 def _cluster(arguments: argparse.Namespace) -> tuple[str, NamedTopology]:
@@ -202,9 +238,7 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
         raise UserError("--divide-lengths must be at least 1, --factor in (0, 1000]")
     data = os.environ.get("LIVESCALE_DATA")
     workload = read_workload(arguments.workload, Path(data) if data else None, arguments.seed)
-    models = tuple(
-        msgspec.convert(model, PooledModel, from_attributes=True) for model in workload.models
-    )
+    models = tuple(_pooled(model) for model in workload.models)
     loads = {model.name: list(model.rows) for model in workload.models}
     if arguments.factor != 1:
         loads = scale_loads(loads, arguments.factor, arguments.seed)
@@ -218,6 +252,29 @@ def _many(arguments: argparse.Namespace, name: str, cluster: NamedTopology) -> P
     )
     clipped = workload.clipped_requests
     return PoolChoice(name, cluster, models, arguments.workload.stem, loads, clipped)
+
+
+def _pooled(model: WorkloadModel) -> PooledModel:
+    roles = None
+    if model.roles is not None:
+        prefill, decode = model.roles.prefill, model.roles.decode
+        roles = PooledRoles(
+            prefill_min=prefill.min_replicas,
+            prefill_max=prefill.max_replicas,
+            decode_min=decode.min_replicas,
+            decode_max=decode.max_replicas,
+            split=model.split,
+        )
+    return PooledModel(
+        name=model.name,
+        preset=model.preset,
+        tp_size=model.tp_size,
+        instances_min=model.instances_min,
+        instances_max=model.instances_max,
+        idle_ns=model.idle_ns,
+        priority=model.priority,
+        roles=roles,
+    )
 
 
 def _clipped(choice: PoolChoice) -> PoolChoice:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from livescale.cli.serve import ServeDisplay, serve
+from livescale.cli.serve import serve
+from livescale.cli.serve_display import ServeDisplay
 from livescale.common.addresses import address_text, parse_address
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
@@ -17,7 +18,7 @@ from livescale.config.ray import RayConfig, load_ray_config
 from livescale.config.reading import load_config
 from livescale.runtime.pool_layout import LOOPBACK
 from livescale.runtime.protocol import Address
-from livescale.runtime.ray_host import HostOrder
+from livescale.runtime.ray_host import HostOrder, own_label
 from livescale.runtime.ray_hosts import RayHosts, connect, disconnect
 from livescale.runtime.supervisor import Pool
 from livescale.runtime.token import read_token
@@ -26,19 +27,18 @@ from livescale.runtime.token import read_token
 def run(address: str, path: Path | None, models: list[str], flags: Mapping[str, object]) -> int:
     """Serve until SIGINT or SIGTERM; then hosts and actors end, too. Raises UserError."""
 
-    def load(own_address: str) -> PoolConfig:
+    def load(own_address: str, rack: str = "") -> PoolConfig:
         # A head without devices, where the hosts can reach it.
-        defaults = {"workers": 0, "listen": address_text(own_address, 0)}
+        defaults = {"workers": 0, "listen": address_text(own_address, 0), "rack": rack}
         return load_config(path, models, os.environ, flags, defaults)
 
     # First: what is wrong in the file is found before the cluster is asked.
     config = load(LOOPBACK)
-    ray_config = load_ray_config(path, config.device)
+    ray_config = load_ray_config(path, config)
     if config.listen is None:
         raise ConfigError("listen is none, but hosts that Ray places must reach the head")
-    if config.tls_dir is not None:
-        raise ConfigError("tls_dir: hosts that Ray places have no certificates of their own yet")
-    config = load(connect(address))
+    own_address = connect(address)
+    config = load(own_address, own_label(ray_config.rack_label))
     try:
         with ServeDisplay(config.log_level) as display:
             return asyncio.run(_serve(config, ray_config, display))
@@ -50,7 +50,14 @@ async def _serve(config: PoolConfig, ray_config: RayConfig, display: ServeDispla
     def hosts_of(pool: Pool) -> RayHosts:
         assert pool.token_file is not None
         head = Address(*parse_address(pool.join_address, "listen"))
-        order = HostOrder(head, read_token(pool.token_file), ray_config.workers_per_host)
+        token = read_token(pool.token_file)
+        order = HostOrder(
+            head,
+            token,
+            ray_config.workers_per_host,
+            rack_label=ray_config.rack_label,
+            tls_dir=ray_config.tls_dir,
+        )
         return RayHosts(ray_config, config, order, lambda: pool.need, display.tell)
 
     return await serve(config, display, hosts_of=hosts_of)

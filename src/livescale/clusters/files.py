@@ -130,6 +130,15 @@ def parse_rate(text: object, where: str) -> int:
     return rate
 
 
+def rate_text(bytes_per_s: int) -> str:
+    """Bytes per second as a person reads the rate of a link: "10 Gbit/s"."""
+    bits = bytes_per_s * 8
+    for factor, unit in ((10**12, "Tbit"), (10**9, "Gbit"), (10**6, "Mbit"), (10**3, "kbit")):
+        if bits >= factor:
+            return f"{bits / factor:.4g} {unit}/s"
+    return f"{bits} bit/s"
+
+
 # -- helpers, in the order used -------------------------------------------------------------------
 
 

@@ -19,7 +19,8 @@ class Device(Value, frozen=True):
     of one `group` are joined by a scale-up network (NVLink and its like); an empty name is no
     group. In a rail-optimized fabric the devices of a host hang on different leaves.
     `storage_bytes_per_s` is the most that one device gets of its host's storage, which has the
-    models' files if it `reads_files`.
+    models' files if it `reads_files`. `interface_bytes_per_s` is what the NIC itself says of its
+    link, which counts each way where no rate is told, until a measurement shows less.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Device(Value, frozen=True):
     group: str = ""
     storage_bytes_per_s: int | None = None
     reads_files: bool = True
+    interface_bytes_per_s: int | None = None
 
 
 class Host(Value, frozen=True):
@@ -41,7 +43,9 @@ class Host(Value, frozen=True):
     and from other hosts; `device_bytes_per_s` is each device's own link to host memory (PCIe),
     `storage_bytes_per_s` the local storage. Where it has no such links (`has_device_links`), bytes
     between host memory and the host's own devices cross the NICs of both. Only a host that
-    `reads_files` finds the models' files where the others do.
+    `reads_files` finds the models' files where the others do. `interface_bytes_per_s` is as for a
+    device. A guest `wants` a model: its memory is for a copy of that one alone (empty: for what the
+    pool puts there).
     """
 
     name: str
@@ -53,6 +57,12 @@ class Host(Value, frozen=True):
     storage_bytes_per_s: int | None = None
     has_device_links: bool = True
     reads_files: bool = True
+    interface_bytes_per_s: int | None = None
+    wants: str = ""
+
+    @property
+    def is_guest(self) -> bool:
+        return bool(self.wants)
 
 
 class Leaf(Value, frozen=True):
@@ -90,6 +100,16 @@ class LinkUse(Value, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.owner} {self.kind} {self.direction}"
+
+
+def nic_rates(owner: Device | Host) -> tuple[int | None, int | None]:
+    """What its NIC carries out and in: as it is told, else as the NIC itself says."""
+    up, down, own = (
+        owner.uplink_bytes_per_s,
+        owner.downlink_bytes_per_s,
+        owner.interface_bytes_per_s,
+    )
+    return own if up is None else up, own if down is None else down
 
 
 @dataclass(slots=True)

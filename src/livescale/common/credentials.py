@@ -30,6 +30,8 @@ CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE = "ca.pem", "cert.pem", "key.p
 HEAD_ROLE = "livescale-head"
 """A DNS name in the certificates of machines that may be the pool's head: no other can pose as
 it."""
+GATEWAY_ROLE = "livescale-gateway"
+"""A DNS name in the certificates of machines that may be gateways, and nothing else."""
 LOOK_S = 0.5
 _FILE_BYTES_MAX = 1 << 20
 
@@ -61,9 +63,12 @@ class Credentials:
         if self._problem:
             raise ConfigError(self._problem)
 
-    def check(self, certificate: bytes | None, *, is_head: bool = False) -> int:
+    def check(
+        self, certificate: bytes | None, *, is_head: bool = False, may_be_gateway: bool = False
+    ) -> int:
         """The serial number of a certificate (DER) that TLS has verified. Raises NotAdmittedError
-        for one that was revoked, and for one that is not a head's where that is asked for."""
+        for one that was revoked, for one that is not a head's where that is asked for, and for a
+        gateway's where none has business."""
         if certificate is None:
             raise NotAdmittedError("shows no certificate")
         shown = x509.load_der_x509_certificate(certificate)
@@ -71,14 +76,30 @@ class Credentials:
             raise RevokedError(f"the certificate of {_name(shown)} was revoked")
         if is_head and HEAD_ROLE not in _dns_names(shown):
             raise NotAdmittedError(f"the certificate of {_name(shown)} is not a head's")
+        if not may_be_gateway and GATEWAY_ROLE in _dns_names(shown):
+            raise NotAdmittedError(f"the certificate of {_name(shown)} is a gateway's")
         return shown.serial_number
 
-    def admit(self, writer: asyncio.StreamWriter, *, is_head: bool = False) -> None:
+    def admit(
+        self,
+        writer: asyncio.StreamWriter,
+        *,
+        is_head: bool = False,
+        may_be_gateway: bool = False,
+    ) -> None:
         """The other end of a connection that TLS protects may talk, until its certificate is
-        revoked: then the connection is cut. Raises NotAdmittedError."""
+        revoked: then the connection is cut. Raises NotAdmittedError as `check` does."""
         self.look()
         end: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        self._talking[writer] = self.check(end.getpeercert(binary_form=True), is_head=is_head)
+        shown = end.getpeercert(binary_form=True)
+        self._talking[writer] = self.check(shown, is_head=is_head, may_be_gateway=may_be_gateway)
+
+    @staticmethod
+    def is_gateways(certificate: bytes | None) -> bool:
+        """Of a machine that may be a gateway only (DER; None: of none)."""
+        if certificate is None:
+            return False
+        return GATEWAY_ROLE in _dns_names(x509.load_der_x509_certificate(certificate))
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call this whenever the list is another one."""

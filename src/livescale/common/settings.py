@@ -4,6 +4,7 @@ in `config/pool.py`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import typing
@@ -21,6 +22,8 @@ from livescale.types import Value
 
 ENVIRONMENT_PREFIX = "LIVESCALE_"
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+_NAME_CHARS_MAX = 64
+"""No name is longer; looking for the nearest one of a long text takes time."""
 _UNLIMITED_WORDS = ("none", "null")
 """How an environment variable or a flag gives None."""
 
@@ -43,7 +46,8 @@ class About(Value, frozen=True):
 
 
 class Setting(Value, frozen=True):
-    """One row of the table. `default` is meaningless where `is_required`."""
+    """One row of the table. `default` is meaningless where `is_required`. One of type "mapping" has
+    settings of its own, its `keys`."""
 
     name: str
     type: str
@@ -51,6 +55,7 @@ class Setting(Value, frozen=True):
     is_required: bool
     default: str | int | None
     about: About
+    keys: tuple[Setting, ...] = ()
 
     @property
     def is_amount_of_bytes(self) -> bool:
@@ -77,9 +82,9 @@ def settings_of(config: type[msgspec.Struct]) -> tuple[Setting, ...]:
         is_required = field.default is msgspec.NODEFAULT
         default = None if is_required else field.default
         is_optional = type(None) in members
-        rows.append(
-            Setting(field.name, members[0].__name__, is_optional, is_required, default, about)
-        )
+        keys = settings_of(members[0]) if issubclass(members[0], msgspec.Struct) else ()
+        kind_name = "mapping" if keys else members[0].__name__
+        rows.append(Setting(field.name, kind_name, is_optional, is_required, default, about, keys))
     return tuple(rows)
 
 
@@ -116,6 +121,8 @@ def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> o
         value = amount_of_bytes(value, where)
     if setting.type == "int":
         return _checked_int(setting, value, where)
+    if setting.keys:
+        return _checked_mapping(setting, value, where)
     if not isinstance(value, str):
         raise ConfigError(f"{where} must be text, not {kind_of(value)}")
     if not value and setting.default != "":
@@ -126,9 +133,14 @@ def _read_value(setting: Setting, value: object, where: str, is_text: bool) -> o
 
 
 def _from_text(setting: Setting, text: str) -> object:
-    """What a flag's or variable's text stands for: a number if it is one, None for "none"."""
+    """What a flag's or variable's text stands for: a number if it is one, None for "none", a
+    mapping as YAML has it."""
     if setting.is_optional and text.lower() in _UNLIMITED_WORDS:
         return None
+    if setting.keys:
+        with contextlib.suppress(yaml.YAMLError, ValueError):
+            return yaml.load(text, _StrictLoader)
+        return text
     is_number = setting.type == "int" and re.fullmatch(r"[+-]?\d{1,30}", text.strip())
     return int(text) if is_number else text
 
@@ -143,6 +155,14 @@ def _checked_int(setting: Setting, value: object, where: str) -> int:
     if value > about.upper:
         raise ConfigError(f"{where} is {value}{unit}, above the largest value {about.upper}")
     return value
+
+
+def _checked_mapping(setting: Setting, value: object, where: str) -> dict[str, object]:
+    values = read_values(as_mapping(value, where), setting.keys, f"{where}: ")
+    for key in setting.keys:
+        if key.is_required and key.name not in values:
+            raise ConfigError(f"{where}: {key.name} is missing")
+    return values
 
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGT])(i?))?(?:B(?:/s)?)?")
@@ -242,7 +262,7 @@ def as_mapping(document: object, what: str) -> dict[object, object]:
 
 
 def unknown(problem: str, name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    nearest = difflib.get_close_matches(name[:_NAME_CHARS_MAX], known, n=1, cutoff=0.0)
     return f"{problem} '{name}' (nearest known: '{nearest[0]}')"
 
 

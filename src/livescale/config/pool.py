@@ -16,6 +16,7 @@ from livescale.types import SEQUENCES_MAX, Value
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 
 WORKERS_MAX = 4096
+GATEWAYS_MAX = 64
 ROOFLINE_PREFIX = "roofline:"
 """What a `timed_profile` begins with that is no file."""
 
@@ -25,6 +26,16 @@ class PoolConfig(Value, frozen=True, kw_only=True):
 
     host: Annotated[str, About("address that the HTTP API listens on")] = "127.0.0.1"
     port: Annotated[int, About("port of the HTTP API; 0 takes a free one", upper=65535)] = 8000
+    gateways: Annotated[
+        int,
+        About(
+            "processes that serve the HTTP API on this port, on one machine; a core each serves"
+            " most streams",
+            "",
+            1,
+            GATEWAYS_MAX,
+        ),
+    ] = 1
     workers: Annotated[
         int,
         About("worker processes, one per device, or those of `topology`", "", 0, WORKERS_MAX),
@@ -84,6 +95,17 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     topology: Annotated[
         str | None, About("file of hosts, devices and links; none: one host without limits")
     ] = None
+    rack: Annotated[
+        str,
+        About(
+            "leaf switch that this machine hangs on, and hosts that join and name none; empty:"
+            " leaf0"
+        ),
+    ] = ""
+    racks: Annotated[
+        str | None,
+        About("file that says in which racks hosts are that join and name none; none: see `rack`"),
+    ] = None
     worker_python: Annotated[
         str | None,
         About(
@@ -95,10 +117,32 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     device: Annotated[
         str,
         About(
-            "what a worker computes on; cuda: not yet tried on a GPU; timed: it only waits",
-            choices=("cpu", "cuda", "timed"),
+            "what a worker computes on; cuda: not yet tried on a GPU; vllm: with the engine of"
+            " that name, which `worker_python` has; timed: it only waits",
+            choices=("cpu", "cuda", "vllm", "timed"),
         ),
     ] = "cpu"
+    vllm_engines_max: Annotated[
+        int,
+        About(
+            "engines for different models that a worker of device vllm keeps, each with kv_bytes",
+            "",
+            1,
+            64,
+        ),
+    ] = 2
+    vllm_engines_bytes: Annotated[
+        int | None,
+        About(
+            "memory for the engines that a worker of device vllm keeps, KV and copies of"
+            " parameters; it has one in any case; none: as many as `vllm_engines_max` says",
+            "bytes",
+            upper=64 * _TIB,
+        ),
+    ] = None
+    vllm_any_version: Annotated[
+        str, About("whether a vLLM that was not tested is tried", choices=("no", "yes"))
+    ] = "no"
     timed_run_us: Annotated[
         int, About("time that a timed worker takes for anything it computes", "us", 0, 60_000_000)
     ] = 8000
@@ -115,10 +159,14 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     weights_layout: Annotated[
         str,
         About(
-            "packed: a CPU computes with a second, faster copy of the parameters; plain: without",
-            choices=("packed", "plain"),
+            "auto: a CPU computes Llama, Mistral, Qwen2 and Qwen3 from the parameters as they lie,"
+            " by compiled kernels, other models in the way that was fastest when this machine was"
+            " timed, with a second copy of what gains by one; packed: all models with a copy;"
+            " compiled: all without, by kernels; plain: all without, by torch. Device"
+            " vllm: plain: as they lie, else as vLLM lays them out, with a copy",
+            choices=("auto", "packed", "compiled", "plain"),
         ),
-    ] = "packed"
+    ] = "auto"
     arena_bytes: Annotated[int, About("memory for parameters, per worker", "bytes", _MIB, _TIB)] = (
         _GIB
     )
@@ -180,6 +228,14 @@ class PoolConfig(Value, frozen=True, kw_only=True):
     multicast: Annotated[
         str, About("how parameters get from those who have them to those who need them")
     ] = "auto"
+    serving_links: Annotated[
+        str,
+        About(
+            "link directions that rows and KV cross: plans avoid them where others are as good, or"
+            " ignore them, for comparison",
+            choices=("avoid", "ignore"),
+        ),
+    ] = "avoid"
     warm_spares: Annotated[
         str,
         About(
@@ -217,6 +273,24 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         str,
         About("partners of loading instances: where they pay, or all", choices=("auto", "always")),
     ] = "auto"
+    teams: Annotated[
+        str,
+        About(
+            "loading instances that serve together before any of them has everything: cover: as few"
+            " as have the whole model between them, pairs: one of each source's, none: no teams."
+            " By multicast binomial, whose instances get different parts first; with auto those"
+            " loads go that way that should have first tokens sooner so",
+            choices=("none", "cover", "pairs"),
+        ),
+    ] = "none"
+    team_end: Annotated[
+        str,
+        About(
+            "when a team ends, KV of requests that decode: move: from all members to the one that"
+            " gets the request, anew: it computes it, cheaper: what should be sooner there",
+            choices=("cheaper", "move", "anew"),
+        ),
+    ] = "cheaper"
     live_ahead_max: Annotated[
         int,
         About(
@@ -259,8 +333,10 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         str,
         About(
             "copies in host memory: spread: one of each model in the cluster; cache: on each host"
-            " what it loaded last; all: every model on every host; none",
-            choices=("spread", "cache", "all", "none"),
+            " what it loaded last; all: every model on every host; key-stages: on each host the"
+            " stages that were narrow while it had them, and the last copy of what no device"
+            " holds; none",
+            choices=("spread", "cache", "all", "key-stages", "none"),
         ),
     ] = "spread"
     cache_ttl_s: Annotated[
@@ -411,10 +487,37 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         str,
         About(
             "what a model scales by; bounds: all bounds above; slo: an aim for the TTFT instead of"
-            " the queued prefill work's",
-            choices=("bounds", "slo"),
+            " the queued prefill work's; stages: each stage of a model by its own queue; pipelines:"
+            " all stages alike (models without stages: slo)",
+            choices=("bounds", "slo", "stages", "pipelines"),
         ),
     ] = "slo"
+    stage_period_ms: Annotated[
+        int,
+        About(
+            "with scaling_policy stages: time between two decisions about a model's stages",
+            "ms",
+            10,
+            3_600_000,
+        ),
+    ] = 1_000
+    cores_profile: Annotated[
+        str | None,
+        About(
+            "with scaling_policy stages: file of `bench cores`; instances of a stage get more cores"
+            " where one of them goes that would be missed; none: workers keep their threads"
+        ),
+    ] = None
+    cores_max: Annotated[
+        int | None,
+        About(
+            "with cores_profile: cores of all workers of a host together; none: as many as this"
+            " machine has",
+            "",
+            1,
+            4096,
+        ),
+    ] = None
     ttft_aim_ms: Annotated[
         int | None,
         About("TTFT to aim at; none: the SLO's, else queues of 2/3 of a Run", "ms", 1, 3_600_000),
@@ -433,7 +536,7 @@ class PoolConfig(Value, frozen=True, kw_only=True):
         int | None,
         About(
             "time below every lower bound before a model shrinks; none: 100 with scaling_policy"
-            " slo, else 333",
+            " slo, 3000 of a stage, else 333",
             "ms",
             0,
             86_400_000,

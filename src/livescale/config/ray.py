@@ -5,6 +5,7 @@ The fields are a table of settings, as those of the pool are.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +19,17 @@ from livescale.common.settings import (
     read_yaml,
     settings_of,
 )
-from livescale.config.pool import WORKERS_MAX
+from livescale.config.pool import WORKERS_MAX, PoolConfig
 from livescale.config.serve_file import pool_document
 from livescale.types import Value
 
 _HOSTS_MAX = 4096
+NO_RAY = "Ray is not installed: pip install 'livescale[ray]'"
+
+
+def has_ray() -> bool:
+    """Ray is installed (without it: NO_RAY)."""
+    return importlib.util.find_spec("ray") is not None
 
 
 class RayConfig(Value, frozen=True, kw_only=True):
@@ -61,24 +68,48 @@ class RayConfig(Value, frozen=True, kw_only=True):
     accelerator_type: Annotated[
         str | None, About("Ray's name of the accelerator that a node must have; none: any")
     ] = None
+    rack_label: Annotated[
+        str | None,
+        About("label of a node that names the rack it is in; none: all are in the head's"),
+    ] = "ray.io/availability-zone"
+    tls_dir: Annotated[
+        str | None,
+        About("directory on every node with that node's own certificate, for a pool with tls_dir"),
+    ] = None
 
 
 RAY_SETTINGS = settings_of(RayConfig)
 
 
-def load_ray_config(path: Path | None, device: str) -> RayConfig:
-    """The file's section `ray`, for a pool whose workers compute on `device`. Raises ConfigError
-    (without a file: the defaults)."""
+def load_ray_config(path: Path | None, pool: PoolConfig) -> RayConfig:
+    """The file's section `ray`, for this pool. Raises ConfigError (without a file: the
+    defaults)."""
     section: object = None
     if path is not None:
         section = pool_document(read_yaml(path), path).get("ray")
-    where = f"{path}: ray"
+    where = "ray" if path is None else f"{path}: ray"
     fields = {} if section is None else as_mapping(section, where)
     config = msgspec.convert(read_values(fields, RAY_SETTINGS, f"{where}."), RayConfig)
     if config.hosts_max is not None and config.hosts_min > config.hosts_max:
         raise ConfigError(
             f"{where}.hosts_min is {config.hosts_min}, above hosts_max {config.hosts_max}"
         )
-    if config.host_resource is None and device != "cuda":
-        raise ConfigError(f"{where}.host_resource is none, but device is {device}: no GPU counts")
+    if config.host_resource is None and pool.device != "cuda":
+        raise ConfigError(
+            f"{where}.host_resource is none, but device is {pool.device}: no GPU counts"
+        )
+    _check_tls(config, pool, where)
     return config
+
+
+def _check_tls(config: RayConfig, pool: PoolConfig, where: str) -> None:
+    """Raises ConfigError."""
+    if config.tls_dir is not None and not Path(config.tls_dir).is_absolute():
+        raise ConfigError(f"{where}.tls_dir is {config.tls_dir}, no absolute path")
+    if pool.tls_dir is not None and config.tls_dir is None:
+        raise ConfigError(
+            f"tls_dir is set, but {where}.tls_dir is not: the directory on every node with that"
+            " node's own certificate"
+        )
+    if pool.tls_dir is None and config.tls_dir is not None:
+        raise ConfigError(f"{where}.tls_dir is set, but tls_dir, the head's certificate, is not")

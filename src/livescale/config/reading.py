@@ -27,7 +27,15 @@ from livescale.common.settings import (
     shown_default,
     unknown,
 )
-from livescale.config.model import CHANGEABLE_SETTINGS, MODEL_SETTINGS, ModelConfig
+from livescale.config.model import (
+    CHANGEABLE_SETTINGS,
+    MODEL_SETTINGS,
+    ModelConfig,
+    check_limits,
+    check_limits_given,
+    check_roles,
+    check_stages_given,
+)
 from livescale.config.pool import ROOFLINE_PREFIX, SETTINGS, WORKERS_MAX, PoolConfig
 from livescale.config.serve_file import pool_document
 from livescale.load.slo import SloError, parse_slo
@@ -43,7 +51,10 @@ _NOT_SETTINGS = (
     "LIVESCALE_ADMIN_KEY",
     TESTBED_VARIABLE,
 )
-_READ_BY_CHILDREN = ("tls_dir", "ssl_certfile", "ssl_keyfile", "worker_python")
+_READ_BY_CHILDREN = (
+    *("tls_dir", "ssl_certfile", "ssl_keyfile", "worker_python"),
+    *("racks", "cores_profile"),
+)
 
 
 def load_config(
@@ -65,8 +76,9 @@ def load_config(
         models += _models_of(document.pop("models", None), path)
         document.pop("ray", None)  # `config/ray.py` reads it, where Ray is asked for
         values |= read_values(document, SETTINGS, f"{path}: ", also=("models", "ray"))
-        if values.get("topology") is not None:
-            values["topology"] = str(path.parent / str(values["topology"]))
+        for name in ("topology", "racks", "cores_profile"):
+            if values.get(name) is not None:
+                values[name] = str(path.parent / str(values[name]))
         timed_profile = values.get("timed_profile")
         if timed_profile is not None and not str(timed_profile).startswith(ROOFLINE_PREFIX):
             values["timed_profile"] = str(path.parent / str(timed_profile))
@@ -97,7 +109,13 @@ def changed_model(
 ) -> ModelConfig:
     """The model with other limits. Raises ConfigError, also for what cannot be changed."""
     values = read_values(changes, CHANGEABLE_SETTINGS, f"model {model.name}: ")
-    changed: ModelConfig = msgspec.structs.replace(model, **values)
+    changed = msgspec.convert({**msgspec.to_builtins(model), **values}, ModelConfig)
+    if (changed.roles is None) != (model.roles is None):
+        raise ConfigError(
+            f"models: {model.name}: roles come and go only with the model: remove the model and"
+            " publish it again"
+        )
+    check_limits_given(changed.roles, values, f"models: {model.name}")
     _check_model(changed, config)
     return changed
 
@@ -105,7 +123,13 @@ def changed_model(
 def checked_model(model: ModelConfig, config: PoolConfig) -> ModelConfig:
     """An entry of `models:` that was written down earlier, if it holds for this pool. Raises
     ConfigError."""
-    return model_of(msgspec.to_builtins(model), config)
+    fields = msgspec.to_builtins(model)
+    given: dict[object, object] = {
+        setting.name: fields[setting.name]
+        for setting in MODEL_SETTINGS
+        if fields[setting.name] != setting.default
+    }
+    return model_of(given, config)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -152,8 +176,12 @@ def _model(fields: Mapping[object, object], where: str, base: Path) -> ModelConf
     values = read_values(fields, MODEL_SETTINGS, f"{where}.")
     if "path" not in values:
         raise ConfigError(f"{where}: path is missing")
-    values["path"] = str(base / str(values["path"]))
-    return _named(msgspec.convert(values, ModelConfig))
+    for name in ("path", "stage_profile"):
+        if values.get(name) is not None:
+            values[name] = str(base / str(values[name]))
+    model = _named(msgspec.convert(values, ModelConfig))
+    check_limits_given(model.roles, values, where)
+    return model
 
 
 def _named(model: ModelConfig) -> ModelConfig:
@@ -208,21 +236,55 @@ def _check(config: PoolConfig) -> None:
         _at_most(config, "hosts", "workers")
     # Each running request computes at least one token per run, or its decoding would starve.
     _at_most(config, "sequences_max", "run_tokens_max")
+    # They share the places of the line.
+    _at_most(config, "gateways", "queue_requests_max")
     try:
         parse_slo(config.slo)
     except SloError as error:
         raise ConfigError(f"slo: {error}") from None
     if config.timed_profile is not None and config.device != "timed":
         raise ConfigError(f"timed_profile is for device timed, not for {config.device}")
+    _check_cores(config)
+    _check_vllm(config)
     if config.carrier == "nixl" and importlib.util.find_spec("nixl_cu12") is None:
         raise ConfigError("carrier: nixl is not installed: pip install 'livescale[rdma]'")
     _check_tls(config)
     _check_models(config)
 
 
+def _check_cores(config: PoolConfig) -> None:
+    if config.cores_profile is None and config.cores_max is not None:
+        raise ConfigError("cores_max is given, and no cores_profile")
+    if config.cores_profile is not None and config.scaling_policy != "stages":
+        raise ConfigError(
+            f"cores_profile is for scaling_policy stages, not for {config.scaling_policy}"
+        )
+    if config.cores_profile is not None and config.device in ("cuda", "vllm"):
+        raise ConfigError(f"cores_profile is for devices cpu and timed, not for {config.device}")
+
+
+def _check_vllm(config: PoolConfig) -> None:
+    if config.device != "vllm":
+        return
+    if config.workers and config.worker_python is None:
+        raise ConfigError(
+            "device vllm: no worker_python is given, an interpreter that has vLLM (make vllm;"
+            " docs/vllm.md)"
+        )
+    if config.weights_layout == "compiled":
+        raise ConfigError("weights_layout compiled is for device cpu, not for vllm")
+    if config.listen is not None:
+        return  # hosts with other devices may join
+    for model in config.models:
+        what = "roles" if model.roles is not None else "stages" if model.has_stages else None
+        if what is not None:
+            raise ConfigError(
+                f"models: {model.name}: {what}: instances of device vllm run whole models, and pass"
+                " nothing to one another"
+            )
+
+
 def _check_tls(config: PoolConfig) -> None:
-    if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
-        raise ConfigError("ssl_certfile and ssl_keyfile: one needs the other")
     if config.tls_dir is None and config.data_plane_tls == "on":
         raise ConfigError("data_plane_tls is on, and there are no certificates: give tls_dir")
     if config.tls_dir is not None and config.carrier == "nixl":
@@ -250,7 +312,7 @@ def _check_models(config: PoolConfig) -> None:
             )
         seen[model.name] = model.path
         _check_model(model, config)
-    wanted = sum(model.min_replicas for model in config.models)
+    wanted = sum(model.instances_min for model in config.models)
     if wanted > config.workers and config.listen is None:
         raise ConfigError(
             f"models: min_replicas add up to {wanted}, above workers {config.workers}"
@@ -265,9 +327,10 @@ def _check_model(model: ModelConfig, config: PoolConfig) -> None:
     except ConfigError as error:
         raise ConfigError(f"{where}schedule: {error}") from None
     workers = config.workers if config.listen is None else WORKERS_MAX
-    largest = workers if model.max_replicas is None else model.max_replicas
-    if largest > workers:
-        raise ConfigError(f"{where}max_replicas is {largest}, above workers {workers}")
-    if model.min_replicas > largest:
-        limit = "workers" if model.max_replicas is None else "max_replicas"
-        raise ConfigError(f"{where}min_replicas is {model.min_replicas}, above {limit} {largest}")
+    check_stages_given(model, workers, where)
+    if model.roles is None:
+        check_limits(model.min_replicas, model.max_replicas, workers, where)
+        return
+    if model.schedule:
+        raise ConfigError(f"{where}schedule and roles do not go together")
+    check_roles(model.roles, workers, where)

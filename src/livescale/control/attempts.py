@@ -13,6 +13,7 @@ from livescale.control.router import Router
 from livescale.control.router_rows import RequestRecord
 from livescale.messages.commands import FailRequest
 from livescale.messages.events import BatchTaken, RequestArrived, RequestCancelled, RequestEnded
+from livescale.stages import stage_name
 from livescale.types import Outcome, Part, WorkerRef
 
 
@@ -32,7 +33,8 @@ class Attempts:
         self.avoid_until_ns = 0
 
     def arrived(self, event: RequestArrived, now_ns: int) -> bool:
-        state = self._states.get(event.model)
+        # Requests are for models; those of a model with stages come to the first one.
+        state = self._states.get(event.model) or self._states.get(stage_name(event.model, 0))
         if state is None and event.worker is None:
             self._failed.append(FailRequest(event.request, f"{event.model} is not served"))
             return True
@@ -42,7 +44,7 @@ class Attempts:
             return False
         record = self._router.arrive(
             request=event.request,
-            part=state.part,
+            part=state.entry.part,
             prompt_tokens=event.prompt_tokens,
             output_tokens_max=event.output_tokens_max,
             now_ns=now_ns,
@@ -52,7 +54,7 @@ class Attempts:
         record.attempt, record.moves = event.attempt, event.moves
         # Which earlier attempts were lost and which were given back is not known: none counts.
         if event.worker is None:
-            state.window.add(now_ns, event.prompt_tokens)
+            state.entry.window.add(now_ns, event.prompt_tokens)
         else:
             # What the instance reports of its work is more exact than a guess which ones wait.
             record.is_admitted = record.is_started = True
@@ -75,9 +77,10 @@ class Attempts:
             self._returned(record)
         return True
 
-    def taken(self, event: BatchTaken) -> bool:
+    def taken(self, event: BatchTaken, part: Part | None) -> bool:
         """A worker has taken attempts over: those that are current are its own now, unless another
-        one has taken them over since, whose word came first."""
+        one has taken them over since, whose word came first. They are the work of its instance's
+        part (None: the instance is gone)."""
         is_news = False
         for request, attempt, moves in event.requests:
             record = self._router.requests.get(request)
@@ -87,9 +90,18 @@ class Attempts:
                     # Whom it was taken from is gone, but it is not.
                     record.failures -= 1
                     record.failure = ""
-                self._router.move(record, event.worker)
+                self._router.move(record, event.worker, part)
                 is_news = True
         return is_news
+
+    def taken_by_lost(self, event: BatchTaken) -> bool:
+        """The report of a worker that is gone. Where the attempts go on its gateway says; only if
+        they have ended there, no word but the worker's own tells so."""
+        for request, attempt, moves in event.requests:
+            record = self._router.requests.get(request)
+            if record is not None and record.attempt == attempt and record.moves <= moves:
+                record.lost_taker = event.worker
+        return False
 
     def cancelled(self, event: RequestCancelled, _now_ns: int) -> bool:
         record = self._router.requests.get(event.request)
@@ -111,7 +123,16 @@ class Attempts:
             self._avoid_worker(record, now_ns)
             self._attempt_failed(record, f"worker {record.worker} was lost")
         elif event.worker not in (None, record.worker):
-            return False  # another worker has taken the attempt over
+            # Another worker has taken the attempt over, or that one had, and has ended it.
+            if event.outcome is Outcome.RETURNED and event.moves > record.moves:
+                # Its gateway does not know that, and what it sent of the taking was lost.
+                self._returned(record)
+                return True
+            has_ended = event.worker == record.lost_taker
+            has_ended = has_ended and event.outcome is not Outcome.RETURNED
+            if has_ended:
+                self._router.end(record)
+            return has_ended
         elif event.outcome is Outcome.RETURNED:
             if event.worker is None:
                 # What the worker sent of that, and of the instance that it may have lost, is late.
@@ -121,10 +142,12 @@ class Attempts:
             self._router.end(record)
         return True
 
-    def worker_lost(self, worker: WorkerRef, reason: str) -> None:
-        """The attempts under way there have failed."""
-        for record in self._router.on_worker(worker):
+    def worker_lost(self, worker: WorkerRef, reason: str) -> bool:
+        """The attempts under way there have failed. False if there were none."""
+        records = self._router.on_worker(worker)
+        for record in records:
             self._attempt_failed(record, reason)
+        return bool(records)
 
     def fail_waiting(self, part: Part, reason: str, retry_after_ns: int) -> list[FailRequest]:
         """No request of the part waits any longer. It is tried again after that time."""

@@ -24,6 +24,11 @@ class TokenWindow:
         self._arrivals.append((now_ns, tokens))
         self.tokens += tokens
 
+    @property
+    def oldest_leaves_ns(self) -> int | None:
+        """When it has fewer tokens (None: it has none)."""
+        return self._arrivals[0][0] + self.window_ns if self._arrivals else None
+
     def forget_old(self, now_ns: int) -> None:
         while self._arrivals and self._arrivals[0][0] <= now_ns - self.window_ns:
             self.tokens -= self._arrivals.popleft()[1]
@@ -70,7 +75,7 @@ class Autoscaler:
         if now_ns < self.below_since_ns + self.scale_down_timeout_ns:
             return instances, "below_lower_bound"
         self.below_since_ns = now_ns
-        return instances - 1, "idle"
+        return instances - 1, suggestion.low_reason
 
     def _wanted_of_last(self, now_ns: int, idle_since_ns: int | None) -> tuple[int, str]:
         if idle_since_ns is None or now_ns < idle_since_ns + self.idle_ns:

@@ -49,14 +49,21 @@ class ControllerConfig(Value, frozen=True):
     live instance holds at most `live_ahead_max` requests that neither it nor its source has
     admitted, and two Runs beyond what it computes until the load is over. `pairs` says where it
     gets a partner (None, of baselines: wherever one is overloaded, without the bound by the load's
-    time). Requests of a draining instance end there (`drain` "finish"), or go to others of their
-    part ("move"). `wall_ns` is the wall clock (UTC, since 1970) when the controller's own clock
-    stands at 0: schedules are read with it. With `assumes_group_rate` what a probe measures inside
-    a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`. Parameters get at
-    most `parameter_share_percent` of an uplink. `warm_spares` says which parameters stay longest
-    on released devices (`control/spares.py`): "recent", "slow-links", or "off" for none; with
-    `spares_ahead` devices that hold nothing get some before they are needed. Where they stay, a
-    model's last instance goes after `spare_idle_ns` without a request, at most.
+    time). `teams` says how loading instances serve together before any of them has everything
+    (`control/teams.py`; None: not at all). With `mutations` an instance may change its role;
+    without, for comparison, each role loads its own. Requests of a draining instance end there
+    (`drain` "finish"), or go to others of their part ("move"). `wall_ns` is the wall clock (UTC,
+    since 1970) when the controller's own clock stands at 0: schedules are read with it. With
+    `avoids_serving` the planner is told which link directions rows and KV cross, and keeps away
+    from them where others are as good; without it, for comparison, plans are made as if there were
+    none (BlitzScale §5.1's interference), and tell what they meet. With `assumes_group_rate` what a
+    probe measures inside a host replaces `group_bytes_per_s`, and the hosts' `device_bytes_per_s`.
+    Parameters get at most `parameter_share_percent` of an uplink. `warm_spares` says which
+    parameters stay longest on released devices (`control/spares.py`): "recent", "slow-links", or
+    "off" for none; with `spares_ahead` devices that hold nothing get some before they are needed.
+    Where they stay, a model's last instance goes after `spare_idle_ns` without a request, at most.
+    `stage_placement` says which hosts new instances of stages come to: "as-models" (what the plan
+    chooses), "quart" or "spread" (`control/stages/stage_placement.py`).
     """
 
     models: tuple[ModelPolicy, ...]
@@ -74,11 +81,14 @@ class ControllerConfig(Value, frozen=True):
     avoid_ns: int = 1_000_000_000
     scaling: ScalingPolicy = Bounds()
     multicast: str = "auto"
+    avoids_serving: bool = True
     placement: Placement = SpreadCopies()
     live_order: str = "stop-the-world"
     live_over_ns: int = 100_000_000
     live_ahead_max: int = 8
     pairs: PairRule | None = PairRule()
+    teams: str | None = None
+    mutations: bool = True
     drain: str = "finish"
     chunk_bytes: int = 1 << 20
     leaves: tuple[Leaf, ...] = ()
@@ -89,6 +99,7 @@ class ControllerConfig(Value, frozen=True):
     warm_spares: str = "recent"
     spares_ahead: bool = False
     spare_idle_ns: int = 1_000_000_000
+    stage_placement: str = "as-models"
     wall_ns: int = 0
 
 

@@ -14,28 +14,33 @@ from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
 from livescale.control.drains import Drains
 from livescale.control.fleet import Fleet
+from livescale.control.guests import Guests
 from livescale.control.holding_news import HoldingNews
 from livescale.control.host_copies import HostCopies
 from livescale.control.leaving import Leaving
 from livescale.control.loads import Loads
 from livescale.control.membership import Membership
-from livescale.control.model_state import ModelState
+from livescale.control.model_state import ModelState, PartState
 from livescale.control.pairing import Pairings
+from livescale.control.pipelines import Pipelines
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.control.repairs import repair_loads
+from livescale.control.roles import Roles
 from livescale.control.router import Router
 from livescale.control.scaling import Scaling
 from livescale.control.spares import Spares
 from livescale.control.status import ControllerStatus, status_of
+from livescale.control.team_duties import Teams
 from livescale.control.wishes import Wishes
 from livescale.messages import events
 from livescale.messages.commands import AnyCommand, Dispatch, ModelGone, WakeAt
 from livescale.messages.events import AnyEvent
-from livescale.placements import AllCopies, SpreadCopies
+from livescale.placements import keeps_last
 from livescale.types import InstanceState, WorkerRef
 
 # Everybody behind a sender that stalls reports it within this time; then it is judged.
+_AT_ONCE_GAP_NS = 1_000_000
 _STALL_GRACE_NS = 100_000_000
 
 
@@ -44,7 +49,7 @@ class Controller:
 
     def __init__(self, config: ControllerConfig) -> None:
         self.config = config
-        self.pool = ParameterPool(isinstance(config.placement, SpreadCopies | AllCopies))
+        self.pool = ParameterPool(keeps_last(config.placement))
         self.fleet = Fleet(self.pool)
         self.router = Router(
             config.dispatched_ahead_max,
@@ -64,11 +69,15 @@ class Controller:
         self.host_copies = HostCopies(
             config, self.fleet, self.pool, self.loads, self.planning, self.models
         )
+        self.guests = Guests(config, self.fleet, self.pool, self.loads, self.planning, self.models)
         self.pairings = Pairings(config, self.fleet, self.router, self.planning)
         self.leaving = Leaving(
             self.models, self.fleet, self.pool, self.planning, self.pairings, self.router
         )
         self.drains = Drains(config, self.models, self.fleet, self.planning, self.pairings)
+        self.roles = Roles(self.models, self.fleet, self.router, self.pairings)
+        self.teams = Teams(config, self.models, self.fleet, self.planning)
+        self.pipelines = Pipelines(config, self.models, self.fleet)
         self.wishes = Wishes(self.fleet, self.pool, self.router, self.planning)
         spares = Spares(config, self.fleet, self.pool, self.planning)
         self.scaling = Scaling(
@@ -81,6 +90,7 @@ class Controller:
             host_copies=self.host_copies,
             spares=spares,
             pairings=self.pairings,
+            roles=self.roles,
             wishes=self.wishes,
         )
         self._membership = Membership(
@@ -100,9 +110,13 @@ class Controller:
             loads=self.loads,
             planning=self.planning,
             host_copies=self.host_copies,
+            guests=self.guests,
+            teams=self.teams,
         )
         self.stale_events = 0
         self._wake_at_ns: int | None = None
+        #: when it was, or will be, woken at once
+        self._at_once_ns = -_AT_ONCE_GAP_NS
         self._now_ns = 0
         self._commands: list[AnyCommand] = []
         #: what records an event at a time; the answer is False for late news
@@ -115,20 +129,25 @@ class Controller:
             events.RequestCancelled: self.attempts.cancelled,
             events.RequestEnded: self.attempts.ended,
             events.BatchTaken: self._batch_taken,
+            events.KvTaken: news.kv_taken,
+            events.TeamBroke: lambda e, ns: self.pipelines.broke(e) or self.teams.broke(e, ns),
             events.InstanceReported: news.reported,
             events.LiveStarted: news.live_started,
+            events.RoleChanged: news.role_changed,
+            events.CoresChanged: self.wishes.lines.cores_changed,
             events.FirstByteArrived: news.first_byte_arrived,
             events.LayerArrived: news.layer_arrived,
             events.HoldingCompleted: news.completed,
             events.HoldingFailed: news.failed,
             events.HoldingDropped: news.dropped,
             events.FeedFailed: self.loads.feed_failed,
-            events.LinkMeasured: self.planning.link_measured,
+            events.LinkMeasured: self.planning.cluster.link_measured,
             events.ModelAdded: self._model_added,
             events.ModelChanged: self._model_changed,
             events.ModelRemoved: self._model_removed,
             events.CapacityMeasured: self._capacity_measured,
-            events.Tick: self._ticked,
+            # The time itself is the news: `_decide` looks at every deadline anyway.
+            events.Tick: lambda _event, _now_ns: True,
         }
 
     def step(self, now_ns: int, received: Sequence[AnyEvent]) -> list[AnyCommand]:
@@ -159,7 +178,10 @@ class Controller:
     # -- what happened ------------------------------------------------------------------------
 
     def _batch_taken(self, event: events.BatchTaken, _now_ns: int) -> bool:
-        return self.fleet.is_alive(event.worker) and self.attempts.taken(event)
+        if not self.fleet.is_alive(event.worker):
+            return self.attempts.taken_by_lost(event)
+        instance = self.fleet.instances.get(event.instance)
+        return self.attempts.taken(event, instance.part if instance is not None else None)
 
     def _model_added(self, event: events.ModelAdded, now_ns: int) -> bool:
         name = event.policy.spec.name
@@ -173,8 +195,10 @@ class Controller:
         state = self.models.get(event.policy.spec.name)
         if state is None or state.is_leaving or state.spec != event.policy.spec:
             return False
+        if bool(event.policy.roles) != state.has_roles:
+            return False  # instances cannot be told apart later
         state.change(event.policy, self.config)
-        self.wishes.look_again(state.part)
+        self.wishes.look_again(state)
         return True
 
     def _model_removed(self, event: events.ModelRemoved, _now_ns: int) -> bool:
@@ -183,7 +207,7 @@ class Controller:
             return False
         state.is_leaving = True
         self._leaving[event.model] = None
-        self.wishes.look_again(state.part)
+        self.wishes.look_again(state)
         self.pool.retire(event.model)
         return True
 
@@ -191,16 +215,8 @@ class Controller:
         state = self.models.get(event.model)
         if state is None:
             return False
-        # The configured figure wins; of several measurements the newest counts.
-        if state.policy.prefill_tokens_per_s is None:
-            state.prefill_tokens_per_s = event.prefill_tokens_per_s
-        if state.policy.kv_blocks is None:
-            state.kv_blocks = event.kv_blocks
-        self.wishes.look_again(state.part)
-        return True
-
-    def _ticked(self, _event: events.Tick, _now_ns: int) -> bool:
-        """The time itself is the news: `_decide` looks at every deadline anyway."""
+        state.measured(event.prefill_tokens_per_s, event.kv_blocks)
+        self.wishes.look_again(state)
         return True
 
     # -- what to do ---------------------------------------------------------------------------
@@ -220,19 +236,25 @@ class Controller:
             self.loads.blame_slow(self._now_ns)
             self._commands += repair_loads(self.loads, self.pool, self.planning.topology)
             self._commands += self.host_copies.decide(self._now_ns)
+            self._commands += self.guests.decide(self._now_ns)
             self._commands += self.pairings.decide()
+            self._commands += self.teams.decide()
             self._commands += self.leaving.decide()
             self._commands += self.scaling.decide(self._now_ns, self.config.wall_ns, self.models)
+            self._commands += self.pipelines.decide()
         waiting = [self.models[part.model] for part in self.router.parts_waiting()]
-        for state in sorted(waiting, key=lambda state: state.number):
-            self._dispatch(state)
-        self._commands += self.scaling.release_empty(self._now_ns)
+        for model in sorted(waiting, key=lambda model: model.number):
+            self._dispatch(model.entry)
+        released = self.scaling.release_empty(self._now_ns)
+        self._commands += released
         if is_settled:
             self._commands += self.drains.decide()
+            self._commands += self.roles.decide()
         if is_settled:
             self._fail_unloadable()
             self._let_go()
-        self._ask_to_wake()
+        # A warm spare is there at once, and no event says so.
+        self._ask_to_wake(at_once=bool(released) and self.scaling.is_short)
 
     def _fail_unloadable(self) -> None:
         """Requests of models that cannot be loaded do not wait for what may never come.
@@ -247,25 +269,29 @@ class Controller:
             if reason is None or left_ns <= 0:
                 continue
             has_copy = self.planning.has_copy(state) or bool(self.pool.spares(part.model))
-            is_there = any(not instance.is_released for instance in self.fleet.of_part(part))
+            instances = self.fleet.of_parts(state.keys)
+            is_there = any(not instance.is_released for instance in instances)
             if not has_copy and not is_there:
                 self._commands += self.attempts.fail_waiting(part, reason, left_ns)
 
     def _let_go(self) -> None:
         """Withdrawn models of which nothing is left are forgotten."""
         for name in list(self._leaving):
-            part = self.models[name].part
-            if not self.router.unfinished(part) and not self.pool.has_any(name):
+            model = self.models[name]
+            is_busy = self.wishes.requests_of(model, self.models)
+            if not is_busy and not self.pool.has_any(name):
                 del self.models[name], self._leaving[name]
-                self.wishes.forget_part(part)
+                self.wishes.forget_model(model)
                 self.host_copies.forget_model(name)
                 self.pool.forget_model(name)
-                self.fleet.forget_part(part)
+                for part in model.keys:
+                    self.fleet.forget_part(part)
                 self.planning.forget_model(name)
                 self._commands.append(ModelGone(name))
 
-    def _dispatch(self, state: ModelState) -> None:
-        routes = self.pairings.routes(self._now_ns, state)
+    def _dispatch(self, state: PartState) -> None:
+        routes = self.teams.routes(state, self.roles.routes(self._now_ns, state))
+        routes = self.pipelines.routes(state, routes)
         waking = self.fleet.waking(state.part)
         for assignment in self.router.assign(self._now_ns, state.part, routes, waking):
             record = assignment.request
@@ -273,15 +299,19 @@ class Controller:
                 Dispatch(record.id, record.attempt, assignment.instance, assignment.worker)
             )
 
-    def _ask_to_wake(self) -> None:
+    def _ask_to_wake(self, *, at_once: bool) -> None:
         """WakeAt for the next deadline, unless an earlier call is already promised."""
+        if at_once:
+            # Not again and again: what is given and taken back must not stop the clock.
+            self._at_once_ns = max(self._now_ns + 1, self._at_once_ns + _AT_ONCE_GAP_NS)
         deadlines = [
+            self._at_once_ns,
             self._membership.settled_at_ns or 0,
             self.fleet.hopeless_from_ns() or 0,
             self.attempts.avoid_until_ns,
-            self.wishes.deadline_ns() or 0,
-            self.host_copies.deadline_ns() or 0,
         ]
+        asked = (self.wishes.deadline_ns, self.host_copies.deadline_ns, self.guests.deadline_ns)
+        deadlines += [deadline_ns() or 0 for deadline_ns in asked]
         deadlines += self.loads.blame_deadlines_ns(self._now_ns, _STALL_GRACE_NS)
         future = [deadline for deadline in deadlines if deadline > self._now_ns]
         if self._wake_at_ns is not None and self._wake_at_ns <= self._now_ns:
@@ -301,7 +331,7 @@ class Controller:
             holders = [c.holder for c in copies if c.is_loaded and not c.is_on_host]
             keepers = [
                 i.worker
-                for i in self.fleet.of_part(state.part)
+                for i in self.fleet.of_parts(state.keys)
                 if i.state in (InstanceState.SERVING, InstanceState.DRAINING) and not i.is_released
             ]
             assert holders == sorted(keepers), (holders, keepers)
@@ -309,7 +339,7 @@ class Controller:
             assert self.fleet.is_alive(load.receiver), f"{load.receiver} loads and is gone"
 
     def __repr__(self) -> str:
-        waiting = sum(self.router.waiting(state.part) for state in self.models.values())
+        waiting = sum(self.router.waiting(state.entry.part) for state in self.models.values())
         return (
             f"<Controller {len(self.fleet.workers)} workers, {len(self.fleet.instances)} instances,"
             f" {waiting} waiting, {len(self.router.requests)} requests>"

@@ -80,6 +80,6 @@ class Drains:
 
     def _taker(self, instance: Instance, other: Instance) -> Taker:
         """With what the slowest link on the way there carries."""
-        rate = self._planning.link_bytes_per_s(instance.worker, other.worker)
+        rate = self._planning.cluster.link_bytes_per_s(instance.worker, other.worker)
         kv_bytes = self._states[instance.model].spec.kv_bytes_per_token
         return Taker(other.partner, kv_bytes * _PS_PER_S // rate if rate else 0)

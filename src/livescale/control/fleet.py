@@ -12,7 +12,9 @@ import msgspec
 
 from livescale.clusters.topology import Device, Host
 from livescale.control.holdings import Copy
+from livescale.control.idle_workers import IdleWorkers, WorkerRecord
 from livescale.control.instance import TRANSITIONS, Instance, InvalidTransition
+from livescale.control.known_cores import KnownCores
 from livescale.control.pool import ParameterPool
 from livescale.messages.events import InstanceReported
 from livescale.routes import Hop, Partner, Route
@@ -49,14 +51,6 @@ class Tally:
 
 
 @dataclass(slots=True)
-class WorkerRecord:
-    """A living worker."""
-
-    ref: WorkerRef
-    device: Device
-
-
-@dataclass(slots=True)
 class AgentRecord:
     """A living host agent."""
 
@@ -69,6 +63,7 @@ class Fleet:
 
     def __init__(self, pool: ParameterPool) -> None:
         self._pool = pool
+        self.cores = KnownCores()
         #: grows with every move of an instance, and when a host agent joins
         self.version = 0
         #: by worker number: at most one incarnation is alive
@@ -86,14 +81,21 @@ class Fleet:
         self._waking: dict[Part, int] = {}
         #: parts whose instances or their loads changed since that was last looked at
         self.touched: dict[Part, None] = {}
+        #: what `version` was when an instance of the part moved last
+        self._versions: dict[Part, int] = {}
         #: instances that drain, in the order in which they began to
         self.draining: dict[InstanceId, Instance] = {}
+        self._idle = IdleWorkers(self.workers, self.leaving, pool.in_use)
+        #: instances of an earlier controller's life whose role is none of their model's, until that
+        #: was looked at
+        self.strangers: dict[InstanceId, Instance] = {}
         #: the loads of instances whose ranks have not all been reported, as rank 0 reported them
         self._early_loads: dict[InstanceId, InstanceReported] = {}
 
-    def join(self, ref: WorkerRef, device: Device) -> None:
+    def join(self, ref: WorkerRef, device: Device, *, is_engine: bool = False) -> None:
         assert ref.worker not in self.workers, f"{ref} joins, {self.workers[ref.worker]} is alive"
-        self.workers[ref.worker] = WorkerRecord(ref, device)
+        self.workers[ref.worker] = WorkerRecord(ref, device, is_engine)
+        self._idle.forget()
 
     def agent_joins(self, ref: WorkerRef, host: Host) -> None:
         assert ref.worker not in self.agents, f"{ref} joins, {self.agents[ref.worker]} is alive"
@@ -106,6 +108,10 @@ class Fleet:
         record = records.get(ref.worker)
         return record is not None and record.ref == ref
 
+    def is_engine(self, worker: WorkerRef) -> bool:
+        """What runs there works alone, with whole models."""
+        return worker.worker in self.workers and self.workers[worker.worker].is_engine
+
     def living_agents(self) -> list[AgentRecord]:
         """In id order."""
         return [self.agents[number] for number in sorted(self.agents)]
@@ -113,7 +119,8 @@ class Fleet:
     def begin_leaving(self, members: Iterable[WorkerRef]) -> None:
         """These living members want to go."""
         self.version += 1
-        self.leaving |= dict.fromkeys(members)
+        self.leaving.update(dict.fromkeys(members))
+        self._idle.forget()
 
     def is_leaving(self, members: Iterable[WorkerRef]) -> bool:
         """One of them wants to go."""
@@ -122,6 +129,7 @@ class Fleet:
     def leave(self, ref: WorkerRef) -> None:
         """The worker or agent is gone."""
         self.leaving.pop(ref, None)
+        self._idle.forget()
         if ref.is_agent:
             del self.agents[ref.worker]
         else:
@@ -135,13 +143,10 @@ class Fleet:
                 return self.instances[duty.instance]
         return None
 
-    def idle(self, arena_bytes: int) -> list[WorkerRecord]:
+    def idle(self, arena_bytes: int, *, engines: bool = True) -> list[WorkerRecord]:
         """Workers of no instance, which stay, hold warm spares or nothing, and whose arena is as
-        large as the model, in id order."""
-        records = (self.workers[number] for number in sorted(self.workers))
-        fitting = [record for record in records if record.device.arena_bytes >= arena_bytes]
-        fitting = [record for record in fitting if record.ref not in self.leaving]
-        return [record for record in fitting if self._pool.is_idle(record.ref)]
+        large as the model, in id order. Those that are `engines` only if asked for."""
+        return self._idle.listed(arena_bytes, engines=engines)
 
     def adopt(self, part: Part, copy: Copy) -> None:
         """Take over an instance from an earlier controller's life: all its ranks were reported."""
@@ -157,6 +162,8 @@ class Fleet:
         instance.is_unreported = state is not InstanceState.LOADING
         instance.story.append(f"adopted as {state.name}")
         self.add(instance)
+        if duty.role is not part.role:
+            self.strangers[instance.id] = instance
         load = self._early_loads.pop(instance.id, None)
         if load is not None:
             self.report(instance, load)
@@ -227,6 +234,7 @@ class Fleet:
         instance.left_out = event.left_out
         instance.prefill_tokens = event.prefill_tokens
         instance.prefill_ns = event.prefill_ns
+        instance.stage_counts = event.stage
         tally.add(instance)
 
     def tally(self, part: Part) -> Tally:
@@ -277,14 +285,38 @@ class Fleet:
         serving = [s for s in sources if s is not None and s.state is InstanceState.SERVING]
         return tuple(source.partner for source in serving)
 
+    def version_of(self, part: Part) -> int:
+        """Grows with every move of an instance of the part."""
+        return self._versions.get(part, 0)
+
     def of_part(self, part: Part) -> list[Instance]:
         """Living instances of the part in id order."""
         return [instance for _, instance in sorted(self._of_part.get(part, {}).items())]
+
+    def of_parts(self, parts: Iterable[Part]) -> list[Instance]:
+        """Living instances of these parts, part by part."""
+        return [instance for part in parts for instance in self.of_part(part)]
+
+    def change_part(self, instance: Instance, part: Part) -> None:
+        """The instance serves another part of its model from now on: nothing is loaded for that."""
+        self.version += 1
+        before = instance.part
+        self.tally(before).add(instance, -1)
+        self.tally(before).capacity -= instance.is_capacity
+        del self._of_part[before][instance.id]
+        self._changed(before)
+        instance.part = part
+        instance.story.append(f"{before.role}->{part.role}")
+        self.tally(part).add(instance)
+        self.tally(part).capacity += instance.is_capacity
+        self._of_part.setdefault(part, {})[instance.id] = instance
+        self._changed(part)
 
     def forget_part(self, part: Part) -> None:
         """The part leaves the pool; it has no instance any more."""
         assert not self._of_part.pop(part, None), f"{part} has instances"
         self._tallies.pop(part, None)
+        self._versions.pop(part, None)
         self._serving.pop(part, None)
         self._live.pop(part, None)
         self._waking.pop(part, None)
@@ -292,6 +324,7 @@ class Fleet:
     def _changed(self, part: Part) -> None:
         """One of its instances is new, or moves."""
         self.touched[part] = None
+        self._versions[part] = self.version
         self._serving.pop(part, None)
         self._live.pop(part, None)
         self._waking.pop(part, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from livescale.control.fleet import Fleet
+from livescale.control.guests import Guests
 from livescale.control.holdings import Copy
 from livescale.control.host_copies import HostCopies
 from livescale.control.instance import Instance
@@ -13,14 +14,17 @@ from livescale.control.model_state import ModelState
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.control.router import Router
+from livescale.control.team_duties import Teams
 from livescale.messages.events import (
     FirstByteArrived,
     HoldingCompleted,
     HoldingDropped,
     HoldingFailed,
     InstanceReported,
+    KvTaken,
     LayerArrived,
     LiveStarted,
+    RoleChanged,
 )
 
 
@@ -37,6 +41,8 @@ class HoldingNews:
         loads: Loads,
         planning: Planning,
         host_copies: HostCopies,
+        guests: Guests,
+        teams: Teams,
     ) -> None:
         self._states = states
         self._fleet = fleet
@@ -45,6 +51,8 @@ class HoldingNews:
         self._loads = loads
         self._planning = planning
         self._host_copies = host_copies
+        self._guests = guests
+        self._teams = teams
 
     def reported(self, event: InstanceReported, _now_ns: int) -> bool:
         # A request may have been started by an instance that is gone by now: both are looked up.
@@ -63,13 +71,23 @@ class HoldingNews:
         self._router.progressed(instance.worker, event)
         return True
 
+    def kv_taken(self, event: KvTaken, _now_ns: int) -> bool:
+        """For the run record. The requests are the instance's already."""
+        return event.instance in self._fleet.instances
+
     def live_started(self, event: LiveStarted, _now_ns: int) -> bool:
         holding = self._pool.find(event.holding)
         instance = self._instance_of(self._pool.copy_of(holding)) if holding is not None else None
         # Requests go to rank 0: they must not be there before it knows of the instance.
-        if instance is not None and instance.worker == event.holding.member:
+        is_first = instance is not None and instance.worker == event.holding.member
+        # A leader of a team may have been told to lead when everything was on its way already.
+        if instance is not None and is_first and instance.is_loading:
             self._fleet.move(instance, LiveStarted)
         return instance is not None
+
+    def role_changed(self, event: RoleChanged, _now_ns: int) -> bool:
+        """For the run record. Nothing follows: its part changed with the order."""
+        return self._pool.find(event.holding) is not None
 
     def first_byte_arrived(self, event: FirstByteArrived, now_ns: int) -> bool:
         instance = self._moved(event)
@@ -83,7 +101,9 @@ class HoldingNews:
             return False
         copy = self._pool.copy_of(holding)
         instance, before = self._instance_of(copy), copy.watermark
-        holding.watermark = max(holding.watermark, event.watermark)
+        holding.layer_came(event.layer, event.watermark)
+        if instance is not None:
+            self._teams.layer_came(instance)
         if instance is not None and copy.watermark > before:
             instance.layer_ns = now_ns
             if now_ns == instance.first_byte_ns:
@@ -100,7 +120,9 @@ class HoldingNews:
         copy = self._pool.move(holding, HoldingCompleted)
         copy.used_ns = now_ns
         instance = self._instance_of(copy)
-        if copy.is_complete and copy.is_on_host:
+        if copy.is_complete and holding.member in self._pool.guests:
+            self._guests.ended_well(holding.member)
+        elif copy.is_complete and copy.is_on_host:
             self._host_copies.ended_well(copy.model)
         elif copy.is_loaded and instance is not None:
             self._fleet.move(instance, HoldingCompleted)
@@ -123,6 +145,8 @@ class HoldingNews:
         if instance is not None and is_first:
             self._fleet.move(instance, HoldingFailed)
             failures = self._states[copy.model].load_failures
+        elif holding.member in self._pool.guests:
+            failures = self._guests.failures_of(holding.member)
         elif copy.is_on_host and is_first:
             failures = self._host_copies.failures_of(copy.model)
         else:

@@ -95,11 +95,12 @@ class InvalidMove(Exception):
 @dataclass(slots=True, eq=False)
 class Holding:
     """Some layers of one rank of a model on one member. `watermark` is the end of the prefix of
-    its span that is there."""
+    its span that is there; layers `beyond` are there, too."""
 
     order: StartHolding
     watermark: int = 0
     state: HoldingState = HoldingState.ORDERED
+    beyond: dict[int, None] = field(default_factory=dict)
 
     @property
     def id(self) -> HoldingId:
@@ -113,6 +114,16 @@ class Holding:
     def is_whole(self) -> bool:
         """Every layer of its span is there, and stays."""
         return self.state in _HAS_ALL
+
+    def layer_came(self, layer: int, watermark: int) -> None:
+        """The layer is there, and so is the prefix up to the watermark."""
+        self.watermark = max(self.watermark, watermark)
+        self.beyond[layer] = None
+        self.beyond = {n: None for n in self.beyond if n >= self.watermark}
+
+    def has(self, layer: int) -> bool:
+        """The layer is there."""
+        return layer < self.watermark or layer in self.beyond
 
     def move(self, cause: type[Value]) -> None:
         """Apply the table. Raises InvalidMove."""
@@ -167,7 +178,7 @@ class Copy:
     @property
     def is_complete(self) -> bool:
         """Every layer of every rank is there."""
-        return self.is_there and all(holding.is_whole for holding in self.ranks.values())
+        return self.is_there and all(holding.state in _HAS_ALL for holding in self.ranks.values())
 
     @property
     def is_loaded(self) -> bool:
@@ -190,6 +201,14 @@ class Copy:
         if len(self.ranks) < len(self.members):
             return 0
         return min(holding.watermark for holding in self.ranks.values())
+
+    def layers(self) -> list[int]:
+        """The layers that all ranks have."""
+        if len(self.ranks) < len(self.members):
+            return []
+        ranks = list(self.ranks.values())
+        span = ranks[0].order.span
+        return [n for n in range(span.start, span.stop) if all(h.has(n) for h in ranks)]
 
     def release(self) -> list[ReleaseHolding]:
         """The instance ends and the bytes stay: orders for every rank that is not a spare yet."""

@@ -6,11 +6,12 @@ per model (BlitzScale §5.3); the strategies of other systems are here for compa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy, Holding
+from livescale.control.instance import Instance
 from livescale.control.load_failures import LoadFailures
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
@@ -25,7 +26,7 @@ from livescale.control.placement import (
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.messages.commands import AnyCommand, PlanMade, StartHolding
-from livescale.placements import AllCopies, CacheCopies, SpreadCopies
+from livescale.placements import AllCopies, CacheCopies, KeyStageCopies, SpreadCopies
 from livescale.types import HoldingId, InstanceState, WorkerRef
 
 
@@ -51,6 +52,8 @@ class HostCopies:
         #: of models whose copies have failed
         self._failures: dict[str, LoadFailures] = {}
         self._now_ns = 0
+        #: by model: what stood when its copies were last looked at, and what was found
+        self._known: dict[str, tuple[tuple[int, int, bool], ModelCopies]] = {}
         #: what the last decision saw, and until when it stands if nothing changes
         self._seen: tuple[int, ...] = ()
         self._due_ns: int | None = None
@@ -76,18 +79,21 @@ class HostCopies:
 
     def _versions(self) -> tuple[int, ...]:
         """Whatever a decision depends on, besides time, changes one of these."""
-        return (self._pool.version, self._fleet.version, len(self._states))
+        key = self._pool.schedule.version
+        return (self._pool.version, self._fleet.version, key, len(self._states))
 
     def preferred_targets(
         self, state: ModelState, spare: list[WorkerRef], count: int
     ) -> tuple[tuple[WorkerRef, ...], ...] | None:
         """Where a strategy that reads host memory wants its instances (None: no preference)."""
-        if not isinstance(self._strategy, CacheCopies | AllCopies):
+        if not isinstance(self._strategy, CacheCopies | AllCopies | KeyStageCopies):
             return None
         topology = self._planning.topology
         hosts = {
             topology.agents[copy.holder].name for copy in self._pool.host_copies(state.spec.name)
         }
+        if not hosts and isinstance(self._strategy, KeyStageCopies):
+            return None
         ordered = sorted(spare, key=lambda w: (topology.host_of(w) not in hosts, w))
         size = state.spec.tp_size
         return tuple(tuple(ordered[i * size : (i + 1) * size]) for i in range(count))
@@ -125,7 +131,7 @@ class HostCopies:
             times += [
                 copy.used_ns + self._strategy.ttl_ns
                 for copy in self._pool.on_hosts()
-                if not copy.is_given_up
+                if not copy.is_given_up and copy.holder not in self._pool.guests
             ]
         return min(times, default=None)
 
@@ -148,6 +154,8 @@ class HostCopies:
     def forget_model(self, model: str) -> None:
         """The model leaves the pool."""
         self._failures.pop(model, None)
+        self._known.pop(model, None)
+        self._pool.schedule.forget_model(model)
 
     def has_any(self, model: str) -> bool:
         """Something of the model is in the memory of some host that stays."""
@@ -156,16 +164,21 @@ class HostCopies:
     # -- helpers ------------------------------------------------------------------------------
 
     def _of_model(self, model: str) -> list[Copy]:
-        return [copy for copy in self._pool.on_hosts() if copy.model == model]
+        guests = self._pool.guests
+        found = [copy for copy in self._pool.on_hosts() if copy.holder not in guests]
+        return [copy for copy in found if copy.model == model]
 
     def _rooms(self) -> list[HostRoom]:
         """What is free on each host, in id order of the agents."""
         rooms = {
             record.ref: HostRoom(
-                record.ref, record.host.memory_bytes, reads_files=record.host.reads_files
+                record.ref,
+                record.host.memory_bytes,
+                reads_files=record.host.reads_files,
+                memory_bytes=record.host.memory_bytes,
             )
             for record in self._fleet.living_agents()
-            if record.ref not in self._fleet.leaving
+            if record.ref not in self._fleet.leaving and not record.host.is_guest
         }
         for copy in self._pool.on_hosts():
             if copy.holder not in rooms:
@@ -175,21 +188,35 @@ class HostCopies:
         return list(rooms.values())
 
     def _models(self) -> list[ModelCopies]:
-        return [self._model(state) for state in self._states.values()]
+        return [self._model_as_known(state) for state in self._states.values()]
+
+    def _model_as_known(self, state: ModelState) -> ModelCopies:
+        """Looked at again where something changed: most steps change one of many models."""
+        if self._fleet.leaving or isinstance(self._strategy, CacheCopies | KeyStageCopies):
+            # What leaves counts for no model, and these look at times.
+            return self._model(state)
+        name = state.name
+        version = max(self._fleet.version_of(part) for part in state.keys)
+        stand = self._pool.version_of(name), version, state.is_leaving
+        known = self._known.get(name)
+        if known is None or known[0] != stand:
+            known = self._known[name] = stand, self._model(state)
+        return known[1]
 
     def _model(self, state: ModelState) -> ModelCopies:
         name = state.spec.name
-        instances = self._fleet.of_part(state.part)
+        instances = self._fleet.of_parts(state.keys)
         copies = self._pool.host_copies(name)
         copies = [copy for copy in copies if not self._fleet.is_leaving(copy.members)]
-        used_ns = {copy.holder: copy.used_ns for copy in copies}
+        schedule = self._pool.schedule
+        used_ns = {c.holder: max(c.used_ns, schedule.given_ns(name, c.holder)) for c in copies}
         whole = {copy.holder: copy.is_complete for copy in copies}
-        holders = self._pool.holders(name)
-        is_going = bool(holders) and all(i.state is InstanceState.DRAINING for i in instances)
+        is_held = self._pool.count_holders(name) > 0
+        is_going = is_held and all(i.state is InstanceState.DRAINING for i in instances)
         return ModelCopies(
             model=name,
             size_bytes=state.instance_bytes,
-            is_on_devices=bool(holders),
+            is_on_devices=is_held,
             needs_copy=is_going,
             is_leaving=state.is_leaving and not instances,
             # Whole ones come first: they are kept.
@@ -197,7 +224,21 @@ class HostCopies:
             # One that is arriving is in use.
             used_ns={a: used_ns[a] if whole[a] else self._now_ns for a in used_ns},
             has_copy=self._planning.has_copy(state),
+            key_reason=schedule.key_reason(self._now_ns, name),
+            given_ns=self._given_ns(name, instances),
         )
+
+    def _given_ns(self, name: str, instances: Iterable[Instance]) -> dict[WorkerRef, int]:
+        """The agents of the hosts that these instances are on, and when each was given one last."""
+        if not isinstance(self._strategy, KeyStageCopies):
+            return {}
+        topology = self._planning.topology
+        hosts = {topology.host_of(worker): None for i in instances for worker in i.workers}
+        return {
+            record.ref: self._pool.schedule.given_ns(name, record.ref)
+            for record in self._fleet.living_agents()
+            if record.host.name in hosts
+        }
 
     def _start(self, state: ModelState, keep: Keep) -> list[AnyCommand]:
         name, spec = keep.model, state.spec
@@ -215,7 +256,7 @@ class HostCopies:
             order = StartHolding(
                 holding=HoldingId(plan.plan, keep.agent),
                 model=name,
-                span=state.part.span,
+                span=state.entry.part.span,
                 feeds=plan.load_of(keep.agent).feeds,
                 chunk_bytes=plan.chunk_bytes,
                 rank=rank,

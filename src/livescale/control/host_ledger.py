@@ -86,8 +86,16 @@ class HostLedger:
         return numbers
 
     def leave(self, name: str) -> None:
-        """The host is not expected back. Its numbers stay its own."""
+        """The host is not expected back. Its numbers stay its own, but for hosts without workers,
+        which come and go under ever new names: of these the last one is remembered, so that its
+        number is not given again."""
         self._entries[name] = msgspec.structs.replace(self._entries[name], is_here=False)
+        last = max(entry.numbers.agent for entry in self._entries.values())
+        self._entries = {
+            known: entry
+            for known, entry in self._entries.items()
+            if entry.is_here or entry.places or entry.numbers.agent == last
+        }
 
     # -- helpers --------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from livescale.messages.events import (
     HoldingFailed,
     LayerArrived,
     LiveStarted,
+    StageCounts,
     WorkerLost,
 )
 from livescale.routes import Duty, Partner
@@ -29,6 +30,8 @@ _STORY_MAX = 32
 TRANSITIONS: dict[InstanceState, dict[type[Value], InstanceState]] = {
     InstanceState.STARTING: {
         FirstByteArrived: InstanceState.LOADING,
+        # Layers of a stage that have no bytes are there before any byte.
+        LayerArrived: InstanceState.LOADING,
         LiveStarted: InstanceState.LIVE,
         # It was made of a warm spare: nothing arrives.
         HoldingCompleted: InstanceState.SERVING,
@@ -102,6 +105,7 @@ class Instance:
     left_out: int = 0
     prefill_tokens: int = 0
     prefill_ns: int = 0
+    stage_counts: StageCounts | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_MAX))
 
     def change(self, duty: Duty) -> ChangeDuty:

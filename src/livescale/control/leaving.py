@@ -71,7 +71,7 @@ class Leaving:
     # -- helpers --------------------------------------------------------------------------------
 
     def _may_go(self, ref: WorkerRef) -> bool:
-        if self._fleet.instance_on(ref) is not None or self._pool.readers(ref):
+        if self._fleet.instance_on(ref) is not None or self._pool.reads.count(ref):
             return False
         copies = [self._pool.copy_of(holding) for holding in self._pool.on(ref)]
         if self._router.on_worker(ref) or not all(copy.is_there for copy in copies):

@@ -17,8 +17,9 @@ class LoadSnapshot(msgspec.Struct, frozen=True):
     up to `kv_blocks_kept` are kept for running requests to grow. Rates, places and KV blocks are
     per instance; None means not known yet. `serving` of the instances serve now, and `resumable`
     ones, which drain or of which a warm spare is there, would do so at once. Runs with prompts did
-    `service_tokens_per_s`, and one more load to an instance should take `load_ns`. At most
-    `instances_max` are allowed (None: any).
+    `service_tokens_per_s`, and one more load to an instance should take `load_ns` (None: not
+    known, or not asked for). At most `instances_max` are allowed (None: any). The link of an
+    instance carries the KV of `kv_tokens_per_s` (None: no KV crosses it, or that is not known).
     """
 
     instances: int
@@ -40,6 +41,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True):
     service_tokens_per_s: int | None = None
     load_ns: int | None = None
     instances_max: int | None = None
+    kv_tokens_per_s: int | None = None
 
     @property
     def waiting_requests(self) -> int:
@@ -63,6 +65,8 @@ class Suggestion(msgspec.Struct, frozen=True):
     #: instances to have if there are fewer than `at_least` (None: the middle of both)
     target: int | None = None
     floor: int = 0
+    #: why instances go if there are more than `at_most`
+    low_reason: str = "idle"
 
     @property
     def grow_to(self) -> int:

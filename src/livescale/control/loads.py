@@ -33,6 +33,8 @@ class OpenLoad:
     model: str
     rank: int
     feeds: tuple[Feed, ...]
+    #: the unit that its feeds are in
+    chunk_bytes: int
     #: how long it should take (None: not known, or judged already), and when it is late
     predicted_ns: int | None = None
     late_at_ns: int | None = None
@@ -68,15 +70,22 @@ class Loads:
     def __init__(self, pool: ParameterPool) -> None:
         self._pool = pool
         self.open: dict[HoldingId, OpenLoad] = {}
-        #: what members that were lost were receiving, by model and rank, until repairs are made
-        self._lost: dict[tuple[str, int], FeedsByReceiver] = {}
+        #: what members that were lost were receiving, by model, rank and unit, until repairs
+        self._lost: dict[tuple[str, int, int], FeedsByReceiver] = {}
 
     def begin(self, holding: Holding, predicted_ns: int | None = None) -> None:
         """The holding arrives by the feeds of its order, and should take so long (None: not
         known)."""
         order = holding.order
         assert holding.id not in self.open, f"{self.open[holding.id]} is open already"
-        load = OpenLoad(holding.id, order.model, order.rank, order.feeds, predicted_ns)
+        load = OpenLoad(
+            id=holding.id,
+            model=order.model,
+            rank=order.rank,
+            feeds=order.feeds,
+            chunk_bytes=order.chunk_bytes,
+            predicted_ns=predicted_ns,
+        )
         self.open[holding.id] = load
         self._read(load)
 
@@ -86,14 +95,20 @@ class Loads:
         if load is not None:
             self._stop_reading(load)
 
-    def feeds_of(self, model: str, rank: int) -> FeedsByReceiver:
-        """By receiver, what is on its way of one rank of a model, and what members that are lost
-        since the last repairs were receiving."""
-        found = dict(self._lost.get((model, rank), {}))
-        for load in self.open.values():
-            if load.model == model and load.rank == rank:
-                found[load.receiver] = load.feeds
+    def beside(self, load: OpenLoad) -> FeedsByReceiver:
+        """By receiver, the feeds of all loads of the same rank of a model that are in the same
+        unit, and those that members which are lost since the last repairs had."""
+        kind = load.model, load.rank, load.chunk_bytes
+        found = dict(self._lost.get(kind, {}))
+        for other in self.open.values():
+            if (other.model, other.rank, other.chunk_bytes) == kind:
+                found[other.receiver] = other.feeds
         return found
+
+    def chunk_bytes_of(self, model: str) -> int | None:
+        """The unit of what is on its way of a model: the one of all its loads, but for those that
+        two controllers ordered. None if nothing is."""
+        return min((o.chunk_bytes for o in self.open.values() if o.model == model), default=None)
 
     # -- what goes wrong ----------------------------------------------------------------------
 
@@ -112,7 +127,8 @@ class Loads:
     def lose(self, worker: WorkerRef) -> None:
         """The worker receives nothing any more, and all that read from it need another feed."""
         for load in [load for load in self.open.values() if load.receiver == worker]:
-            self._lost.setdefault((load.model, load.rank), {})[worker] = load.feeds
+            kind = load.model, load.rank, load.chunk_bytes
+            self._lost.setdefault(kind, {})[worker] = load.feeds
             self.end(load.id)
         for load in self.open.values():
             if FromWorker(worker) in senders(load.feeds):
@@ -289,11 +305,11 @@ class Loads:
 
     def _read(self, load: OpenLoad) -> None:
         for upstream in senders(load.feeds):
-            self._pool.begin_read(load.id, load.model, upstream.worker)
+            self._pool.reads.begin(load.id, load.model, upstream.worker)
 
     def _stop_reading(self, load: OpenLoad) -> None:
         for upstream in senders(load.feeds):
-            self._pool.end_read(load.id, load.model, upstream.worker)
+            self._pool.reads.end(load.id, load.model, upstream.worker)
 
 
 def _late_at_ns(now_ns: int, predicted_ns: int) -> int:

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 
 from livescale.control.attempts import Attempts
 from livescale.control.config import ControllerConfig
-from livescale.control.fleet import AgentRecord, Fleet, WorkerRecord
+from livescale.control.fleet import AgentRecord, Fleet
 from livescale.control.holdings import Copy, Holding, HoldingState
+from livescale.control.idle_workers import WorkerRecord
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
 from livescale.messages.commands import ReleaseHolding
 from livescale.messages.events import AgentJoined, HoldingReport, WorkerJoined, WorkerLost
-from livescale.types import WorkerRef
+from livescale.types import Role, WorkerRef
 
 
 class Membership:
@@ -72,8 +73,9 @@ class Membership:
         before = self._fleet.workers.get(event.worker.worker)
         if not self._replaces(before, event.worker, now_ns):
             return False
-        self._fleet.join(event.worker, event.device)
-        self._planning.worker_joined(event.worker, event.device)
+        self._fleet.join(event.worker, event.device, is_engine=event.is_engine)
+        self._fleet.cores.joined(event.worker, event.cores, event.own_cores)
+        self._planning.cluster.worker_joined(event.worker, event.device)
         for report in event.holdings:
             self._adopt(report, now_ns)
         return True
@@ -83,7 +85,9 @@ class Membership:
         if not self._replaces(before, event.agent, now_ns):
             return False
         self._fleet.agent_joins(event.agent, event.host)
-        self._planning.agent_joined(event.agent, event.host)
+        if event.host.is_guest:
+            self._pool.guests[event.agent] = None
+        self._planning.cluster.agent_joined(event.agent, event.host)
         # An agent reports all that there is: ranks without the others can never be a whole copy.
         for copy in [self._adopt(report, now_ns) for report in event.holdings]:
             if not copy.is_there:
@@ -91,15 +95,19 @@ class Membership:
         return True
 
     def lost(self, event: WorkerLost, _now_ns: int) -> bool:
-        """A worker or an agent is gone, with all that it held."""
+        """A worker or an agent is gone, with all that it held. One that an earlier controller knew
+        may be lost before it has joined here: then gateways have announced what it was asked."""
         if not self._fleet.is_alive(event.worker):
-            return False
+            return self._attempts.worker_lost(event.worker, _lost(event))
         if not event.worker.is_agent:
             self._instance_lost(event)
         self._fleet.leave(event.worker)
-        self._planning.member_left(event.worker)
+        self._fleet.cores.left(event.worker)
+        self._planning.cluster.member_left(event.worker)
         self._loads.lose(event.worker)
         self._pool.lose(event.worker)
+        self._pool.guests.pop(event.worker, None)
+        self._pool.schedule.lose(event.worker)
         return True
 
     def _replaces(
@@ -121,6 +129,7 @@ class Membership:
         if report.is_spare:
             holding_state = HoldingState.SPARE
         holding = Holding(report.order, report.watermark, holding_state)
+        holding.beyond.update(dict.fromkeys(report.beyond))
         model = self._states.get(report.order.model)
         ranks, size_bytes = (model.spec.tp_size, model.instance_bytes) if model else (1, 0)
         copy = self._pool.add(holding, ranks, size_bytes)
@@ -133,14 +142,23 @@ class Membership:
         elif copy.is_there and copy.is_spare:
             self._releases += self._pool.release(copy, now_ns)
         elif copy.is_there and not copy.is_on_host:
-            self._fleet.adopt(model.part, copy)
+            self._fleet.adopt(model.of_role(_role_of(copy)).part, copy)
         return copy
 
     def _instance_lost(self, event: WorkerLost) -> None:
         """One lost rank loses the instance, and with it what its rank 0 was asked."""
-        reason = f"worker {event.worker} was lost: {event.reason}"
+        reason = _lost(event)
         instance = self._fleet.instance_on(event.worker)
         if instance is not None:
             self._fleet.move(instance, WorkerLost)
             self._attempts.worker_lost(instance.worker, reason)
         self._attempts.worker_lost(event.worker, reason)
+
+
+def _role_of(copy: Copy) -> Role:
+    duty = copy.ranks[0].order.duty
+    return Role.UNIFIED if duty is None else duty.role
+
+
+def _lost(event: WorkerLost) -> str:
+    return f"worker {event.worker} was lost: {event.reason}"

@@ -6,7 +6,7 @@ LiveStarted on the target gets what the source would have got; the source pulls 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -15,14 +15,14 @@ from livescale.control import live_costs as costs
 from livescale.control.config import ControllerConfig, PairRule
 from livescale.control.fleet import Fleet
 from livescale.control.instance import Instance
-from livescale.control.model_state import ModelState
+from livescale.control.model_state import PartState
 from livescale.control.multicast.planner import free_uplinks
 from livescale.control.planning import Planning
 from livescale.control.router import Router
 from livescale.messages.commands import ChangeDuty
 from livescale.plans import ScalePlan
-from livescale.routes import Does, Hop, PairProgress, Partner, Route
-from livescale.types import FromWorker, InstanceState, Part, Value, WorkerRef
+from livescale.routes import OVERLAP, Does, Hop, PairProgress, Partner, Route
+from livescale.types import FromWorker, InstanceState, Part, Role, Value, WorkerRef
 
 _PASSED_PART = 16
 """A target keeps its source once it has so many-th of its layers."""
@@ -95,12 +95,14 @@ def choose_pairings(
     over_ns: int,
     overloaded: Sequence[Partner],
     terms: PairTerms | None = None,
+    engines: Collection[WorkerRef] = (),
 ) -> list[PairingChoice]:
     """One choice for each of the plan's instances.
 
     `overloaded` are instances that may be helped, those that need it most first. Helpers are taken
     from the ends of chains (`live_order_of`). Loads that are predicted to take no longer than
-    `over_ns` are waited for. Who gets no partner by `terms` (None: all may) works alone.
+    `over_ns` are waited for. Who gets no partner by `terms` (None: all may) works alone, as do
+    workers that are `engines`, which pass nothing.
     """
     count = len(plan.instances)
     if plan.predicted_ns is not None and plan.predicted_ns <= over_ns:
@@ -108,7 +110,7 @@ def choose_pairings(
         reason = f"the load should take {took:.1f} ms: up to {most:g} ms it is waited for"
         return [PairingChoice(reason)] * count
     reason = "every overloaded instance has a helper" if overloaded else "no instance is overloaded"
-    if order == "overlap":
+    if order == OVERLAP:
         overloaded, reason = (), "so it is configured"
     against = terms.against_load(plan.predicted_ns) if terms is not None and overloaded else ""
     if against:
@@ -116,6 +118,9 @@ def choose_pairings(
     chosen = [PairingChoice(f"alone: {reason}", order)] * count
     free, left = free_instances(plan), list(overloaded)
     for index in live_order_of(plan):
+        if plan.instances[index][0] in engines:
+            chosen[index] = PairingChoice("alone: its engine passes nothing", OVERLAP)
+            continue
         partner, against = _first_that_pays(plan.instances[index][0], left, terms)
         if partner is not None:
             left.remove(partner)
@@ -148,6 +153,13 @@ def live_order_of(plan: ScalePlan) -> list[int]:
     free, hops = free_instances(plan), _hops(plan)
     depths = [max(hops.get(worker, 0) for worker in workers) for workers in plan.instances]
     return sorted(range(len(plan.instances)), key=lambda i: (i not in free, -depths[i], i))
+
+
+def waits_for_teams(config: ControllerConfig, plan: ScalePlan) -> bool:
+    """The plan was chosen for the teams that its instances form: before these begin, most have no
+    first layers."""
+    is_chosen = config.teams is not None and config.multicast == "auto"
+    return is_chosen and plan.strategy == "binomial"
 
 
 def free_instances(plan: ScalePlan) -> list[int]:
@@ -196,14 +208,21 @@ class Pairings:
         """Loading instances may take requests at all."""
         return self._config.live_order != "stop-the-world"
 
-    def of_plan(self, state: ModelState, plan: ScalePlan) -> list[PairingChoice]:
+    def of_plan(self, state: PartState, plan: ScalePlan) -> list[PairingChoice]:
         """One choice for each of the plan's instances."""
         config = self._config
         if not self.is_live:
             return [PairingChoice("so it is configured")] * len(plan.instances)
+        if waits_for_teams(config, plan):
+            return [PairingChoice("it waits for its team")] * len(plan.instances)
+        if state.part.role is Role.DECODE:
+            return [PairingChoice("it computes no prompts")] * len(plan.instances)
         overloaded = self._overloaded(state.part, plan)
         terms = self._terms(state, plan, overloaded)
-        return choose_pairings(plan, config.live_order, config.live_over_ns, overloaded, terms)
+        engines = [w for workers in plan.instances for w in workers if self._fleet.is_engine(w)]
+        return choose_pairings(
+            plan, config.live_order, config.live_over_ns, overloaded, terms, engines
+        )
 
     def decide(self) -> list[ChangeDuty]:
         """Orders to targets of which a later one has taken the source over, and takes requests."""
@@ -223,9 +242,10 @@ class Pairings:
         instances = self._fleet.of_part(part)
         loading = [i for i in instances if i.is_loading]
         helped = {partner.instance: None for i in loading for partner in i.duty.gives_to}
-        return [i for i in instances if i.state is InstanceState.SERVING and i.id not in helped]
+        serving = [i for i in instances if i.state is InstanceState.SERVING and i.id not in helped]
+        return [instance for instance in serving if instance.duty.team is None]
 
-    def routes(self, now_ns: int, state: ModelState) -> list[Route]:
+    def routes(self, now_ns: int, state: PartState) -> list[Route]:
         """Where the model's requests may go: to serving instances, but for those that pull from
         live ones, and to live ones."""
         serving = self._fleet.serving(state.part)
@@ -242,6 +262,7 @@ class Pairings:
         everybody's."""
         has_queue = self._router.waiting_tokens(part) > 0
         free = [*self.unpaired(part), *self._to_pass_on(part, plan)]
+        free = [instance for instance in free if not self._fleet.is_engine(instance.worker)]
         found = [(self._router.outstanding_tokens(i.worker), i) for i in free]
         found = [(tokens, i) for tokens, i in found if tokens or has_queue]
         found.sort(key=lambda entry: (-entry[0], entry[1].id))
@@ -277,13 +298,13 @@ class Pairings:
         return None
 
     def _terms(
-        self, state: ModelState, plan: ScalePlan, overloaded: Sequence[Partner]
+        self, state: PartState, plan: ScalePlan, overloaded: Sequence[Partner]
     ) -> PairTerms | None:
         if self._config.pairs is None:
             return None
         targets = [workers[0] for workers in plan.instances]
         pairs = [(target, partner.worker) for target in targets for partner in overloaded]
-        rates = {pair: self._planning.link_bytes_per_s(*pair) for pair in pairs}
+        rates = {pair: self._planning.cluster.link_bytes_per_s(*pair) for pair in pairs}
         known = {pair: rate for pair, rate in rates.items() if rate is not None}
         kv_bytes = state.spec.kv_bytes_per_token
         helped = [self._fleet.instances[partner.instance] for partner in overloaded]
@@ -292,17 +313,17 @@ class Pairings:
         return PairTerms(
             self._config.pairs,
             kv_bytes,
-            costs.tokens_per_s(state),
+            costs.tokens_per_s(state.model),
             known,
             self._router.waiting_tokens(state.part) * 2 // max(count, 2),
             {i.worker: i.kv_blocks - i.kv_blocks_used for i in helped if i.kv_blocks},
         )
 
-    def _live(self, now_ns: int, state: ModelState, target: Instance) -> Route:
+    def _live(self, now_ns: int, state: PartState, target: Instance) -> Route:
         """To a loading instance, and from there to those that pull, if there are any."""
         sources = self._sources_of(target)
         is_timed = self._config.pairs is not None
-        lag_tokens = costs.lag_tokens(now_ns, state, target, is_timed=is_timed)
+        lag_tokens = costs.lag_tokens(now_ns, state.model, target, is_timed=is_timed)
         ahead = lag_tokens if is_timed and lag_tokens != costs.UNKNOWN_LAG_TOKENS else None
         if not sources:
             alone = Hop((target.partner,), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement
+from livescale.placements import AllCopies, CacheCopies, KeyStageCopies, NoCopies, Placement
 from livescale.types import WorkerRef
 
 
@@ -20,7 +20,8 @@ class ModelCopies:
     `agents` hold a copy in their host's memory, complete or arriving. `needs_copy`: its last
     device copy is about to go. With `has_copy` others can be made of one, else only of its files.
     `is_leaving`: the model was withdrawn and is not needed.
-    `used_ns` is when each copy was last read from.
+    `used_ns` is when each copy was last read from. A key stage has its `key_reason`, and the agents
+    of the hosts that its instances are on, with when each was `given_ns` the last one.
     """
 
     model: str
@@ -31,17 +32,20 @@ class ModelCopies:
     agents: tuple[WorkerRef, ...]
     used_ns: dict[WorkerRef, int] = field(default_factory=dict)
     has_copy: bool = False
+    key_reason: str = ""
+    given_ns: dict[WorkerRef, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class HostRoom:
     """Memory of one host that copies do not take: now, and more when those that go are gone. Only
-    one that `reads_files` can have the first copy of a model."""
+    one that `reads_files` can have the first copy of a model. `memory_bytes` is all there is."""
 
     agent: WorkerRef
     free_bytes: int
     leaving_bytes: int = 0
     reads_files: bool = True
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ def suggest(
         return [*gone, *_everywhere(staying, rooms)]
     if isinstance(strategy, CacheCopies):
         return [*gone, *_outdated(strategy, now_ns, staying)]
+    if isinstance(strategy, KeyStageCopies):
+        return [*gone, *_key_stages(strategy.memory_percent, staying, rooms)]
     return [*gone, *_spread(staying, rooms)]
 
 
@@ -183,3 +189,87 @@ def _outdated(
         for agent in model.agents
         if now_ns >= model.used_ns.get(agent, 0) + cache.ttl_ns
     ]
+
+
+def _key_stages(
+    percent: int, models: Sequence[ModelCopies], rooms: Sequence[HostRoom]
+) -> list[Keep | Discard]:
+    """Last copies, wherever memory is; then on each host the key stages that it was given last, as
+    far as all of its copies take so many percent of its memory (QUART §6.1)."""
+    taken = dict.fromkeys((room.agent for room in rooms), 0)
+    for model in models:
+        agent = _last_at(model)
+        if agent is not None:
+            taken[agent] += model.size_bytes
+    suggestions: list[Keep | Discard] = [*_restored(percent, models, rooms, taken)]
+    for room in rooms:
+        suggestions += _most_recent(percent, models, room, taken[room.agent])
+    return suggestions
+
+
+def _last_at(model: ModelCopies) -> WorkerRef | None:
+    """The host whose copy is the last one of the cluster's memory, or is about to be."""
+    is_last = model.needs_copy or not model.is_on_devices
+    return model.agents[0] if is_last and model.agents else None
+
+
+def _restored(
+    percent: int,
+    models: Sequence[ModelCopies],
+    rooms: Sequence[HostRoom],
+    taken: dict[WorkerRef, int],
+) -> list[Keep]:
+    """Copies of models whose last one is about to go. All of a host's memory is for these: `taken`
+    is what last copies have of it, and grows by those that wait for room, too."""
+    lacking = [m for m in models if not m.agents]
+    lacking = [m for m in lacking if m.needs_copy or (m.has_copy and not m.is_on_devices)]
+    keeps: list[Keep] = []
+    for model in sorted(lacking, key=lambda m: (-m.size_bytes, m.model)):
+        size = model.size_bytes
+        able = [r for r in _able(model, rooms) if taken[r.agent] + size <= r.memory_bytes]
+        now = [room for room in able if room.free_bytes >= size]
+        # Best where nothing has to go; then where its instances are: bytes cross no network.
+        ranked = [
+            (
+                room.free_bytes - size < room.memory_bytes * (100 - percent) // 100,
+                room.agent not in model.given_ns,
+                -room.free_bytes,
+                room.agent,
+                room,
+            )
+            for room in now or able
+        ]
+        for *_, room in sorted(ranked, key=lambda entry: entry[:4])[:1]:
+            taken[room.agent] += size
+            if now:
+                room.free_bytes -= size
+                reason = "restored before the last device copy goes"
+                keeps.append(Keep(model.model, room.agent, reason))
+    return keeps
+
+
+def _most_recent(
+    percent: int, models: Sequence[ModelCopies], room: HostRoom, taken_bytes: int
+) -> list[Keep | Discard]:
+    """What else the host keeps: of the copies it has, and of the key stages it was given, those
+    that were used last. A copy gives way only to what was used later, so that no two drive each
+    other out for ever. `taken_bytes` are those of last copies."""
+    agent, limit_bytes = room.agent, room.memory_bytes * percent // 100
+    found: list[tuple[int, bool, ModelCopies]] = []
+    for model in models:
+        if agent in model.agents and agent != _last_at(model):
+            found.append((-model.used_ns[agent], False, model))
+        elif agent not in model.agents and model.key_reason and agent in model.given_ns:
+            found.append((-model.given_ns[agent], True, model))
+    found.sort(key=lambda entry: (entry[0], entry[1], entry[2].model))
+    suggestions: list[Keep | Discard] = []
+    for _, is_new, model in found:
+        fits = taken_bytes + model.size_bytes <= limit_bytes
+        taken_bytes += model.size_bytes if fits else 0
+        left_bytes = room.free_bytes - model.size_bytes
+        if not is_new and not fits:
+            suggestions.append(Discard(model.model, agent, "least recently used"))
+        elif is_new and fits and left_bytes >= room.memory_bytes - limit_bytes:
+            room.free_bytes = left_bytes
+            suggestions.append(Keep(model.model, agent, f"key stage: {model.key_reason}"))
+    return suggestions

@@ -6,20 +6,22 @@ knows only values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from livescale.clusters.topology import Device, Host, Leaf, LinkUse, Topology
+from livescale.clusters.topology import LinkUse, Topology
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy
+from livescale.control.known_cluster import KnownCluster
 from livescale.control.loads import Loads
 from livescale.control.model_state import ModelState
 from livescale.control.multicast.fabric import Fabric
-from livescale.control.multicast.planner import PlanError, make_plan
+from livescale.control.multicast.planner import HOST_ONLY, PlanError, make_plan
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.control.pool import ParameterPool
-from livescale.messages.events import LinkMeasured
-from livescale.placements import CacheCopies
+from livescale.placements import CacheCopies, KeyStageCopies
 from livescale.plans import ScalePlan
 from livescale.types import FromWorker, WorkerRef
 
@@ -27,7 +29,7 @@ _IDS_PER_EPOCH = 1_000_000
 
 
 class Planning:
-    """Knows the cluster's shape and makes plans. Orders nothing."""
+    """Makes plans for the cluster as it is known. Orders nothing."""
 
     def __init__(
         self, config: ControllerConfig, fleet: Fleet, pool: ParameterPool, loads: Loads
@@ -37,88 +39,14 @@ class Planning:
         self._pool = pool
         self._loads = loads
         self._last_id = config.epoch * _IDS_PER_EPOCH
-        leaves: dict[str, Leaf] = {leaf.name: leaf for leaf in config.leaves}
-        self.topology = Topology(
-            leaves=leaves,
-            group_bytes_per_s=config.group_bytes_per_s,
-            remote_storage_bytes_per_s=config.remote_storage_bytes_per_s,
-        )
+        #: the shape of what plans are made for
+        self.cluster = KnownCluster(config, fleet)
         #: by model: what stood when its next load was predicted, and how long that should take
         self._load_ns: dict[str, tuple[tuple[int, tuple[bool, ...]], int | None]] = {}
-        #: the best probe between two members of a scale-up group
-        self._measured_inside: int | None = None
 
-    # -- the cluster's shape ------------------------------------------------------------------
-
-    def worker_joined(self, worker: WorkerRef, device: Device) -> None:
-        uplink = self._for_parameters(device.uplink_bytes_per_s)
-        if uplink != device.uplink_bytes_per_s:
-            device = msgspec.structs.replace(device, uplink_bytes_per_s=uplink)
-        self.topology.devices[worker] = device
-
-    def agent_joined(self, agent: WorkerRef, host: Host) -> None:
-        uplink = self._for_parameters(host.uplink_bytes_per_s)
-        if uplink != host.uplink_bytes_per_s:
-            host = msgspec.structs.replace(host, uplink_bytes_per_s=uplink)
-        self.topology.agents[agent] = self._with_memory_rate(host)
-
-    def _for_parameters(self, uplink_bytes_per_s: int | None) -> int | None:
-        """What parameters get of a limited uplink."""
-        if uplink_bytes_per_s is None:
-            return None
-        return max(1, uplink_bytes_per_s * self._config.parameter_share_percent // 100)
-
-    def _with_memory_rate(self, host: Host) -> Host:
-        """What was measured inside a host holds for the host's own memory, too."""
-        rate = self._measured_inside
-        if rate is None or not self._config.assumes_group_rate or not host.has_device_links:
-            return host
-        return msgspec.structs.replace(host, device_bytes_per_s=rate)
-
-    def member_left(self, ref: WorkerRef) -> None:
-        self.topology.devices.pop(ref, None)
-        self.topology.agents.pop(ref, None)
-
-    def link_measured(self, event: LinkMeasured, _now_ns: int) -> bool:
-        """Rates that are not configured are what was measured; the best probe counts, because other
-        traffic can only slow one down. Members of one scale-up group meet without their NICs."""
-        topology, bytes_per_s = self.topology, event.bytes_per_s
-        sender, receiver = event.sender, event.receiver
-        if not (self._is_known(sender) and self._is_known(receiver)):
-            return True
-        group = topology.group_of(sender)
-        if group and group == topology.group_of(receiver):
-            self._measured_between(bytes_per_s)
-            return True
-        for ref, name in ((sender, "uplink_bytes_per_s"), (receiver, "downlink_bytes_per_s")):
-            if ref.is_agent:
-                host = topology.agents[ref]
-                if getattr(self._fleet.agents[ref.worker].host, name) is None:
-                    best = max(bytes_per_s, getattr(host, name) or 0)
-                    topology.agents[ref] = msgspec.structs.replace(host, **{name: best})
-            elif getattr(self._fleet.workers[ref.worker].device, name) is None:
-                device = topology.devices[ref]
-                best = max(bytes_per_s, getattr(device, name) or 0)
-                topology.devices[ref] = msgspec.structs.replace(device, **{name: best})
-        return True
-
-    def _is_known(self, ref: WorkerRef) -> bool:
-        return ref in self.topology.devices or ref in self.topology.agents
-
-    def _measured_between(self, bytes_per_s: int) -> None:
-        """Two members of a group, which is one host's where the rate is assumed."""
-        self._measured_inside = max(bytes_per_s, self._measured_inside or 0)
-        if self._config.assumes_group_rate or self._config.group_bytes_per_s is None:
-            self.topology.group_bytes_per_s = self._measured_inside
-        for agent, host in self.topology.agents.items():
-            self.topology.agents[agent] = self._with_memory_rate(host)
-
-    def link_bytes_per_s(self, sender: WorkerRef, receiver: WorkerRef) -> int | None:
-        """What the slowest link on the way carries when nothing else uses it; None: not known."""
-        fabric = Fabric(self.topology)
-        path = fabric.path(FromWorker(sender), receiver)
-        rates = [rate for rate in (fabric.rates[link] for link in path) if rate is not None]
-        return min(rates, default=None)
+    @property
+    def topology(self) -> Topology:
+        return self.cluster.topology
 
     # -- plans --------------------------------------------------------------------------------
 
@@ -138,11 +66,12 @@ class Planning:
         count: int,
         spare: tuple[WorkerRef, ...],
         targets: tuple[tuple[WorkerRef, ...], ...] | None,
+        strategy: str | None = None,
     ) -> ScalePlan | None:
-        """`count` new instances on some of the workers `spare` (or on `targets`). None if there is
-        no way."""
+        """`count` new instances on some of the workers `spare` (or on `targets`), by the configured
+        strategy or this one. None if there is no way."""
         request = self._request_of_instances(state, self.next_id(), count, spare, targets)
-        return self._plan(request, self._config.multicast)
+        return self._plan(request, strategy or self._config.multicast)
 
     def load_ns(self, state: ModelState) -> int | None:
         """How long one more load to an instance should take now: as planned, and as much more or
@@ -172,8 +101,9 @@ class Planning:
     def _targets(self, state: ModelState) -> tuple[WorkerRef, ...]:
         """Workers that an instance may come to: those that hold nothing, and where these are too
         few, those with warm spares."""
-        idle = [record.ref for record in self._fleet.idle(state.spec.size_bytes)]
-        empty = [worker for worker in idle if not self._pool.on(worker)]
+        records = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
+        idle = [record.ref for record in records]
+        empty = [worker for worker in idle if not self._pool.holds_any(worker)]
         return tuple(empty if len(empty) >= state.spec.tp_size else idle)
 
     def _request_of_instances(
@@ -184,21 +114,37 @@ class Planning:
         spare: tuple[WorkerRef, ...],
         targets: tuple[tuple[WorkerRef, ...], ...] | None,
     ) -> PlanRequest:
+        # Engines pass nothing.
+        workers = [worker for ranks in targets for worker in ranks] if targets else spare
+        has_partners = not all(map(self._fleet.is_engine, workers)) if workers else True
         return msgspec.structs.replace(
             self._request(state, number, count, self.sources(state), spare, targets),
             is_live=self._config.live_order != "stop-the-world",
+            in_teams=has_partners and self._config.teams is not None,
             # Files of which the last load failed are not read again while there is a copy.
             has_storage=not (state.load_failures.in_a_row and self.has_copy(state)),
         )
 
+    def plan_guests(self, state: ModelState, agents: Sequence[WorkerRef]) -> ScalePlan | None:
+        """Copies of a model of one rank in the memory of guests, all by one plan, from wherever it
+        is in memory, other guests' included, else from storage. None if there is no way."""
+        targets = tuple((agent,) for agent in agents)
+        sources = tuple(self._source(copy) for copy in self._in_unit(state))
+        number = self.next_id()
+        request = self._request(state, number, len(targets), sources, (), targets)
+        return self._plan(msgspec.structs.replace(request, is_cache_local=False), "auto")
+
     def plan_copy(self, state: ModelState, agent: WorkerRef, rank: int) -> ScalePlan | None:
         """One rank of a copy in the memory of the agent's host: from wherever it is in memory,
-        else from storage. A cache keeps what its host's own devices read, so that storage is read
-        once; other systems without multicast know storage only. None if there is no way."""
-        copies = [self._source(copy) for copy in self._pool.copies(state.spec.name)]
-        if isinstance(self._config.placement, CacheCopies):
-            copies = [s for s in copies if self._is_of_host(s.workers[rank], agent)]
-        elif self._config.multicast in ("host", "storage"):
+        else from storage. What is kept of what the host's own devices read comes from there, so
+        that storage is read once; other systems without multicast know storage only. None if there
+        is no way."""
+        copies = [self._source(copy) for copy in self._in_unit(state)]
+        own = [s for s in copies if self._is_of_host(s.workers[rank], agent)]
+        keeps_own = isinstance(self._config.placement, CacheCopies | KeyStageCopies)
+        if self._is_cache_local() or (keeps_own and own):
+            copies = own
+        elif self._config.multicast in (*HOST_ONLY, "storage"):
             copies = []
         sources = tuple(
             Source((source.workers[rank],), source.is_loading, source.readers)
@@ -210,6 +156,14 @@ class Planning:
         )
         return self._plan(request, "auto")
 
+    def _is_cache_local(self) -> bool:
+        """Host memory is for the host's own devices: always in a cache, and for key stages where
+        there is no multicast."""
+        placement = self._config.placement
+        if isinstance(placement, KeyStageCopies):
+            return self._config.multicast in HOST_ONLY
+        return isinstance(placement, CacheCopies)
+
     def _is_of_host(self, worker: WorkerRef, agent: WorkerRef) -> bool:
         topology = self.topology
         return not worker.is_agent and topology.host_of(worker) == topology.host_of(agent)
@@ -218,14 +172,37 @@ class Planning:
         """All copies, complete or arriving; the planner chooses among them. Warm spares on workers
         of no instance come first: their links are idle. Systems without multicast know less: there
         host memory feeds devices, or nothing does."""
-        found = [c for c in self._pool.copies(state.spec.name) if not self._breaks_up(c)]
+        found = self._readable(state)
         idle = self._pool.idle_spares(state.spec.name)
-        found.sort(key=lambda copy: copy not in idle)
-        copies = [self._source(copy) for copy in found]
-        if self._config.multicast in ("host", "storage"):
-            is_host = self._config.multicast == "host"
-            return tuple(s for s in copies if is_host and s.is_host_copy)
-        return tuple(copies)
+        if idle:
+            found.sort(key=lambda copy: copy not in idle)
+        return tuple(self._source(copy) for copy in found)
+
+    def _readable(self, state: ModelState) -> list[Copy]:
+        """Copies that instances may be loaded from, in the order of their holders."""
+        if self._config.multicast == "storage":
+            return []
+        found = self._in_unit(state)
+        if self._config.multicast in HOST_ONLY:
+            return [copy for copy in found if copy.is_on_host]
+        return [c for c in found if not self._breaks_up(c)] if self._fleet.leaving else found
+
+    def _in_unit(self, state: ModelState) -> list[Copy]:
+        """Copies that are whole, or arrive in the unit that plans are made in now."""
+        found = self._pool.copies(state.spec.name)
+        unit = self._loads.chunk_bytes_of(state.spec.name)
+        if unit is None:
+            return found
+        return [
+            copy
+            for copy in found
+            if all(h.is_whole or h.order.chunk_bytes == unit for h in copy.ranks.values())
+        ]
+
+    def _chunk_bytes(self, state: ModelState) -> int:
+        """What fits all members; but as long as anything of the model is on its way, the unit of
+        that: chunks are passed on as they are numbered."""
+        return self._loads.chunk_bytes_of(state.spec.name) or self.cluster.chunk_bytes
 
     def _breaks_up(self, copy: Copy) -> bool:
         """A spare of several ranks, one of whose workers leaves: it cannot be used again, and goes
@@ -241,10 +218,10 @@ class Planning:
 
     def has_copy(self, state: ModelState) -> bool:
         """There is a complete copy that instances can be loaded from."""
-        return any(not source.is_loading for source in self.sources(state))
+        return any(copy.is_complete for copy in self._readable(state))
 
     def _source(self, copy: Copy) -> Source:
-        readers = max(self._pool.readers(member) for member in copy.members)
+        readers = max(self._pool.reads.count(member) for member in copy.members)
         if copy.is_on_host:
             # All ranks leave it by one NIC, each as if others were reading, too.
             readers += len(copy.members) - 1
@@ -263,7 +240,7 @@ class Planning:
             plan=number,
             model=state.spec.name,
             layer_bytes=state.spec.layer_bytes,
-            chunk_bytes=self._config.chunk_bytes,
+            chunk_bytes=self._chunk_bytes(state),
             instances=count,
             sources=sources,
             spare=spare,
@@ -271,20 +248,27 @@ class Planning:
             tp_size=state.spec.tp_size,
             busy=self._serving_links(),
             taken=self._loads.links(),
-            is_cache_local=isinstance(self._config.placement, CacheCopies),
+            is_cache_local=self._is_cache_local(),
         )
 
     def _serving_links(self) -> tuple[LinkUse, ...]:
         """Link directions that rows and KV cross: from instances that work live to those they
-        help."""
+        help, and from prefill instances to those where their requests decode."""
         fabric = Fabric(self.topology)
-        for target in self._fleet.instances.values():
-            for source in self._fleet.sources_of(target) if target.is_loading else ():
-                fabric.path(FromWorker(target.worker), source.worker)
+        for sender in self._fleet.instances.values():
+            partners = self._fleet.sources_of(sender) if sender.is_loading else ()
+            for partner in (*partners, *sender.duty.decodes_at):
+                if partner.worker in self.topology.devices:
+                    fabric.path(FromWorker(sender.worker), partner.worker)
         return tuple(fabric.links)
 
     def _plan(self, request: PlanRequest, strategy: str) -> ScalePlan | None:
+        """A plan that does not avoid serving traffic tells what meets that all the same."""
+        serving = request.busy
+        if not self._config.avoids_serving:
+            request = msgspec.structs.replace(request, busy=())
         try:
-            return make_plan(request, self.topology, strategy)
+            plan = make_plan(request, self.topology, strategy)
         except PlanError:
             return None
+        return plan if request.busy == serving else plan.beside(serving)

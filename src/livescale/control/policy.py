@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from livescale.control.load_snapshot import LoadSnapshot, Suggestion
-from livescale.policies import Bounds, ScalingPolicy, SloAim, TargetOngoing
+from livescale.policies import Bounds, LinePolicy, ScalingPolicy, SloAim, TargetOngoing
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
@@ -27,9 +27,9 @@ _LEAST_WAIT_NS = 20_000_000
 class Policy(Protocol):
     """What the autoscaler asks."""
 
-    @property
-    def asks_for_load_time(self) -> bool:
-        """It looks at `LoadSnapshot.load_ns`."""
+    def asks_for_load_time(self, load: LoadSnapshot) -> bool:
+        """What it suggests for this load depends on `LoadSnapshot.load_ns`, which takes a plan to
+        know."""
 
     def suggest(self, load: LoadSnapshot) -> Suggestion:
         """How many instances this load needs."""
@@ -44,13 +44,17 @@ def make_policy(scaling: ScalingPolicy) -> Policy:
         return TargetOngoingPolicy(scaling)
     if isinstance(scaling, SloAim):
         return SloPolicy(scaling)
+    if isinstance(scaling, LinePolicy):  # of a model without stages
+        return BoundsPolicy(Bounds())
     return BoundsPolicy(scaling)
 
 
 class _OfLoadAlone:
     """A policy that neither time nor the time of a load changes."""
 
-    asks_for_load_time = False
+    def asks_for_load_time(self, load: LoadSnapshot) -> bool:
+        """Never."""
+        return False
 
     def deadlines_ns(self, now_ns: int) -> list[int]:
         """Never."""
@@ -116,16 +120,19 @@ class SloPolicy:
     configured. A prompt is not divided: there is no need for more instances than requests.
     """
 
-    asks_for_load_time = True
-
     def __init__(self, aim: SloAim) -> None:
         self._aim = aim
         self._floor = DecayingFloor(aim.floor_decay_ns)
 
+    def asks_for_load_time(self, load: LoadSnapshot) -> bool:
+        """Where the queue needs more instances than there are, or would be at once."""
+        rate = _rate(load)
+        return bool(rate) and self._need_of_queue(load, rate) > load.instances + load.resumable
+
     def suggest(self, load: LoadSnapshot) -> Suggestion:
         """The largest need over queue, rate of arrivals and room; `floor` falls from the last
         peak of `at_least`."""
-        rate = load.service_tokens_per_s or load.prefill_tokens_per_s
+        rate = _rate(load)
         needs = needs_of_room(load, self._aim.room)
         if rate:
             needs.append(need_of_rate(load, self._aim.room, rate))
@@ -140,11 +147,11 @@ class SloPolicy:
         def explain() -> dict[str, int]:
             derived = {
                 "ttft_aim_ms": 2 * self._wait_ns(rate) // _NS_PER_MS if rate else 0,
-                "service_tokens_per_s": rate or 0,
+                "service_tokens_per_s": rate,
                 "load_ms": (load.load_ns or 0) // _NS_PER_MS,
                 "serving": load.serving,
                 "resumable": load.resumable,
-                "left_after_load": self._left_after_load(load, rate or 0) // _NS_PER_S,
+                "left_after_load": self._left_after_load(load, rate) // _NS_PER_S,
                 "floor": floor,
             }
             return _explain(load, at_least, at_most) | derived
@@ -166,12 +173,17 @@ class SloPolicy:
         """Instances at least, and at most."""
         queued = load.queued_prefill_tokens * _NS_PER_S
         within_aim = rate * self._wait_ns(rate)
-        need, _ = _need(queued, within_aim, 1)
+        need = self._need_of_queue(load, rate)
         ready = load.instances + load.resumable
         if need > ready:
             need = max(ready, self._need_of_loads(load, rate, within_aim))
         _, most = _need(queued * 1000, 1, within_aim * _QUEUE_LOWER_PERMILLE)
         return min(need, load.requests), min(most, load.requests)
+
+    def _need_of_queue(self, load: LoadSnapshot, rate: int) -> int:
+        """Instances that compute the queue in time, if all are there at once."""
+        queued = load.queued_prefill_tokens * _NS_PER_S
+        return _need(queued, rate * self._wait_ns(rate), 1)[0]
 
     def _need_of_loads(self, load: LoadSnapshot, rate: int, within_aim: int) -> int:
         """Instances, if all that are not there have to be loaded. Without an
@@ -252,6 +264,21 @@ def need_of_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple
     upper = per_window * bounds.token_rate_upper_permille
     lower = per_window * bounds.token_rate_lower_permille
     return ("token_rate", *_need(arriving, upper, lower))
+
+
+def need_of_kv_rate(load: LoadSnapshot, bounds: Bounds, tokens_per_s: int) -> tuple[str, int, int]:
+    """(name, instances at least, at most) such that their links carry the KV of prompts as fast as
+    these come: that of `tokens_per_s` each."""
+    arriving = load.window_tokens * _NS_PER_S * 1000
+    per_window = tokens_per_s * load.window_ns
+    upper = per_window * bounds.kv_rate_upper_permille
+    lower = per_window * bounds.kv_rate_lower_permille
+    return ("kv_rate", *_need(arriving, upper, lower))
+
+
+def _rate(load: LoadSnapshot) -> int:
+    """Prompt tokens per second of an instance, as measured before as configured (0: not known)."""
+    return load.service_tokens_per_s or load.prefill_tokens_per_s or 0
 
 
 def _need(used: int, upper: int, lower: int) -> tuple[int, int]:

@@ -33,11 +33,11 @@ def repair_loads(loads: Loads, pool: ParameterPool, topology: Topology) -> list[
 def _feeds(
     load: OpenLoad, loads: Loads, pool: ParameterPool, topology: Topology
 ) -> tuple[Feed, ...]:
-    feeds_of = loads.feeds_of(load.model, load.rank)
+    feeds_of = loads.beside(load)
     holders = [holding.member for holding in pool.whole(load.model, load.rank)]
     known = {upstream.worker: None for feeds in feeds_of.values() for upstream in senders(feeds)}
     known |= dict.fromkeys([*holders, *feeds_of])
-    readers: dict[WorkerRef, int] = {worker: pool.readers(worker) for worker in known}
+    readers: dict[WorkerRef, int] = {worker: pool.reads.count(worker) for worker in known}
     for lost in sorted(load.failed):
         feeds_of |= repair(
             feeds_of,

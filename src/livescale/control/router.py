@@ -21,6 +21,7 @@ from livescale.control.router_rows import (
     Outstanding,
     RequestRecord,
     RouteRow,
+    RowLimits,
     bound_rows,
     choose_row,
 )
@@ -30,8 +31,6 @@ from livescale.types import SEQUENCES_MAX, InstanceId, Part, RequestId, WorkerRe
 
 _SPARED_SHARE = 8
 """Of the places of an instance every so many-th stays free of one client while there are others."""
-_BESIDE_PLACES_MAX = 8
-"""Requests that an instance may hold beside those that it has places for, when binding is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,7 @@ class Router:
         """An instance computes `places` requests at once. Binding is late by default."""
         self._binding = binding or LateBinding()
         self._sharing = _shares(self._binding)
-        self._ahead_max = dispatched_ahead_max
-        self._live_ahead_max = live_ahead_max
+        self._limits = RowLimits(self._binding, dispatched_ahead_max, live_ahead_max, places)
         self._places = places
         self.requests: dict[RequestId, RequestRecord] = {}
         #: per part, waiting requests
@@ -75,6 +73,8 @@ class Router:
         #: parts whose requests changed since that was last looked at
         self.touched: dict[Part, None] = {}
         self._arrivals = 0
+        #: requests that were given to workers, however often
+        self._placed = 0
 
     # -- what happened ----------------------------------------------------------------------
 
@@ -95,6 +95,7 @@ class Router:
         record = RequestRecord(
             id=request,
             part=part,
+            entry=part,
             prompt_tokens=prompt_tokens,
             output_tokens_max=output_tokens_max,
             order=self._arrivals,
@@ -111,7 +112,10 @@ class Router:
         """The request's attempt is under way on the worker."""
         self._dequeue(record, is_served=True)
         record.worker = worker
-        self._outstanding.setdefault(worker, Outstanding()).add(record)
+        outstanding = self._outstanding.setdefault(worker, Outstanding())
+        outstanding.add(record)
+        self._placed += 1
+        outstanding.newest = self._placed
 
     def admit(self, request: RequestId, attempt: int) -> None:
         """The instance gave the request a place and KV."""
@@ -131,16 +135,25 @@ class Router:
         if outstanding is not None:
             outstanding.reported(report)
 
-    def move(self, record: RequestRecord, worker: WorkerRef) -> None:
-        """This worker has taken the current attempt over, wherever it was: it has a place there."""
+    def move(self, record: RequestRecord, worker: WorkerRef, part: Part | None = None) -> None:
+        """This worker has taken the current attempt over, wherever it was: it has a place there.
+        The request is the work of `part` now (None: of the same as before)."""
         if record.worker is not None:
             self._unplace(record)
         record.is_admitted = True
         self.place(record, worker)
+        if part is not None:
+            self._change_part(record, part)
+
+    def worker_serves(self, worker: WorkerRef, part: Part) -> None:
+        """An instance has another role: what it has is the work of that part."""
+        for record in self.on_worker(worker):
+            self._change_part(record, part)
 
     def retry(self, record: RequestRecord) -> None:
         """The attempt under way is over: the request waits again, at its old place."""
         self._unplace(record)
+        self._change_part(record, record.entry)
         self._enqueue(record)
 
     def end(self, record: RequestRecord) -> None:
@@ -167,7 +180,7 @@ class Router:
         queue = self._waiting.get(part)
         if not queue:
             return []
-        rows = [self._row(route) for route in routes]
+        rows = [self._limits.row(route, self._outstanding) for route in routes]
         bound_rows(rows, self._waiting_tokens[part], waking)
         # Where prompts wait for others to be computed, no place is missing.
         is_short = isinstance(self._binding, EarlyBinding) or not any(r.room > 0 for r in rows)
@@ -267,6 +280,7 @@ class Router:
             row.room -= 1
             record.attempt += 1
             record.moves = 0
+            record.lost_taker = None
             record.is_admitted = record.is_started = False
             record.failure = ""
             self.place(record, row.worker)
@@ -278,31 +292,6 @@ class Router:
         most = max(1, self._places - max(1, self._places // _SPARED_SHARE)) * len(row.workers)
         known = (self._outstanding.get(worker) for worker in row.workers)
         return sum(o.clients.get(client, 0) for o in known if o is not None) < most
-
-    def _row(self, route: Route) -> RouteRow:
-        """What is outstanding is that of all workers of the route."""
-        workers = route.workers
-        held = tokens = uncomputed = unadmitted = unstarted = left_out = 0
-        for worker in workers:  # not sum by sum: this is asked of every route at every step
-            outstanding = self._outstanding.get(worker)
-            if outstanding is not None:
-                held += len(outstanding.records)
-                tokens += outstanding.tokens
-                uncomputed += outstanding.uncomputed_tokens
-                unadmitted += outstanding.unadmitted
-                unstarted += outstanding.unstarted
-                left_out += outstanding.left_out
-        binding = self._binding
-        if isinstance(binding, EarlyBinding):
-            ahead_max = self._live_ahead_max if route.is_live else binding.ahead_max
-            return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None)
-        tokens_max = binding.ahead_tokens_max * len(workers)
-        if route.is_live:
-            ahead, room = route.ahead_tokens, self._live_ahead_max - unadmitted
-            live_max = None if ahead is None else tokens_max + ahead
-            return RouteRow(route, workers, uncomputed, tokens, room, live_max)
-        room = min(self._ahead_max - unstarted, self._places + _BESIDE_PLACES_MAX - held)
-        return RouteRow(route, workers, uncomputed, tokens, 0 if left_out else room, tokens_max)
 
     def _enqueue(self, record: RequestRecord) -> None:
         self.touched[record.part] = None
@@ -323,6 +312,16 @@ class Router:
         if not queue:
             del self._waiting[record.part]
             self._left_over.pop(record.part, None)
+
+    def _change_part(self, record: RequestRecord, part: Part) -> None:
+        if record.part == part:
+            return
+        assert record.worker is not None or record not in self._waiting.get(record.part, ()), record
+        self._unfinished[record.part] -= 1
+        self.touched[record.part] = None
+        record.part = part
+        self._unfinished[part] = self.unfinished(part) + 1
+        self.touched[part] = None
 
     def _unplace(self, record: RequestRecord) -> None:
         worker, outstanding = record.worker, self._outstanding_of(record)

@@ -3,9 +3,10 @@ are chosen from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from livescale.bindings import Binding, EarlyBinding
 from livescale.messages.events import InstanceReported
 from livescale.plans import pair_until
 from livescale.routes import Route
@@ -14,10 +15,12 @@ from livescale.types import InstanceId, Part, RequestId, WorkerRef
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request that has not ended. `worker` is set while an attempt is under way."""
+    """A request that has not ended. `worker` is set while an attempt is under way. It came to the
+    part `entry` of its model, and is the work of `part` now."""
 
     id: RequestId
     part: Part
+    entry: Part
     prompt_tokens: int
     output_tokens_max: int
     #: order of arrival: a retried request goes back to its place
@@ -29,6 +32,8 @@ class RequestRecord:
     #: how often the current attempt was taken over
     moves: int = 0
     worker: WorkerRef | None = None
+    #: a worker that was lost before its report came that it had taken the attempt over
+    lost_taker: WorkerRef | None = None
     #: the instance gave it a place and KV, and emitted its first token
     is_admitted: bool = False
     is_started: bool = False
@@ -46,7 +51,8 @@ class RequestRecord:
 @dataclass(slots=True)
 class Outstanding:
     """What a worker has: `records` were dispatched to it and have not ended. So many of them are
-    not admitted and not started; tokens are those of prompts. Then what it reported last."""
+    not admitted and not started; tokens are those of prompts. Then what it reported last. `newest`
+    is higher the later it was given a request."""
 
     records: dict[RequestId, RequestRecord] = field(default_factory=dict)
     clients: dict[str, int] = field(default_factory=dict)
@@ -57,6 +63,7 @@ class Outstanding:
     queued_tokens: int = 0
     begun_tokens: int = 0
     left_out: int = 0
+    newest: int = 0
 
     def add(self, record: RequestRecord) -> None:
         self.records[record.id] = record
@@ -110,7 +117,7 @@ class Outstanding:
             assert record.worker == worker, request
             counted.add(record)
         counted.queued_tokens, counted.begun_tokens = self.queued_tokens, self.begun_tokens
-        counted.left_out = self.left_out
+        counted.left_out, counted.newest = self.left_out, self.newest
         assert counted == self, worker
 
 
@@ -122,7 +129,8 @@ of the layers on average, and what it runs ahead is used."""
 class RouteRow:
     """A route: `tokens` of prompts are to be done on its `workers`, `room` more requests can go
     there, and prompts up to `tokens_max` together (None: any). `amount` is what it is chosen by
-    among its like (thousandths of a token), then `held_tokens`."""
+    among its like (thousandths of a token), then `held_tokens`, then `newest`: how far a Run is
+    that goes on there is not known, but what was given a request longer ago is done sooner."""
 
     def __init__(
         self,
@@ -132,6 +140,7 @@ class RouteRow:
         held_tokens: int,
         room: int,
         tokens_max: int | None,
+        newest: int = 0,
     ) -> None:
         self.route = route
         self.workers = workers
@@ -139,6 +148,7 @@ class RouteRow:
         self.held_tokens = held_tokens
         self.room = room
         self.tokens_max = tokens_max
+        self.newest = newest
         self.cost_permille, self.lag_tokens = route.cost_permille, route.lag_tokens
         self.amount = self._computed_at() + self.lag_tokens * 1000
 
@@ -188,6 +198,48 @@ class RouteRow:
         return max(self._computed_at(), self.lag_tokens * 1000)
 
 
+_BESIDE_PLACES_MAX = 8
+"""Requests that an instance may hold beside those that it has places for, when binding is late."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """What instances may hold. One computes `places` requests at once, and holds at most
+    `ahead_max` that it has not started; a loading one `live_ahead_max` that it has not admitted."""
+
+    binding: Binding
+    ahead_max: int
+    live_ahead_max: int
+    places: int
+
+    def row(self, route: Route, known: Mapping[WorkerRef, Outstanding]) -> RouteRow:
+        """What is outstanding is that of all workers of the route."""
+        workers = route.workers
+        held = tokens = uncomputed = unadmitted = unstarted = left_out = newest = 0
+        for worker in workers:  # not sum by sum: this is asked of every route at every step
+            outstanding = known.get(worker)
+            if outstanding is not None:
+                held += len(outstanding.records)
+                tokens += outstanding.tokens
+                uncomputed += outstanding.uncomputed_tokens
+                unadmitted += outstanding.unadmitted
+                unstarted += outstanding.unstarted
+                left_out += outstanding.left_out
+                newest = max(newest, outstanding.newest)
+        binding = self.binding
+        if isinstance(binding, EarlyBinding):
+            ahead_max = self.live_ahead_max if route.is_live else binding.ahead_max
+            return RouteRow(route, workers, tokens, tokens, ahead_max - unadmitted, None)
+        tokens_max = binding.ahead_tokens_max * max(len(workers), route.members)
+        if route.is_live:
+            ahead, room = route.ahead_tokens, self.live_ahead_max - unadmitted
+            live_max = None if ahead is None else tokens_max + ahead
+            return RouteRow(route, workers, uncomputed, tokens, room, live_max, newest)
+        room = min(self.ahead_max - unstarted, self.places + _BESIDE_PLACES_MAX - held)
+        room = 0 if left_out else room
+        return RouteRow(route, workers, uncomputed, tokens, room, tokens_max, newest)
+
+
 def bound_rows(rows: list[RouteRow], waiting_tokens: int, waking: int) -> None:
     """A single row takes ahead. While `waking` instances will serve in a moment each row gets no
     more than its part of all prompt tokens, or one request: the rest is for these."""
@@ -218,5 +270,10 @@ def choose_row(
 
 
 def _least(rows: Iterable[RouteRow]) -> RouteRow | None:
-    """The row with the least amount, the lowest instance of equals."""
-    return min(rows, key=lambda row: (row.amount, row.held_tokens, row.instance), default=None)
+    """The row with the least amount; of equals the one that was given a request longest ago, then
+    the lowest instance."""
+    return min(rows, key=_place_in_line, default=None)
+
+
+def _place_in_line(row: RouteRow) -> tuple[int, int, int, InstanceId]:
+    return row.amount, row.held_tokens, row.newest, row.instance

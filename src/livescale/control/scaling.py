@@ -7,20 +7,24 @@ word on every copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
 from livescale.control.host_copies import HostCopies
 from livescale.control.instance import Instance
 from livescale.control.loads import Loads
-from livescale.control.model_state import ModelState
+from livescale.control.model_state import ModelState, PartState
+from livescale.control.mutations import Mutations
 from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
+from livescale.control.roles import Roles
 from livescale.control.router import Router
 from livescale.control.spares import Spares
+from livescale.control.stage_hosts import StageHosts
 from livescale.control.starts import Starts
+from livescale.control.team_plans import TeamPlans
 from livescale.control.wishes import Wish, Wishes
 from livescale.messages.commands import (
     AnyCommand,
@@ -32,6 +36,7 @@ from livescale.plans import ScalePlan
 from livescale.types import (
     InstanceState,
     Part,
+    WorkerRef,
 )
 
 
@@ -49,6 +54,7 @@ class Scaling:
         host_copies: HostCopies,
         spares: Spares,
         pairings: Pairings,
+        roles: Roles,
         wishes: Wishes,
     ) -> None:
         self._config = config
@@ -60,10 +66,15 @@ class Scaling:
         self._host_copies = host_copies
         self._spares = spares
         self._starts = Starts(config, fleet, pool, loads, planning, spares, pairings)
+        self._stage_hosts = StageHosts(config, fleet, pool, planning, spares)
         self._pairings = pairings
+        self._mutations = Mutations(config, fleet, roles, pairings, spares)
         self._wishes = wishes
+        self._team_plans = TeamPlans(config, fleet, router, planning, pairings)
         #: of fleet and pool, and how many workers there were, when nothing was to be loaded ahead
         self._nothing_ahead = (-1, -1, -1)
+        #: some part did not get all that it wants, by the last decision
+        self.is_short = False
         #: workers that growing models would take and that no model gives up, by the last decision
         self.lacking_workers = 0
 
@@ -72,18 +83,22 @@ class Scaling:
     ) -> list[AnyCommand]:
         """Compare the models' loads with their capacities and order what follows.
         `wall_zero_ns` is the wall clock at time 0."""
-        wishes = self._wishes.look(now_ns, wall_zero_ns, states)
-        commands: list[AnyCommand] = []
+        wishes, notices = self._mutations.decide(self._wishes.look(now_ns, wall_zero_ns, states))
+        commands: list[AnyCommand] = [*notices, *self._wishes.lines.order_cores()]
         for wish in wishes:
             if wish.wanted < wish.capacity:
                 commands += self._shrink(wish)
         growing = [wish for wish in wishes if wish.wanted > wish.capacity]
-        growing.sort(key=lambda w: (-w.state.policy.priority, -w.need_permille, w.state.spec.name))
+        growing.sort(key=lambda w: (-w.priority, -w.need_permille, w.state.spec.name))
+        more = [(wish.state.model, wish.wanted - wish.capacity) for wish in growing]
+        self._stage_hosts.begin(now_ns, states, more)
         claimed = lacking = 0
+        self.is_short = False
         for wish in growing:
             reached, grown = self._grow(now_ns, wish, claimed)
             commands += grown
-            if reached < wish.wanted and now_ns >= wish.state.load_failures.blocked_until_ns:
+            self.is_short = self.is_short or reached < wish.wanted
+            if reached < wish.wanted and now_ns >= wish.state.model.load_failures.blocked_until_ns:
                 missing = wish.state.spec.tp_size * (wish.wanted - reached)
                 commands += self._make_room(wish, missing, claimed)
                 found = self._claim(wish, missing, claimed)
@@ -123,13 +138,14 @@ class Scaling:
             count = min(count, max(self._found(wish) - claimed, 0) // state.spec.tp_size)
         resumed = draining[:count]
         reached, plan = wish.capacity + len(resumed), None
+        reasons: dict[WorkerRef, str] = {}
         woken: list[AnyCommand] = []
-        if count > len(resumed) and now_ns >= state.load_failures.blocked_until_ns:
-            spares = self._spares.to_wake(state, count - len(resumed))
+        if count > len(resumed) and now_ns >= state.model.load_failures.blocked_until_ns:
+            spares = self._spares.to_wake(state.model, count - len(resumed))
             for spare in spares:
-                woken += self._starts.wake(state, spare)
+                woken += self._starts.wake(now_ns, state, spare)
             reached += len(spares)
-            plan = self._plan(state, count - len(resumed) - len(spares))
+            plan, reasons = self._plan(state, count - len(resumed) - len(spares))
             reached += len(plan.instances) if plan is not None else 0
         if reached == wish.capacity:
             return reached, []
@@ -139,10 +155,10 @@ class Scaling:
             self._fleet.move(instance, Resume)
         commands += woken
         if plan is not None:
-            offsets, drops = self._spares.give_way(plan.instances, state)
+            offsets, drops = self._spares.give_way(plan.instances, state.model)
             commands += drops
-            commands += self._starts.load(now_ns, state, plan, offsets)
-            commands += self._host_copies.fill_caches(state, plan.instances)
+            commands += self._starts.load(now_ns, state, plan, offsets, reasons)
+            commands += self._host_copies.fill_caches(state.model, plan.instances)
         return reached, commands
 
     def _load_ahead(
@@ -153,54 +169,67 @@ class Scaling:
         stand = self._fleet.version, self._pool.version, len(self._fleet.workers)
         if not self._config.spares_ahead or self._loads.open or stand == self._nothing_ahead:
             return []
-        state = self._spares.to_load_ahead(wall_ns, states.values())
-        wish = self._wishes.of(state.part) if state is not None else None
+        # Stages that scale with others have a total, and take what they need of all workers.
+        alone = [state for state in states.values() if state.line_policy is None]
+        state = self._spares.to_load_ahead(wall_ns, alone)
+        wish = self._wishes.of(state.entry.part) if state is not None else None
         plan = None
         if state is not None:
-            missing = state.limits(wall_ns)[1] - len(self._pool.holders(state.spec.name))
+            missing = state.limits(wall_ns)[1] - self._pool.count_holders(state.spec.name)
             empty = self._spares.empty(state)
             count = min(missing, len(empty) // state.spec.tp_size)
             plan = self._planning.plan_instances(state, count, tuple(empty), None)
         if state is None or wish is None or plan is None:
             self._nothing_ahead = stand
             return []
-        capacity = self._fleet.tally(state.part).capacity
+        capacity = self._fleet.tally(wish.part).capacity
         notice = wish.notice(capacity, capacity + len(plan.instances), "spares_ahead")
         offsets = dict.fromkeys((worker for ranks in plan.instances for worker in ranks), 0)
-        return [notice, *self._starts.load(now_ns, state, plan, offsets)]
+        return [notice, *self._starts.load(now_ns, wish.state, plan, offsets)]
 
-    def _plan(self, state: ModelState, count: int) -> ScalePlan | None:
-        """A plan for at most `count` instances, if there is any."""
+    def _plan(self, part: PartState, count: int) -> tuple[ScalePlan | None, dict[WorkerRef, str]]:
+        """A plan for at most `count` instances, if there is any, and why stages' come where."""
+        state = part.model
         if count < 1:
-            return None
+            return None, {}
         spare = self._spares.targets_for(state, count * state.spec.tp_size)
         count = min(count, len(spare) // state.spec.tp_size)
         if count < 1:
-            return None
-        targets = self._host_copies.preferred_targets(state, spare, count)
-        return self._planning.plan_instances(state, count, tuple(spare), targets)
+            return None, {}
+        chosen = self._stage_hosts.targets(state, count)
+        if chosen is None:
+            targets = self._host_copies.preferred_targets(state, spare, count)
+            return self._team_plans.plan(part, count, tuple(spare), targets), {}
+        targets = tuple((worker,) for worker in chosen)
+        return self._team_plans.plan(part, count, tuple(spare), targets), chosen
 
     # -- shrinking ----------------------------------------------------------------------------
 
     def _shrink(self, wish: Wish) -> list[AnyCommand]:
         """One instance is drained, if one can be."""
-        if not self._drainable(wish.part):
+        if not self._drainable(wish.state):
             return []
-        return [wish.notice(wish.capacity, wish.wanted, wish.reason), self._drain(wish.part)]
+        notice = wish.notice(wish.capacity, wish.wanted, wish.reason)
+        return [notice, self._drain(self._pairings.unpaired(wish.part))]
 
-    def _drainable(self, part: Part) -> int:
+    def _drainable(self, state: PartState) -> int:
         """How many instances of the part can be drained now. Members of live pairs stay until the
-        load is over, and while others load, the last one that serves."""
-        unpaired = len(self._pairings.unpaired(part))
-        serving = len(self._fleet.serving(part))
-        if self._fleet.tally(part).capacity > serving:
+        load is over, and while others load, the last one of the model that serves."""
+        unpaired = len(self._pairings.unpaired(state.part))
+        keys = state.model.keys
+        serving = sum(len(self._fleet.serving(part)) for part in keys)
+        if sum(self._fleet.tally(part).capacity for part in keys) > serving:
             return min(unpaired, max(serving - 1, 0))
         return unpaired
 
-    def _drain(self, part: Part) -> Drain:
-        """The serving instance with the least work goes, the youngest of equals."""
-        unpaired = self._pairings.unpaired(part)
-        chosen = min(unpaired, key=lambda i: (len(self._router.on_worker(i.worker)), -i.id))
+    def _drain(self, instances: Sequence[Instance]) -> Drain:
+        """Of these the instance with the least work goes, the youngest of equals; before, one that
+        has not got the cores which make up for it."""
+        cores, router = self._fleet.cores, self._router
+        chosen = min(
+            instances,
+            key=lambda i: (cores.now(i.worker), len(router.on_worker(i.worker)), -i.id),
+        )
         self._fleet.move(chosen, Drain)
         return Drain(chosen.id)
 
@@ -212,10 +241,11 @@ class Scaling:
         No instance gives way if that does not make up a whole instance.
         """
         found = self._found(wish) - claimed
-        wishes = self._wishes.known()
-        others = [w for w in wishes if w is not wish and w.wanted <= w.capacity]
+        # Parts of one model give each other instances, not workers (`Mutations`).
+        wishes = [w for w in self._wishes.known() if w.part.model != wish.part.model]
+        others = [w for w in wishes if w.wanted <= w.capacity]
         others += [w for w in wishes if w.wanted > w.capacity and self._outranks(wish, w)]
-        others.sort(key=lambda w: (w.state.policy.priority, -w.spare_instances, w.state.spec.name))
+        others.sort(key=lambda w: (w.priority, -w.spare_instances, w.state.spec.name))
         leaving: list[Wish] = []
         for other in others:
             for _ in range(self._may_give(other, wish)):
@@ -229,22 +259,35 @@ class Scaling:
     def _may_give(self, other: Wish, wish: Wish) -> int:
         """How many of its instances the other model can do without, for this one."""
         capacity = self._fleet.tally(other.part).capacity
-        least = max(other.suggestion.at_most, other.least)
+        least = other.kept
         if self._outranks(wish, other):
             least = min(least, max(other.least, 1))
-        return max(min(self._drainable(other.part), capacity - least), 0)
+        fitting = len(self._fitting(other.part, wish))
+        return max(min(self._drainable(other.state), fitting, capacity - least), 0)
+
+    def _fitting(self, part: Part, wish: Wish) -> list[Instance]:
+        """Instances that could be drained, and on whose devices the model fits."""
+        return [i for i in self._pairings.unpaired(part) if self._fits(i, wish)]
+
+    def _fits(self, instance: Instance, wish: Wish) -> bool:
+        devices = [self._fleet.workers[w.worker].device for w in instance.workers]
+        return all(device.arena_bytes >= wish.state.spec.size_bytes for device in devices)
 
     @staticmethod
     def _outranks(wish: Wish, other: Wish) -> bool:
         """It has the higher priority; or the same, and nothing at all where the other has some."""
-        own, its = wish.state.policy.priority, other.state.policy.priority
+        own, its = wish.priority, other.priority
         return own > its or (own == its and not wish.capacity and other.capacity > 1)
 
     def _give_way(self, other: Wish, wish: Wish) -> list[AnyCommand]:
-        """One instance of the other model is drained."""
+        """One instance of the other model is drained, unless another part of that model gave the
+        last one that may go."""
+        fitting = self._fitting(other.part, wish)
+        if not fitting or not self._drainable(other.state):
+            return []
         capacity = self._fleet.tally(other.part).capacity
         notice = other.notice(capacity, capacity - 1, f"makes room for {wish.state.spec.name}")
-        return [notice, self._drain(other.part)]
+        return [notice, self._drain(fitting)]
 
     def _claim(self, wish: Wish, missing: int, claimed: int) -> int:
         """Workers that are spare or on their way back and that the model will take: as many as
@@ -254,8 +297,10 @@ class Scaling:
 
     def _found(self, wish: Wish) -> int:
         """Workers that it can have, and those that come free without anything else."""
-        spare = self._spares.workers_for(wish.state)
-        leaving = sum(len(i.workers) for i in self._fleet.instances.values() if self._leaves(i))
+        model = wish.state.model
+        spare = self._spares.workers_for(model) + self._spares.workers_later(model)
+        instances = self._fleet.instances.values()
+        leaving = sum(len(i.workers) for i in instances if self._leaves(i) and self._fits(i, wish))
         return spare + leaving + self._pool.remainders()
 
     # -- helpers ------------------------------------------------------------------------------

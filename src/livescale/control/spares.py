@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from livescale.control.config import ControllerConfig
 from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy
+from livescale.control.idle_workers import WorkerRecord
 from livescale.control.instance import Instance
 from livescale.control.model_state import ModelState
 from livescale.control.planning import Planning
@@ -54,6 +55,8 @@ class Spares:
     def drop_unwanted(self) -> list[DropHolding]:
         """Orders for spares of models that leave the pool (for all, if none are to be kept)."""
         pool = self._pool
+        if self._keeping != "off" and not pool.has_retired():
+            return []
         unwanted = [
             copy for copy in pool.spares() if self._keeping == "off" or pool.is_retired(copy.model)
         ]
@@ -65,35 +68,53 @@ class Spares:
         in no instance: those that others read last, because these will serve on busy links; then
         those that were used last."""
         own = self._usable(state)[::-1]
-        own.sort(key=lambda copy: max(self._pool.readers(member) for member in copy.members))
+        own.sort(key=lambda copy: max(self._pool.reads.count(member) for member in copy.members))
         return own[:count]
 
     def to_load_ahead(self, wall_ns: int, states: Iterable[ModelState]) -> ModelState | None:
         """The model that workers which hold nothing should get: of those that serve and could have
         more instances than there are copies, the one with the fewest copies for its instances."""
+        empty = self._empty(0) if self._keeping != "off" else []
+        if not empty:
+            return None
         found: list[tuple[int, int, ModelState]] = []
-        for state in states if self._keeping != "off" else ():
-            copies = len(self._pool.holders(state.spec.name))
-            is_failing = bool(state.load_failures.in_a_row)
-            has_room = copies < state.limits(wall_ns)[1]
-            workers = self.empty(state) if has_room else []
-            if len(workers) < state.spec.tp_size or is_failing or state.is_leaving:
+        for state in states:
+            if state.load_failures.in_a_row or state.is_leaving:
                 continue
-            if self._fleet.serving(state.part):
-                share = copies * 1000 // self._fleet.tally(state.part).capacity
+            copies = self._pool.count_holders(state.spec.name)
+            if copies >= state.limits(wall_ns)[1] or not any(map(self._fleet.serving, state.keys)):
+                continue
+            able = [r for r in empty if not (state.is_divided and r.is_engine)]
+            roomy = [r for r in able if r.device.arena_bytes >= state.spec.size_bytes]
+            if len(roomy) >= state.spec.tp_size:
+                capacity = sum(self._fleet.tally(part).capacity for part in state.keys)
+                share = copies * 1000 // capacity
                 found.append((share, state.number, state))
         return min(found, key=lambda entry: entry[:2])[2] if found else None
 
     def empty(self, state: ModelState) -> list[WorkerRef]:
         """Workers that hold nothing and have room for the model, in id order."""
-        idle = self._fleet.idle(state.spec.size_bytes)
-        return [record.ref for record in idle if not self._pool.on(record.ref)]
+        records = self._empty(state.spec.size_bytes, engines=not state.is_divided)
+        return [record.ref for record in records]
+
+    def _empty(self, size_bytes: int, *, engines: bool = True) -> list[WorkerRecord]:
+        idle = self._fleet.idle(size_bytes, engines=engines)
+        return [record for record in idle if not self._pool.holds_any(record.ref)]
 
     def workers_for(self, state: ModelState) -> int:
         """How many workers the model can have at once: those with room, or with spares that may
         go, and those with spares of its own."""
-        found = dict.fromkeys(room.worker for room in self._rooms(state))
-        return len(found | dict.fromkeys(w for c in self._usable(state) for w in c.members))
+        return len(self._workers(state, self._giving_way()))
+
+    def workers_later(self, state: ModelState) -> int:
+        """How many workers more the model can have when members that read spares have done so."""
+        now = self._giving_way()
+        read = [c for c in self._pool.spares() if self._pool.reads.are_of(c) and c not in now]
+        going = [copy for copy in read if not self._pool.is_last(copy)]
+        if not going:
+            return 0
+        later = self._workers(state, {**now, **dict.fromkeys(going)})
+        return len(later) - len(self._workers(state, now))
 
     def targets_for(self, state: ModelState, workers: int) -> list[WorkerRef]:
         """Where ranks of new instances may go: to workers that hold nothing, and where these are
@@ -101,7 +122,7 @@ class Spares:
         workers, if there are, on the hosts whose memory has the model, too: loads that leave such a
         host share its NIC. As many that read the model's files, should there be no copy. Of all
         others half, so that the planner has a choice."""
-        found = sorted(self._rooms(state), key=self._loss)
+        found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
         empty = sum(not (room.going or room.kept) for room in found)
         count = empty if empty >= workers else max(workers, len(found) // 2)
         hosts = self._planning.hosts_with_copy(state.spec.name)
@@ -112,6 +133,15 @@ class Spares:
             first = [room for room in found if reads_files(room.worker)]
         chosen = (*found[:count], *near[:workers], *first[:workers])
         return sorted({room.worker for room in chosen})
+
+    def rooms_for(self, state: ModelState) -> list[WorkerRef]:
+        """All workers that ranks of new instances may go to, as `targets_for` ranks them; should
+        there be no copy, those that read the model's files."""
+        found = sorted(self._rooms(state, self._giving_way()), key=self._loss)
+        workers = [room.worker for room in found]
+        if self._planning.sources(state):
+            return workers
+        return [worker for worker in workers if self._planning.topology.reads_files(worker)]
 
     def give_way(
         self, targets: Sequence[Sequence[WorkerRef]], state: ModelState
@@ -135,6 +165,11 @@ class Spares:
 
     # -- helpers ------------------------------------------------------------------------------
 
+    def _workers(self, state: ModelState, giving_way: Mapping[Copy, None]) -> dict[WorkerRef, None]:
+        """Those that the model can have if these spares go."""
+        found = dict.fromkeys(room.worker for room in self._rooms(state, giving_way))
+        return found | dict.fromkeys(w for c in self._usable(state) for w in c.members)
+
     def _usable(self, state: ModelState) -> list[Copy]:
         """The model's spares whose workers can be had, least recently used first."""
         idle, giving_way = self._pool.idle_spares(state.spec.name), self._giving_way()
@@ -149,10 +184,9 @@ class Spares:
         others = dict.fromkeys(copy for copy in here if copy is not spare)
         return [copy for copy in others if len(copy.members) > 1 and not copy.is_given_up]
 
-    def _rooms(self, state: ModelState) -> list[_Room]:
-        """Workers that can have a rank of a new instance, in id order."""
-        giving_way = self._giving_way()
-        idle = self._fleet.idle(state.spec.size_bytes)
+    def _rooms(self, state: ModelState, giving_way: Mapping[Copy, None]) -> list[_Room]:
+        """Workers that can have a rank of a new instance if these spares go, in id order."""
+        idle = self._fleet.idle(state.spec.size_bytes, engines=not state.is_divided)
         rooms = [self._room(record.ref, state, giving_way) for record in idle]
         return [room for room in rooms if room is not None]
 
@@ -164,6 +198,8 @@ class Spares:
         instance has one of its workers."""
         pool, size_bytes = self._pool, state.spec.size_bytes
         memory_bytes = self._fleet.workers[worker.worker].device.arena_bytes
+        if not pool.holds_any(worker):
+            return _Room(worker, 0, (), ()) if size_bytes <= memory_bytes else None
         copies = [pool.copy_of(holding) for holding in pool.on(worker)]
         here = [copy for copy in copies if not copy.is_given_up]
         must_go = [copy for copy in here if copy.model == state.spec.name or len(copy.members) > 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -11,7 +11,7 @@ from livescale.control.fleet import Fleet
 from livescale.control.holdings import Copy, Holding
 from livescale.control.instance import Instance
 from livescale.control.loads import Loads
-from livescale.control.model_state import ModelState
+from livescale.control.model_state import PartState
 from livescale.control.pairing import Pairings
 from livescale.control.planning import Planning
 from livescale.control.pool import ParameterPool
@@ -43,11 +43,11 @@ class Starts:
         self._spares = spares
         self._pairings = pairings
 
-    def wake(self, state: ModelState, spare: Copy) -> list[AnyCommand]:
+    def wake(self, now_ns: int, state: PartState, spare: Copy) -> list[AnyCommand]:
         """A warm spare becomes an instance: its workers take the model over, nothing is loaded."""
         drops = self._spares.clear_for(spare)
-        state.starts += 1
-        state.warm_starts += 1
+        state.model.starts += 1
+        state.model.warm_starts += 1
         number, plan = self._planning.next_id(), self._planning.next_id()
         duty = Duty(number, spare.members, state.part.role)
         orders = [
@@ -59,13 +59,20 @@ class Starts:
             for rank in range(len(spare.members))
         ]
         copy = self._pool.take_up(spare, orders)
+        self._note(now_ns, state, spare.members)
         self._fleet.add(Instance(state.part, duty, copy, predicted_ns=0))
         return [*drops, *orders]
 
     def load(
-        self, now_ns: int, state: ModelState, plan: ScalePlan, offsets: Mapping[WorkerRef, int]
+        self,
+        now_ns: int,
+        state: PartState,
+        plan: ScalePlan,
+        offsets: Mapping[WorkerRef, int],
+        reasons: Mapping[WorkerRef, str] | None = None,
     ) -> list[AnyCommand]:
-        """Order every target to load to its offset, and to work meanwhile."""
+        """Order every target to load to its offset, and to work meanwhile. `reasons` say why the
+        instance comes to this target, where more than the plan decided that."""
         slow = {FromStorage(), *(FromWorker(load.receiver) for load in self._loads.open.values())}
         numbers = []
         paired: list[Paired] = []
@@ -79,13 +86,15 @@ class Starts:
                 msgspec.structs.replace(
                     self._start(state, plan.plan, duty, rank),
                     feeds=plan.load_of(worker).feeds,
+                    chunk_bytes=plan.chunk_bytes,
                     offset_bytes=offsets[worker],
+                    reason=reasons.get(worker, "") if reasons is not None else "",
                 )
                 for rank, worker in enumerate(workers)
             ]
             holdings = [Holding(order) for order in orders]
             for holding in holdings:
-                copy = self._pool.add(holding, len(workers), state.instance_bytes)
+                copy = self._pool.add(holding, len(workers), state.model.instance_bytes)
                 self._loads.begin(holding, plan.load_of(holding.member).completed_ns)
             instance = Instance(state.part, duty, copy, predicted_ns=plan.predicted_ns)
             own = [plan.load_of(worker) for worker in workers]
@@ -94,7 +103,8 @@ class Starts:
             if plan.predicted_ns is not None and not upstreams & slow:
                 instance.due_ns = now_ns + max(load.completed_ns or 0 for load in own)
             self._fleet.add(instance)
-            state.starts += 1
+            self._note(now_ns, state, workers)
+            state.model.starts += 1
             numbers.append(duty.instance)
             if self._pairings.is_live:
                 notice = Paired(number, choice.live_order, choice.gives_to, choice.reason)
@@ -102,9 +112,20 @@ class Starts:
             starts += orders
         return [PlanMade(plan, tuple(numbers)), *paired, *starts]
 
-    def _start(self, state: ModelState, plan: PlanId, duty: Duty, rank: int) -> StartHolding:
+    def _note(self, now_ns: int, state: PartState, workers: Sequence[WorkerRef]) -> None:
+        """The workers' hosts are given an instance of a stage."""
+        if state.spec.stage is None:
+            return
+        topology = self._planning.topology
+        hosts = {topology.host_of(worker): None for worker in workers}
+        for agent, host in topology.agents.items():
+            if host.name in hosts:
+                self._pool.schedule.given(state.spec.name, agent, now_ns)
+
+    def _start(self, state: PartState, plan: PlanId, duty: Duty, rank: int) -> StartHolding:
         """The order for one rank, without feeds."""
-        is_measured = state.prefill_tokens_per_s is not None and state.kv_blocks is not None
+        model = state.model
+        is_measured = model.prefill_tokens_per_s is not None and model.kv_blocks is not None
         return StartHolding(
             holding=HoldingId(plan, duty.workers[rank]),
             model=state.spec.name,

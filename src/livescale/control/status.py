@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from livescale.control.fleet import Fleet
 from livescale.control.host_copies import HostCopies
 from livescale.control.model_state import ModelState
 from livescale.control.pool import ParameterPool
 from livescale.control.wishes import Wishes
 from livescale.policies import ModelPolicy
-from livescale.types import InstanceId, InstanceState, Value, WorkerRef
+from livescale.types import InstanceId, InstanceState, Role, Value, WorkerRef
 
 
 class InstanceSummary(Value, frozen=True):
-    """A living instance: its devices, one per rank, and what it last reported of its KV blocks."""
+    """A living instance: its devices, one per rank, what it last reported of its KV blocks, and the
+    role of the part that it serves."""
 
     model: str
     state: InstanceState
     devices: int
     kv_blocks_used: int
     kv_blocks: int
+    role: Role = Role.UNIFIED
 
 
 class ModelSummary(Value, frozen=True):
-    """A model of the pool: its living instances by state, and its complete copies on hosts.
+    """A model of the pool: its living instances by state, those of each role apart (`by_role`), and
+    its complete copies on hosts.
 
     `warm_spares` on devices are no instance's, and take `spare_bytes`. Of `starts` of instances so
     many were `warm_starts`: they found their parameters in place. Both count from the controller's
@@ -41,6 +46,7 @@ class ModelSummary(Value, frozen=True):
     spare_bytes: int = 0
     starts: int = 0
     warm_starts: int = 0
+    by_role: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
 class ControllerStatus(Value, frozen=True):
@@ -66,11 +72,17 @@ def status_of(
     free: tuple[WorkerRef, ...],
 ) -> ControllerStatus:
     """The status of the controller that owns these parts; `free` members that leave may go."""
-    rooms = {record.ref: record.host.memory_bytes for record in fleet.living_agents()}
+    rooms = {
+        record.ref: record.host.memory_bytes
+        for record in fleet.living_agents()
+        if not record.host.is_guest
+    }
     states: dict[str, dict[str, int]] = {name: {} for name in models}
+    by_role: dict[str, dict[str, dict[str, int]]] = {name: {} for name in models}
     for instance in fleet.instances.values():
-        of_model = states[instance.model]
-        of_model[instance.state] = of_model.get(instance.state, 0) + 1
+        of_role = by_role[instance.model].setdefault(instance.part.role, {})
+        for counts in (states[instance.model], of_role):
+            counts[instance.state] = counts.get(instance.state, 0) + 1
     shown: dict[str, ModelSummary] = {}
     for name, state in models.items():
         loads, copies = state.load_failures, host_copies.failures(name)
@@ -88,11 +100,19 @@ def status_of(
             spare_bytes=sum(copy.size_bytes for copy in spares),
             starts=state.starts,
             warm_starts=state.warm_starts,
+            by_role=by_role[name],
         )
     return ControllerStatus(
         models=shown,
         instances={
-            number: InstanceSummary(i.model, i.state, len(i.workers), i.kv_blocks_used, i.kv_blocks)
+            number: InstanceSummary(
+                model=i.model,
+                state=i.state,
+                devices=len(i.workers),
+                kv_blocks_used=i.kv_blocks_used,
+                kv_blocks=i.kv_blocks,
+                role=i.part.role,
+            )
             for number, i in fleet.instances.items()
         },
         workers=len(fleet.workers),

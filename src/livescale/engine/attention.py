@@ -1,4 +1,4 @@
-"""Paged attention: where a Run's rows read and write in the KV cache, and the computation.
+"""Paged attention: where a Run's rows read and write in the KV cache, and who attends to what.
 
 The function is registered with transformers' attention interface and gets its batch through the
 layer call's keyword `paged`. Everything that does not depend on the layer is computed once per
@@ -13,12 +13,12 @@ from operator import itemgetter
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from livescale.batching.run import Run, Segment
 from livescale.engine.decode_kernel import attend_rows
 from livescale.engine.kv_cache import KVCache, as_array
+from livescale.engine.prompt_attention import PromptPart, attend_prompt, prompt_part
 
 ATTENTION = "livescale_paged"
 """Name of the attention function in transformers' registry."""
@@ -55,21 +55,6 @@ class SingleRows:
     tables: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPart:
-    """A segment of n rows `[start, stop)` that attend to a context of C tokens under `mask` (n, C).
-
-    The context is the rows themselves if the segment begins its request (`places` is None), else
-    `places` (C) of the cache. `is_causal`: the mask hides what comes later, and nothing else.
-    """
-
-    start: int
-    stop: int
-    places: torch.Tensor | None
-    mask: torch.Tensor
-    is_causal: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +168,14 @@ def attend(
         out.index_copy_(0, group.rows, attended)
     for part in plan.prompts:
         own = slice(part.start, part.stop)
-        if part.places is None:
-            context = keys[:, own], values[:, own]
-        else:
-            context = (
-                cached_keys.index_select(1, part.places),
-                cached_values.index_select(1, part.places),
-            )
-        out[own] = attend_prompt(
-            queries[:, own], *context, part.mask, part.is_causal, scaling, softcap
+        attend_prompt(
+            part,
+            queries[:, own],
+            (keys[:, own], values[:, own]),
+            (cached_keys, cached_values),
+            scaling,
+            softcap,
+            out=out[own],
         )
     return out
 
@@ -204,7 +188,7 @@ def _plan(
 ) -> AttentionPlan:
     decodes = [(row, segment) for row, segment in segments if segment.token_count == 1]
     prompts = tuple(
-        _prompt_part(row, segment, cache, window)
+        prompt_part(row, segment, cache, window)
         for row, segment in segments
         if segment.token_count > 1
     )
@@ -275,23 +259,6 @@ def _decode_group(
     return DecodeGroup(rows, places.flatten(), mask)
 
 
-def _prompt_part(row: int, segment: Segment, cache: KVCache, window: int | None) -> PromptPart:
-    first, stop = segment.first_position, segment.context_tokens
-    start = 0 if window is None else max(first - window + 1, 0)
-    own = torch.arange(first, stop, device=cache.device).unsqueeze(1)
-    columns = torch.arange(start, stop, device=cache.device)
-    is_seen = columns <= own
-    if window is not None:
-        is_seen &= columns > own - window
-    return PromptPart(
-        start=row,
-        stop=row + segment.token_count,
-        places=None if first == 0 else cache.places(segment.block_table, start, stop),
-        mask=_additive(is_seen, cache),
-        is_causal=first == 0 and (window is None or stop <= window),
-    )
-
-
 def _additive(is_seen: torch.Tensor, cache: KVCache) -> torch.Tensor:
     """A mask to add to scores: 0 where `is_seen`, minus infinity elsewhere."""
     mask = torch.zeros(is_seen.shape, dtype=cache.keys.dtype, device=cache.device)
@@ -341,7 +308,7 @@ def _attend_decodes(
     kv_heads = keys.shape[0]
     shared = heads // kv_heads
     grouped = queries.view(kv_heads, shared, batch, head_dim).transpose(1, 2)
-    scores = scores_of(
+    scores = _scores(
         grouped.reshape(kv_heads * batch, shared, head_dim),
         keys.view(kv_heads * batch, -1, head_dim),
         scaling,
@@ -349,63 +316,11 @@ def _attend_decodes(
     )
     if mask is not None:
         scores.view(kv_heads, batch, shared, -1).add_(mask)
-    attended = torch.bmm(probabilities(scores), values.view(kv_heads * batch, -1, head_dim))
+    attended = torch.bmm(_probabilities(scores), values.view(kv_heads * batch, -1, head_dim))
     return attended.view(kv_heads, batch, shared, head_dim).transpose(0, 1).flatten(1, 2)
 
 
-SCORES_AT_ONCE = {"cpu": 2 << 20, "cuda": 64 << 20}
-"""Scores that are held at a time where attention is computed from its parts: the rows of a long
-prompt take turns, because its scores grow with the square of its tokens. On a CPU they had better
-stay in its caches; on a GPU few large steps are fast."""
-
-
-def attend_prompt(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    is_causal: bool,
-    scaling: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """`queries` (heads, n, D); `keys`, `values` (KV heads, C, D); the result (n, heads, D)."""
-    heads, rows, head_dim = queries.shape
-    kv_heads = keys.shape[0]
-    # In 16 bits torch's fused attention is 2 to 8 times slower on CPUs than its parts.
-    is_fused = queries.dtype is torch.float32 or queries.device.type != "cpu"
-    if softcap is None and is_fused:
-        fused = scaled_dot_product_attention(
-            queries.unsqueeze(0),
-            keys.unsqueeze(0),
-            values.unsqueeze(0),
-            attn_mask=None if is_causal else mask,
-            is_causal=is_causal,
-            scale=scaling,
-            enable_gqa=kv_heads < heads,
-        )
-        return fused[0].transpose(0, 1)
-    out = torch.empty(rows, heads, head_dim, dtype=queries.dtype, device=queries.device)
-    context = keys.shape[1]
-    step = _rows_at_once(heads * context, queries.device)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        seen = context - rows + stop  # what comes later is masked
-        grouped = queries[:, start:stop].reshape(kv_heads, -1, head_dim)
-        scores = scores_of(grouped, keys[:, :seen], scaling, softcap)
-        scores.view(heads, stop - start, seen).add_(mask[start:stop, :seen])
-        attended = torch.bmm(probabilities(scores), values[:, :seen])
-        out[start:stop] = attended.view(heads, stop - start, head_dim).transpose(0, 1)
-    return out
-
-
-def _rows_at_once(row_scores: int, device: torch.device) -> int:
-    """How many rows of so many scores are computed together: a power of two, because oneDNN
-    compiles a kernel for each size."""
-    fitting = max(SCORES_AT_ONCE[device.type] // row_scores, 1)
-    return 1 << (fitting.bit_length() - 1)
-
-
-def scores_of(
+def _scores(
     queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None
 ) -> torch.Tensor:
     """(batch, n, D) and (batch, C, D) to (batch, n, C)."""
@@ -413,5 +328,5 @@ def scores_of(
     return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
 
 
-def probabilities(scores: torch.Tensor) -> torch.Tensor:
+def _probabilities(scores: torch.Tensor) -> torch.Tensor:
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)

@@ -2,79 +2,20 @@
 
 torch has no operation that reads a paged cache on a CPU: gathering the blocks and multiplying the
 copy costs two to three times what reading them costs. Arithmetic is in fp32 whatever the cache
-holds. Numba keeps the compiled kernel beside this file (or in the user's cache directory), so
-only the first process of a machine waits for the compiler. No torch, no plans.
+holds. For models whose layers are transformers' modules; the kernels of whole layers have their own
+(`kernels/attention.py`). No torch, no plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 
-FAST = {"reassoc", "contract", "nsz"}
-"""Sums may be taken in any order, which vectors need; infinities and NaN keep their meaning."""
+from livescale.engine.kernels.compiled import as_float, compiled, exp
 
 
-def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A decorator: compile on the first call, or take what an earlier process has compiled."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return njit(cache=True, fastmath=FAST, **options)(function)
-        except RuntimeError:
-            # Neither this directory nor the user's cache can be written: each process compiles.
-            return njit(fastmath=FAST, **options)(function)
-
-    return decorate
-
-
-def _bitcast(_context: Any, _bits: Any) -> Any:
-    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-_float_of_bits: Any = intrinsic(_bitcast)
-
-
-def _widen(_context: Any, value: Any) -> Any:
-    """fp32 is itself; bf16, which comes as int16, is the upper half of an fp32."""
-
-    def generate(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        if value == types.float32:
-            return args[0]
-        word = ir.IntType(32)
-        bits = builder.shl(builder.zext(args[0], word), ir.Constant(word, 16))
-        return builder.bitcast(bits, ir.FloatType())
-
-    return types.float32(value), generate
-
-
-_as_float: Any = intrinsic(_widen)
-
-
-@_compiled(inline="always")
-def _exp(x: Any) -> Any:
-    """e to the power of x <= 0, within 2e-7: a polynomial, so that a loop of it is vectors."""
-    scaled = max(x * np.float32(1.44269504), np.float32(-126.0))
-    whole = np.floor(scaled)
-    f = (scaled - whole) * np.float32(0.69314718)
-    power = np.float32(1.0 / 720) * f + np.float32(1.0 / 120)
-    power = power * f + np.float32(1.0 / 24)
-    power = power * f + np.float32(1.0 / 6)
-    power = power * f + np.float32(0.5)
-    power = power * f + np.float32(1.0)
-    power = power * f + np.float32(1.0)
-    return power * _float_of_bits(np.uint32(np.int32(whole) + 127) << np.uint32(23))
-
-
-@_compiled(nogil=True)
+@compiled(nogil=True)
 def attend_rows(
     queries: Any,
     keys: Any,
@@ -108,13 +49,13 @@ def attend_rows(
         for head in range(kv_heads):
             for g in range(shared):
                 for d in range(head_dim):
-                    query[g, d] = _as_float(queries[row, head * shared + g, d]) * scaling
+                    query[g, d] = as_float(queries[row, head * shared + g, d]) * scaling
                     summed[g, d] = 0.0
             for i in range(seen):
                 p = start + i
                 place = tables[b, p // block_tokens] * block_tokens + p % block_tokens
                 for d in range(head_dim):
-                    line[d] = _as_float(keys[head, place, d])
+                    line[d] = as_float(keys[head, place, d])
                 for g in range(shared):
                     score = np.float32(0.0)
                     for d in range(head_dim):
@@ -126,7 +67,7 @@ def attend_rows(
                 p = start + i
                 place = tables[b, p // block_tokens] * block_tokens + p % block_tokens
                 for d in range(head_dim):
-                    line[d] = _as_float(values[head, place, d])
+                    line[d] = as_float(values[head, place, d])
                 for g in range(shared):
                     weight = weights[g, i]
                     for d in range(head_dim):
@@ -136,7 +77,7 @@ def attend_rows(
                     out[row, head * shared + g, d] = summed[g, d]
 
 
-@_compiled()
+@compiled()
 def _normalize(scores: Any, softcap: Any) -> None:
     """Softmax in place."""
     if softcap > 0:
@@ -147,7 +88,7 @@ def _normalize(scores: Any, softcap: Any) -> None:
         highest = max(highest, scores[i])
     total = np.float32(0.0)
     for i in range(len(scores)):
-        scores[i] = _exp(scores[i] - highest)
+        scores[i] = exp(scores[i] - highest)
     for i in range(len(scores)):
         total += scores[i]
     share = np.float32(1.0) / total

@@ -7,27 +7,33 @@ is complete, is decided elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from livescale.batching.run import Run
 from livescale.engine.attention import page
+from livescale.engine.compiled_span import CompiledSpan
+from livescale.engine.compute_cores import ComputeCores
 from livescale.engine.errors import ModelError
 from livescale.engine.kv_cache import KVCache
 from livescale.engine.layers import Layers, RunState
+from livescale.engine.linear_choice import WeightsLayout
 from livescale.engine.model_files import model_spec
 from livescale.engine.run_result import (
     InstanceExecutor,
+    RowSum,
     RunResult,
     check_pool,
     check_size,
     fitting_blocks,
     prefill_run,
+    with_blanks,
 )
-from livescale.engine.sampling import choose_tokens
-from livescale.types import LayerEntry, LayerSpan, Manifest
+from livescale.engine.sampling import choose_tokens, is_plainly_greedy
+from livescale.stages import gives_rows, takes_rows
+from livescale.types import LayerEntry, LayerSpan, Manifest, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class _Assigned:
     manifest: Manifest
     layers: Layers
     cache: KVCache
+    #: the same layers as one compiled call, if there is one
+    compiled: CompiledSpan | None
 
 
 class TorchExecutor(InstanceExecutor):
@@ -51,11 +59,15 @@ class TorchExecutor(InstanceExecutor):
         kv_bytes: int,
         block_tokens: int,
         device: str = "cpu",
-        packed_weights: bool = True,
+        weights_layout: WeightsLayout = "auto",
         parameter_bytes: int = 0,
         reads_kv_in_place: bool = True,
+        cores: ComputeCores | None = None,
     ) -> None:
-        """Raises ValueError for a device that is not there."""
+        """`cores` are those of a CPU worker (None: what torch is set to, for good).
+
+        Raises ValueError for a device that is not there.
+        """
         if torch.device(device).type not in ("cpu", "cuda"):
             raise ValueError(f"TorchExecutor runs on devices 'cpu' and 'cuda', not on {device!r}")
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
@@ -64,8 +76,9 @@ class TorchExecutor(InstanceExecutor):
         self.kv_bytes = kv_bytes
         self.block_tokens = block_tokens
         self._device = torch.device(device)
-        self._packed_weights = packed_weights
+        self._weights_layout: WeightsLayout = weights_layout
         self._reads_kv_in_place = reads_kv_in_place
+        self._cores = cores
         # Filled, not only zero-allocated: the first touch of a page is slow and is paid here.
         self._pool = torch.empty(kv_bytes, dtype=torch.uint8, device=self._device).fill_(0)
         self._parameters = ParameterMemory(self._device, parameter_bytes)
@@ -86,11 +99,11 @@ class TorchExecutor(InstanceExecutor):
                 f"{manifest.model} needs {manifest.size_bytes} bytes on {self._device},"
                 " there are fewer"
             )
-        layers = Layers(manifest, self._device, self._packed_weights)
+        layers = Layers(manifest, self._device, self._weights_layout)
         cache = KVCache(
             self._pool,
             layers.dtype,
-            layers=layers.config.decoder_layers,
+            layers=len(layers) - 2,
             blocks=blocks,
             block_tokens=self.block_tokens,
             kv_heads=layers.config.kv_heads,
@@ -98,7 +111,7 @@ class TorchExecutor(InstanceExecutor):
             reads_in_place=self._reads_kv_in_place,
         )
         self._parameters.attach(arena[: manifest.size_bytes])
-        self._assigned = _Assigned(manifest, layers, cache)
+        self._assigned = _Assigned(manifest, layers, cache, layers.compile(cache))
 
     def materialize(self, layer: int) -> None:
         """Make the layer's parameters views of the arena's bytes, which are complete by now, or of
@@ -111,6 +124,8 @@ class TorchExecutor(InstanceExecutor):
         assigned.layers.bind(entry, self._parameters.place(entry))
 
     def release(self) -> None:
+        if self._assigned is not None and self._assigned.compiled is not None:
+            self._assigned.compiled.end()
         self._assigned = None
         self._parameters.detach()
 
@@ -119,6 +134,13 @@ class TorchExecutor(InstanceExecutor):
     @property
     def kv_blocks(self) -> int:
         return self._model.cache.blocks
+
+    @property
+    def cores(self) -> int:
+        return 1 if self._cores is None else self._cores.count
+
+    def use_cores(self, cores: int) -> int:
+        return self.cores if self._cores is None else self._cores.use(cores)
 
     @property
     def device(self) -> torch.device:
@@ -135,6 +157,11 @@ class TorchExecutor(InstanceExecutor):
         """Type of the assigned model's parameters, hidden rows and KV."""
         return self._model.layers.dtype
 
+    @property
+    def compiled(self) -> CompiledSpan | None:
+        """The assigned model's layers as one call; None where they are modules."""
+        return self._model.compiled
+
     def parameters(self, layer: int) -> dict[str, torch.Tensor]:
         """The layer's parameters by the manifest's names (meta tensors until materialized)."""
         return self._model.layers.parameters(layer)
@@ -143,7 +170,7 @@ class TorchExecutor(InstanceExecutor):
         """Measured after two warm-ups, in the first KV blocks of the pool."""
         run = prefill_run(span, tokens, self.kv_blocks, self.block_tokens)
         hidden = None
-        if span.start > 0:
+        if takes_rows(self._model.manifest.stage, span):
             shape = (run.token_count, self.hidden_size)
             hidden = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for _ in range(2):
@@ -166,19 +193,27 @@ class TorchExecutor(InstanceExecutor):
     # -- running ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
+    def run(
+        self,
+        run: Run,
+        hidden: torch.Tensor | bytearray | None = None,
+        layer_ran: Callable[[int], None] | None = None,
+    ) -> RunResult:
+        if self._cores is not None:
+            self._cores.apply()
         layers, span = self._model.layers, run.span
         assert span.stop <= len(layers), f"span {span} of {len(layers)} layers"
         missing = layers.unbound(range(span.start, span.stop))
         assert not missing, f"{self!r}: layer {missing[0]} is not materialized"
-        state = self._state(run)
-        rows = self._input(run, hidden)
-        for layer in layers[span.start : span.stop]:
-            rows = layer(rows, state)
-        if span.stop < len(layers):
-            return RunResult(rows[0], [])
-        sampling = [segment for segment in run.segments if segment.samples]
-        return RunResult(None, *choose_tokens(rows, sampling))
+        gives = gives_rows(self._model.manifest.stage, span, len(layers))
+        embeds = any(segment.sampling.embeds for segment in run.segments)
+        compiled = self._model.compiled
+        if compiled is not None and not gives and not embeds:
+            wants_logits = not all(is_plainly_greedy(s) for s in run.segments if s.chooses)
+            found = compiled.run(run, self._given(run, hidden), False, wants_logits, layer_ran)
+            return _result(run, found.logits, found.chosen)
+        rows = self._rows(run, hidden, layer_ran)
+        return RunResult(rows[0], []) if gives else self._behind_head(run, rows)
 
     # -- hidden rows and a request's KV leave and come ---------------------------------------
 
@@ -193,6 +228,16 @@ class TorchExecutor(InstanceExecutor):
         rows = torch.empty(tokens, self.hidden_size, dtype=self.dtype)
         _bytes_of(rows)[:] = content.cast("B")
         return rows.to(self._device)
+
+    def join_rows(self, parts: Sequence[torch.Tensor | bytearray]) -> torch.Tensor:
+        rows = [part for part in parts if isinstance(part, torch.Tensor)]
+        return rows[0] if len(parts) == 1 else torch.cat(rows)
+
+    def split_rows(
+        self, hidden: torch.Tensor | bytearray, counts: Sequence[int]
+    ) -> Sequence[torch.Tensor]:
+        assert isinstance(hidden, torch.Tensor)
+        return torch.split(hidden, list(counts))
 
     def kv_layer_bytes(self, tokens: int) -> int:
         cache = self._model.cache
@@ -219,13 +264,40 @@ class TorchExecutor(InstanceExecutor):
         assert self._assigned is not None, f"{self!r}"
         return self._assigned
 
+    def _rows(
+        self,
+        run: Run,
+        hidden: torch.Tensor | bytearray | None,
+        layer_ran: Callable[[int], None] | None,
+    ) -> torch.Tensor:
+        """(1, rows, hidden) behind the last decoder layer of the Run's span."""
+        model, span = self._model, run.span
+        if model.compiled is not None:
+            given = model.compiled.run(run, self._given(run, hidden), True, False, layer_ran).rows
+            assert given is not None
+            return given.unsqueeze(0)
+        state, rows = self._state(run), self._input(run, hidden)
+        head = len(model.layers) - 1
+        for number, layer in enumerate(model.layers[span.start : min(span.stop, head)], span.start):
+            rows = layer(rows, state)
+            if layer_ran is not None and number > 0:
+                layer_ran(number)
+        return rows
+
+    def _behind_head(self, run: Run, rows: torch.Tensor) -> RunResult:
+        """Tokens, and the sums of those that want an embedding."""
+        layers = self._model.layers
+        [head] = layers[len(layers) - 1 :]
+        sums = _row_sums(layers.final_norm, run, rows[0])
+        return _result(run, head(rows, self._state(run)), None, sums)
+
     def _state(self, run: Run) -> RunState:
         batch = page(run, self._model.cache)
         sample_rows = []
         stop = 0
         for segment in run.segments:
             stop += segment.token_count
-            if segment.samples:
+            if segment.chooses:
                 sample_rows.append(stop - 1)
         return RunState(
             batch=batch,
@@ -234,13 +306,49 @@ class TorchExecutor(InstanceExecutor):
         )
 
     def _input(self, run: Run, hidden: torch.Tensor | bytearray | None) -> torch.Tensor:
-        if run.span.start == 0:
+        given = self._given(run, hidden)
+        if given is not None:
+            return given.unsqueeze(0)
+        token_ids = [i for segment in run.segments for i in segment.token_ids]
+        return torch.tensor([token_ids], device=self._device)
+
+    def _given(self, run: Run, hidden: torch.Tensor | bytearray | None) -> torch.Tensor | None:
+        """The hidden rows that the Run begins with; None where token ids are what it begins
+        with."""
+        if not takes_rows(self._model.manifest.stage, run.span):
             assert hidden is None, "a span from layer 0 starts with token ids"
-            token_ids = [i for segment in run.segments for i in segment.token_ids]
-            return torch.tensor([token_ids], device=self._device)
+            return None
         assert isinstance(hidden, torch.Tensor), f"span {run.span} needs hidden rows"
         assert hidden.shape == (run.token_count, self.hidden_size), f"{tuple(hidden.shape)}"
-        return hidden.unsqueeze(0)
+        return hidden
+
+
+def _result(
+    run: Run,
+    logits: torch.Tensor | None,
+    highest: Sequence[int] | None,
+    sums: Mapping[RequestId, RowSum] | None = None,
+) -> RunResult:
+    """Tokens from `logits` (samples, vocabulary), or `highest` where these alone are wanted."""
+    if logits is None:
+        assert highest is not None
+        return RunResult(None, with_blanks(run, highest))
+    choosing = [segment for segment in run.segments if segment.chooses]
+    chosen, logprobs = choose_tokens(logits, choosing)
+    return RunResult(None, with_blanks(run, chosen), logprobs, sums or {})
+
+
+def _row_sums(
+    norm: Callable[[torch.Tensor], torch.Tensor], run: Run, rows: torch.Tensor
+) -> dict[RequestId, RowSum]:
+    """As told of a RunResult, from the rows (token_count, hidden) that the head takes."""
+    sums, stop = {}, 0
+    for segment in run.segments:
+        start, stop = stop, stop + segment.token_count
+        if segment.sampling.embeds:
+            total = norm(rows[start:stop]).sum(dim=0, dtype=torch.float32)
+            sums[segment.request] = total.cpu().numpy()
+    return sums
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

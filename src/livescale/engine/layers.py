@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,18 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from livescale.engine.attention import ATTENTION, PagedBatch
+from livescale.engine.compiled_span import CompiledSpan, can_compile
 from livescale.engine.errors import ModelError
 from livescale.engine.fused import fuse
+from livescale.engine.kv_cache import KVCache
+from livescale.engine.linear_choice import ChosenLinears, WeightsLayout
+from livescale.engine.linear_timing import known_timings
+from livescale.engine.linears import replace_linears
 from livescale.engine.model_config import ModelShape, parse_config, parse_object
-from livescale.engine.packing import can_pack, pack_linears
-from livescale.types import LayerEntry, Manifest, TensorEntry
+from livescale.types import LayerEntry, Manifest, StageOf, TensorEntry
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """torch's dtypes by their safetensors names."""
-
 
 Rope = dict[str | None, tuple[torch.Tensor, torch.Tensor]]
 """(cos, sin), each (1, T, rotated size), by layer type; None where all layers have the same."""
@@ -56,12 +60,11 @@ class Layers:
     """
 
     def __init__(
-        self, manifest: Manifest, device: torch.device, packed_weights: bool = False
+        self, manifest: Manifest, device: torch.device, layout: WeightsLayout = "plain"
     ) -> None:
         where = f"config of {manifest.model}"
         self.config = parse_config(manifest.config_json, where)
         self.dtype = DTYPES[manifest.dtype]
-        self._packs_weights = packed_weights and can_pack(self.dtype, device)
         model = _build(manifest.config_json, where, self.dtype)
         _check_reading(self.config, model.config, where)
         with device:
@@ -70,8 +73,10 @@ class Layers:
         layer_types = _rope_types(self._rotary, model.config)
         self._rope_types = sorted(set(layer_types), key=str)
         embed, norm, lm_head = model.model.embed_tokens, model.model.norm, model.lm_head
-        self._embed, self._lm_head = embed, lm_head
+        self._embed, self._norm, self._lm_head = embed, norm, lm_head
         head = {"norm": norm} if self.config.is_tied else {"norm": norm, "lm_head": lm_head}
+        #: what the head begins with
+        self.final_norm: Callable[[torch.Tensor], torch.Tensor] = norm
         #: parameters of layer i, named as in the manifest
         self._modules: list[nn.Module] = [
             nn.ModuleDict({"embed_tokens": embed}),
@@ -84,11 +89,34 @@ class Layers:
             _head_call(norm, lm_head, model.config),
         ]
         self._bound: set[int] = set()
+        self._compiled: CompiledSpan | None = None
+        if manifest.stage is not None:
+            self._keep(manifest.stage, manifest)
+        self._is_compiled = layout in ("auto", "compiled") and can_compile(
+            self._modules[1:-1], self._rotary, self.dtype, device
+        )
+        is_timed = layout == "auto" and device.type == "cpu" and not self._is_compiled
+        self._linears = ChosenLinears(layout, known_timings() if is_timed else ())
         if len(manifest.layers) != len(self._modules):
             raise ModelError(
                 f"{manifest.model}: the manifest has {len(manifest.layers)} layers,"
                 f" the configuration {len(self._modules)}"
             )
+
+    def _keep(self, stage: StageOf, manifest: Manifest) -> None:
+        """Only the stage's layers, by its own numbers. Where another stage has the model's first or
+        last layer, rows pass unchanged."""
+        kept = slice(stage.first_layer, stage.first_layer + len(manifest.layers))
+        self._modules, self._calls = self._modules[kept], self._calls[kept]
+        for module in self._modules[1:-1]:
+            for part in module.modules():
+                if hasattr(part, "layer_idx"):
+                    # Its place in the KV cache, which has the stage's layers only.
+                    part.layer_idx = int(part.layer_idx) - stage.first_layer  # type: ignore[assignment,arg-type]
+        if not stage.is_first:
+            self._modules[0], self._calls[0] = nn.ModuleDict(), _pass_on
+        if not stage.is_last:
+            self._modules[-1], self._calls[-1] = nn.ModuleDict(), _pass_on
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -139,15 +167,36 @@ class Layers:
             for layer_type in self._rope_types
         }
 
+    def compile(self, cache: KVCache) -> CompiledSpan | None:
+        """All layers as one compiled call over the KV `cache`, bound as they are; None if the
+        kernels cannot compute them."""
+        if self._is_compiled:
+            # Not a method: what refers to the layers keeps their views of the arena.
+            angles = partial(_angles, self._rotary)
+            self._compiled = CompiledSpan(self._modules[1:-1], cache, self.config, angles)
+        return self._compiled
+
     def _complete(self, layer: int) -> None:
-        """What follows from the layer's parameters: a tied head's matrix, packed copies."""
+        """What follows from the layer's parameters: a tied head's matrix, what computes them."""
         complete = [self._modules[layer]]
         if layer == 0 and self.config.is_tied:
             self._lm_head.weight = self._embed.weight
             complete.append(nn.ModuleDict({"lm_head": self._lm_head}))
-        if self._packs_weights:
+        if self._compiled is not None:
+            self._bind_compiled(self._compiled, layer)
+        if not self._is_compiled:
             for module in complete:
-                pack_linears(module, but=fuse(module))
+                replace_linears(module, self._linears, but=fuse(module, self._linears))
+
+    def _bind_compiled(self, compiled: CompiledSpan, layer: int) -> None:
+        if 0 < layer < len(self) - 1:
+            compiled.bind(layer - 1, self.parameters(layer))
+            return
+        # A tied head is complete with layer 0 and the norm, whichever comes last.
+        if not self._embed.weight.is_meta:
+            compiled.bind_embedding(self._embed.weight)
+        if not self._norm.weight.is_meta and not self._lm_head.weight.is_meta:
+            compiled.bind_head(self._norm.weight, self._lm_head.weight)
 
 
 # -- helpers, in the order used -----------------------------------------------------------------
@@ -193,6 +242,16 @@ def _rope_types(rotary: nn.Module, config: Any) -> list[str | None]:
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         return list(config.layer_types)
     return [None] * int(config.num_hidden_layers)
+
+
+def _angles(rotary: Any, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    like = torch.empty(0, dtype=torch.float32)
+    cosines, sines = rotary(like, position_ids=positions.unsqueeze(0))
+    return cosines[0], sines[0]
+
+
+def _pass_on(rows: torch.Tensor, _: RunState) -> torch.Tensor:
+    return rows
 
 
 def _embedding_call(embed: nn.Embedding, dtype: torch.dtype, device: torch.device) -> LayerCall:

@@ -20,7 +20,8 @@ from livescale.engine.checkpoint import ITEM_BYTES, Read, StoredTensor, TensorRe
 from livescale.engine.errors import ModelError
 from livescale.engine.layout import CheckpointPlan, LayerPlan, plan_checkpoint
 from livescale.engine.model_config import parse_config, parse_object
-from livescale.types import LayerEntry, Manifest, ModelSpec, SamplingDefaults
+from livescale.stages import check_stages, stage_name, stages_of
+from livescale.types import LayerEntry, LayerSpan, Manifest, ModelSpec, SamplingDefaults
 
 COMPARE_BYTES = 16 << 20
 """Bytes of a tied head and of its embedding that are compared at a time."""
@@ -64,10 +65,16 @@ def read_layers(
 
     under_way: deque[Future[int]] = deque()
     with TensorReader() as reader:
-        for entry, plan in zip(manifest.layers, checkpoint.layers, strict=True):
+        first = 0 if manifest.stage is None else manifest.stage.first_layer
+        plans = checkpoint.layers[first : first + len(manifest.layers)]
+        for entry, plan in zip(manifest.layers, plans, strict=True):
             if layers is not None and entry.layer not in layers:
                 continue
-            under_way.append(_read_layer(directory, entry, plan, destination, reader, by_content))
+            if manifest.stage is not None and not entry.tensors:
+                under_way.append(_nothing(entry.layer))  # its bytes are another stage's
+            else:
+                read = _read_layer(directory, entry, plan, destination, reader, by_content)
+                under_way.append(read)
             if len(under_way) > LAYERS_AHEAD:
                 yield under_way.popleft().result()
         while under_way:
@@ -78,14 +85,39 @@ def model_spec(manifest: Manifest) -> ModelSpec:
     """The sizes that the control plane needs. Raises ModelError for a config that cannot run."""
     config = parse_config(manifest.config_json, f"config of {manifest.model}")
     item_bytes = ITEM_BYTES[manifest.dtype]
-    kv_values = 2 * config.decoder_layers * config.kv_heads * config.head_dim
+    kv_values = 2 * (len(manifest.layers) - 2) * config.kv_heads * config.head_dim
     return ModelSpec(
         name=manifest.model,
         layer_bytes=tuple(entry.size_bytes for entry in manifest.layers),
         kv_bytes_per_token=kv_values * item_bytes,
         model_tokens_max=config.model_tokens_max,
         row_bytes_per_token=config.hidden_size * item_bytes,
+        is_tied=config.is_tied,
+        stage=manifest.stage,
     )
+
+
+def stage_manifests(manifest: Manifest, spans: Sequence[LayerSpan]) -> tuple[Manifest, ...]:
+    """The manifest of each stage of a model: its layers alone, from offset 0 on. Raises
+    StageError."""
+    check_stages(model_spec(manifest), spans)
+    found = []
+    stages = stages_of(manifest.model, len(manifest.layers), spans)
+    for (stage, layers), span in zip(stages, spans, strict=True):
+        start_bytes = manifest.layers[span.start].offset_bytes
+        entries = tuple(
+            _entry_of_stage(manifest.layers[stage.first_layer + number], number, span, start_bytes)
+            for number in range(layers)
+        )
+        found.append(
+            msgspec.structs.replace(
+                manifest,
+                model=stage_name(manifest.model, stage.number),
+                layers=entries,
+                stage=stage,
+            )
+        )
+    return tuple(found)
 
 
 def eos_token_ids(directory: Path) -> tuple[int, ...]:
@@ -166,6 +198,20 @@ def _entry(layer: int, offset_bytes: int, plan: LayerPlan, content: memoryview) 
     )
 
 
+def _entry_of_stage(
+    entry: LayerEntry, number: int, span: LayerSpan, start_bytes: int
+) -> LayerEntry:
+    """Layer `number` of the stage; one that is another stage's is without bytes."""
+    offset_bytes = entry.offset_bytes - start_bytes
+    if entry.layer in span:
+        return msgspec.structs.replace(entry, layer=number, offset_bytes=offset_bytes)
+    nothing = memoryview(b"")
+    at_bytes = max(offset_bytes, 0)
+    return LayerEntry(
+        number, at_bytes, 0, (), _checksum(nothing), hashlib.sha256(nothing).hexdigest()
+    )
+
+
 def _checksum(content: memoryview) -> str:
     # Not the one-call form: that one keeps other threads from running.
     hasher = xxhash.xxh3_64()
@@ -226,6 +272,13 @@ def _read_layer(
         return entry.layer
 
     return _fill(content, plan, reader, check)
+
+
+def _nothing(layer: int) -> Future[int]:
+    """A layer without bytes has been read."""
+    read: Future[int] = Future()
+    read.set_result(layer)
+    return read
 
 
 def _fill(

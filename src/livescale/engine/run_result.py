@@ -5,10 +5,13 @@ What executors have in common stands here, too: what fits, and the Run by which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
+from livescale.batching.engine_step import EngineStep
 from livescale.batching.run import Run, Segment
 from livescale.engine.errors import ModelError
 from livescale.types import (
@@ -19,6 +22,8 @@ from livescale.types import (
     SamplingParams,
     TokenLogprobs,
 )
+
+RowSum = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 if TYPE_CHECKING:
     # Only the type of a field: an executor that computes nothing must not cost a second of imports.
@@ -31,11 +36,19 @@ if TYPE_CHECKING:
 class RunResult:
     """What came of a Run: hidden rows (token_count, hidden) of a span that ends inside the model,
     else one token per sampling segment, in segment order, and the logprobs of those requests that
-    want them. An executor that computes nothing gives rows without values, of the same size."""
+    want them. An executor that computes nothing gives rows without values, of the same size.
+
+    Of each request that wants an embedding `row_sums` has the sum of the rows behind the final norm
+    over its segment's positions (hidden), fp32. Its token is 0.
+
+    What came of a step of an engine that schedules by itself is its `step`; `token_ids` are empty.
+    """
 
     hidden: torch.Tensor | bytearray | None
     token_ids: list[int]
     logprobs: Mapping[RequestId, TokenLogprobs] = field(default_factory=dict)
+    row_sums: Mapping[RequestId, RowSum] = field(default_factory=dict)
+    step: EngineStep | None = None
 
 
 class InstanceExecutor(Protocol):
@@ -43,6 +56,11 @@ class InstanceExecutor(Protocol):
 
     Rows and KV may be imported while another thread is in `run`, which has nothing to do with them.
     """
+
+    def prepare(self, manifest: Manifest) -> None:
+        """The model may come: what takes long to make for it is made, if there is room besides what
+        was made for others. A model that cannot run here is refused when it comes."""
+        return
 
     def assign(self, manifest: Manifest, arena: memoryview) -> None:
         """Take the model over: its layers exist, but none is materialized.
@@ -52,23 +70,51 @@ class InstanceExecutor(Protocol):
         """
         ...
 
-    def run(self, run: Run, hidden: torch.Tensor | bytearray | None = None) -> RunResult:
+    def run(
+        self,
+        run: Run,
+        hidden: torch.Tensor | bytearray | None = None,
+        layer_ran: Callable[[int], None] | None = None,
+    ) -> RunResult:
         """Execute `run.span`: second of an instance's three verbs. A span that starts inside the
-        model takes the `hidden` rows (token_count, hidden) of the Run that ended there."""
+        model takes the `hidden` rows (token_count, hidden) of the Run that ended there. `layer_ran`
+        is called with the number of each decoder layer when it is done: then its KV can be
+        exported, and other KV imported."""
         ...
 
     def materialize(self, layer: int) -> None:
         """The layer's bytes are complete in the arena and may be used."""
         ...
 
+    def when_missing(self, await_layer: Callable[[], bool]) -> None:
+        """A Run that comes to a layer which is not materialized calls `await_layer` until it is:
+        that lets others materialize on this thread. When it returns False the Run is given up. Runs
+        of other executors than engines cover materialized layers only."""
+        return
+
     def release(self) -> None:
         """Forget the model. The arena's bytes stay as they are."""
         ...
 
     @property
+    def is_engine(self) -> bool:
+        """It schedules by itself: a Run is one of its steps, and `run` gives what came of that."""
+        return False
+
+    @property
     def kv_blocks(self) -> int:
         """KV blocks that there are for the assigned model."""
         ...
+
+    @property
+    def cores(self) -> int:
+        """Cores that the next Run is computed with."""
+        return 1
+
+    def use_cores(self, cores: int) -> int:
+        """From the next Run on compute with so many cores. Returns how many that are: fewer where
+        there are no more, and what there was where the device has no use for them."""
+        return self.cores
 
     def export_rows(self, hidden: torch.Tensor | bytearray) -> memoryview:
         """The bytes of a Run's hidden rows, one row after the other, for another instance of the
@@ -80,6 +126,16 @@ class InstanceExecutor(Protocol):
 
         Raises ValueError when there are more or fewer bytes.
         """
+        ...
+
+    def join_rows(self, parts: Sequence[torch.Tensor | bytearray]) -> torch.Tensor | bytearray:
+        """Hidden rows of several Runs that are carried out as one, one behind the other."""
+        ...
+
+    def split_rows(
+        self, hidden: torch.Tensor | bytearray, counts: Sequence[int]
+    ) -> Sequence[torch.Tensor | bytearray]:
+        """Each of these Runs' own rows, of which there are so many."""
         ...
 
     def export_kv(self, decoder_layer: int, block_table: Sequence[int], tokens: int) -> memoryview:
@@ -106,6 +162,12 @@ class InstanceExecutor(Protocol):
         """Rate of a prefill of `tokens` tokens, or of as many as the KV pool holds. The instance
         must not serve yet."""
         ...
+
+
+def with_blanks(run: Run, chosen: Sequence[int]) -> list[int]:
+    """One token per sampling segment: the chosen ones in order, 0 where none is to be chosen."""
+    rest = iter(chosen)
+    return [next(rest) if segment.chooses else 0 for segment in run.segments if segment.samples]
 
 
 def check_pool(kv_bytes: int, block_tokens: int) -> None:

@@ -124,6 +124,12 @@ def choose_tokens(
     return token_ids, _logprobs(logits, segments, token_ids)
 
 
+def is_plainly_greedy(segment: Segment) -> bool:
+    """The highest logit is all that is wanted."""
+    sampling = segment.sampling
+    return sampling.temperature == 0 and sampling.logprobs is None and not is_adjusting(segment)
+
+
 def final_candidates(logits: torch.Tensor, segments: Sequence[Segment]) -> Candidates:
     """What the segments' tokens are drawn from, none of them greedy. Changes the fp32 `logits`."""
     adjust(logits, segments)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import transformers
+from numba import typeof, types
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from livescale.engine.compiled_linear import linear_kernel
 from livescale.engine.decode_kernel import attend_rows
 from livescale.engine.families import FAMILIES
+from livescale.engine.kernels.compiled import compiling_alone
+from livescale.engine.kernels.job import JOB, LAYER
+from livescale.engine.kernels.span import lead, serve
 from livescale.engine.kv_cache import as_array
+from livescale.engine.linear_timing import ensure_timings
+from livescale.engine.row_norms import row_norms_kernel
 
 
 def import_modelling() -> None:
@@ -18,10 +27,11 @@ def import_modelling() -> None:
         getattr(transformers, architecture)  # the package imports what is asked for
 
 
-def warm_up() -> None:
+def warm_up(times_linears: bool = False) -> None:
     """Import the modelling code and touch the kernels that a first request would wait for.
 
-    A library's first matrix product sets up its threads and workspaces.
+    A library's first matrix product sets up its threads and workspaces. With `times_linears` the
+    times of linear layers are known afterwards: the first process of a machine takes them.
     """
     import_modelling()
     config = LlamaConfig(
@@ -35,8 +45,15 @@ def warm_up() -> None:
     model = AutoModelForCausalLM.from_config(config).eval()  # type: ignore[no-untyped-call]
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 2, dtype=torch.long))
-    for dtype in (torch.float32, torch.bfloat16):
-        _compile_attention(dtype)
+    with compiling_alone():
+        for dtype in (torch.float32, torch.bfloat16):
+            _compile_attention(dtype)
+            _compile_span(dtype)
+        linear_kernel()
+        row_norms_kernel()
+        if times_linears:
+            # Here, because other processes that start now would disturb it.
+            ensure_timings()
 
 
 def _compile_attention(dtype: torch.dtype) -> None:
@@ -46,3 +63,15 @@ def _compile_attention(dtype: torch.dtype) -> None:
     limits = (1, np.float32(1.0), np.float32(0.0))
     out = np.zeros((1, 1, 8), np.float32)
     attend_rows(rows, rows, rows, none, none.reshape(1, 1), none, one, *limits, out)
+
+
+def _compile_span(dtype: torch.dtype) -> None:
+    """As above. By their types alone: no model is needed."""
+    like = types.int16 if dtype is torch.bfloat16 else types.float32
+    records: Any = [typeof(np.zeros(1, kind)) for kind in (JOB, LAYER)]  # type: ignore[no-untyped-call]
+    lead.compile((*records, like))
+    serve.compile((*records, like, types.int64))
+
+
+if __name__ == "__main__":
+    warm_up()

@@ -36,10 +36,10 @@ from livescale.gateway.backend import (
     Unavailable,
 )
 from livescale.gateway.keys import KeyRing
-from livescale.gateway.metrics import Metrics
 from livescale.gateway.schema import decode_as
 from livescale.gateway.served import ServedModels
 from livescale.gateway.text import TextCodec, TextWork
+from livescale.gateway.totals import Totals
 
 NAME_CHARS_MAX = 200
 PATH_CHARS_MAX = 4096
@@ -75,7 +75,8 @@ class Administration:
 
     backend: Backend
     served: ServedModels
-    metrics: Metrics
+    totals: Totals
+    has_slo: bool
     read_body: Callable[[Request], Awaitable[bytes]]
     is_local: bool
     keys: KeyRing
@@ -85,12 +86,12 @@ class Administration:
         """GET /admin/models"""
         self._check_open(request)
         states = self.backend.model_states()
-        return json_answer(AdministeredModels([self._shown(state) for state in states]))
+        return json_answer(AdministeredModels(await self._shown(*states)))
 
     async def show_model(self, request: Request) -> Response:
         """GET /admin/models/{name}"""
         self._check_open(request)
-        return json_answer(self._shown(self._state(request.path_params["model"])))
+        return await self._answer(request.path_params["model"])
 
     async def add_model(self, request: Request) -> Response:
         """POST /admin/models: 201 when the model is in the pool and can be asked for."""
@@ -111,7 +112,7 @@ class Administration:
                 with contextlib.suppress(ModelRefused, Unavailable):
                     await self.backend.remove_model(name)
                 raise errors.invalid(errors.cut(problem), "path")
-            return json_answer(self._shown(self._state(name)), 201)
+            return await self._answer(name, 201)
 
     async def change_model(self, request: Request) -> Response:
         """PATCH /admin/models/{name}: 200 when the new limits hold."""
@@ -120,7 +121,7 @@ class Administration:
         changes = read_changes(await self.read_body(request))
         with self._busy.one_more(), _changes_answered(name), refusals_answered():
             await self.backend.change_model(name, changes)
-        return json_answer(self._shown(self._state(name)))
+        return await self._answer(name)
 
     async def remove_model(self, request: Request) -> Response:
         """DELETE /admin/models/{name}: 202 when it takes no more requests."""
@@ -152,17 +153,24 @@ class Administration:
                 "Without keys the Host header must name this machine: localhost"
             )
 
-    def _shown(self, state: ModelStatus) -> ModelStatus:
-        """With what the gateway knows, too."""
-        counts = self.metrics.models.get(state.name)
-        if counts is not None:
-            state.usage.requests = counts.ended
-            state.usage.prompt_tokens = counts.prompt_tokens
-            state.usage.generation_tokens = counts.generation_tokens
-            if self.metrics.slo is not None:
-                state.usage.slo_met = counts.slo["all", True]
-        state.problem = state.problem or self.served.problem(state.name)
-        return state
+    async def _answer(self, name: str, status: int = 200) -> Response:
+        """A model as it is now. Raises ApiError (404)."""
+        [shown] = await self._shown(self._state(name))
+        return json_answer(shown, status)
+
+    async def _shown(self, *states: ModelStatus) -> list[ModelStatus]:
+        """With what gateways know, too."""
+        sums = await self.totals.now()
+        for state in states:
+            counts = sums.models.get(state.name)
+            if counts is not None:
+                state.usage.requests = counts.ended
+                state.usage.prompt_tokens = counts.prompt_tokens
+                state.usage.generation_tokens = counts.generation_tokens
+                if self.has_slo:
+                    state.usage.slo_met = counts.slo["all", True]
+            state.problem = state.problem or self.served.problem(state.name)
+        return list(states)
 
     def _state(self, name: str) -> ModelStatus:
         """Raises ApiError (404)."""
@@ -220,10 +228,7 @@ def changes_schema() -> dict[str, Any]:
 
 
 def _schema_of(settings: tuple[Setting, ...]) -> dict[str, Any]:
-    properties = {
-        setting.name: {"type": ["string" if setting.type == "str" else "integer"]}
-        for setting in settings
-    }
+    properties = {setting.name: _shape_of(setting) for setting in settings}
     for setting in settings:
         shape: dict[str, Any] = properties[setting.name]
         if setting.type == "int":
@@ -237,6 +242,12 @@ def _schema_of(settings: tuple[Setting, ...]) -> dict[str, Any]:
         "required": [setting.name for setting in settings if setting.is_required],
         "additionalProperties": False,
     }
+
+
+def _shape_of(setting: Setting) -> dict[str, Any]:
+    if setting.keys:
+        return {**_schema_of(setting.keys), "type": ["object"]}
+    return {"type": ["string" if setting.type == "str" else "integer"]}
 
 
 def read_new_model(raw: bytes) -> NewModel:

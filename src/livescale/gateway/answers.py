@@ -134,6 +134,27 @@ class ChatCompletion(AnswerHead, kw_only=True):
     prompt_token_ids: Ids | UnsetType = UNSET
 
 
+class Embedding(msgspec.Struct):
+    """`embedding` is a list of numbers, or the base64 of their fp32 values, little-endian."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(AnswerHead, kw_only=True):
+    """Response of /v1/embeddings."""
+
+    object: str = "list"
+    data: list[Embedding]
+    usage: EmbeddingUsage
+
+
 class ModelEntry(msgspec.Struct):
     id: str
     created: int

@@ -9,10 +9,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,20 +27,21 @@ from livescale.gateway.admin import (
     new_model_schema,
 )
 from livescale.gateway.admission import estimated_prompts, refusals_answered
+from livescale.gateway.arrivals import TurnEnd
 from livescale.gateway.backend import Backend, GenerateRequest, ModelCard, ModelStatus
 from livescale.gateway.bodies import Bodies
 from livescale.gateway.choices import ChoiceOrder
-from livescale.gateway.endpoints import Endpoint, routes_of
+from livescale.gateway.embeddings import OUTPUT_TOKENS, EmbeddingReply, read_embeddings
+from livescale.gateway.endpoints import Application, Endpoint, routes_of
 from livescale.gateway.envelope import Envelope
 from livescale.gateway.errors import (
-    ApiError,
-    answer_api_error,
-    answer_http_exception,
+    ErrorAnswers,
     unavailable,
 )
+from livescale.gateway.kept_counts import Siblings
 from livescale.gateway.keys import KeyGate, KeyRing
 from livescale.gateway.limits import Limits
-from livescale.gateway.metrics import UNKNOWN_MODEL, CountedRefusal, Metrics
+from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics
 from livescale.gateway.metrics_page import CONTENT_TYPE, MetricsPage
 from livescale.gateway.pages import PageGate
 from livescale.gateway.prompts import (
@@ -56,6 +57,7 @@ from livescale.gateway.sampling import Asked, read_asked
 from livescale.gateway.served import ServedModel, ServedModels
 from livescale.gateway.streaming import Generation
 from livescale.gateway.text import estimated_messages
+from livescale.gateway.totals import Totals
 from livescale.load.slo import SloAbsolute
 
 COMPLETION_OUTPUT_TOKENS = 16
@@ -72,39 +74,43 @@ def create_app(
     has_vllm_metrics: bool = False,
     is_local: bool = False,
     page_origins: Sequence[str] = (),
+    siblings: Siblings | None = None,
 ) -> Starlette:
     """The OpenAI-compatible application over `backend`.
 
     Request ids are `{request_prefix}-{n}`; without `keys` (see `keys.py`) every client is served.
     `is_local`: only programs of this machine reach the server: then models can be
     administered where there are no keys at all. Web pages of `page_origins` may use it (see
-    `pages.py`). Reads the tokenizers of all models; raises ValueError naming the file that is
-    missing, broken or recommends what cannot be sampled.
+    `pages.py`). Figures are those of its `siblings`, too. Reads the tokenizers of all models;
+    raises ValueError naming the file that is missing, broken or recommends what cannot be sampled.
     """
     limits = limits or Limits()
     keys = keys or KeyRing()
-    metrics = Metrics((card.name for card in backend.models()), slo)
-    page = MetricsPage(metrics, backend, has_vllm_metrics)
+    earlier = siblings.earlier().models if siblings is not None else ()
+    metrics = Metrics((card.name for card in backend.models()), slo, earlier)
+    totals = Totals(metrics, backend, siblings)
+    page = MetricsPage(totals, has_slo=slo is not None, has_vllm_names=has_vllm_metrics)
     served = ServedModels(backend, metrics)
     bodies = Bodies(limits, served.prompt_tokens_max, served.text_chars_max, keys)
     gateway = _Gateway(backend, limits, metrics, page, served, bodies)
     admin = Administration(
         backend=backend,
         served=served,
-        metrics=metrics,
+        totals=totals,
+        has_slo=slo is not None,
         read_body=bodies.read,
         is_local=is_local,
         keys=keys,
     )
     endpoints = [*gateway.endpoints(), *_administration(admin)]
-    app = Starlette(
+    app = Application(
         routes=routes_of(endpoints, keys),
         middleware=[
             Middleware(Envelope, request_prefix=request_prefix),
             *([Middleware(PageGate, origins=page_origins)] if page_origins else []),
             Middleware(KeyGate, keys=keys),
+            Middleware(ErrorAnswers),
         ],
-        exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
         lifespan=lambda _app: _working(served),
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, in OpenAI's shape
@@ -172,6 +178,7 @@ class _Gateway:
     _page: MetricsPage
     _served: ServedModels
     _bodies: Bodies
+    _turn_end: TurnEnd = field(default_factory=TurnEnd)
 
     def endpoints(self) -> list[Endpoint]:
         """Everything but the administration."""
@@ -192,6 +199,14 @@ class _Gateway:
                 handler=self.chat_completions,
                 answer=answers.ChatCompletion,
                 body=schema.ChatBody,
+                errors=generating,
+            ),
+            Endpoint(
+                method="POST",
+                path="/v1/embeddings",
+                handler=self.embeddings,
+                answer=answers.EmbeddingList,
+                body=schema.EmbeddingBody,
                 errors=generating,
             ),
             Endpoint("GET", "/v1/models", self.list_models, answers.ModelList),
@@ -222,42 +237,65 @@ class _Gateway:
             Endpoint("GET", "/metrics", self.show_metrics, None),
         ]
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Request) -> Generation:
         """POST /v1/completions"""
-        async with self._reading(request) as (raw_body, refused):
-            body = schema.decode_body(raw_body, schema.CompletionBody)
-            model = self._served.get(body.model)
-            card, codec = model.card, model.codec
-            refused.model = card.name
-            raw = raw_prompts(body.prompt)
-            asked = read_asked(card, codec.vocabulary, body, len(raw))
-            for prompt in raw:
-                check_fits(card, codec, prompt, "prompt")
-            estimates = estimated_prompts(raw, card.model_tokens_max) * asked.choices
-            with self._admitted(request, card.name, estimates):
-                prompts = await read_prompts(
-                    codec, raw, body.add_special_tokens is not False, bool(body.echo)
-                )
-            orders = _orders(request, model, asked, prompts, COMPLETION_OUTPUT_TOKENS, "prompt")
-        head = _reply_head(f"cmpl-{request.state.request}", card.name, asked, prompts, body)
+        with self._metrics.counting_rejections(UNKNOWN_MODEL) as refused:
+            async with self._bodies.reading(request) as raw_body:
+                body = schema.decode_body(raw_body, schema.CompletionBody)
+                model = self._served.get(body.model)
+                card, codec = model.card, model.codec
+                refused.model = card.name
+                raw = raw_prompts(body.prompt)
+                asked = read_asked(card, codec.vocabulary, body, len(raw))
+                for prompt in raw:
+                    check_fits(card, codec, prompt, "prompt")
+                estimates = estimated_prompts(raw, card.model_tokens_max) * asked.choices
+                with self._admitted(request, card.name, estimates):
+                    prompts = await read_prompts(
+                        codec, raw, body.add_special_tokens is not False, bool(body.echo)
+                    )
+                orders = _orders(request, model, asked, prompts, COMPLETION_OUTPUT_TOKENS, "prompt")
+        head = _reply_head(_front("cmpl", request, card.name), asked, prompts, body)
         return self._generation(request, CompletionReply(head), orders, bool(body.stream))
 
-    async def chat_completions(self, request: Request) -> Response:
+    async def chat_completions(self, request: Request) -> Generation:
         """POST /v1/chat/completions"""
-        async with self._reading(request) as (raw_body, refused):
-            body = schema.decode_body(raw_body, schema.ChatBody)
-            model = self._served.get(body.model)
-            card, codec = model.card, model.codec
-            refused.model = card.name
-            asked = read_asked(card, codec.vocabulary, body, 1)
-            check_chat(body)
-            estimate = min(estimated_messages(body.messages), card.model_tokens_max)
-            with self._admitted(request, card.name, [estimate] * asked.choices):
-                prompts = [await read_chat(card, codec, body)]
-            # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
-            orders = _orders(request, model, asked, prompts, card.model_tokens_max, "messages")
-        head = _reply_head(f"chatcmpl-{request.state.request}", card.name, asked, prompts, body)
+        with self._metrics.counting_rejections(UNKNOWN_MODEL) as refused:
+            async with self._bodies.reading(request) as raw_body:
+                body = schema.decode_body(raw_body, schema.ChatBody)
+                model = self._served.get(body.model)
+                card, codec = model.card, model.codec
+                refused.model = card.name
+                asked = read_asked(card, codec.vocabulary, body, 1)
+                check_chat(body)
+                estimate = min(estimated_messages(body.messages), card.model_tokens_max)
+                with self._admitted(request, card.name, [estimate] * asked.choices):
+                    prompts = [await read_chat(card, codec, body)]
+                # As OpenAI and vLLM: a chat answer may take all that the limit leaves.
+                orders = _orders(request, model, asked, prompts, card.model_tokens_max, "messages")
+        head = _reply_head(_front("chatcmpl", request, card.name), asked, prompts, body)
         return self._generation(request, ChatReply(head), orders, bool(body.stream))
+
+    async def embeddings(self, request: Request) -> Generation:
+        """POST /v1/embeddings"""
+        with self._metrics.counting_rejections(UNKNOWN_MODEL) as refused:
+            async with self._bodies.reading(request) as raw_body:
+                body = schema.decode_body(raw_body, schema.EmbeddingBody)
+                model = self._served.get(body.model)
+                card, codec = model.card, model.codec
+                refused.model = card.name
+                raw = raw_prompts(body.input, "input")
+                asked = read_embeddings(card, body, len(raw))
+                for prompt in raw:
+                    check_fits(card, codec, prompt, "input")
+                estimates = estimated_prompts(raw, card.model_tokens_max)
+                with self._admitted(request, card.name, estimates):
+                    is_framed = body.add_special_tokens is not False
+                    prompts = await read_prompts(codec, raw, is_framed, param="input")
+                orders = _orders(request, model, asked, prompts, OUTPUT_TOKENS, "input")
+        head = ReplyHead(_front("embd", request, card.name), _ids(prompts), asked.choices)
+        reply = EmbeddingReply(head, is_base64=body.encoding_format == "base64")
+        return self._generation(request, reply, orders, is_streamed=False)
 
     async def list_models(self, request: Request) -> Response:
         """GET /v1/models"""
@@ -281,14 +319,6 @@ class _Gateway:
 
     # -- helpers, in the order used ---------------------------------------------------------
 
-    @asynccontextmanager
-    async def _reading(self, request: Request) -> AsyncIterator[tuple[bytes, CountedRefusal]]:
-        """The body, until what is made of it is no larger than the request's prompts; and whose
-        request is counted if it is refused meanwhile."""
-        with self._metrics.counting_rejections(UNKNOWN_MODEL) as refused:
-            async with self._bodies.reading(request) as raw:
-                yield raw, refused
-
     @contextmanager
     def _admitted(self, request: Request, model: str, prompts: list[int]) -> Iterator[None]:
         """Places are held for prompts of about so many tokens while they are tokenized.
@@ -309,6 +339,7 @@ class _Gateway:
             orders=orders,
             reply=reply,
             metrics=self._metrics,
+            turn_end=self._turn_end,
             arrived_s=request.state.arrived_s,
             is_streamed=is_streamed,
             timeout_s=self._limits.request_timeout_s,
@@ -345,13 +376,22 @@ def _orders(
     return orders
 
 
+def _front(kind: str, request: Request, model: str) -> dict[str, Any]:
+    id = f"{kind}-{request.state.request}"
+    return {"id": id, "created": int(time.time()), "model": model}
+
+
+def _ids(prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
+    return tuple(prompt.ids for prompt in prompts)
+
+
 def _reply_head(
-    id: str, model: str, asked: Asked, prompts: Sequence[Prompt], body: schema.GenerationBody
+    front: dict[str, Any], asked: Asked, prompts: Sequence[Prompt], body: schema.GenerationBody
 ) -> ReplyHead:
     options = body.stream_options or schema.StreamOptions()
     return ReplyHead(
-        front={"id": id, "created": int(time.time()), "model": model},
-        prompts=tuple(prompt.ids for prompt in prompts),
+        front=front,
+        prompts=_ids(prompts),
         choices=asked.choices,
         wants_usage=bool(options.include_usage),
         wants_usage_always=bool(options.continuous_usage_stats),

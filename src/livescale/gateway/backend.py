@@ -6,7 +6,7 @@ Only protocols, the values that cross them and their errors live here. No HTTP, 
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from livescale.config.model import RolesConfig
 from livescale.types import (
     FinishReason,
     RequestId,
@@ -22,7 +23,7 @@ from livescale.types import (
     TokenLogprobs,
 )
 
-SettingValue = str | int | list[str] | None
+SettingValue = str | int | list[str] | dict[str, dict[str, int | None]] | None
 """A setting of a model, as JSON has it."""
 
 
@@ -31,7 +32,8 @@ class ModelCard:
     """A model as clients see it.
 
     `model_tokens_max` bounds prompt and generated tokens together; `directory` holds the
-    tokenizer files (tokenizer.json, tokenizer_config.json, chat_template.jinja).
+    tokenizer files (tokenizer.json, tokenizer_config.json, chat_template.jinja). Embeddings have
+    `embedding_size` values (0: the model gives none).
     """
 
     name: str
@@ -40,6 +42,7 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]
     directory: Path
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    embedding_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +72,39 @@ class GenerateRequest:
     client: Client = Client()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(Protocol):
     """The `index`-th generated token (0 is the first); the last one carries `finish_reason`.
 
-    The first one has `cached_tokens`: those of the prompt that were not computed for it.
+    The first one has `cached_tokens`: those of the prompt that were not computed for it. Where an
+    embedding was asked for, the one token brings it (fp32, little-endian) and means nothing.
     """
 
-    index: int
-    token_id: int
-    finish_reason: FinishReason | None = None
-    logprobs: TokenLogprobs | None = None
-    cached_tokens: int = 0
+    @property
+    def index(self) -> int: ...
+    @property
+    def token_id(self) -> int: ...
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def logprobs(self) -> TokenLogprobs | None: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def embedding(self) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One current amount for /metrics: a counter if its name ends in `_total`, else a gauge."""
+    """One current amount for /metrics: a counter if its name ends in `_total`, else a gauge.
+
+    One that `is_own` is of this gateway's requests alone; others are the pool's, whichever gateway
+    shows them.
+    """
 
     name: str
     value: float
     labels: tuple[tuple[str, str], ...] = ()
+    is_own: bool = False
 
 
 class ModelPhase(enum.StrEnum):
@@ -119,7 +134,10 @@ class AdministeredUsage(msgspec.Struct):
 
 
 class ModelStatus(msgspec.Struct):
-    """A model as administrators see it: one of GET /admin/models. `instances` counts them by state.
+    """A model as administrators see it: one of GET /admin/models. `instances` counts them by state,
+    `instances_by_role` those of each role apart. The limits of a model with `roles` are their sums;
+    those of a model with stages are each stage's, of which `instances_by_stage` counts instances,
+    and `decisions_by_stage` has the last decision about their number ("" if there was none).
 
     `host_copies` are complete copies in host memory, `warm_spares` those that released instances
     left on devices. `survives_restart`: the pool's next start has
@@ -131,6 +149,9 @@ class ModelStatus(msgspec.Struct):
     path: str
     state: ModelPhase
     instances: Mapping[str, int] = msgspec.field(default_factory=dict)
+    instances_by_role: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=dict)
+    instances_by_stage: Sequence[Mapping[str, int]] = ()
+    decisions_by_stage: Sequence[str] = ()
     host_copies: int = 0
     warm_spares: int = 0
     usage: AdministeredUsage = msgspec.field(default_factory=AdministeredUsage)
@@ -140,6 +161,7 @@ class ModelStatus(msgspec.Struct):
     idle_s: int | None = None
     target_ongoing_requests: int | None = None
     schedule: str = ""
+    roles: RolesConfig | None = None
     survives_restart: bool = False
     problem: str | None = None
     warnings: Sequence[str] = ()
@@ -199,18 +221,27 @@ class NoInstance(GenerationFailed):
         self.code = code
 
 
-class TokenStream(Protocol):
-    """The tokens of one accepted request.
+class TokenSink(Protocol):
+    """Gets the tokens of one request. Its methods return at once and call nothing of the Backend:
+    they may be called while that is at work on the request."""
 
-    Iteration yields TokenChunks with consecutive indices and ends after the one that carries
-    `finish_reason`; it raises GenerationFailed when the request cannot be finished. `queued_s` is
-    how long it waited for an instance (None: no instance has taken it yet).
-    """
+    def take(self, chunk: TokenChunk) -> None:
+        """The next token: indices are consecutive, and the last one carries `finish_reason`."""
+
+    def end(self, failure: Exception | None) -> None:
+        """No more tokens come. A GenerationFailed is why the request cannot be finished."""
+
+
+class TokenStream(Protocol):
+    """The tokens of one accepted request. `queued_s` is how long it waited for an instance (None:
+    no instance has taken it yet)."""
 
     @property
     def queued_s(self) -> float | None: ...
 
-    def __aiter__(self) -> AsyncIterator[TokenChunk]: ...
+    def pour(self, sink: TokenSink) -> None:
+        """Each token goes to the sink in the call that brings it, and so does the end. Called once,
+        in the turn of the event loop in which the request was submitted."""
 
     def cancel(self) -> None:
         """Free everything the request holds, at once. Idempotent; harmless after the end."""

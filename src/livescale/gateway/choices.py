@@ -1,16 +1,16 @@
 """One generation of a request: its tokens as pieces of text, until the text is complete.
 
-Which generations there are is decided in `app.py`, what a piece looks like in `replies.py`, and
-when it is sent in `streaming.py`.
+Which generations there are is decided in `app.py`, when tokens become pieces in `arrivals.py`,
+what a piece looks like in `replies.py`, and when it is sent in `streaming.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from livescale.gateway import backend
 from livescale.gateway.answers import TokenLogprob, TopLogprob
@@ -18,7 +18,7 @@ from livescale.gateway.errors import come_back, unavailable
 from livescale.gateway.metrics import TokenMeter
 from livescale.gateway.spelling import TokenSpelling
 from livescale.gateway.text import TextCodec
-from livescale.types import FinishReason
+from livescale.types import FinishReason, Value
 
 LOGPROB_LEAST = -9999.0
 """Stands for minus infinity, which JSON cannot express (as vLLM)."""
@@ -56,20 +56,19 @@ class ChoiceOrder:
     echo: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(Value, frozen=True):
     """A generated token with the likely ones; `text_offset` is where its text begins."""
 
     chosen: TokenLogprob
     text_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Value, frozen=True):
     """Text with the tokens that it comes from; the last one carries `finish_reason`.
 
     `stop_reason` is the stop string or the named stop token that ended the text. `scored` has one
-    entry per token, if the client wants log probabilities. The first one has `cached_tokens`.
+    entry per token, if the client wants log probabilities. The first one has `cached_tokens`. An
+    `embedding` (fp32, little-endian) comes in the place of a text.
     """
 
     choice: int
@@ -80,27 +79,49 @@ class Piece:
     stop_reason: str | int | None = None
     scored: list[ScoredToken] | None = None
     cached_tokens: int = 0
+    embedding: bytes | None = None
 
 
-def gathered(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of a choice as one, for answers that are not streamed."""
-    last = pieces[-1]
-    assert last.finish_reason is not None, f"choice {last.choice} goes on"
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Pieces of a choice that follow one another, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    first, last = pieces[0], pieces[-1]
     scored = [token for piece in pieces for token in piece.scored or ()]
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         last,
-        text="".join(piece.text for piece in pieces),
+        text="".join([piece.text for piece in pieces]),
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
-        is_first=True,
+        is_first=first.is_first,
         scored=None if last.scored is None else scored,
+        cached_tokens=first.cached_tokens,
     )
 
 
 class Choice:
     """A generation under way. `outcome` is how it ended, in the words of the metrics."""
 
+    __slots__ = (
+        "_cached_tokens",
+        "_decoder",
+        "_embedding",
+        "_is_counted",
+        "_is_first",
+        "_is_plain",
+        "_meter",
+        "_order",
+        "_scanner",
+        "_scored",
+        "_stream",
+        "_text_chars",
+        "_token_ids",
+        "index",
+        "outcome",
+    )
+
     def __init__(self, order: ChoiceOrder, stream: backend.TokenStream, meter: TokenMeter) -> None:
         rules = order.rules
+        self.index = order.index
         self.outcome = UNFINISHED
         self._is_counted = False
         self._order = order
@@ -112,44 +133,53 @@ class Choice:
         )
         self._is_first = True
         self._cached_tokens = 0
+        self._embedding: bytes | None = None
         #: tokens that no piece has carried yet: their text may be the start of a stop string
         self._token_ids: list[int] = []
         self._scored: list[ScoredToken] | None = (
             None if order.request.sampling.logprobs is None else []
         )
         self._text_chars = len(order.echo)
+        #: from the second piece on: a token that ends nothing is one piece, of its text alone
+        self._is_plain = False
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """One piece per token, but for tokens whose text is held: they come with the next one.
+    def plain_text(self, chunk: backend.TokenChunk) -> str | None:
+        """The text that is complete with the next token, where that is all there is to its piece.
+        None: the token is taken by `piece_of`.
 
-        Raises ApiError when the backend cannot finish it.
+        What nearly all tokens are, in a fraction of the time.
         """
-        try:
-            async for chunk in self._stream:
-                assert chunk.index == self._meter.tokens, f"{chunk} is not {self._meter.tokens}"
-                self._meter.token(time.monotonic())
-                piece = self._piece(chunk)
-                if piece is None:
-                    continue
-                if piece.finish_reason is not None:
-                    self.outcome = piece.finish_reason.value
-                    if chunk.finish_reason is None:
-                        self._stream.stop()
-                    self.end()  # before the client gets it: then the counts are right
-                yield piece
-                if piece.finish_reason is not None:
-                    return
-        except backend.NoInstance as problem:
-            self.outcome = "timeout" if problem.code == "queue_timeout" else "failed"
-            raise come_back(str(problem), problem.retry_after_s, problem.code) from problem
-        except backend.GenerationFailed as failure:
-            self.outcome = "failed"
-            raise unavailable(str(failure), code="generation_failed") from failure
-        except Exception:
-            self.outcome = "failed"
-            raise
+        if not self._is_plain or chunk.finish_reason is not None or self.outcome is not UNFINISHED:
+            return None
+        meter = self._meter
+        assert chunk.index == meter.tokens, f"{chunk} is not {meter.tokens}"
+        meter.token(time.monotonic())
+        return self._decoder.push(chunk.token_id)
+
+    def piece_of(self, chunk: backend.TokenChunk) -> Piece | None:
+        """The piece that is complete with the next token. None if the token's text is held: then
+        the token comes with the next piece."""
+        assert chunk.index == self._meter.tokens, f"{chunk} is not {self._meter.tokens}"
+        self._meter.token(time.monotonic())
+        piece = self._piece(chunk)
+        if piece is not None and piece.finish_reason is not None:
+            self.outcome = piece.finish_reason.value
+            if chunk.finish_reason is None:
+                self._stream.stop()
+            self.end()  # before the client gets it: then the counts are right
+        return piece
+
+    def cut_short(self, failure: Exception | None) -> Exception:
+        """The tokens have ended, but the text has not: the outcome is set, and this is raised."""
         self.outcome = "failed"
-        raise AssertionError(f"{self._order.request.request} ended without a finish reason")
+        if isinstance(failure, backend.NoInstance):
+            if failure.code == "queue_timeout":
+                self.outcome = "timeout"
+            return come_back(str(failure), failure.retry_after_s, failure.code)
+        if isinstance(failure, backend.GenerationFailed):
+            return unavailable(str(failure), code="generation_failed")
+        name = self._order.request.request
+        return failure or AssertionError(f"{name} ended without a finish reason")
 
     def end(self) -> None:
         """Nothing is generated any more, and the outcome is counted. Idempotent."""
@@ -173,6 +203,7 @@ class Choice:
         """The piece that is complete with this token; None if its text is held."""
         self._token_ids.append(chunk.token_id)
         self._cached_tokens += chunk.cached_tokens
+        self._embedding = chunk.embedding
         if self._scored is not None:
             self._scored.append(self._score(chunk))
         finish_reason = chunk.finish_reason
@@ -222,6 +253,7 @@ class Choice:
         """The piece of all tokens that none has carried yet."""
         is_first, token_ids, scored = self._is_first, self._token_ids, self._scored
         self._is_first = False
+        self._is_plain = self._scanner is None and scored is None
         self._token_ids = []
         if scored is not None:
             self._scored = []
@@ -236,38 +268,8 @@ class Choice:
             stop_reason=stop_reason,
             scored=scored,
             cached_tokens=self._cached_tokens if is_first else 0,
+            embedding=self._embedding,
         )
-
-
-def interleaved(choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
-    """The pieces of all choices as they come. The first exception of one ends them all."""
-    return choices[0].pieces() if len(choices) == 1 else _merged(choices)
-
-
-async def _merged(choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
-    # Bounded: who reads slowly holds up the choices, not the memory.
-    pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue(maxsize=len(choices))
-
-    async def pump(choice: Choice) -> None:
-        try:
-            async for piece in choice.pieces():
-                await pieces.put(piece)
-        except Exception as error:
-            await pieces.put(error)
-
-    tasks = [asyncio.create_task(pump(choice)) for choice in choices]
-    try:
-        unfinished = len(choices)
-        while unfinished:
-            piece = await pieces.get()
-            if isinstance(piece, Exception):
-                raise piece
-            unfinished -= piece.finish_reason is not None
-            yield piece
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _spelled(

@@ -7,23 +7,25 @@ is nothing to keep in step. Ranges that depend on the model are not in it.
 from __future__ import annotations
 
 import http
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from livescale import __version__
 from livescale.gateway.answers import json_answer
 from livescale.gateway.errors import ErrorBody
 from livescale.gateway.keys import KeyRing
 from livescale.gateway.sampling import RANGES
-from livescale.gateway.schema import HARMLESS, GenerationBody
+from livescale.gateway.schema import HARMLESS, EmbeddingBody, GenerationBody
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,30 @@ def _route(path: str, endpoints: Sequence[Endpoint]) -> Route:
     if "GET" in handlers:
         handlers["HEAD"] = handlers["GET"]
 
-    async def answer(request: Request) -> Response:
-        return await handlers[request.method](request)
+    return Route(path, _Path(handlers), methods=list(handlers))
 
-    return Route(path, answer, methods=list(handlers))
+
+class _Path:
+    """The ASGI application of one path. What Starlette would make of a function, without two calls
+    and an object for each message of every answer."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._handlers[scope["method"]](Request(scope, receive, send))
+        await answer(scope, receive, send)
+
+
+class Application(Starlette):
+    """Starlette without its own answers to errors, which wrap each message of every answer:
+    Envelope and ErrorAnswers are there for all of them."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = self.router
+        for layer, args, kwargs in reversed(self.user_middleware):
+            app = layer(app, *args, **kwargs)
+        return app
 
 
 _BODY_ERRORS = (408, 413, 415)
@@ -88,6 +110,8 @@ def document(endpoints: Sequence[Endpoint], keys: KeyRing) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     for kind in types:
         if issubclass(kind, GenerationBody):
+            _add_ranges(schemas[kind.__name__]["properties"])
+        if issubclass(kind, GenerationBody | EmbeddingBody):
             _add_values(schemas[kind.__name__]["properties"])
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -154,12 +178,15 @@ def _schema(kind: type[msgspec.Struct] | dict[str, Any]) -> dict[str, Any]:
     return kind if isinstance(kind, dict) else {"$ref": _REF.format(name=kind.__name__)}
 
 
-def _add_values(properties: dict[str, Any]) -> None:
-    """What is looked at only behind the types: ranges of numbers, and values that are accepted of
-    parameters that are not available."""
+def _add_ranges(properties: dict[str, Any]) -> None:
+    """Of numbers, which are looked at only behind the types."""
     for name, allowed in RANGES.items():
         for shape in properties[name]["anyOf"]:
             if shape["type"] == "number":
                 shape |= {"minimum": allowed.low, "maximum": allowed.high}
+
+
+def _add_values(properties: dict[str, Any]) -> None:
+    """Those that are accepted of parameters that are not available."""
     for name, values in HARMLESS.items():
         properties.setdefault(name, {"enum": [None, *values]})

@@ -10,8 +10,8 @@ import itertools
 import logging
 import re
 import time
+from collections.abc import Iterable
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +21,7 @@ from livescale.gateway.keys import client_at
 log = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
 
 PROBES = ("/health", "/ping", "/live", "/metrics")
 """Paths that monitoring asks for all the time."""
@@ -48,7 +49,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         request = f"{self._prefix}-{next(self._numbers)}"
-        client_request_id = sane_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER))
+        client_request_id = sane_request_id(_first(scope["headers"], _REQUEST_ID))
         state = scope.setdefault("state", {})
         state["request"] = request
         state["client_request_id"] = client_request_id
@@ -60,7 +61,8 @@ class Envelope:
             nonlocal has_started
             if message["type"] == "http.response.start":
                 has_started = True
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = client_request_id or request
+                answered_id = (client_request_id or request).encode("latin-1")
+                message["headers"] = [*message.get("headers", ()), (_REQUEST_ID, answered_id)]
                 is_probe = scope["path"] in PROBES and scope["method"] in ("GET", "HEAD")
                 if message["status"] >= 400 and not is_probe:
                     log.info(
@@ -87,6 +89,10 @@ class Envelope:
             if has_started:
                 raise
             await internal_error().response()(scope, receive, send_with_id)
+
+
+def _first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 def sane_request_id(value: str | None) -> str | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 QUOTED_CHARS_MAX = 200
 """Longest piece of a client's input that an error message repeats."""
@@ -147,16 +147,24 @@ def internal_error() -> ApiError:
     return ApiError(500, message, code="internal_error")
 
 
-async def answer_api_error(_request: Request, error: Exception) -> Response:
-    """Starlette handler for ApiError."""
-    assert isinstance(error, ApiError)
-    return error.response()
+class ErrorAnswers:
+    """An ASGI middleware that answers with the ApiErrors that are raised inside, and in the same
+    shape with what Starlette raises for a wrong path or method. What raises has sent nothing."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except HTTPException as error:
+            await _in_our_shape(error, scope).response()(scope, receive, send)
 
 
-async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette handler for its own 404 and 405, so that they have OpenAI's shape too."""
-    assert isinstance(error, HTTPException)
-    where = f"{request.method} {quoted(request.url.path)}"
+def _in_our_shape(error: HTTPException, scope: Scope) -> ApiError:
+    where = f"{scope['method']} {quoted(scope['path'])}"
     messages = {404: f"There is no {where}", 405: f"{where} is not allowed"}
     codes = {404: "not_found", 405: "method_not_allowed"}
     return ApiError(
@@ -164,4 +172,4 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         messages.get(error.status_code, error.detail),
         code=codes.get(error.status_code),
         headers=error.headers,
-    ).response()
+    )

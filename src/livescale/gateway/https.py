@@ -9,8 +9,10 @@ from livescale.common.settings import ConfigError
 
 def check_https(certfile: str | None, keyfile: str | None) -> None:
     """Nothing happens where neither is given. Raises ConfigError."""
-    if certfile is None or keyfile is None:
+    if certfile is None and keyfile is None:
         return
+    if certfile is None or keyfile is None:
+        raise ConfigError("ssl_certfile and ssl_keyfile: one needs the other")
     for setting, path in (("ssl_certfile", certfile), ("ssl_keyfile", keyfile)):
         try:
             with open(path, "rb"):

@@ -7,6 +7,7 @@ the key itself. Other paths are open to every client, as monitoring expects.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -202,13 +203,22 @@ _IPV6_PREFIX_BITS = 64
 """What one subscriber has of IPv6: its addresses are as many as it likes."""
 
 
+_ADDRESSES_KEPT = 1024
+"""Reading an address takes as long as some headers; most requests come from few."""
+
+
 def client_at(peer: tuple[str, int] | None) -> Client:
     """The client at the other end of a connection (address and port, as ASGI names it).
 
     An IPv6 address counts by its /64. All whose address is not known are one client.
     """
+    return _client_of(peer[0] if peer is not None else "")
+
+
+@functools.lru_cache(_ADDRESSES_KEPT)
+def _client_of(host: str) -> Client:
     try:
-        address = ipaddress.ip_address(peer[0] if peer is not None else "")
+        address = ipaddress.ip_address(host)
     except ValueError:
         return Client()
     if isinstance(address, ipaddress.IPv4Address):

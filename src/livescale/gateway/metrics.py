@@ -8,11 +8,10 @@ time series.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from livescale.gateway.errors import ApiError
+from livescale.gateway.kept_counts import KeptBuckets, KeptModel
 from livescale.load.slo import SloAbsolute
 
 UNKNOWN_MODEL = ""
@@ -57,6 +56,15 @@ class Buckets:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def kept(self) -> KeptBuckets:
+        return KeptBuckets(tuple(self.counts), self.sum)
+
+    def add_kept(self, kept: KeptBuckets) -> None:
+        """Those that were counted elsewhere come to these."""
+        assert len(kept.counts) == len(self.counts), "both have the same bounds"
+        self.counts = [ours + theirs for ours, theirs in zip(self.counts, kept.counts, strict=True)]
+        self.sum += kept.sum
+
 
 class ModelCounts:
     """All that is counted of one model."""
@@ -85,25 +93,73 @@ class ModelCounts:
         self.slo["tbt", is_tbt_met] += 1
         self.slo["all", is_ttft_met and is_tbt_met] += 1
 
+    def kept(self) -> KeptModel:
+        """All of it, as it is now."""
+        return KeptModel(
+            model=self.model,
+            outcomes=dict(self.outcomes),
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            goodput_tokens=self.goodput_tokens,
+            first_token=self.first_token.kept(),
+            inter_token=self.inter_token.kept(),
+            request=self.request.kept(),
+            queue=self.queue.kept(),
+            slo={part: (self.slo[part, True], self.slo[part, False]) for part in SLO_PARTS},
+        )
 
-@dataclass(slots=True)
+    def add(self, kept: KeptModel) -> None:
+        """What was counted of the model elsewhere comes to this."""
+        for outcome, number in kept.outcomes.items():
+            self.outcomes[outcome] += number
+        self.prompt_tokens += kept.prompt_tokens
+        self.generation_tokens += kept.generation_tokens
+        self.goodput_tokens += kept.goodput_tokens
+        self.first_token.add_kept(kept.first_token)
+        self.inter_token.add_kept(kept.inter_token)
+        self.request.add_kept(kept.request)
+        self.queue.add_kept(kept.queue)
+        for part, (met, missed) in kept.slo.items():
+            self.slo[part, True] += met
+            self.slo[part, False] += missed
+
+
 class CountedRefusal:
-    """Whose a request is that may be refused."""
+    """See `Metrics.counting_rejections`. `model` is whose the request is."""
 
-    model: str
+    __slots__ = ("_metrics", "model")
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self.model = model
+
+    def __enter__(self) -> CountedRefusal:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, ApiError):
+            outcome = "unavailable" if error.status == 503 else "rejected"
+            self._metrics.request_refused(self.model, outcome)
 
 
 class Metrics:
-    """The counts of one application. `slo` None: nothing is judged."""
+    """The counts of one application, which go on from `earlier` ones. `slo` None: nothing is
+    judged."""
 
-    def __init__(self, models: Iterable[str], slo: SloAbsolute | None = None) -> None:
+    def __init__(
+        self,
+        models: Iterable[str],
+        slo: SloAbsolute | None = None,
+        earlier: Iterable[KeptModel] = (),
+    ) -> None:
         self.slo = slo
-        self.models = {model: ModelCounts(model) for model in (UNKNOWN_MODEL, *models)}
+        self._earlier = {kept.model: kept for kept in earlier}
+        self.models = {model: self._begun(model) for model in (UNKNOWN_MODEL, *models)}
 
     def keep(self, models: Iterable[str]) -> None:
         """Count these models from now on. What was counted of others is dropped."""
         names = dict.fromkeys((UNKNOWN_MODEL, *models))
-        self.models = {name: self.models.get(name) or ModelCounts(name) for name in names}
+        self.models = {name: self.models.get(name) or self._begun(name) for name in names}
 
     def request_refused(self, model: str, outcome: str) -> None:
         """A request was not accepted: `outcome` is one of REFUSALS."""
@@ -113,23 +169,22 @@ class Metrics:
             # Or a pool could reach its objective by refusing.
             counts.judged(False, False)
 
-    @contextmanager
-    def counting_rejections(self, model: str) -> Iterator[CountedRefusal]:
+    def counting_rejections(self, model: str) -> CountedRefusal:
         """An ApiError raised inside is counted as a refused request, of the model that is named
         by then."""
-        refused = CountedRefusal(model)
-        try:
-            yield refused
-        except ApiError as error:
-            outcome = "unavailable" if error.status == 503 else "rejected"
-            self.request_refused(refused.model, outcome)
-            raise
+        return CountedRefusal(self, model)
 
     def meter(self, model: str, prompt_tokens: int, arrived_s: float) -> TokenMeter:
         """A meter for one accepted request that arrived at `arrived_s`."""
         counts = self._of(model)
         counts.prompt_tokens += prompt_tokens
         return TokenMeter(counts, self.slo, arrived_s)
+
+    def _begun(self, model: str) -> ModelCounts:
+        counts, earlier = ModelCounts(model), self._earlier.pop(model, None)
+        if earlier is not None:
+            counts.add(earlier)
+        return counts
 
     def _of(self, model: str) -> ModelCounts:
         # A model may have gone while a request to it was being read.

@@ -1,4 +1,4 @@
-"""The page of /metrics: all counts and the backend's readings in Prometheus' text format.
+"""The page of /metrics: all counts and readings of the backend in Prometheus' text format.
 
 One table lists what is exported, under which names. With vLLM's names each series that vLLM has,
 too, is written a second time as vLLM writes it: `vllm:` for the prefix, the model in the label
@@ -8,7 +8,7 @@ too, is written a second time as vLLM writes it: `vllm:` for the prefix, the mod
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,14 +21,9 @@ from prometheus_client.core import (
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from livescale.gateway.backend import Backend, Reading
-from livescale.gateway.metrics import (
-    FINISHED_REASONS,
-    UNKNOWN_MODEL,
-    Buckets,
-    Metrics,
-    ModelCounts,
-)
+from livescale.gateway.backend import Reading
+from livescale.gateway.metrics import FINISHED_REASONS, UNKNOWN_MODEL, Buckets, ModelCounts
+from livescale.gateway.totals import Sums, Totals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "livescale_"
@@ -53,9 +48,16 @@ HELP = {
     "num_preemptions": "Requests whose KV blocks were taken away again for others",
     "prefix_cache_queries": "Prompt tokens that were looked up in the prefix index",
     "prefix_cache_hits": "Prompt tokens whose KV was found in the prefix index",
-    "handovers": "Live batches that instances took over from loading ones",
+    "handovers": "Batches that instances took over from others",
     "handover_bytes": "Hidden rows and KV that came with those batches",
-    "instances": "Instances by state",
+    "stage_arrivals": "Runs that came to a stage of a model",
+    "stage_gap_seconds": "Time between two arrivals at an instance of the stage",
+    "stage_gap_seconds_squared": "Squares of these times: how unevenly Runs come",
+    "stage_runs": "Runs of a stage of a model that are done",
+    "stage_runs_merged": "Those of them that were carried out together with another one",
+    "stage_busy_seconds": "Time that they took on devices",
+    "stage_wait_seconds": "Time that they waited at the stage before",
+    "instances": "Instances by state and role",
     "model_problem": "1 while the model cannot be loaded, or kept in host memory",
     "failed_loads": "Loads to devices and to host memory that failed",
     "host_copies": "Complete copies of the model in host memory",
@@ -68,6 +70,7 @@ HELP = {
     "workers_wanted": "Worker processes that the models' loads need, there or not",
     "agents": "Host agents that have joined",
     "record_open": "1 while the run record is written, 0 after an error has closed it",
+    "gateway_answers": "1 while the page has current figures of this gateway, 0: the last known",
 }
 """Every family of the page: its name without prefix (and `_total`), and what it means."""
 VLLM_NAMES = (
@@ -91,9 +94,10 @@ VLLM_NAMES = (
 class MetricsPage:
     """Writes the page anew each time it is asked for."""
 
-    def __init__(self, metrics: Metrics, backend: Backend, has_vllm_names: bool = False) -> None:
-        self._metrics = metrics
-        self._backend = backend
+    def __init__(self, totals: Totals, *, has_slo: bool, has_vllm_names: bool = False) -> None:
+        """With figures of the SLO if it `has_slo`."""
+        self._totals = totals
+        self._has_slo = has_slo
         self._has_vllm_names = has_vllm_names
 
     async def text(self) -> bytes:
@@ -102,13 +106,13 @@ class MetricsPage:
         Many models make a long page: between two families tokens get their turn.
         """
         written = []
-        for family in self._families():
+        for family in self._families(await self._totals.now()):
             written.append(generate_latest(_OneFamily(family)))
             await asyncio.sleep(0)
         return b"".join(written)
 
-    def _families(self) -> Iterator[Metric]:
-        for family in chain(_counted(self._metrics), _read(self._backend.readings())):
+    def _families(self, sums: Sums) -> Iterator[Metric]:
+        for family in chain(_counted(sums.models, self._has_slo), _read(sums.readings)):
             yield family
             if self._has_vllm_names and family.name.removeprefix(PREFIX) in VLLM_NAMES:
                 yield _as_vllm(family)
@@ -125,9 +129,9 @@ class _OneFamily(CollectorRegistry):
         yield self._family
 
 
-def _counted(metrics: Metrics) -> Iterator[Metric]:
-    """The families of what the gateway counted."""
-    every = list(metrics.models.values())
+def _counted(models: Mapping[str, ModelCounts], has_slo: bool) -> Iterator[Metric]:
+    """The families of what gateways counted."""
+    every = list(models.values())
     served = [counts for counts in every if counts.model != UNKNOWN_MODEL]
     requests = _counter("requests", "outcome")
     for counts in every:
@@ -146,7 +150,7 @@ def _counted(metrics: Metrics) -> Iterator[Metric]:
     yield _histogram("inter_token_latency_seconds", served, lambda counts: counts.inter_token)
     yield _histogram("e2e_request_latency_seconds", served, lambda counts: counts.request)
     yield _histogram("request_queue_time_seconds", served, lambda counts: counts.queue)
-    if metrics.slo is not None:
+    if has_slo:
         slo = _counter("slo_requests", "slo", "met")
         for counts in served:
             for (part, is_met), number in counts.slo.items():

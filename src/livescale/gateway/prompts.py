@@ -23,8 +23,10 @@ class Prompt:
     echo: str = ""
 
 
-def raw_prompts(prompt: str | list[int | str | list[int]]) -> list[RawPrompt]:
-    """The prompts of the request's field. Raises ApiError (400) if ids and texts are mixed."""
+def raw_prompts(
+    prompt: str | list[int | str | list[int]], param: str = "prompt"
+) -> list[RawPrompt]:
+    """The prompts of the field `param`. Raises ApiError (400) if ids and texts are mixed."""
     if isinstance(prompt, str):
         return [prompt]
     ids = [entry for entry in prompt if isinstance(entry, int)]
@@ -32,7 +34,7 @@ def raw_prompts(prompt: str | list[int | str | list[int]]) -> list[RawPrompt]:
         return [ids]
     texts = [entry for entry in prompt if not isinstance(entry, int)]
     if ids:
-        raise invalid("prompt mixes token ids with whole prompts", "prompt", "invalid_value")
+        raise invalid(f"{param} mixes token ids with whole prompts", param, "invalid_value")
     return list(texts)
 
 
@@ -56,7 +58,11 @@ def check_fits(card: ModelCard, codec: TextCodec, prompt: RawPrompt, param: str)
 
 
 async def read_prompts(
-    codec: TextCodec, raw: list[RawPrompt], add_special_tokens: bool, is_echoed: bool
+    codec: TextCodec,
+    raw: list[RawPrompt],
+    add_special_tokens: bool,
+    is_echoed: bool = False,
+    param: str = "prompt",
 ) -> list[Prompt]:
     """The ids of all prompts, in their order. Raises ApiError (400) for ids the model lacks."""
     texts = [prompt for prompt in raw if isinstance(prompt, str)]
@@ -68,7 +74,7 @@ async def read_prompts(
             ids, echo = next(encoded), prompt
             prompts.append(Prompt(ids if prompt else (), echo if is_echoed else ""))
         else:
-            check_ids(prompt, codec.vocabulary, "prompt")
+            check_ids(prompt, codec.vocabulary, param)
             echo = await codec.decode(prompt) if is_echoed else ""
             prompts.append(Prompt(tuple(prompt), echo))
     return prompts

@@ -1,12 +1,13 @@
-"""The two endpoints' answers as bytes: events of pieces, or one body for all of them.
+"""Answers with generated text as bytes: events of pieces, or one body for all of them.
 
 Pure: what is generated and when it is sent is decided elsewhere.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from livescale.gateway import answers
 from livescale.gateway.choices import Piece, ScoredToken
 
 DONE_EVENT = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode  # `msgspec.json.encode` makes an Encoder for each call
 
 T = TypeVar("T")
 
@@ -62,42 +64,74 @@ class ReplyHead:
 class Reply(ABC):
     """How one endpoint writes its answer."""
 
-    def __init__(self, head: ReplyHead, empty: answers.Completion | answers.ChatChunk) -> None:
-        """`empty` is an event without choices, which are its last field."""
+    __slots__ = ("head",)
+
+    def __init__(self, head: ReplyHead) -> None:
         self.head = head
-        body = msgspec.json.encode(empty)
-        assert body.endswith(b'"choices":[]}'), body
-        #: the bytes that all events have in common, encoded once
-        self._front = b"data: " + body[:-2]
-        # OpenAI: null in all events but the last when usage is asked for, else absent.
-        self._usage = b'],"usage":null' if head.wants_usage else b"]"
-
-    def event(self, piece: Piece, completion_tokens: int) -> bytes:
-        """The event of one piece; `completion_tokens` counts all choices', up to and with it."""
-        usage = self._usage
-        if self.head.wants_usage_always:
-            usage = self._usage_so_far(completion_tokens)
-        choice, rest = self._streamed(piece)
-        return b"".join((self._front, msgspec.json.encode(choice), usage, rest, b"}\n\n"))
-
-    def usage_event(self, completion_tokens: int) -> bytes:
-        """The event behind the last piece when usage is asked for."""
-        return self._front + self._usage_so_far(completion_tokens) + b"}\n\n"
-
-    def _usage_so_far(self, completion_tokens: int) -> bytes:
-        return b'],"usage":' + msgspec.json.encode(self.head.usage(completion_tokens))
 
     @abstractmethod
     def whole(self, choices: Sequence[Piece]) -> bytes:
         """The body of an answer that is not streamed: each choice in one piece."""
+
+
+class StreamableReply(Reply):
+    """An answer that may come as events."""
+
+    __slots__ = ("_front", "_tokens", "_usage")
+
+    def __init__(self, head: ReplyHead, empty: answers.Completion | answers.ChatChunk) -> None:
+        """`empty` is an event without choices, which are its last field."""
+        super().__init__(head)
+        body = msgspec.json.encode(empty)
+        assert body.endswith(b'"choices":[]}'), body
+        #: the bytes that all events have in common, encoded once
+        self._front = b"data: " + body[:-2]
+        #: generated for all choices, in events so far
+        self._tokens = 0
+        # OpenAI: null in all events but the last when usage is asked for, else absent.
+        self._usage = b'],"usage":null' if head.wants_usage else b"]"
+
+    def events(self, pieces: Sequence[Piece]) -> bytes:
+        """One event for each piece, the next ones of the answer."""
+        if len(pieces) == 1:
+            return self._event(pieces[0])
+        return b"".join([self._event(piece) for piece in pieces])
+
+    def plain_event(self, choice: int, token_id: int, text: str) -> bytes:
+        """The event of a piece of one token, which is not the choice's first or last, without log
+        probabilities: the very bytes of `events`."""
+        self._tokens += 1
+        head = self.head
+        before, between, behind = _around_text(self.__class__, choice, head.wants_token_ids)
+        ids = b"%d" % token_id if head.wants_token_ids else b""
+        usage = self._usage_so_far() if head.wants_usage_always else self._usage
+        return b"".join((self._front, before, _encode(text), between, ids, behind, usage, b"}\n\n"))
+
+    def ending(self) -> bytes:
+        """What stands behind the last piece's event: the usage if that is asked for, and [DONE]."""
+        if not self.head.wants_usage:
+            return DONE_EVENT
+        return b"".join((self._front, self._usage_so_far(), b"}\n\n", DONE_EVENT))
+
+    def _event(self, piece: Piece) -> bytes:
+        self.head.count_cached(piece)
+        self._tokens += len(piece.token_ids)
+        usage = self._usage_so_far() if self.head.wants_usage_always else self._usage
+        choice, rest = self._streamed(piece)
+        return b"".join((self._front, _encode(choice), usage, rest, b"}\n\n"))
+
+    def _usage_so_far(self) -> bytes:
+        return b'],"usage":' + msgspec.json.encode(self.head.usage(self._tokens))
 
     @abstractmethod
     def _streamed(self, piece: Piece) -> tuple[msgspec.Struct, bytes]:
         """A piece's choice as JSON has it, and what stands behind the choices of the event."""
 
 
-class CompletionReply(Reply):
+class CompletionReply(StreamableReply):
     """Answers of /v1/completions."""
+
+    __slots__ = ()
 
     def __init__(self, head: ReplyHead) -> None:
         super().__init__(head, answers.Completion(**head.front, choices=[]))
@@ -129,8 +163,10 @@ class CompletionReply(Reply):
         return choice
 
 
-class ChatReply(Reply):
+class ChatReply(StreamableReply):
     """Answers of /v1/chat/completions."""
+
+    __slots__ = ()
 
     def __init__(self, head: ReplyHead) -> None:
         super().__init__(head, answers.ChatChunk(**head.front, choices=[]))
@@ -171,6 +207,22 @@ class ChatReply(Reply):
 
 
 # -- helpers, in the order used -------------------------------------------------------------------
+
+
+@functools.cache
+def _around_text(
+    kind: Callable[[ReplyHead], StreamableReply], choice: int, has_ids: bool
+) -> tuple[bytes, bytes, bytes]:
+    """What stands in front of the text of a plain event's choice, between it and the token's id,
+    and behind. Shared by all answers: it stays in the processor's cache."""
+    head = ReplyHead({"id": "", "created": 0, "model": ""}, (), 1, wants_token_ids=has_ids)
+    entry, rest = kind(head)._streamed(Piece(choice, text="", token_ids=[], is_first=False))
+    assert not rest, "only first pieces have fields behind the choices"
+    before, _, behind = _encode(entry).partition(b'""')
+    if not has_ids:
+        return before, behind, b""
+    between, _, behind = behind.partition(b"[]")
+    return before, between + b"[", b"]" + behind
 
 
 def _tokens(pieces: Sequence[Piece]) -> int:

@@ -113,6 +113,7 @@ def read_asked(card: ModelCard, vocabulary: int, body: GenerationBody, prompts: 
         seed=seed % SEEDS if is_seed_given else secrets.randbelow(SEEDS),
         logit_bias=_logit_bias(body, vocabulary),
         logprobs=_logprobs(body, vocabulary),
+        embeds=False,
         **numbers,
     )
     return Asked(choices, sampling, rules, body.output_tokens, is_seed_given)

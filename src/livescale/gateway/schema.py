@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
-from collections.abc import Container
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Container
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -83,6 +84,16 @@ class CompletionBody(GenerationBody, kw_only=True):
     echo: bool | None = None
 
 
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    """Body of POST /v1/embeddings; `input` is as the prompt of a completion."""
+
+    model: str
+    input: str | list[int | str | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: PositiveInt | None = None
+    add_special_tokens: bool | None = None
+
+
 class ContentPart(msgspec.Struct, gc=False):
     type: str
     text: str | None = None
@@ -114,6 +125,7 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
+    "cache_salt": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -122,22 +134,35 @@ HARMLESS: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
+    "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
     "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "lora_request": (),
+    "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "normalize": (False,),
+    "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
+    "repetition_detection": (),
     "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
     "structural_tag": (),
     "structured_outputs": (),
     "suffix": ("",),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
     "web_search_options": (),
 }
 """Values that change nothing, by parameter; null always does nothing."""
@@ -146,7 +171,7 @@ ABSENT = msgspec.Raw()
 LOOKED_AT_BYTES = 4096
 """Values that are longer are refused unseen: none of the harmless ones is."""
 
-Body = TypeVar("Body", bound=GenerationBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 AnyBody = TypeVar("AnyBody")
 
 _PLACE = re.compile(r"`\$\.?([^`]*)`$")
@@ -158,9 +183,10 @@ _SEARCHED_BYTES_MAX = 256 * 1024
 
 
 def decode_body(raw: bytes, body_type: type[Body]) -> Body:
-    """The body of a generation request, which asks for nothing that is not available."""
+    """The body of a request to a model, which asks for nothing that is not available."""
     body: Body = decode_as(raw, _with_refusals(body_type))
-    _refuse_unsupported(body, body_type.__struct_fields__)
+    if any(_refusable(body_type)(body)):  # hardly ever
+        _refuse_unsupported(body, body_type.__struct_fields__)
     return body
 
 
@@ -192,6 +218,13 @@ def _with_refusals(body_type: type[msgspec.Struct]) -> Any:
         (name, msgspec.Raw, ABSENT) for name in HARMLESS if name not in body_type.__struct_fields__
     ]
     return msgspec.defstruct(body_type.__name__, fields, bases=(body_type,), kw_only=True)
+
+
+@functools.cache
+def _refusable(body_type: type[msgspec.Struct]) -> Callable[[object], tuple[msgspec.Raw, ...]]:
+    """The JSON of all that the body's type does not declare, in one call."""
+    names = [name for name in HARMLESS if name not in body_type.__struct_fields__]
+    return operator.attrgetter(*names)
 
 
 def _not_json(error: Exception) -> ApiError:

@@ -18,8 +18,8 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from livescale.gateway.direct import WritingConnection
 from livescale.gateway.errors import ApiError, invalid, request_too_slow
 from livescale.gateway.limits import HeadBounds, Limits, check_host
 from livescale.gateway.pacing import PACED_BYTES_PER_S, PACED_FROM_BYTES, PacedFlow, ReadPacer
@@ -86,7 +86,7 @@ async def serve(
         await asyncio.gather(stopping, return_exceptions=True)
 
 
-class _Connection(HttpToolsProtocol):
+class _Connection(WritingConnection):
     """uvicorn's connection, with a bound on what a client can hold by doing nothing.
 
     `_receiving` runs while a request is not here completely: one that trickles in is ended.

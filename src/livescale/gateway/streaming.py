@@ -2,7 +2,9 @@
 
 Whatever way it ends (tokens, failure, client gone, time over, server stopping), its TokenStreams
 are cancelled and the outcome of each is counted exactly once. What the tokens mean is decided in
-`choices.py`, what the bytes look like in `replies.py`.
+`choices.py` and `arrivals.py`, what the bytes look like in `replies.py`. The events of a stream
+behind the first ones go into the connection in the turn of the event loop that brings their tokens
+(`event_writing.py`), if the server offers that.
 """
 
 from __future__ import annotations
@@ -11,25 +13,34 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import aclosing
+from typing import TypeVar
 
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from livescale.gateway.admission import refusals_answered
+from livescale.gateway.arrivals import Arrivals, TurnEnd
 from livescale.gateway.backend import Backend
-from livescale.gateway.choices import Choice, ChoiceOrder, Piece, gathered, interleaved
+from livescale.gateway.choices import Choice, ChoiceOrder, Piece, joined
+from livescale.gateway.direct import BodyWriter, offered_writer
 from livescale.gateway.errors import ApiError, internal_error, stopping
+from livescale.gateway.event_writing import EventWriting
 from livescale.gateway.metrics import Metrics
-from livescale.gateway.replies import DONE_EVENT, Reply
+from livescale.gateway.replies import Reply, StreamableReply
 
 log = logging.getLogger(__name__)
 
-EVENT_STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+T = TypeVar("T")
+_EVENT_STREAM = (
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+)
+_JSON = (b"content-type", b"application/json")
 
 
-class Generation(Response):
-    """The answer to one generation request; submits it when the server is ready to answer."""
+class Generation:
+    """The answer to one generation request (an ASGI application); submits it when the server is
+    ready to answer."""
 
     def __init__(
         self,
@@ -37,33 +48,33 @@ class Generation(Response):
         orders: Sequence[ChoiceOrder],
         reply: Reply,
         metrics: Metrics,
+        turn_end: TurnEnd,
         arrived_s: float,
         is_streamed: bool,
         timeout_s: float | None = None,
     ) -> None:
-        super().__init__(
-            media_type="text/event-stream" if is_streamed else "application/json",
-            headers=EVENT_STREAM_HEADERS if is_streamed else None,
-        )
-        if is_streamed:
-            del self.headers["content-length"]  # set by Response for its empty body
         self._backend = backend
         self._orders = orders
         self._reply = reply
         self._metrics = metrics
+        self._turn_end = turn_end
         self._arrived_s = arrived_s
         self._is_streamed = is_streamed
         self._timeout_s = timeout_s
         self._choices: list[Choice] = []
+        self._has_come = asyncio.Event()
+        self._arrivals = Arrivals(self._has_come.set)
         self._has_started = False
         self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError while nothing has been sent."""
         self._submit()
-        answer = self._answer_streamed if self._is_streamed else self._answer_whole
         try:
-            await unless_disconnected(receive, answer(send), self._rest_s())
+            if self._is_streamed:
+                await self._answer_streamed(offered_writer(scope), receive, send)
+            else:
+                await unless_disconnected(receive, self._answer_whole(send), self._rest_s())
         except TimeoutError:
             # First: a client that reads slowly must not hold the pool's memory.
             self._give_up("timeout")
@@ -93,7 +104,9 @@ class Generation(Response):
             streams = self._backend.submit([order.request for order in self._orders])
         for order, stream in zip(self._orders, streams, strict=True):
             meter = self._metrics.meter(model, len(order.request.prompt_ids), self._arrived_s)
-            self._choices.append(Choice(order, stream, meter))
+            choice = Choice(order, stream, meter)
+            self._choices.append(choice)
+            self._arrivals.add(choice, stream)
 
     def _rest_s(self) -> float | None:
         """What is left of the request's time; None: no limit."""
@@ -117,54 +130,102 @@ class Generation(Response):
     async def _answer_whole(self, send: Send) -> None:
         pieces: list[list[Piece]] = [[] for _ in self._choices]
         try:
-            async with aclosing(interleaved(self._choices)) as arriving:
-                async for piece in arriving:
+            while self._arrivals.unfinished:
+                await self._has_more()
+                for piece in self._arrivals.take():
                     self._reply.head.count_cached(piece)
                     pieces[piece.choice].append(piece)
         except Exception:
             self._give_up("failed")
             raise
-        body = self._reply.whole([gathered(of_choice) for of_choice in pieces])
-        self.headers["content-length"] = str(len(body))
-        await self._start(send)
+        body = self._reply.whole([joined(of_choice) for of_choice in pieces])
+        await self._start(send, (b"content-length", b"%d" % len(body)), _JSON)
         await _send_body(send, body, is_last=True)
 
-    async def _answer_streamed(self, send: Send) -> None:
-        reply, tokens = self._reply, 0
-        try:
-            async with aclosing(interleaved(self._choices)) as arriving:
-                async for piece in arriving:
-                    reply.head.count_cached(piece)
-                    # The status line waits for the first token: until then a failure is an HTTP
-                    # error.
-                    if not self._has_started:
-                        await self._start(send)
-                    tokens += len(piece.token_ids)
-                    await _send_body(send, reply.event(piece, tokens))
-        except Exception as error:
-            # All of them, and before the error is sent, which the client may take long to read.
-            self._give_up("failed")
-            if not self._has_started:
-                raise
-            if not isinstance(error, ApiError):
-                log.exception("%r", self)
-                error = internal_error()
-            await self._end_with_error(error, send)
-            return
-        if reply.head.wants_usage:
-            await _send_body(send, reply.usage_event(tokens))
-        self._has_ended = True
-        await _send_body(send, DONE_EVENT, is_last=True)
+    async def _has_more(self) -> None:
+        """Waits until something has come."""
+        if not self._arrivals.came:
+            self._has_come.clear()
+            await self._has_come.wait()
 
-    async def _start(self, send: Send) -> None:
+    async def _answer_streamed(
+        self, writer: BodyWriter | None, receive: Receive, send: Send
+    ) -> None:
+        reply = self._reply
+        assert isinstance(reply, StreamableReply), f"{reply} has no events"
+        if writer is None:
+            await unless_disconnected(receive, self._send_all(reply, send), self._rest_s())
+            return
+        writing = EventWriting(self._arrivals, reply, writer, self._turn_end)
+        writing.open(self._rest_s())
+        try:
+            while not self._has_started:
+                if not await writing.has_more():
+                    return
+                if not await self._unhindered(writer, receive, self._send_next(reply, send)):
+                    return
+            rest = await writing.run()
+        finally:
+            writing.close()
+        if rest is None:
+            return
+        if isinstance(rest, Exception):
+            ended = self._end_failed(rest, send)
+        else:
+            ended = self._end(reply, rest, send)
+        await self._unhindered(writer, receive, ended)
+
+    async def _unhindered(
+        self, writer: BodyWriter, receive: Receive, work: Coroutine[object, object, T]
+    ) -> T | None:
+        """As `unless_disconnected`. What the client has been sent before is on its way, as a rule:
+        then the work waits for nothing, and no tasks are made for it."""
+        if writer.is_clear:
+            return await work
+        return await unless_disconnected(receive, work, self._rest_s())
+
+    async def _send_all(self, reply: StreamableReply, send: Send) -> None:
+        await self._has_more()
+        while await self._send_next(reply, send):
+            await self._has_more()
+
+    async def _send_next(self, reply: StreamableReply, send: Send) -> bool:
+        """Send the events of what has come. True: more will follow."""
+        try:
+            pieces = self._arrivals.take()
+            if not pieces:
+                return True
+            # The status line waits for the first token: until then a failure is an HTTP error.
+            if not self._has_started:
+                await self._start(send, *_EVENT_STREAM)
+            events = reply.events(pieces)
+            if self._arrivals.unfinished:
+                await _send_body(send, events)
+                return True
+        except Exception as error:
+            await self._end_failed(error, send)
+        else:
+            await self._end(reply, events, send)
+        return False
+
+    async def _end(self, reply: StreamableReply, events: bytes, send: Send) -> None:
+        """These are the last events of choices."""
+        self._has_ended = True
+        await _send_body(send, events + reply.ending(), is_last=True)
+
+    async def _end_failed(self, error: Exception, send: Send) -> None:
+        # All of them, and before the error is sent, which the client may take long to read.
+        self._give_up("failed")
+        if not self._has_started:
+            raise error
+        if not isinstance(error, ApiError):
+            log.error("%r", self, exc_info=error)
+            error = internal_error()
+        await self._end_with_error(error, send)
+
+    async def _start(self, send: Send, *headers: tuple[bytes, bytes]) -> None:
         self._has_started = True
-        await send(
-            {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
-        )
+        await send({"type": "http.response.start", "status": 200, "headers": list(headers)})
 
     async def _end_with_error(self, error: ApiError, send: Send) -> None:
         """A last event with the error and no [DONE]: the client must not take it for the end."""
@@ -180,9 +241,10 @@ class Generation(Response):
 
 
 async def unless_disconnected(
-    receive: Receive, work: Coroutine[object, object, None], timeout_s: float | None = None
-) -> None:
-    """Run `work` to its end, or cancel it as soon as the client is gone.
+    receive: Receive, work: Coroutine[object, object, T], timeout_s: float | None = None
+) -> T | None:
+    """Run `work` to its end and return its result; or cancel it as soon as the client is gone, and
+    return None.
 
     Raises TimeoutError when it is cancelled because `timeout_s` is over.
 
@@ -197,9 +259,10 @@ async def unless_disconnected(
             (working, watching), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         if working.done():
-            working.result()
-        elif not done:
+            return working.result()
+        if not done:
             raise TimeoutError
+        return None
     finally:
         working.cancel()
         watching.cancel()

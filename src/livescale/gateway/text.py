@@ -12,10 +12,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from livescale.gateway.admission import estimated_tokens
 from livescale.gateway.chat import ChatTemplate, read_config
+from livescale.gateway.detokenizing import Detokenizer, Detokenizers
 from livescale.gateway.errors import invalid
 from livescale.gateway.pacing import ByteBudget
 from livescale.gateway.rendering import Renderers
@@ -37,8 +37,6 @@ LONG_CHARS = 64 * 1024
 
 WORK_CHARS_MAX = 512 * 1024
 """Characters of texts that are tokenized at once, of long ones and of shorter ones each."""
-
-REPLACEMENT = "\ufffd"
 
 
 class TextWork:
@@ -79,6 +77,7 @@ class TextCodec:
         self._work = work
         #: a template that takes long holds up its own model's chats only
         self._rendering = ByteBudget(1)
+        self._detokenizers = Detokenizers(tokenizer)
         self.bounds = TextBounds(tokenizer)
         self.vocabulary = vocabulary
         self.spelling = TokenSpelling(tokenizer)
@@ -155,9 +154,9 @@ class TextCodec:
         """The vocabulary's entry of each id (None: the model has the id, the tokenizer not)."""
         return [self._tokenizer.id_to_token(token_id) for token_id in ids]
 
-    def decoder(self, skips_special_tokens: bool = True) -> TokenDecoder:
+    def decoder(self, skips_special_tokens: bool = True) -> Detokenizer:
         """A decoder for one request's generated tokens."""
-        return TokenDecoder(self._tokenizer, skips_special_tokens)
+        return self._detokenizers.make(skips_special_tokens)
 
     def __repr__(self) -> str:
         template = "with" if self._template else "without"
@@ -172,49 +171,6 @@ class TextCodec:
         # The batch call releases the interpreter lock.
         [text] = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
         return text
-
-
-class TokenDecoder:
-    """Turns a growing list of token ids into text, piece by piece, special tokens skipped or not.
-
-    Pieces never end inside a character: bytes of an incomplete one are held until the rest comes.
-    All pieces and the flush together are the text of all tokens.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, skips_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skips_special_tokens = skips_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=skips_special_tokens)
-        self._token_ids: list[int] = []
-        self._pieces: list[str] = []
-        self._is_holding = False
-
-    def push(self, token_id: int) -> str:
-        """The text that is complete with this token; empty if the token does not end it."""
-        self._token_ids.append(token_id)
-        try:
-            piece = self._stream.step(self._tokenizer, token_id)
-        except Exception:
-            # Byte-fallback tokenizers decode a run of bytes as a whole, so a broken byte behind
-            # text that has left changes that text; the stream then refuses to go on.
-            self._stream = DecodeStream(skip_special_tokens=self._skips_special_tokens)
-            piece = self._stream.step(self._tokenizer, token_id)
-        self._is_holding = piece is None
-        if piece is None:
-            return ""
-        self._pieces.append(piece)
-        return piece
-
-    def flush(self) -> str:
-        """What is still held when no more tokens come: an incomplete character's replacement."""
-        if not self._is_holding:
-            return ""
-        self._is_holding = False
-        text = self._tokenizer.decode(
-            self._token_ids, skip_special_tokens=self._skips_special_tokens
-        )
-        sent = "".join(self._pieces)
-        return text[len(sent) :] if text.startswith(sent) else REPLACEMENT
 
 
 def estimated_messages(messages: list[Message]) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
 
 from livescale.latency.work import LinearLatency
+from livescale.stages import even_stages, stage_specs
 from livescale.types import ModelSpec, Value
 
 _BF16_BYTES = 2
@@ -70,6 +74,7 @@ class TransformerShape(Value, frozen=True):
             model_tokens_max=self.model_tokens_max,
             tp_size=tp_size,
             row_bytes_per_token=_BF16_BYTES * self.hidden,
+            is_tied=self.is_tied,
         )
 
     # -- helpers, in the order used ---------------------------------------------------------
@@ -117,6 +122,31 @@ class ExecutedModel(Value, frozen=True):
     def latency(self) -> LinearLatency:
         """Every Run takes as long as one request."""
         return LinearLatency(base_ns=self.executed_ns, per_token_ns=0)
+
+    def in_stages(self, shares: Sequence[int], row_bytes_per_token: int) -> StagedModel:
+        """The model cut into its stages, of equal sizes; `shares[i]` says what part of the time
+        stage i takes. Embedding and head are no layers of their own here: they have no bytes.
+
+        Raises ValueError where there is no share for each stage, or one is not positive.
+        """
+        if len(shares) != self.stages or min(shares) < 1:
+            raise ValueError(f"{self.name} has {self.stages} stages, not shares {tuple(shares)}")
+        whole = msgspec.structs.replace(
+            self.spec(),
+            layer_bytes=(0, *self.spec().layer_bytes, 0),
+            kv_bytes_per_token=self.stages,
+            row_bytes_per_token=row_bytes_per_token,
+        )
+        edges = [self.executed_ns * done // sum(shares) for done in accumulate(shares, initial=0)]
+        times = tuple(LinearLatency(stop - start, 0) for start, stop in pairwise(edges))
+        return StagedModel(stage_specs(whole, even_stages(whole, self.stages)), times)
+
+
+class StagedModel(Value, frozen=True):
+    """Stages of an executed model, in order, and how long a Run takes at each."""
+
+    specs: tuple[ModelSpec, ...]
+    latencies: tuple[LinearLatency, ...]
 
 
 _SHAPES = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from livescale.policies import CoresModel
 from livescale.types import Value
 
 
@@ -45,6 +46,11 @@ def span_ns(latency: LatencyModel, work: RunWork, layers: int, of_layers: int) -
     whole. What an iteration costs besides its layers is shared out likewise."""
     whole_ns = latency.run_ns(work)
     return whole_ns if layers == of_layers else -(-whole_ns * layers // of_layers)
+
+
+def with_cores(run_ns: int, model: CoresModel | None, cores: int) -> int:
+    """What takes `run_ns` with one core, with so many (None: cores make no difference)."""
+    return run_ns if model is None or cores == 1 else round(run_ns * model.times_of_one(cores))
 
 
 class LinearLatency(Value, frozen=True, tag="linear"):

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from livescale.common.settings import ConfigError, as_mapping, check_keys, kind_of, read_yaml
+from livescale.config.model import RolesConfig, check_limits, check_limits_given, read_roles
 from livescale.load.arrivals import GammaShape, gamma_trace, is_generated, named_trace, payloads_of
 from livescale.load.formats import TraceError, TraceRow
 from livescale.load.slo import SloError, SloRule, parse_slo
@@ -39,8 +40,9 @@ _Tokens = Annotated[int, Meta(ge=1)]
 class WorkloadModel(Value, frozen=True):
     """One model of a pool and everything that is asked of it, in order of arrival.
 
-    `instances_max` None: as many as there is room for. `clipped_requests` had to be shortened to
-    the limits of the file.
+    `instances_max` None: as many as there is room for. With `roles` their limits hold in place of
+    these, and a pool whose size is fixed is divided as `split` says (prefill, decode).
+    `clipped_requests` had to be shortened to the limits of the file.
     """
 
     name: str
@@ -53,6 +55,8 @@ class WorkloadModel(Value, frozen=True):
     priority: int
     slo: SloRule | None
     clipped_requests: int
+    roles: RolesConfig | None = None
+    split: tuple[int, int] = (1, 1)
 
 
 class Workload(Value, frozen=True):
@@ -125,6 +129,8 @@ class _Entry(Value, frozen=True, kw_only=True):
     idle_s: _Seconds = 60.0
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     slo: str | None = None
+    roles: RolesConfig | None = None
+    split: tuple[_Count, _Count] = (1, 1)
 
 
 def _convert(value: object, kind: type[_Kind], where: str) -> _Kind:
@@ -137,6 +143,7 @@ def _convert(value: object, kind: type[_Kind], where: str) -> _Kind:
 
 def _entry(item: dict[object, object], where: str) -> _Entry:
     check_keys(item, _Entry.__struct_fields__, where)
+    read_roles(item.get("roles"), f"{where}.")
     entry = _convert(item, _Entry, where)
     if (entry.trace is None) == (entry.gamma is None):
         raise ConfigError(f"{where}: give trace or gamma, one of the two")
@@ -151,9 +158,10 @@ def _entry(item: dict[object, object], where: str) -> _Entry:
         raise ConfigError(
             f"{where}.name is '{entry.name}': {entry.count} models need a {{n}} in it"
         )
-    if entry.max_replicas is not None and entry.min_replicas > entry.max_replicas:
-        limits = f"{entry.min_replicas} is above max_replicas {entry.max_replicas}"
-        raise ConfigError(f"{where}: min_replicas {limits}")
+    check_limits_given(entry.roles, [str(key) for key in item], where)
+    if "split" in item and entry.roles is None:
+        raise ConfigError(f"{where}: split divides instances between roles, and there are none")
+    check_limits(entry.min_replicas, entry.max_replicas, None, f"{where}: ")
     return entry
 
 
@@ -210,6 +218,8 @@ class _Reader:
                 priority=entry.priority,
                 slo=slo,
                 clipped_requests=clipped,
+                roles=entry.roles,
+                split=entry.split,
             )
 
     # -- helpers, in the order used ---------------------------------------------------------------

@@ -46,6 +46,8 @@ class HostedAttempts:
         self._instance: InstanceId | None = None
         self._serving: Serving | None = None
         self._gateway_of: dict[RequestId, str] = {}
+        #: what was taken over and given back, and no gateway was told of
+        self._unknown: deque[RequestEnded] = deque(maxlen=_GIVEN_MAX)
         #: of what was taken over, how often
         self._moves: dict[RequestId, int] = {}
 
@@ -79,9 +81,7 @@ class HostedAttempts:
         try:
             self._serving.add(spec)
         except ValueError as error:
-            failed = AttemptFailed(spec.request, spec.attempt, str(error))
-            self._emit(Answer(gateway, failed))
-            self._end(spec.request, spec.attempt, Outcome.FAILED)
+            self._fail(gateway, spec.request, spec.attempt, str(error))
         else:
             self._gateway_of[spec.request] = gateway
             self._moves.pop(spec.request, None)
@@ -110,8 +110,17 @@ class HostedAttempts:
     def gateway_unknown(self, gateway: str, request: RequestId, attempt: int) -> None:
         """No connection leads to the gateway of an attempt that was taken over: only the controller
         can tell whether that lives."""
+        moves = self._moves.get(request, 0)
         if self._gateway_of.get(request) == gateway and self.disown(request, attempt):
-            self._end(request, attempt, Outcome.RETURNED)
+            ended = RequestEnded(request, attempt, Outcome.RETURNED, 0, self._worker, moves)
+            if moves:
+                self._unknown.append(ended)
+            self._emit(Report(ended))
+
+    def met_controller(self) -> None:
+        """A controller that is new knows of attempts what their gateways know."""
+        for ended in self._unknown:
+            self._emit(Report(ended))
 
     # -- what becomes of attempts ---------------------------------------------------------------
 
@@ -140,6 +149,11 @@ class HostedAttempts:
     def returned(self, request: RequestId, attempt: int) -> None:
         """The instance has forgotten the attempt: it is to run elsewhere."""
         self._give_back(self._leaves(request), request, attempt)
+
+    def refused(self, attempts: Sequence[tuple[RequestId, int, str]]) -> None:
+        """The instance has forgotten these attempts, which can never run there, and why."""
+        for request, attempt, reason in attempts:
+            self._fail(self._leaves(request), request, attempt, reason)
 
     def partner_lost(self, now_ns: int, partner: WorkerRef) -> None:
         """What it took over last may be known to no gateway: this worker says that it has not got
@@ -177,6 +191,10 @@ class HostedAttempts:
     def _give_back(self, gateway: str, request: RequestId, attempt: int) -> None:
         self._emit(Answer(gateway, AttemptReturned(request, attempt)))
         self._end(request, attempt, Outcome.RETURNED)
+
+    def _fail(self, gateway: str, request: RequestId, attempt: int, reason: str) -> None:
+        self._emit(Answer(gateway, AttemptFailed(request, attempt, reason)))
+        self._end(request, attempt, Outcome.FAILED)
 
     def _end(
         self, request: RequestId, attempt: int, outcome: Outcome, output_tokens: int = 0

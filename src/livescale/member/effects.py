@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.batching.live_messages import Handover, KvLayer
+from livescale.batching.live_messages import KvLayer, WithRows
 from livescale.batching.run import BatchKey, EmittedTokens, Run
 from livescale.batching.serving import KvPlaces
 from livescale.chunks import Feed
@@ -52,8 +52,8 @@ class Emit(Value, frozen=True, tag=True):
 
 
 class TellPeer(Value, frozen=True, tag=True):
-    """Send another worker a message. With a Handover go the rows of its batch, with a KvLayer the
-    KV of `places`: `size_bytes` together."""
+    """Send another worker a message. With a Handover or a Visit go the rows of its name, with a
+    KvLayer the KV of `places`: `size_bytes` together."""
 
     peer: WorkerRef
     message: PeerMessage
@@ -108,7 +108,8 @@ class AmendFetch(Value, frozen=True, tag=True):
 
 class DropFetch(Value, frozen=True, tag=True):
     """Forget the holding: afterwards its bytes are neither written nor read, by the executor
-    neither."""
+    neither. What a network card may still write is told as MemoryKept before the next step's other
+    inputs."""
 
     plan: PlanId
 
@@ -141,18 +142,32 @@ class Measure(Value, frozen=True, tag=True):
     tokens: int
 
 
+class UseCores(Value, frozen=True, tag=True):
+    """Let the executor compute with so many cores from its next Run on, as far as that is possible:
+    ends in CoresSet."""
+
+    cores: int
+
+
 class Execute(Value, frozen=True, tag=True):
     """Run it; ends in RunEnded, before any other input. Progress is worth a report from
-    `report_due_ns` on: a Run of many steps may end there."""
+    `report_due_ns` on: a Run of many steps may end there. With `tells_layers` each decoder layer
+    that is done is an input (LayersRan), with what else has come, as far as that is possible."""
 
     run: Run
     report_due_ns: int
+    tells_layers: bool = False
+
+
+class GiveRunUp(Value, frozen=True, tag=True):
+    """The Run in flight waits for layers that do not come any more: it ends now, in RunEnded with
+    a step that was given up. One that has all its layers ends as usual."""
 
 
 class TakeOver(Value, frozen=True, tag=True):
-    """A batch was taken over: keep the rows that came as `content`, if it has any."""
+    """A batch was taken over, or visits: keep the rows that came as `content`, if it has any."""
 
-    message: Handover
+    message: WithRows
     content: int
 
 
@@ -187,7 +202,9 @@ Effect = (
     | Assign
     | Materialize
     | Measure
+    | UseCores
     | Execute
+    | GiveRunUp
     | TakeOver
     | WriteKv
     | ForgetRows

@@ -51,13 +51,16 @@ class ModelHolding:
     def end_bytes(self) -> int:
         return self.offset_bytes + self.size_bytes
 
-    def take_layer(self, layer: int) -> range:
-        """The layer is there. Returns the layers that the prefix has grown by."""
+    def take_layer(self, layer: int) -> None:
+        """The layer is there."""
         self.arrived[layer] = None
-        before = self.watermark
         while self.watermark in self.arrived:
             self.watermark += 1
-        return range(before, self.watermark)
+
+    @property
+    def beyond(self) -> tuple[int, ...]:
+        """Layers that are there behind one that is missing."""
+        return tuple(sorted(layer for layer in self.arrived if layer > self.watermark))
 
     def amend(self, feeds: tuple[Feed, ...]) -> None:
         """What is missing comes by these feeds."""
@@ -80,7 +83,8 @@ class ModelHolding:
 
     def report(self) -> HoldingReport:
         """What a controller that knows nothing needs."""
-        return HoldingReport(self.order, self.watermark, self.is_whole, self.is_spare)
+        beyond = () if self.is_whole else self.beyond
+        return HoldingReport(self.order, self.watermark, self.is_whole, self.is_spare, beyond)
 
 
 class MemberHoldings:
@@ -100,12 +104,19 @@ class MemberHoldings:
         self._residents = ResidentLayers(self._residents_from, memory_bytes)
         self._emit = emit
         self._of_plan: dict[PlanId, ModelHolding] = {}
+        #: first byte and end of what was removed in this step
+        self._removed: list[tuple[int, int]] = []
         #: what a controller that knows nothing needs; replaced, never changed
         self.reports: tuple[HoldingReport, ...] = ()
 
     @property
     def all(self) -> tuple[ModelHolding, ...]:
         return tuple(self._of_plan.values())
+
+    def begin_step(self) -> None:
+        """What may still be written of all that was removed before is known from now on, or is
+        among the news of this step."""
+        self._removed.clear()
 
     def get(self, plan: PlanId) -> ModelHolding | None:
         return self._of_plan.get(plan)
@@ -133,7 +144,10 @@ class MemberHoldings:
     def _place(self, order: StartHolding, size_bytes: int) -> int | None:
         """Where the bytes will lie: where the controller says, or an agent's own choice."""
         if order.duty is None:
-            return self._regions.allocate(size_bytes)
+            # Writes into what was removed in this step may still be under way, and only the next
+            # step knows: another place is better. Where there is none the data plane decides.
+            elsewhere = self._regions.allocate(size_bytes, self._removed)
+            return self._regions.allocate(size_bytes) if elsewhere is None else elsewhere
         is_free = self._regions.take(order.offset_bytes, size_bytes)
         return order.offset_bytes if is_free else None
 
@@ -177,8 +191,13 @@ class MemberHoldings:
         """Its bytes may be overwritten."""
         del self._of_plan[holding.id.plan]
         self._regions.free(holding.offset_bytes)
+        self._removed.append((holding.offset_bytes, holding.end_bytes))
         self._emit(effects.DropFetch(holding.id.plan))
         self.update_reports()
+
+    def keep_from_others(self, plan: PlanId, ranges: tuple[tuple[int, int], ...]) -> None:
+        """Nothing is placed in what may still be written for a plan that is gone."""
+        self._regions.keep(plan, ranges)
 
     def keep_first_layers(self, holding: ModelHolding) -> None:
         """A whole model was given up: its first layers stay, if they are worth their place, and

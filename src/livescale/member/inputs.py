@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from livescale.batching.batcher import BatcherConfig
+from livescale.batching.engine_step import EngineStep
 from livescale.batching.live_messages import LiveMessage
 from livescale.batching.run import SequenceSpec
 from livescale.messages.attempts import Cancel, Disown
@@ -18,20 +19,27 @@ from livescale.messages.commands import (
     ChangeDuty,
     DropHolding,
     ReleaseHolding,
+    SetCores,
     StartHolding,
 )
 from livescale.messages.epochs import FIRST_EPOCH, ControllerEpoch
-from livescale.types import InstanceId, PlanId, RequestId, Value, WorkerRef
+from livescale.types import InstanceId, PlanId, RequestId, StageOf, Value, WorkerRef
 
-MemberOrder = StartHolding | AmendHolding | ChangeDuty | ReleaseHolding | DropHolding
+MemberOrder = StartHolding | AmendHolding | ChangeDuty | ReleaseHolding | DropHolding | SetCores
+
+
+def receiver_of(order: MemberOrder) -> WorkerRef:
+    """The member that the order is for."""
+    return order.worker if isinstance(order, SetCores) else order.holding.member
 
 
 class RankLayers(Value, frozen=True, tag=True):
-    """Message to rank 0 of a live instance: a rank has layers 0…watermark-1."""
+    """Message to rank 0 of a live instance: a rank has layers 0…watermark-1, and those `beyond`."""
 
     instance: InstanceId
     rank: int
     watermark: int
+    beyond: tuple[int, ...] = ()
 
 
 PeerMessage = LiveMessage | RankLayers
@@ -89,22 +97,39 @@ class FeedEnded(Value, frozen=True, tag=True):
     is_stalled: bool
 
 
+class MemoryKept(Value, frozen=True, tag=True):
+    """What may still be written of the bytes that a holding had which is gone, as (offset, size):
+    reads that cannot be called back are under way into it. Empty when they have ended."""
+
+    plan: PlanId
+    ranges: tuple[tuple[int, int], ...]
+
+
 class ExecutorReady(Value, frozen=True, tag=True):
     """The executor has taken the model over, with KV for so many blocks. One position takes
-    `kv_layer_bytes` of KV in one layer, and `row_bytes` as a hidden row."""
+    `kv_layer_bytes` of KV in one layer, and `row_bytes` as a hidden row. What it has taken over may
+    be a `stage` of a model."""
 
     plan: PlanId
     limits: BatcherConfig
     kv_layer_bytes: int
     row_bytes: int
+    stage: StageOf | None = None
 
 
 class RunEnded(Value, frozen=True, tag=True):
     """The Run that was ordered last is over: per sampling segment a token per step. Its last step
-    took `elapsed_ns`."""
+    took `elapsed_ns`. What came of one that was a step of an engine is its `step`."""
 
     token_ids: Sequence[Sequence[int]]
     elapsed_ns: int
+    step: EngineStep | None = None
+
+
+class LayersRan(Value, frozen=True, tag=True):
+    """The first Run in flight, of which that was to be told, has done the layers below `stop`."""
+
+    stop: int
 
 
 class RateMeasured(Value, frozen=True, tag=True):
@@ -112,6 +137,13 @@ class RateMeasured(Value, frozen=True, tag=True):
 
     plan: PlanId
     prefill_tokens_per_s: int
+
+
+class CoresSet(Value, frozen=True, tag=True):
+    """The executor computes with so many cores from its next Run on; it was `asked` for so many."""
+
+    cores: int
+    asked: int
 
 
 class Submitted(Value, frozen=True, tag=True):
@@ -139,13 +171,15 @@ class GatewayUnknown(Value, frozen=True, tag=True):
 class PeerSent(Value, frozen=True, tag=True):
     """A message of another worker. `size_bytes` of rows or KV came along, and lie with the shell
     under the number `content` until the end of the step. A Handover names the gateway of each of
-    its requests ("": the request is not wanted any more)."""
+    its requests ("": the request is not wanted any more). `came_ns`: when the last byte was here,
+    which may be long before the member takes the message in (None: that is not known)."""
 
     peer: WorkerRef
     message: PeerMessage
     gateways: tuple[str, ...] = ()
     size_bytes: int = 0
     content: int = 0
+    came_ns: int | None = None
 
 
 class PeerLost(Value, frozen=True, tag=True):
@@ -164,7 +198,10 @@ MemberInput = (
     Ordered
     | ControllerMet
     | HoldingNews
+    | LayersRan
     | RunEnded
+    | CoresSet
+    | MemoryKept
     | Submitted
     | Cancel
     | Disown

@@ -19,31 +19,44 @@ from livescale.batching.live_messages import (
     LiveMessage,
     Taken,
     UnexpectedMessage,
+    WithRows,
 )
 from livescale.batching.reports import REPORT_GAP_NS, ReportPace
-from livescale.batching.run import BatchKey, Run
+from livescale.batching.run import BatchKey, EmittedTokens, Run
 from livescale.batching.serving import Serving
+from livescale.batching.visit_messages import Visit
 from livescale.member import effects
 from livescale.member.attempts import HostedAttempts
-from livescale.member.inputs import ExecutorReady, PeerSent, RunEnded
-from livescale.messages.commands import StartHolding
-from livescale.messages.events import BatchTaken, CapacityMeasured, LiveStarted
-from livescale.routes import Duty
-from livescale.types import WorkerRef
-
-MEASURED_TOKENS_MAX = 2048
-"""Of a Run that measures a rate: long enough that its fixed cost does not count."""
+from livescale.member.inputs import (
+    ExecutorReady,
+    MemberOrder,
+    PeerMessage,
+    PeerSent,
+    RankLayers,
+    RunEnded,
+)
+from livescale.member.news import batch_taken, kv_taken
+from livescale.member.owed_capacity import OwedCapacity
+from livescale.member.presence import Presence
+from livescale.messages.commands import ChangeDuty, SetCores, StartHolding
+from livescale.messages.events import LiveStarted, RoleChanged, TeamBroke
+from livescale.routes import Duty, Partner, Team, reached
+from livescale.stages import gives_rows
+from livescale.types import Role, WorkerRef
 
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
     """What instances of a worker are bound by. Devices of one `kind` compute alike; the last
-    `resident_bytes` of the memory keep first layers of models that were given up."""
+    `resident_bytes` of the memory keep first layers of models that were given up. The worker begins
+    with `own_cores`. Its executor may be an engine that schedules by itself (`is_engine`)."""
 
     kind: str
     live: LiveLimits
     resident_bytes: int = 0
     report_gap_ns: int = REPORT_GAP_NS
+    own_cores: int = 1
+    is_engine: bool = False
 
 
 class HostedInstance:
@@ -61,24 +74,23 @@ class HostedInstance:
         assert order.duty is not None, "an executor takes a model over for an instance"
         self.order, self.duty = order, order.duty
         self._layers = order.span.stop
+        self._stage = ready.stage
         self._kv_layer_bytes, self._row_bytes = ready.kv_layer_bytes, ready.row_bytes
-        #: a rate is that of a Run full of prompt tokens
-        self.measured_tokens = min(ready.limits.run_tokens_max, MEASURED_TOKENS_MAX)
+        self.capacity = OwedCapacity(order, limits.kind, ready.limits.run_tokens_max)
+        self._own = Partner(order.duty.instance, order.holding.member)
         self._attempts = attempts
         self._emit = emit
         self.serving = serving
+        self.runs_await_layers = serving.capabilities.runs_await_layers
         #: every layer is there and was reported
         self.is_loaded = False
-        self._kind = limits.kind
-        #: the rate of prefills was asked for and is not known yet
-        self._owes_capacity = order.measure_capacity
-        #: layers that all ranks have, as far as rank 0 knows
-        self._watermarks = [0] * max(len(self.duty.workers), 1)
+        ranks = max(len(self.duty.workers), 1)
+        self.layers = Presence(ranks, serving.layers_arrived, serving.layer_came)
         #: those in flight, the earliest first
         self._runs: deque[Run] = deque()
         self._pace = ReportPace(limits.report_gap_ns)
         #: there may be something to send to another instance, or to wait for from it
-        self._has_partner = self.duty.live_order is not None
+        self._has_partner = self.duty.live_order is not None or bool(self.duty.decodes_at)
         #: batches whose rows may lie with the shell
         self._rows: dict[BatchKey, None] = {}
         self._received_bytes = 0
@@ -86,36 +98,60 @@ class HostedInstance:
         self.live_layers = 0
         #: there may be KV of requests in its blocks
         self._has_kv = False
+        #: the team that is over, as it was reported
+        self._told_broke: TeamBroke | None = None
         if order.rank == 0:
             attempts.open(self.duty.instance, self.serving)
             self._start_live()
 
     def _start_live(self) -> None:
-        for partner in self.duty.gives_to:
-            self._emit(effects.Reach(partner.worker))
+        for worker in reached(self.duty):
+            self._emit(effects.Reach(worker))
+        self.serving.decode_at(self.duty.decodes_at)
         if not self.serving.capabilities.whole_model_only:
             self._emit(effects.Report(LiveStarted(self.order.holding)))
 
     # -- what comes in --------------------------------------------------------------------------
 
+    def may_obey(self, order: MemberOrder) -> bool:
+        """The order takes nothing away from a Run in flight: it changes the role, where requests
+        decode, or the cores of the next Run."""
+        if isinstance(order, SetCores):
+            return True
+        if not isinstance(order, ChangeDuty) or order.holding != self.order.holding:
+            return False
+        role, decodes_at = order.duty.role, order.duty.decodes_at
+        return msgspec.structs.replace(self.duty, role=role, decodes_at=decodes_at) == order.duty
+
     def change_duty(self, duty: Duty) -> None:
-        """The instance has no partner any more, is to become empty, or to serve on. Between two
-        Runs."""
+        """The instance has no partner any more, is to become empty, or to serve on: between two
+        Runs. Or it is to decode elsewhere: at any time."""
+        known = reached(self.duty)
+        for worker in reached(duty):
+            if worker not in known:
+                self._emit(effects.Reach(worker))
         if self.duty.gives_to and not duty.gives_to:
             self.serving.work_alone()
-        self.duty, self.order = duty, msgspec.structs.replace(self.order, duty=duty)
-        for taker in duty.drains_to:
-            self._emit(effects.Reach(taker.partner.worker))
-        self.serving.drain_to(duty.drains_to)
+        if (self.duty.role, self.duty.decodes_at) != (duty.role, duty.decodes_at):
+            # A decode instance that computes prompts from now on ends its own requests.
+            self.serving.decode_at(duty.decodes_at, keeps=self.duty.role is Role.DECODE)
+        if self.duty.role is not duty.role:
+            self._emit(effects.Report(RoleChanged(self.order.holding, duty.role)))
+        if self.duty.team != duty.team:
+            self._join(duty.team)
+        if self.duty.pipelines != duty.pipelines:
+            self.serving.follow(duty.pipelines)
+        before, self.duty = self.duty, duty
+        self.order = msgspec.structs.replace(self.order, duty=duty)
+        if before.drains_to != duty.drains_to:
+            self.serving.drain_to(duty.drains_to)
         self._has_partner = True
 
-    def rank_has(self, rank: int, watermark: int) -> None:
-        """The rank has layers 0…watermark-1: the instance can run those that all ranks have."""
-        before = min(self._watermarks)
-        self._watermarks[rank] = max(self._watermarks[rank], watermark)
-        least = min(self._watermarks)
-        if least > before:
-            self.serving.layers_arrived(least)
+    def _join(self, team: Team | None) -> None:
+        """The leader takes requests from now on."""
+        self.serving.join(team)
+        if team is not None and team.leader.instance == self.duty.instance:
+            self._emit(effects.Report(LiveStarted(self.order.holding)))
 
     def take_message(self, now_ns: int, message: LiveMessage, sent: PeerSent) -> None:
         """The message of a peer, with what came along."""
@@ -126,12 +162,21 @@ class HostedInstance:
         except UnexpectedMessage as error:
             self._emit(effects.Refuse(sent.peer, str(error)))
             return
+        emitted = self.serving.take_emitted()
+        if emitted:
+            self._attempts.emitted(emitted)
         if own:
             left = dict.fromkeys(self.serving.requests())
             self._attempts.given(now_ns, sent.peer, [pair for pair in own if pair not in left])
         if pull_ns is not None:
             assert isinstance(message, Handover), f"{message} is no batch"
             self._took(message, pull_ns, sent)
+        for came in self.serving.take_kv_came():
+            self._emit(effects.Report(kv_taken(self._own, came, self._kv_layer_bytes)))
+
+    def may_come(self, peer: WorkerRef, message: PeerMessage) -> bool:
+        """The message can be taken although a Run is in flight."""
+        return not isinstance(message, RankLayers) and self.serving.may_come(peer, message)
 
     def expected_bytes(self, peer: WorkerRef, message: LiveMessage) -> int | None:
         """How many bytes of rows or KV come with the message; None if they are not wanted.
@@ -151,7 +196,8 @@ class HostedInstance:
         run = self._runs.popleft()
         if run.batch is not None:
             self.live_layers += run.span.decoder_layers(self._layers)
-        emitted = self.serving.done(run, ended.token_ids, ended.elapsed_ns)
+        emitted = _came_of(self.serving, run, ended)
+        self._attempts.refused(self.serving.take_refused())
         if emitted:
             self._attempts.emitted(emitted)
 
@@ -171,23 +217,12 @@ class HostedInstance:
         """Its rate of prefills is to be measured before it counts as loaded: that writes KV, so a
         live instance which was given work is judged by the Runs of that."""
         is_unused = not self._has_kv and not self.serving.requests()
-        return self._owes_capacity and (is_unused or self.serving.capabilities.whole_model_only)
-
-    def owed_capacity(self, rate: int | None) -> CapacityMeasured | None:
-        """The rate of prefills, once, if it was asked for and is known: `rate`, or what Runs
-        took."""
-        if not self._owes_capacity:
-            return None
-        can = self.serving.capabilities
-        rate = rate or can.prefill_tokens_per_s
-        if rate is None:
-            return None
-        self._owes_capacity = False
-        return CapacityMeasured(self._kind, self.order.model, rate, can.kv_blocks)
+        return self.capacity.is_owed and (is_unused or self.serving.capabilities.whole_model_only)
 
     def forget_reports(self) -> None:
         """The reader of the reports may be new: the next one goes out whatever it says."""
         self._pace.forget()
+        self._told_broke = None
 
     def close(self, now_ns: int) -> None:
         """The instance goes: partners are told, and what is still here runs elsewhere."""
@@ -206,6 +241,9 @@ class HostedInstance:
         something waits for the end of those in flight (`is_awaited`)."""
         self._talk(now_ns)
         if not self.is_loaded and self.serving.capabilities.whole_model_only:
+            # What was reported in a team is not true any more.
+            if self._pace.has_reported:
+                self._report(now_ns)
             return
         chosen: list[Run] = []
         while not is_awaited and (run := self.serving.next(steps_max)) is not None:
@@ -216,11 +254,12 @@ class HostedInstance:
         self._report(now_ns)
         for run in chosen:
             self._runs.append(run)
-            if run.batch is not None:
-                self._rows.pop(run.batch, None)
-                if run.span.stop < self._layers:
-                    self._rows[run.batch] = None
-            self._emit(effects.Execute(run, self._pace.progress_due_ns))
+            for key in [part.key for part in run.parts]:
+                self._rows.pop(key, None)
+                if gives_rows(self._stage, run.span, self._layers):
+                    self._rows[key] = None
+            due_ns = self._pace.progress_due_ns
+            self._emit(effects.Execute(run, due_ns, tells_layers=self.serving.tells_layers))
 
     def wake_ns(self) -> int | None:
         """When a partner's answer is late, or progress is worth a report."""
@@ -244,10 +283,14 @@ class HostedInstance:
             if isinstance(message, KvLayer):
                 places = self.serving.kv_places(message.batch)
                 self._emit(effects.WriteKv(message, places, sent.content))
-        return self.serving.take_message(sent.peer, message, now_ns)
+            elif isinstance(message, Visit):
+                self._has_kv = True
+                self._rows[message.key] = None
+                self._emit(effects.TakeOver(message, sent.content))
+        return self.serving.take_message(sent.peer, message, now_ns, sent.came_ns)
 
     def _bytes(self, message: LiveMessage, tokens: int) -> int:
-        return tokens * (self._row_bytes if isinstance(message, Handover) else self._kv_layer_bytes)
+        return tokens * (self._row_bytes if isinstance(message, WithRows) else self._kv_layer_bytes)
 
     def _took(self, message: Handover, pull_ns: int, sent: PeerSent) -> None:
         """The batch is this worker's: its gateways and the controller learn that before any token
@@ -256,6 +299,8 @@ class HostedInstance:
         if message.rows:
             self._rows[message.batch] = None
         self._emit(effects.TakeOver(message, sent.content))
+        for holder in message.kv_at:
+            self._emit(effects.Reach(holder.worker))
         wanted = []
         for spec, gateway in zip(message.requests, sent.gateways, strict=True):
             if gateway:
@@ -263,27 +308,16 @@ class HostedInstance:
                 self._attempts.taken(gateway, spec, is_decoding=message.decoding)
             else:
                 self.serving.cancel(spec.request, spec.attempt)
-        self._emit(
-            effects.Report(
-                BatchTaken(
-                    instance=self.duty.instance,
-                    worker=self.order.holding.member,
-                    target=message.batch.target,
-                    requests=tuple((spec.request, spec.attempt, spec.moves) for spec in wanted),
-                    next_layer=message.next_layer,
-                    tokens=sum(len(s.prompt_ids) + len(s.generated_ids) for s in message.requests),
-                    row_bytes=sent.size_bytes,
-                    pull_ns=pull_ns,
-                )
-            )
-        )
+        taken = batch_taken(self._own, message, wanted, sent.size_bytes, pull_ns)
+        self._emit(effects.Report(taken))
 
     def _talk(self, now_ns: int) -> None:
         """Send peers what there is to send."""
         serving = self.serving
         if self.order.rank:  # only rank 0 gets requests, and has work to share
             return
-        if self._has_partner:
+        # What comes to a leader whose pipelines are over is given back at once.
+        if self._has_partner or (self._stage is not None and not serving.is_alone):
             for peer, message in serving.take_outbox(now_ns):
                 self._tell(peer, message)
             for request, attempt in serving.take_returned():
@@ -295,8 +329,9 @@ class HostedInstance:
                 self._emit(effects.ForgetRows(key))
 
     def _tell(self, peer: WorkerRef, message: LiveMessage) -> None:
-        if isinstance(message, Handover):
-            gateways = tuple(self._attempts.gateway_of(s.request) for s in message.requests)
+        if isinstance(message, WithRows):
+            specs = message.requests if isinstance(message, Handover) else ()
+            gateways = tuple(self._attempts.gateway_of(spec.request) for spec in specs)
             size_bytes = self._bytes(message, message.rows)
             self._emit(effects.TellPeer(peer, message, gateways, size_bytes=size_bytes))
         elif isinstance(message, KvLayer):
@@ -307,9 +342,14 @@ class HostedInstance:
             self._emit(effects.TellPeer(peer, message))
 
     def _report(self, now_ns: int) -> None:
-        """Report the load if it changed, and is worth a message."""
+        """Report that a team is over; the load if it changed, and is worth a message."""
         if self.order.rank != 0:
             return
+        broke = self.serving.team_broke
+        if broke != self._told_broke:
+            self._told_broke = broke
+            if broke is not None:
+                self._emit(effects.Report(broke))
         report = self.serving.report()
         if self._received_bytes:
             report = msgspec.structs.replace(report, handover_bytes=self._received_bytes)
@@ -318,3 +358,9 @@ class HostedInstance:
 
     def __repr__(self) -> str:
         return f"<HostedInstance of {self.serving!r}>"
+
+
+def _came_of(serving: Serving, run: Run, ended: RunEnded) -> list[EmittedTokens]:
+    if ended.step is not None:
+        return serving.stepped(run, ended.step, ended.elapsed_ns)
+    return serving.done(run, ended.token_ids, ended.elapsed_ns)

@@ -12,23 +12,36 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from livescale.batching.batcher import Batcher
-from livescale.batching.live_batcher import WHILE_RUNNING, LiveBatcher
+from livescale.batching.engine_serving import EngineServing
+from livescale.batching.live_batcher import LiveBatcher
 from livescale.batching.live_messages import LiveMessage, refusal
 from livescale.batching.run import Run
+from livescale.batching.serving import Serving
+from livescale.batching.stage_batcher import StageBatcher
+from livescale.batching.team_batcher import TeamBatcher
 from livescale.member import effects, inputs
 from livescale.member.attempts import HostedAttempts
+from livescale.member.cores import MemberCores
 from livescale.member.fence import Fence, why_refused
 from livescale.member.holding import MemberHoldings, ModelHolding
 from livescale.member.instance import HostedInstance, ServingLimits
 from livescale.member.ranks import RankWatermarks
 from livescale.messages import events
 from livescale.messages.attempts import Cancel, Disown
-from livescale.messages.commands import AmendHolding, ChangeDuty, ReleaseHolding, StartHolding
-from livescale.types import WorkerRef
+from livescale.messages.commands import (
+    AmendHolding,
+    ChangeDuty,
+    DropHolding,
+    ReleaseHolding,
+    SetCores,
+    StartHolding,
+)
+from livescale.routes import OVERLAP, Duty
+from livescale.types import LayerSpan, WorkerRef
 
 _REQUESTS = inputs.Submitted | Cancel | Disown | inputs.GatewayGone | inputs.GatewayUnknown
-_ENDS_NO_RUN = WHILE_RUNNING | _REQUESTS
 _ASSIGNED = inputs.ExecutorReady | inputs.FetchFailed
+_OF_ARRIVALS = inputs.FirstByteCame | inputs.LayerCame | inputs.FeedEnded | inputs.ControllerMet
 
 ADDRESS_SPACES = 8
 """A host agent's copies lie in so many times as many addresses as it has memory. Copies that come
@@ -46,18 +59,15 @@ class Member:
         *,
         address_bytes: int | None = None,
     ) -> None:
-        """`memory_bytes` may be in use at once, at offsets below `address_bytes` (default: as
-        many)."""
+        """`memory_bytes` may be in use at once, below offset `address_bytes` (default: as many)."""
         self.ref = ref
         self._limits = limits
         self._effects: list[effects.Effect] = []
         self._emit = self._effects.append
         self._now_ns = 0
         self._fence = Fence()
-        resident_bytes = limits.resident_bytes if limits is not None else 0
-        self._holdings = MemberHoldings(
-            memory_bytes, address_bytes or memory_bytes, resident_bytes, self._emit
-        )
+        addresses, kept = address_bytes or memory_bytes, limits.resident_bytes if limits else 0
+        self._holdings = MemberHoldings(memory_bytes, addresses, kept, self._emit)
         #: an executor was asked to take a model over
         self._is_assigning = False
         #: what came since, or is for a time when no Run is in flight; to be read only
@@ -67,10 +77,14 @@ class Member:
         answer_ns = limits.live.answer_ns if limits is not None else 0
         self._attempts = HostedAttempts(ref, self._emit, answer_ns)
         self._ranks = RankWatermarks(self._emit)
+        self.cores = MemberCores(ref, limits.own_cores if limits is not None else 1, self._emit)
         self._handlers: dict[type, Callable[[Any], object]] = {
             inputs.Ordered: self._obey,
             inputs.ControllerMet: self._met_controller,
             inputs.RunEnded: self._run_ended,
+            inputs.LayersRan: lambda ran: _layers_ran(self.instance, ran),
+            inputs.CoresSet: self.cores.set,
+            inputs.MemoryKept: lambda n: self._holdings.keep_from_others(n.plan, n.ranges),
             inputs.Submitted: lambda n: self._attempts.submit(n.gateway, n.instance, n.spec),
             Cancel: lambda sent: self._attempts.cancel(sent.request, sent.attempt),
             Disown: lambda sent: self._attempts.disown(sent.request, sent.attempt, sent.moves),
@@ -97,10 +111,10 @@ class Member:
     def step(
         self, now_ns: int, news: Sequence[inputs.MemberInput], steps_max: int = 1
     ) -> list[effects.Effect]:
-        """Absorb the news in order, and go on. If Runs are in flight, the first one is the end of
-        the earliest. A shell that can carry out several steps of a Run at once gives
-        `steps_max`."""
+        """Absorb the news in order, and go on. If Runs are in flight, the first one is of the
+        earliest. A shell that can carry out several steps of a Run at once gives `steps_max`."""
         self._now_ns = now_ns
+        self._holdings.begin_step()
         _meet_all(self._fence, news)
         for one in news:
             self._absorb(one)
@@ -115,9 +129,10 @@ class Member:
         if self._is_assigning:
             has_to_wait = not isinstance(news, _ASSIGNED)
         else:
-            has_to_wait = self._is_running and _waits_for_run(news, bool(self.waiting))
+            has_to_wait = self._is_running and _waits_for_run(news, self.instance, self.waiting)
         if has_to_wait:
             self.waiting.append(news)
+            self._effects += _ended_runs(news, self.instance)
             return
         if not isinstance(news, inputs.HoldingNews):
             self._handlers[type(news)](news)
@@ -157,7 +172,7 @@ class Member:
         """What a controller that knows nothing needs."""
         return self._holdings.reports
 
-    # -- orders ---------------------------------------------------------------------------------
+    # -- the controller: its orders, and what it is told ----------------------------------------
 
     def _obey(self, ordered: inputs.Ordered) -> None:
         command = ordered.command
@@ -170,6 +185,8 @@ class Member:
             self._holdings.amend(command)
         elif isinstance(command, ReleaseHolding):
             self._release(command)
+        elif isinstance(command, SetCores):
+            self.cores.obey(command)
         elif isinstance(command, ChangeDuty):
             if self._holdings.change_duty(command) and self.instance is not None:
                 self.instance.change_duty(command.duty)
@@ -217,8 +234,6 @@ class Member:
             self.instance = None
         self._is_assigning = False
 
-    # -- the controller -------------------------------------------------------------------------
-
     def _report(self, event: events.AnyEvent) -> None:
         self._emit(effects.Report(event))
 
@@ -228,6 +243,8 @@ class Member:
             self._report(self._capacity)
         if self.instance is not None:
             self.instance.forget_reports()
+        self._attempts.met_controller()
+        self.cores.met_controller()
         for trouble in self._holdings.troubles():
             self._report(trouble)
 
@@ -238,19 +255,19 @@ class Member:
             self._report(events.FirstByteArrived(holding.id))
 
     def _layer_came(self, holding: ModelHolding, news: inputs.LayerCame) -> None:
-        grown, instance = holding.take_layer(news.layer), self.instance
-        for layer in grown if instance is not None else ():
-            self._emit(effects.Materialize(layer))
+        holding.take_layer(news.layer)
+        if (instance := self.instance) is not None:
+            self._emit(effects.Materialize(news.layer))
         self._holdings.update_reports()
         live_layers = instance.live_layers if instance is not None else 0
         self._report(events.LayerArrived(holding.id, news.layer, holding.watermark, live_layers))
-        if instance is not None and grown:
-            self._ranks.has(instance, holding.watermark)
+        if instance is not None:
+            self._ranks.has(instance, holding.watermark, holding.beyond)
 
     def _all_came(self, holding: ModelHolding, _: inputs.AllCame | None = None) -> None:
         assert holding.watermark == holding.order.span.stop, f"{holding} is not whole"
         if self.instance is not None and self.instance.is_to_be_measured:
-            self._emit(effects.Measure(holding.id.plan, self.instance.measured_tokens))
+            self._emit(effects.Measure(holding.id.plan, self.instance.capacity.measured_tokens))
         else:
             self._complete(holding)
 
@@ -280,16 +297,9 @@ class Member:
         self._is_assigning = False
         order, duty, limits = holding.order, holding.order.duty, self._limits
         assert duty is not None, "an executor takes a model over for an instance"
-        batcher = Batcher(ready.limits, order.span)
+        serving = _serving(ready, order.span, duty, limits)
         self.instance = HostedInstance(
-            order=order,
-            serving=LiveBatcher(
-                batcher, duty.instance, limits.live, duty.live_order, duty.gives_to
-            ),
-            ready=ready,
-            limits=limits,
-            attempts=self._attempts,
-            emit=self._emit,
+            order, serving, ready, limits, attempts=self._attempts, emit=self._emit
         )
         self._ranks.tell(self.instance)
         if holding.is_woken:
@@ -311,7 +321,7 @@ class Member:
 
     def _tell_capacity(self, instance: HostedInstance, rate: int | None = None) -> None:
         """Report the rate of prefills if it is owed and known: `rate`, or what Runs took."""
-        capacity = instance.owed_capacity(rate)
+        capacity = instance.capacity.take(instance.serving.capabilities, rate)
         if capacity is not None:
             self._capacity = capacity
             self._report(capacity)
@@ -337,6 +347,19 @@ class Member:
         return f"<Member {self.ref}: {self._holdings!r}>"
 
 
+def _serving(
+    ready: inputs.ExecutorReady, span: LayerSpan, duty: Duty, limits: ServingLimits
+) -> Serving:
+    """Decides the Runs of the instance."""
+    if limits.is_engine:
+        overlaps = duty.live_order == OVERLAP
+        return EngineServing(duty.instance, ready.limits, span, overlaps=overlaps)
+    batcher, live = Batcher(ready.limits, span), limits.live
+    if ready.stage is not None:
+        return StageBatcher(batcher, duty.instance, ready.stage, live)
+    return TeamBatcher(LiveBatcher(batcher, duty.instance, live, duty.live_order, duty.gives_to))
+
+
 def _meet_all(fence: Fence, news: Sequence[inputs.MemberInput]) -> None:
     """Before orders that wait: what was reported to a new life of the controller stays so."""
     for one in news:
@@ -344,9 +367,46 @@ def _meet_all(fence: Fence, news: Sequence[inputs.MemberInput]) -> None:
             fence.meet(one.epoch)
 
 
-def _waits_for_run(news: inputs.MemberInput, others_wait: bool) -> bool:
-    """It is to be absorbed after the Run that is in flight, from which it may take something."""
-    if isinstance(news, inputs.RunEnded):
+def _layers_ran(instance: HostedInstance | None, ran: inputs.LayersRan) -> None:
+    assert instance is not None, "Runs are those of an instance"
+    instance.serving.layers_ran(ran.stop)
+
+
+def _ended_runs(news: inputs.MemberInput, instance: HostedInstance | None) -> list[effects.Effect]:
+    """If a Run in flight waits for layers that do not come any more."""
+    if isinstance(news, inputs.FetchFailed):
+        plan = news.plan
+    elif isinstance(news, inputs.Ordered) and isinstance(news.command, DropHolding):
+        plan = news.command.holding.plan
+    else:
+        return []
+    if instance is None or not (instance.is_running and instance.runs_await_layers):
+        return []
+    return [effects.GiveRunUp()] if plan == instance.order.holding.plan else []
+
+
+def _brings_layers(news: inputs.MemberInput) -> bool:
+    """A Run that waits inside for layers would wait for ever without it: it is absorbed, whatever
+    else waits. A life of the controller has to be told of feeds that ended."""
+    if isinstance(news, inputs.Ordered):
+        return isinstance(news.command, AmendHolding)
+    return isinstance(news, _OF_ARRIVALS)
+
+
+def _waits_for_run(
+    news: inputs.MemberInput,
+    instance: HostedInstance | None,
+    waiting: Sequence[inputs.MemberInput],
+) -> bool:
+    """It is to be absorbed after the Run in flight, from which it may take something."""
+    if isinstance(news, inputs.RunEnded | inputs.LayersRan | inputs.CoresSet | inputs.MemoryKept):
         return False
-    content = news.message if isinstance(news, inputs.PeerSent) else news
-    return others_wait or not isinstance(content, _ENDS_NO_RUN)
+    if instance is not None and instance.runs_await_layers and _brings_layers(news):
+        return False
+    if isinstance(news, inputs.PeerSent) and instance is not None:
+        may_come = instance.may_come(news.peer, news.message)
+    elif isinstance(news, inputs.Ordered) and instance is not None:
+        may_come = instance.may_obey(news.command)
+    else:
+        may_come = isinstance(news, _REQUESTS)
+    return bool(waiting) or not may_come

@@ -16,12 +16,12 @@ class RankWatermarks:
         #: the latest message of every rank
         self._told: dict[int, inputs.RankLayers] = {}
 
-    def has(self, instance: HostedInstance, watermark: int) -> None:
-        """This member's rank has so many layers."""
+    def has(self, instance: HostedInstance, watermark: int, beyond: tuple[int, ...] = ()) -> None:
+        """This member's rank has so many layers, and those `beyond`."""
         rank, duty = instance.order.rank, instance.duty
-        instance.rank_has(rank, watermark)
+        instance.layers.has(rank, watermark, beyond)
         if rank:
-            layers = inputs.RankLayers(duty.instance, rank, watermark)
+            layers = inputs.RankLayers(duty.instance, rank, watermark, beyond)
             self._emit(effects.TellPeer(duty.workers[0], layers))
 
     def hear(self, layers: inputs.RankLayers, instance: HostedInstance | None) -> None:
@@ -34,4 +34,4 @@ class RankWatermarks:
         """What other ranks of the instance have, as far as they have told."""
         for layers in self._told.values():
             if instance.duty.instance == layers.instance:
-                instance.rank_has(layers.rank, layers.watermark)
+                instance.layers.has(layers.rank, layers.watermark, layers.beyond)

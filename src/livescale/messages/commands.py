@@ -1,11 +1,11 @@
 """Commands: everything the controller ever asks for, and the notices that explain it.
 
 A command names ids and sizes; the world adds what only it knows (config, manifest, addresses,
-prompts). `StartHolding`, `DropHolding` and `Dispatch` each end in exactly one terminal event (see
-`messages.events`). `AmendHolding`, `ChangeDuty`, `ReleaseHolding`, `FailRequest` and `WakeAt` need
-no answer.
-`ScaleDecided`, `PlanMade`, `Paired`, `Drain`, `Resume` and `ModelGone` are notices: they ask for
-nothing and are recorded.
+prompts). `StartHolding`, `DropHolding`, `SetCores` and `Dispatch` each end in exactly one terminal
+event (see `messages.events`). `AmendHolding`, `ChangeDuty`, `ReleaseHolding`, `FailRequest` and
+`WakeAt` need no answer.
+`ScaleDecided`, `CoresDecided`, `PlanMade`, `Paired`, `Drain`, `Resume` and `ModelGone` are notices:
+they ask for nothing and are recorded.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class ReleaseHolding(Command, frozen=True):
 class ChangeDuty(Command, frozen=True):
     """From now on this is the duty of the instance; its rank 0 is told. It differs from the last
     one in `drains_to`: to whom a draining instance passes its requests (to none: it keeps what it
-    has); or a loading instance loses the partners of `gives_to`, and works alone."""
+    has); or a loading instance loses the partners of `gives_to`, and works alone; or in `role` and
+    `decodes_at`: it prefills or decodes (a new role is reported: RoleChanged)."""
 
     holding: HoldingId
     duty: Duty
@@ -91,6 +92,14 @@ class DropHolding(Command, frozen=True):
 
     holding: HoldingId
     reason: str
+
+
+class SetCores(Command, frozen=True):
+    """From its next Run on the worker computes with so many cores of its host (ends in
+    CoresChanged, which says how many it has: a device may have no use for them)."""
+
+    worker: WorkerRef
+    cores: int
 
 
 class Dispatch(Command, frozen=True):
@@ -127,6 +136,17 @@ class ScaleDecided(Command, frozen=True):
     role: Role
     from_instances: int
     to_instances: int
+    reason: str
+    values: dict[str, int]
+
+
+class CoresDecided(Command, frozen=True):
+    """Notice: instances of the model should have so many cores each, with the values that led to
+    it. A SetCores goes to each worker that has others and may have these."""
+
+    model: str
+    from_cores: int
+    to_cores: int
     reason: str
     values: dict[str, int]
 
@@ -172,10 +192,12 @@ AnyCommand = (
     | ReleaseHolding
     | ChangeDuty
     | DropHolding
+    | SetCores
     | Dispatch
     | FailRequest
     | WakeAt
     | ScaleDecided
+    | CoresDecided
     | PlanMade
     | Paired
     | Drain

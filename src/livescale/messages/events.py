@@ -6,6 +6,7 @@ Each command of `messages.commands` that does something ends in exactly one *ter
 | --- | --- |
 | StartHolding | HoldingCompleted or HoldingFailed |
 | DropHolding | HoldingDropped |
+| SetCores | CoresChanged |
 | Dispatch | RequestEnded |
 
 If the member who should report dies, WorkerLost answers in its place. The others are news.
@@ -16,7 +17,7 @@ from __future__ import annotations
 from livescale.clusters.topology import Device, Host
 from livescale.messages.commands import StartHolding
 from livescale.policies import ModelPolicy
-from livescale.types import HoldingId, InstanceId, Outcome, RequestId, Value, WorkerRef
+from livescale.types import HoldingId, InstanceId, Outcome, RequestId, Role, Value, WorkerRef
 
 
 class Event(Value, frozen=True, tag=True):
@@ -26,22 +27,28 @@ class Event(Value, frozen=True, tag=True):
 class HoldingReport(Value, frozen=True):
     """What a member already holds, or is getting, when it joins (a restarted controller starts from
     these): the `order` as it was amended last, without feeds if everything `is_whole`. All of the
-    span's layers below `watermark` are there. Of a warm spare (`is_spare`) the order still has the
-    duty that was taken away: it names the other ranks.
+    span's layers below `watermark` are there, and those `beyond`. Of a warm spare (`is_spare`) the
+    order still has the duty that was taken away: it names the other ranks.
     """
 
     order: StartHolding
     watermark: int
     is_whole: bool
     is_spare: bool = False
+    beyond: tuple[int, ...] = ()
 
 
 class WorkerJoined(Event, frozen=True):
-    """A warm worker is ready for orders."""
+    """A warm worker is ready for orders. It computes with `cores`, and began with `own_cores`. An
+    instance on one that `is_engine` runs whole models only, and passes nothing to others: its
+    engine schedules by itself. While layers arrive it can work alone."""
 
     worker: WorkerRef
     device: Device
     holdings: tuple[HoldingReport, ...] = ()
+    cores: int = 1
+    own_cores: int = 1
+    is_engine: bool = False
 
 
 class AgentJoined(Event, frozen=True):
@@ -96,7 +103,8 @@ class RequestEnded(Event, frozen=True):
     """Terminal for Dispatch. `output_tokens` counts the tokens of this attempt.
 
     Workers name themselves: an attempt may have moved on to another one, which ends it (see
-    BatchTaken). An outcome of RETURNED means that it runs elsewhere with the next attempt.
+    BatchTaken; `moves` times, if no gateway could be told of that). An outcome of RETURNED means
+    that it runs elsewhere with the next attempt.
     """
 
     request: RequestId
@@ -104,6 +112,7 @@ class RequestEnded(Event, frozen=True):
     outcome: Outcome
     output_tokens: int = 0
     worker: WorkerRef | None = None
+    moves: int = 0
 
 
 class BatchTaken(Event, frozen=True):
@@ -126,6 +135,55 @@ class BatchTaken(Event, frozen=True):
     pull_ns: int
 
 
+class KvTaken(Event, frozen=True):
+    """All KV that other workers had of requests which an instance took over is there: `kv_bytes`,
+    of `layers` decoder layers. Each of `requests` is (request, attempt).
+
+    That was `took_ns` after the KV was asked for, which can be before it was computed; `arrival_ns`
+    lie between the first layer's arrival and the last one's.
+    """
+
+    instance: InstanceId
+    worker: WorkerRef
+    requests: tuple[tuple[RequestId, int], ...]
+    layers: int
+    kv_bytes: int
+    took_ns: int
+    arrival_ns: int
+
+
+class TeamBroke(Event, frozen=True):
+    """The team of this number is over, as the instance that leads it says: its requests wait again
+    (progress). The workers `between` do not reach one another (None: it is not known where the
+    team broke)."""
+
+    instance: InstanceId
+    team: int
+    between: tuple[WorkerRef, WorkerRef] | None = None
+
+
+class StageCounts(Value, frozen=True):
+    """What came to an instance of a stage: sums over its life, which only grow.
+
+    `came` visits (Runs of leaders) came, and `done` of them are over. Between arrivals were gaps,
+    the Runs took `busy_ns` on the device, and before that visits waited for `waited_ns`, all
+    summed up. Of the squares an integer of ns times s is the sum. Runs with prompts computed
+    `prompt_tokens` in `prompt_ns`. `merged` of those that are over were carried out together with
+    another one that counts: there were `done - merged` executions.
+    """
+
+    came: int = 0
+    done: int = 0
+    gaps_ns: int = 0
+    gaps_squared_ns_s: int = 0
+    busy_ns: int = 0
+    busy_squared_ns_s: int = 0
+    waited_ns: int = 0
+    prompt_tokens: int = 0
+    prompt_ns: int = 0
+    merged: int = 0
+
+
 class InstanceReported(Event, frozen=True):
     """Load of one instance, sent when it changed.
 
@@ -137,11 +195,12 @@ class InstanceReported(Event, frozen=True):
     request lost its KV blocks to others, `prefix_lookup_tokens` the tokens looked up in the prefix
     index, and `reused_tokens` those found there and not computed. `kv_blocks_used` are blocks of
     running requests: what is only kept in case it comes again counts as free. Of the free ones at
-    most `kv_blocks_kept` are kept for running requests to grow. `left_out` requests are on the
-    instance and found no place or too little KV. `handovers` counts live batches that the instance
-    took over, `handover_bytes` rows and KV that came with them. Its Runs with prompts have in all
-    computed `prefill_tokens` in `prefill_ns`; tokens that passed a part of the layers count for
-    that part.
+    most `kv_blocks_kept` are kept for running requests to grow. At an instance of a later stage,
+    whose blocks leaders have, those of pipelines that are over are the used ones. `left_out`
+    requests are on the instance and found no place or too little KV. `handovers` counts live
+    batches that the instance took over, `handover_bytes` rows and KV that came with them. Its Runs
+    with prompts have in all computed `prefill_tokens` in `prefill_ns`; tokens that passed a part of
+    the layers count for that part. `stage` is there where it is an instance of a stage.
     """
 
     instance: InstanceId
@@ -162,6 +221,7 @@ class InstanceReported(Event, frozen=True):
     prefill_ns: int = 0
     admitted: tuple[tuple[RequestId, int], ...] = ()
     begun_prompt_tokens: int = 0
+    stage: StageCounts | None = None
 
 
 class LiveStarted(Event, frozen=True):
@@ -169,6 +229,14 @@ class LiveStarted(Event, frozen=True):
     (progress)."""
 
     holding: HoldingId
+
+
+class RoleChanged(Event, frozen=True):
+    """The instance that the holding is part of has this role from now on, which a ChangeDuty gave
+    it (progress)."""
+
+    holding: HoldingId
+    role: Role
 
 
 class FirstByteArrived(Event, frozen=True):
@@ -211,6 +279,15 @@ class HoldingDropped(Event, frozen=True):
     """Terminal for DropHolding: the memory is free again."""
 
     holding: HoldingId
+
+
+class CoresChanged(Event, frozen=True):
+    """Terminal for SetCores: from its next Run on the worker computes with so many cores. It was
+    `asked` for so many (0: it says again what it has)."""
+
+    worker: WorkerRef
+    cores: int
+    asked: int = 0
 
 
 class FeedFailed(Event, frozen=True):
@@ -274,12 +351,16 @@ AnyEvent = (
     | RequestEnded
     | InstanceReported
     | BatchTaken
+    | KvTaken
+    | TeamBroke
     | LiveStarted
+    | RoleChanged
     | FirstByteArrived
     | LayerArrived
     | HoldingCompleted
     | HoldingFailed
     | HoldingDropped
+    | CoresChanged
     | FeedFailed
     | LinkMeasured
     | ModelAdded

@@ -21,7 +21,7 @@ from livescale.report.canvas import (
     draw_picture,
     time_axis,
 )
-from livescale.report.lanes import Shape, draw_shapes, instance_shapes, tint
+from livescale.report.lanes import Shape, draw_shapes, instance_shapes, part_name, tint
 from livescale.report.reported_run import ReportedRun
 from livescale.telemetry.history.reading import History
 from livescale.telemetry.record import StepLine
@@ -189,8 +189,9 @@ def _mark(axes: Axes, what: str, at_s: float, place: int) -> None:
 
 def _shapes(run: ReportedRun, visits: Sequence[HostVisit], places: dict[str, int]) -> list[Shape]:
     """Each host's instances, its workers one below the other."""
-    models = dict.fromkeys(instance.model for instance in run.history.instances)
-    colours = {model: COLOURS[n % len(COLOURS)] for n, model in enumerate(models)}
+    instances = run.history.instances
+    parts = dict.fromkeys(part_name(one.model, role) for one in instances for _, role in one.roles)
+    colours = {part: COLOURS[n % len(COLOURS)] for n, part in enumerate(parts)}
     shapes = []
     for instance in run.history.instances:
         for held in instance.holdings:

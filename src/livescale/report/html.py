@@ -15,12 +15,15 @@ from pathlib import Path
 from livescale.common.settings import size_text
 from livescale.report.comparison import compared_figures
 from livescale.report.reported_run import ReportedRun
+from livescale.report.role_usage import ROLE_HEADER, role_rows
 from livescale.report.run_report import (
     FAILOVER_HEADER,
+    change_text,
     event_stories,
     failover_cells,
     phases_s,
 )
+from livescale.report.stage_usage import STAGE_HEADER, stage_rows
 from livescale.report.terminal import seconds
 from livescale.telemetry.history.holdings import InstanceHistory
 from livescale.telemetry.record import LoadPhases, ScaleLine
@@ -64,6 +67,8 @@ def html_report(runs: Sequence[ReportedRun], title: str) -> str:
         has_ratios=any(row.ratios for row in summary),
         groups=_GROUPS,
         sections=sections,
+        roles=[(run.name, role_table(run)) for run in runs if run.by_role],
+        stages=[(run.name, stage_table(run)) for run in runs if run.by_stage],
         failovers=[(run.name, failover_table(run)) for run in runs if run.history.losses],
         events=[(run.name, scale_event_table(run)) for run in runs],
         worth=[(run.name, worth_sentence(run), life_table(run)) for run in runs],
@@ -145,7 +150,7 @@ def scale_event_table(run: ReportedRun) -> WordTable:
     rows: list[tuple[str, ...]] = []
     for event in run.scale_events:
         at = _clock((event.decided_ns - run.started_ns) / _NS_PER_S)
-        change = f"{event.from_instances} → {event.to_instances}"
+        change = change_text(event).replace("->", "→")
         head = [at, event.model, change, _reason(event), event.strategy or _ABSENT]
         for story, load in event_stories(event, _how, "instance {} released"):
             times = phases_s(event, load, phases) if load else [None] * len(phases)
@@ -160,6 +165,17 @@ def failover_table(run: ReportedRun) -> WordTable:
     """One row per member that was lost, and when its successor was there."""
     rows = [failover_cells(loss, run.started_ns) for loss in run.history.losses]
     return _table(FAILOVER_HEADER, rows, ("at", "requests", "replaced after"))
+
+
+def role_table(run: ReportedRun) -> WordTable:
+    """One row per role: its instances, and the requests that moved."""
+    rows = role_rows(run.by_role, run.end_ns)
+    return _table(ROLE_HEADER, rows, ROLE_HEADER[2:])
+
+
+def stage_table(run: ReportedRun) -> WordTable:
+    """One row per stage: its instances, what came and how busy they were."""
+    return _table(STAGE_HEADER, stage_rows(run.by_stage), STAGE_HEADER[2:-1])
 
 
 def life_table(run: ReportedRun) -> WordTable:

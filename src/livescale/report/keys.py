@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from matplotlib.colors import to_hex
 
 from livescale.report.canvas import COLOURS, DASHES, INK, LIMIT, REST, line_look
-from livescale.report.lanes import state_tint
+from livescale.report.lanes import part_name, state_tint
 from livescale.report.reported_run import ReportedRun
-from livescale.types import InstanceState
+from livescale.types import InstanceState, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,25 @@ def model_colours(runs: Sequence[ReportedRun]) -> dict[str, str]:
     ordered = sorted(held, key=lambda model: (-held[model], model))
     own = dict(zip(ordered, COLOURS, strict=False))
     return {model: own.get(model, REST) for model in ordered}
+
+
+def part_colours(runs: Sequence[ReportedRun]) -> dict[str, str]:
+    """Colours by `part_name`: those of models, and where a model has roles one for each role."""
+    models = model_colours(runs)
+    used = [colour for colour in COLOURS if colour not in models.values()]
+    colours: dict[str, str] = {}
+    for model, colour in models.items():
+        roles = {
+            role
+            for run in runs
+            for instance in run.history.instances
+            if instance.model == model
+            for _, role in instance.roles
+        }
+        for role in [role for role in Role if role in roles] or [Role.UNIFIED]:
+            first = colour in colours.values() and colour != REST
+            colours[part_name(model, role)] = (used.pop(0) if used else REST) if first else colour
+    return colours
 
 
 def model_keys(colours: Mapping[str, str]) -> list[KeyItem]:

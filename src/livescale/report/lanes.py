@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from livescale.report.canvas import HALF_IN, WIDE_IN, PlotRow, draw_rows, time_axis
 from livescale.telemetry.history.holdings import HoldingHistory, InstanceHistory
 from livescale.telemetry.history.reading import History
-from livescale.types import InstanceState
+from livescale.types import InstanceState, Role
 
 LANES_MAX = 64
 """More workers than these are not shown."""
@@ -46,6 +46,11 @@ class Shape:
     colour: tuple[float, float, float]
 
 
+def part_name(model: str, role: Role) -> str:
+    """What instances of a model with this role are called, and what their colour is found by."""
+    return model if role is Role.UNIFIED else f"{model} {role}"
+
+
 def tint(colour: str, share: float) -> tuple[float, float, float]:
     """The colour on white: a share of 1 is the colour itself."""
     red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
@@ -60,8 +65,8 @@ def state_tint(colour: str, state: InstanceState | None) -> tuple[float, float, 
 def lanes(
     name: str, history: History, started_ns: int, until_s: float, colours: Mapping[str, str]
 ) -> str:
-    """One lane per worker over the whole load, of the first LANES_MAX; `colours` are those of
-    models."""
+    """One lane per worker over the whole load, of the first LANES_MAX; `colours` are found by
+    `part_name`."""
     workers = sorted(history.workers)[:LANES_MAX]
     shapes: list[Shape] = []
     places = {worker: place for place, worker in enumerate(workers)}
@@ -125,14 +130,14 @@ def instance_shapes(
 ) -> list[Shape]:
     """What one worker's lane, around `place` and so high, shows of the instance. Lanes go down
     from 0."""
-    colour = colours[instance.model]
     low = place + height / 2
     stop_ns = end_ns if held.ended_ns is None else held.ended_ns
     shapes = []
-    for state, start, stop in instance.stretches(end_ns):
+    for state, role, start, stop in _stretches(instance, end_ns):
         left_ns, right_ns = (min(max(at, held.begun_ns), stop_ns) for at in (start, stop))
         if right_ns <= left_ns:
             continue
+        colour = colours[part_name(instance.model, role)]
         span_s = (left_ns - zero_ns) / _NS_PER_S, (right_ns - zero_ns) / _NS_PER_S
         # A draining instance is half as high, so that its colour need not say it alone.
         half = height / 4 if state is InstanceState.DRAINING else height / 2
@@ -145,6 +150,18 @@ def instance_shapes(
             filling = _filling(held.filled, (floor, place - height / 2), zero_ns, span_s)
             shapes.append(Shape(filling, state_tint(colour, None)))
     return shapes
+
+
+def _stretches(
+    instance: InstanceHistory, end_ns: int
+) -> Iterator[tuple[InstanceState, Role, int, int]]:
+    """Its states and roles, each from when to when."""
+    roles = instance.role_stretches(end_ns)
+    for state, start_ns, stop_ns in instance.stretches(end_ns):
+        for role, from_ns, until_ns in roles:
+            left_ns, right_ns = max(start_ns, from_ns), min(stop_ns, until_ns)
+            if left_ns < right_ns:
+                yield state, role, left_ns, right_ns
 
 
 def draw_shapes(axes: Axes, shapes: Sequence[Shape]) -> None:

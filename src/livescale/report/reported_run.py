@@ -13,6 +13,8 @@ from itertools import pairwise
 
 from livescale.load.slo import SloAbsolute
 from livescale.report.live_loads import LoadStory, load_stories
+from livescale.report.role_usage import RoleUsage, usage_by_role
+from livescale.report.stage_usage import StageUsage, usage_by_stage
 from livescale.report.summary import RunSummary
 from livescale.report.usage import ModelUsage, usage_by_model
 from livescale.report.where_time_went import device_figures, slow_figures
@@ -21,6 +23,7 @@ from livescale.telemetry.history.reading import History, read_history
 from livescale.telemetry.history.waiting import SlowRequests, slow_requests
 from livescale.telemetry.record import AnyLine, ScaleLine, TrafficLine
 from livescale.telemetry.timeline import HostCopyUse, host_copy_use, instances_over_time
+from livescale.types import Role
 
 _NS_PER_S = 1_000_000_000
 
@@ -108,6 +111,17 @@ class ReportedRun:
     def usage(self) -> dict[str, ModelUsage]:
         """What each model was asked and what it took while the load went on, by name."""
         return usage_by_model(self.history, self.started_ns, self.started_ns + self.end_ns)
+
+    @cached_property
+    def by_role(self) -> dict[Role, RoleUsage]:
+        """What instances with each role did; empty where all were unified."""
+        return usage_by_role(self.history, self.started_ns, self.started_ns + self.end_ns)
+
+    @cached_property
+    def by_stage(self) -> dict[str, StageUsage]:
+        """What the stages of models did while the load went on; empty without stages."""
+        until_ns = self.started_ns + self.end_ns
+        return usage_by_stage(self.history, self.scale_events, self.started_ns, until_ns)
 
     @property
     def device_s(self) -> float:
@@ -211,7 +225,8 @@ class ReportedRun:
 
         `bytes` is what each receiver of the largest scale-up got, `seconds` the time from its
         decision until its last receiver had everything. `first_help_s` is how long after its order
-        the first live instance helped.
+        the first live instance helped. With roles, `by_role` has figures of each, with
+        stages `by_stage`.
         """
         s, counts = self.summary, [count for _, count in self.instances]
         figures: dict[str, object] = {
@@ -251,6 +266,11 @@ class ReportedRun:
                 "requests_handed_over": sum(story.requests_given for story in live),
                 "first_help_s": live[0].help_s,
             }
+        if self.by_role:
+            roles = self.by_role.items()
+            figures["by_role"] = {role.value: use.as_json(self.end_ns) for role, use in roles}
+        if self.by_stage:
+            figures["by_stage"] = {name: use.as_json() for name, use in self.by_stage.items()}
         largest = self.largest_scale_up
         if largest is not None:
             loaded = [load.loaded_ns for load in largest.loads if load.loaded_ns is not None]

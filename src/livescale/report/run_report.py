@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 from livescale.report.live_loads import live_text
 from livescale.report.reported_run import LIVE_PHASES, ReportedRun
+from livescale.report.role_usage import role_text
+from livescale.report.stage_usage import stage_text
 from livescale.report.summary import Latency, RunSummary
 from livescale.report.terminal import seconds, step_chart, table
 from livescale.report.usage import ModelUsage, usage_by_model
@@ -13,8 +15,11 @@ from livescale.report.where_time_went import device_text, slow_text
 from livescale.telemetry.history.reading import CONTROLLER, Loss
 from livescale.telemetry.history.waiting import SLOWEST_PERCENT
 from livescale.telemetry.record import LoadPhases, ScaleLine
+from livescale.types import Role
 
 _NS_PER_S = 1_000_000_000
+MUTATION = "mutation"
+"""The reason of decisions that move instances from one role to another."""
 FAILOVER_HEADER = ("at", "lost", "held", "requests", "reason", "replaced after")
 
 
@@ -24,7 +29,8 @@ def run_text(run: ReportedRun) -> str:
     until_ns = max(steps[-1][0], int((run.summary.duration_s or 0) * _NS_PER_S)) + _NS_PER_S
     usage = usage_by_model(run.history)
     parts = [
-        step_chart("instances that serve", steps, until_ns),
+        role_text(run.by_role, run.end_ns) or step_chart("instances that serve", steps, until_ns),
+        stage_text(run.by_stage, run.end_ns),
         _scale_table(run) if run.scale_events else "the pool was never scaled",
         live_text(run.live_stories, run.started_ns),
         failover_text(run),
@@ -33,6 +39,12 @@ def run_text(run: ReportedRun) -> str:
         _closing_lines(run),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def change_text(event: ScaleLine) -> str:
+    """ "1 -> 2", or "prefill 1 -> 2"."""
+    change = f"{event.from_instances} -> {event.to_instances}"
+    return change if event.role is Role.UNIFIED else f"{event.role} {change}"
 
 
 def failover_text(run: ReportedRun) -> str:
@@ -50,7 +62,9 @@ def event_stories(
     for instance, released_ns in event.released_ns.items():
         after = seconds((released_ns - event.decided_ns) / _NS_PER_S)
         stories.append((f"{released.format(instance)} after {after}", None))
-    if not stories:
+    if not stories and event.reason == MUTATION:
+        stories.append(("by another role, without a load", None))
+    elif not stories:
         is_up = event.to_instances > event.from_instances
         stories.append(("a draining one serves on" if is_up else "taken back", None))
     return stories
@@ -97,7 +111,7 @@ def _scale_table(run: ReportedRun) -> str:
     has_several = len({event.model for event in run.scale_events}) > 1
     for event in run.scale_events:
         at = seconds((event.decided_ns - run.started_ns) / _NS_PER_S)
-        change = f"{event.from_instances} -> {event.to_instances}"
+        change = change_text(event)
         reason = f"{event.model}: {event.reason}" if has_several else event.reason
         head = [at, change, reason]
         for story, load in event_stories(event, lambda load: f"{load.upstream} -> {load.worker}"):

@@ -39,6 +39,7 @@ class Gallery:
         self.notes: list[str] = []
         self._numbers = itertools.count()
         self._colours = keys.model_colours(runs)
+        self._part_colours = keys.part_colours(runs)
         self._requests = [series.request_series(run) for run in runs]
         self._until_s = max(*(run.end_ns / _NS_PER_S for run in runs), 0.01)
         self._edges = series.bin_edges(self._until_s, _BINS_MAX)
@@ -121,7 +122,7 @@ class Gallery:
                 self._lacks(run, "any worker, so no lanes are drawn")
                 continue
             started_ns = run.started_ns
-            svg = lanes.lanes(self._name(), history, started_ns, self._until_s, self._colours)
+            svg = lanes.lanes(self._name(), history, started_ns, self._until_s, self._part_colours)
             if len(history.workers) > lanes.LANES_MAX:
                 self.notes.append(
                     f"{run.name}: lanes of the first {lanes.LANES_MAX} of {len(history.workers)}"
@@ -134,9 +135,9 @@ class Gallery:
         )
         if any(run.live_stories for run in self.runs):
             sentence += " A live one takes requests while it loads, and runs the layers it has."
-            legend = keys.lane_keys(self._colours, has_live=True)
+            legend = keys.lane_keys(self._part_colours, has_live=True)
         else:
-            legend = keys.lane_keys(self._colours, has_live=False)
+            legend = keys.lane_keys(self._part_colours, has_live=False)
         return [keys.PanelGroup(sentence, legend, panels)] if panels else []
 
     def _close_up(self) -> list[keys.PanelGroup]:
@@ -157,7 +158,7 @@ class Gallery:
                 [(load.instance, load.worker.worker) for load in loads],
                 event.decided_ns,
                 until_ns,
-                self._colours,
+                self._part_colours,
                 is_wide=not in_twos,
             )
             how = f" by {event.strategy}" if event.strategy else ""

@@ -6,7 +6,7 @@ Functions return lines or strings and print nothing. Which figures are shown is 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 WIDTH_CHARS = 90
 """Width of charts, unless another one is given."""
@@ -55,6 +55,12 @@ def filling(done: int, of: int) -> str:
     """How much there is, as one of _FILLING: blank only for nothing."""
     level = done * (len(_FILLING) - 1) // of if of else 0
     return _FILLING[max(level, min(done, 1))]
+
+
+def step_charts(instances: Mapping[str, Sequence[tuple[int, int]]], end_ns: int) -> list[str]:
+    """One `step_chart` for each, by its title, all of the same time: a second beyond the end."""
+    until_ns = max([end_ns, *(of[-1][0] for of in instances.values())]) + _NS_PER_S
+    return [step_chart(title, of, until_ns) for title, of in instances.items()]
 
 
 def step_chart(

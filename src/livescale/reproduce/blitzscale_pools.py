@@ -6,7 +6,6 @@ BlitzScale's and one of QUART's. Runs that several claims look at are made once.
 from __future__ import annotations
 
 import bisect
-import functools
 import io
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -31,15 +30,17 @@ from livescale.reproduce.half_loads import (
 )
 from livescale.reproduce.models import cluster_of
 from livescale.reproduce.multicasts import NS_PER_S
+from livescale.reproduce.sharing import shared
 from livescale.sim.config import SimConfig
-from livescale.sim.pools.configs import PooledModel, build_config, tokens_max
+from livescale.sim.pools.configs import build_config, tokens_max
+from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import read_record
 from livescale.telemetry.timeline import host_copy_use
 
-_SETUP = Setup("burstgpt2gpt4_5539015_5min", "llama-2-7b", "blitzscale-b")
+SETUP = Setup("burstgpt2gpt4_5539015_5min", "llama-2-7b", "blitzscale-b")
 """BurstGPT on the paper's cluster for models on one GPU (§6)."""
 _SHARED_CLUSTER = "blitzscale-a"
 """The one with more hosts."""
@@ -77,7 +78,7 @@ def cache_misses(conditions: Conditions) -> Measured:
     placement = SYSTEMS[_SHORT_TTL].placement
     assert isinstance(placement, CacheCopies)
     figures = {
-        "trace_s": conditions.trace(_SETUP.trace)[-1].arrival_ns / NS_PER_S,
+        "trace_s": conditions.trace(SETUP.trace)[-1].arrival_ns / NS_PER_S,
         "ttl_s": placement.ttl_ns / NS_PER_S,
         "loads": float(sum(loads for _, loads, _ in _misses(run))),
         "percent": _missed_percent(_misses(run)),
@@ -124,8 +125,8 @@ def kv_need(conditions: Conditions) -> Measured:
     """BlitzScale §2.2, Figure 1 (c). KV of the requests that have begun to decode and have not
     ended, prompt and answer so far, at each second of the run with all instances there. The lowest
     figure is that of seconds with any."""
-    run = half_loaded(_SETUP, "fixed-full", conditions)
-    spec = run.config.spec(_SETUP.preset)
+    run = half_loaded(SETUP, "fixed-full", conditions)
+    spec = run.config.spec(SETUP.preset)
     device = run.config.device(0)
     stop_s = (run.ended_ns - run.started_ns) // NS_PER_S
     held = [_kv_tokens(run, run.started_ns + s * NS_PER_S) for s in range(stop_s + 1)]
@@ -184,7 +185,7 @@ def tail_beside_fixed(conditions: Conditions) -> Measured:
 )
 def scaled_rate(conditions: Conditions) -> Measured:
     """BlitzScale §6. The capacity is measured in the simulator, on a saturated pool."""
-    rows, capacity = half_load(_SETUP, conditions)
+    rows, capacity = half_load(SETUP, conditions)
     rate = rate_of(rows)
     return Measured({"rate": rate, "capacity": capacity, "percent": 100 * rate / capacity})
 
@@ -221,9 +222,9 @@ def replicated_stage(conditions: Conditions) -> Measured:
 def _beside_fixed(part: float, conditions: Conditions) -> dict[str, float]:
     """P99 TTFT at a part of capacity beside fixed pools: half, all, and one of equal GPU time."""
     systems = ("livescale-bounds", "fixed-half", "fixed-full")
-    runs = {name: half_loaded(_SETUP, name, conditions, part) for name in systems}
+    runs = {name: half_loaded(SETUP, name, conditions, part) for name in systems}
     tails = {name: ttft_p99_s(run) for name, run in runs.items()}
-    equal = fixed_beside(_SETUP, "livescale-bounds", conditions, part)
+    equal = fixed_beside(SETUP, "livescale-bounds", conditions, part)
     equal_s = ttft_p99_s(equal)
     return {
         "ours_s": tails["livescale-bounds"],
@@ -240,13 +241,13 @@ def _beside_fixed(part: float, conditions: Conditions) -> dict[str, float]:
     }
 
 
-@functools.lru_cache(maxsize=4)
+@shared(tuple[PoolRun, int])
 def _shared_run(system: str, conditions: Conditions) -> tuple[PoolRun, int]:
     """Twelve models on one cluster, and the most host copies of one of them at any time."""
-    names = [f"{_SETUP.preset}-{number}" for number in range(_SHARING)]
-    models = [PooledModel(name, _SETUP.preset, instances_min=0) for name in names]
+    names = [f"{SETUP.preset}-{number}" for number in range(_SHARING)]
+    models = [PooledModel(name, SETUP.preset, instances_min=0) for name in names]
     config = build_config(cluster_of(_SHARED_CLUSTER), models, SYSTEMS[system])
-    rows, _ = fit_rows(conditions.trace(_SETUP.trace), tokens_max(config, names[0]))
+    rows, _ = fit_rows(conditions.trace(SETUP.trace), tokens_max(config, names[0]))
     period_ns = rows[-1].arrival_ns + NS_PER_S
     loads = {
         name: rotate(rows, period_ns * number // _SHARING, period_ns)

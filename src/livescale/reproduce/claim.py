@@ -52,13 +52,15 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing that belongs to a claim. `is_log_x`: the x axis counts powers of two."""
+    """A drawing that belongs to a claim, or a panel of a figure. `is_log_x`: the x axis counts
+    powers of two. With `names` of the x 0, 1, … it has bars."""
 
     title: str
     x: str
     y: str
     curves: tuple[Curve, ...]
     is_log_x: bool = False
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,10 @@ class Claim:
     note: str = ""
 
     @property
-    def statement(self) -> Literal["printed", "corrected"]:
+    def statement(self) -> Literal["printed", "corrected", "own"]:
+        """Of ids with N, which stand in no paper, it is our own."""
+        if self.id.startswith("N"):
+            return "own"
         return "corrected" if self.corrected else "printed"
 
     def agrees(self, figures: Figures) -> bool:

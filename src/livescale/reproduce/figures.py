@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
@@ -18,20 +19,34 @@ _SALT = "livescale"
 
 
 _STYLES = ("-", "--", "-.", ":")
+_MARKED = 20
+"""Points of a line that are marked each."""
 
 
 def draw(picture: Picture, path: Path) -> None:
     """Write one picture. No window system and no state of pyplot is needed."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.add_subplot()
+    draw_panel(picture, figure.add_subplot())
+    save(figure, path)
+
+
+def draw_panel(picture: Picture, axes: Axes) -> None:
+    """The picture on these axes."""
     for number, curve in enumerate(picture.curves):
         xs, ys = zip(*curve.points, strict=True)
+        if picture.names:
+            width = 0.8 / len(picture.curves)
+            offset = (number - (len(picture.curves) - 1) / 2) * width
+            axes.bar([x + offset for x in xs], ys, width, label=curve.label)
+            continue
         # Dashes in turn, so that lines that lie upon each other are both seen.
         style = _STYLES[number % len(_STYLES)]
         drawn = "steps-post" if curve.is_step else "default"
-        marker = "" if curve.is_step else "o"
+        marker = "o" if not curve.is_step and len(xs) <= _MARKED else ""
         axes.plot(xs, ys, style, drawstyle=drawn, marker=marker, markersize=3, label=curve.label)
-    if picture.is_log_x:
+    if picture.names:
+        axes.set_xticks(range(len(picture.names)), picture.names)
+    elif picture.is_log_x:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(ScalarFormatter())
     elif all(x == round(x) for curve in picture.curves for x, _ in curve.points):
@@ -43,8 +58,13 @@ def draw(picture: Picture, path: Path) -> None:
     axes.grid(alpha=0.3)
     if len(picture.curves) > 1:
         axes.legend(fontsize=7)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As SVG or PDF, by the path's suffix, without a date."""
+    metadata = {"Date": None} if path.suffix == ".svg" else {"CreationDate": None}
     with matplotlib.rc_context({"svg.hashsalt": _SALT}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        figure.savefig(path, format=path.suffix[1:], metadata=metadata)
 
 
 def draw_all(found: Reproduction, folder: Path) -> dict[str, str]:

@@ -2,12 +2,11 @@
 
 And under less, where scaling happens: at half of capacity bursts take all devices.
 
-Every instance prefills and decodes. What several claims look at is simulated once.
+What several claims look at is simulated once.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +17,11 @@ from livescale.load.traces import TraceRow, summary, upscale, window
 from livescale.reproduce.claim import Conditions
 from livescale.reproduce.models import cluster_of
 from livescale.reproduce.multicasts import NS_PER_S
+from livescale.reproduce.sharing import shared
 from livescale.sim.config import SimConfig
-from livescale.sim.pools.configs import PooledModel, build_config, tokens_max
+from livescale.sim.pools.configs import build_config, tokens_max
 from livescale.sim.pools.equal_time import play_equal
+from livescale.sim.pools.limits import PooledModel, PooledRoles
 from livescale.sim.pools.runs import PoolRun, fit_rows, lead_ns, run_pool
 from livescale.sim.pools.systems import System, find_system
 
@@ -31,27 +32,35 @@ _SATURATING = 200
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A trace, the model that answers it, and its cluster. Only what arrives in the first
-    `played_ns` is played (None: all)."""
+    `played_ns` is played (None: all). With `roles` each instance prefills or decodes."""
 
     trace: str
     preset: str
     cluster: str
     tp_size: int = 1
     played_ns: int | None = None
+    roles: PooledRoles | None = None
 
     def config(self, system: str) -> SimConfig:
         return self.config_of(find_system(system))
 
     def config_of(self, system: System) -> SimConfig:
-        model = PooledModel(self.preset, self.preset, self.tp_size)
-        return build_config(cluster_of(self.cluster), [model], system)
+        model = PooledModel(self.preset, self.preset, self.tp_size, roles=self.roles)
+        return kv_behind(build_config(cluster_of(self.cluster), [model], system))
+
+
+def kv_behind(config: SimConfig) -> SimConfig:
+    """KV of a prompt follows the request, as in the papers' systems: none of them sends layers of
+    one that is still computed, or from two instances."""
+    live = msgspec.structs.replace(config.live, kv_ahead=False, kv_straight=False)
+    return msgspec.structs.replace(config, live=live)
 
 
 PARTS = (0.25, 0.08)
 """Of capacity, besides the papers' half."""
 
 
-@functools.lru_cache(maxsize=16)
+@shared(tuple[list[TraceRow], float])
 def half_load(
     setup: Setup, conditions: Conditions, part: float = 0.5
 ) -> tuple[list[TraceRow], float]:
@@ -62,7 +71,7 @@ def half_load(
     return rows if setup.played_ns is None else window(rows, 0, setup.played_ns), capacity
 
 
-@functools.lru_cache(maxsize=64)
+@shared(PoolRun)
 def half_loaded(setup: Setup, system: str, conditions: Conditions, part: float = 0.5) -> PoolRun:
     """The half load, or that of another part, on the system, whose name may carry a parameter
     ("fixed:6")."""
@@ -71,7 +80,7 @@ def half_loaded(setup: Setup, system: str, conditions: Conditions, part: float =
     return run_pool(config, {setup.preset: rows}, lead_ns(config), conditions.seed)
 
 
-@functools.lru_cache(maxsize=16)
+@shared(PoolRun)
 def fixed_beside(setup: Setup, system: str, conditions: Conditions, part: float = 0.5) -> PoolRun:
     """The same load on a fixed pool of the system's device time, in whole instances."""
     rows, _ = half_load(setup, conditions, part)
@@ -117,6 +126,25 @@ def violations_percent(run: PoolRun, slo: SloAbsolute) -> float:
     return 100 * sum(not slo.is_met(timing) for timing in timings) / len(timings)
 
 
+def mean_instances(run: PoolRun) -> tuple[int, int]:
+    """Prefill and decode instances on average while there were requests, loading included, in whole
+    numbers: one of each at least, and together as many as on average."""
+    held = {"living": 0, "decode": 0}
+    living = decode = 0
+    last_ns = run.started_ns
+    for count in run.result.instances:
+        at_ns = min(max(count.now_ns, run.started_ns), run.ended_ns)
+        held["living"] += living * (at_ns - last_ns)
+        held["decode"] += decode * (at_ns - last_ns)
+        last_ns, living, decode = at_ns, count.living, count.decode
+    span_ns = max(run.ended_ns - run.started_ns, 1)
+    held["living"] += living * (run.ended_ns - last_ns)
+    held["decode"] += decode * (run.ended_ns - last_ns)
+    total = max(round(held["living"] / span_ns), 2)
+    decodes = min(max(round(held["decode"] / span_ns), 1), total - 1)
+    return total - decodes, decodes
+
+
 def suffix(part: float) -> str:
     """Behind the names of figures at that part of capacity."""
     return "" if part == 0.5 else f"_at_{round(100 * part)}"
@@ -125,7 +153,7 @@ def suffix(part: float) -> str:
 # -- helpers --------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4)
+@shared(tuple[list[TraceRow], float])
 def _rows_and_capacity(setup: Setup, conditions: Conditions) -> tuple[list[TraceRow], float]:
     config = setup.config("fixed-full")
     rows, _ = fit_rows(conditions.trace(setup.trace), tokens_max(config, setup.preset))

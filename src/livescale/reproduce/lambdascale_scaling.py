@@ -16,7 +16,8 @@ from livescale.reproduce.claim import (
 from livescale.reproduce.half_loads import Setup, half_loaded, ttft_percentile_s
 from livescale.reproduce.models import cluster_of, layers_of
 from livescale.reproduce.multicasts import GBIT_BYTES, NS_PER_S, Multicast, device
-from livescale.sim.pools.configs import PooledModel, build_config
+from livescale.sim.pools.configs import build_config
+from livescale.sim.pools.limits import PooledModel
 from livescale.sim.pools.runs import PoolRun, lead_ns, run_pool
 from livescale.sim.pools.systems import SYSTEMS
 from livescale.types import WorkerRef, agent_ref
@@ -33,8 +34,10 @@ _BURST = 400
 """Requests of 2,000 tokens: more than twice what makes the policy want every instance."""
 _PEERS = ("tree", "nccl", "storage")
 """FaaSNet, NCCL, and ServerlessLLM without a copy in memory."""
-_OVER_A_TRACE = ("binomial", "tree", "nccl", "serverlessllm", "ideal-bounds")
-_BURSTS = Setup(
+_TEAMS = "lambda-pairs"
+"""Execution pipelines as the paper has them; `binomial` stops the world."""
+_OVER_A_TRACE = ("binomial", _TEAMS, "tree", "nccl", "serverlessllm", "ideal-bounds")
+BURSTS = Setup(
     "burstgpt2gpt4_5539015_5min", "llama-2-13b", "lambdascale-1", played_ns=60 * NS_PER_S
 )
 _RAMPS = (
@@ -130,17 +133,23 @@ def cold_start_ramp(conditions: Conditions) -> Measured:
     setup="testbed 1, one instance of 13B that serves, 50 prompts of 2,000 tokens at once",
     paper="all 50 begin within 1.1 s, 2 × as fast as FaaSNet, 1.4 × NCCL, 8 × ServerlessLLM",
     tolerance="± 25 %",
-    ours="{ours_s:.2f} s; {tree_ratio:.2f} ×, {nccl_ratio:.2f} ×, {storage_ratio:.2f} ×",
-    is_within=near(0.25, ours_s=1.1, tree_ratio=2, nccl_ratio=1.4, storage_ratio=8),
-    note="with stop-the-world. The paper gives neither the prompts' length nor the number of copies"
+    ours="{teams_s:.2f} s; {teams_tree_ratio:.2f} ×, {teams_nccl_ratio:.2f} ×,"
+    " {teams_storage_ratio:.2f} × (stop-the-world {ours_s:.2f} s; {tree_ratio:.2f} ×,"
+    " {nccl_ratio:.2f} ×, {storage_ratio:.2f} ×)",
+    is_within=near(
+        0.25, teams_s=1.1, teams_tree_ratio=2, teams_nccl_ratio=1.4, teams_storage_ratio=8
+    ),
+    note="judged with teams. The paper gives neither the prompts' length nor the number of copies"
     " of the model",
 )
 def all_begun(conditions: Conditions) -> Measured:
     """λScale §7.4, Figure 12: until the last of 50 requests has its first token."""
-    runs = {name: _fifty(name, conditions.seed) for name in ("binomial", *_PEERS)}
+    runs = {name: _fifty(name, conditions.seed) for name in ("binomial", _TEAMS, *_PEERS)}
     times = {name: ttft_percentile_s(run, 100) for name, run in runs.items()}
-    figures = {f"{name}_ratio": times[name] / times["binomial"] for name in _PEERS}
-    figures["ours_s"] = times["binomial"]
+    figures = {"ours_s": times["binomial"], "teams_s": times[_TEAMS]}
+    for name in _PEERS:
+        figures[f"{name}_ratio"] = times[name] / times["binomial"]
+        figures[f"teams_{name}_ratio"] = times[name] / times[_TEAMS]
     return Measured({**figures, "failed": sum(run.failed for run in runs.values())})
 
 
@@ -150,26 +159,27 @@ def all_begun(conditions: Conditions) -> Measured:
     setup="13B on BurstGPT at half of testbed 1's capacity (first minute): device time",
     paper="17.8, 18.1, 31.3 % less than FaaSNet, NCCL, ServerlessLLM; 4.3 to 18.6 % above ideal",
     tolerance="± 8 percentage points; 2 to 25 % above ideal",
-    ours="{tree_saved:.1f}, {nccl_saved:.1f}, {serverlessllm_saved:.1f} % less;"
-    " {above_ideal:.1f} % above ideal",
+    ours="{teams_tree_saved:.1f}, {teams_nccl_saved:.1f}, {teams_serverlessllm_saved:.1f} % less;"
+    " {teams_above_ideal:.1f} % above ideal (stop-the-world {tree_saved:.1f}, {nccl_saved:.1f},"
+    " {serverlessllm_saved:.1f}; {above_ideal:.1f})",
     is_within=lambda f: (
-        abs(f["tree_saved"] - 17.8) <= 8
-        and abs(f["nccl_saved"] - 18.1) <= 8
-        and abs(f["serverlessllm_saved"] - 31.3) <= 8
-        and 2 <= f["above_ideal"] <= 25
+        abs(f["teams_tree_saved"] - 17.8) <= 8
+        and abs(f["teams_nccl_saved"] - 18.1) <= 8
+        and abs(f["teams_serverlessllm_saved"] - 31.3) <= 8
+        and 2 <= f["teams_above_ideal"] <= 25
     ),
-    note="without execution pipelines. The paper does not scale its trace, and gives its baselines"
+    note="judged with teams. The paper does not scale its trace, and gives its baselines"
     " no host copy, which all systems but ServerlessLLM have here",
 )
 def device_time(conditions: Conditions) -> Measured:
     """λScale §7.5, Figure 14."""
-    runs = {name: half_loaded(_BURSTS, name, conditions) for name in _OVER_A_TRACE}
+    runs = {name: half_loaded(BURSTS, name, conditions) for name in _OVER_A_TRACE}
     held = {name: run.device_ns() for name, run in runs.items()}
-    figures = {
-        f"{name}_saved": 100 * (1 - held["binomial"] / held[name])
-        for name in ("tree", "nccl", "serverlessllm")
-    }
-    figures["above_ideal"] = 100 * (held["binomial"] / held["ideal-bounds"] - 1)
+    figures: dict[str, float] = {}
+    for prefix, ours in (("", held["binomial"]), ("teams_", held[_TEAMS])):
+        for name in ("tree", "nccl", "serverlessllm"):
+            figures[f"{prefix}{name}_saved"] = 100 * (1 - ours / held[name])
+        figures[f"{prefix}above_ideal"] = 100 * (ours / held["ideal-bounds"] - 1)
     return Measured({**figures, "failed": sum(run.failed for run in runs.values())})
 
 
@@ -179,18 +189,22 @@ def device_time(conditions: Conditions) -> Measured:
     setup="13B on BurstGPT at half of testbed 1's capacity (first minute): p90 TTFT",
     paper="2.4 to 5 × better than FaaSNet, NCCL and ServerlessLLM",
     tolerance="at least 1.8 ×",
-    ours="{tree_ratio:.2f} ×, {nccl_ratio:.2f} ×, {serverlessllm_ratio:.2f} ×; ideal"
-    " {ideal_ratio:.2f} ×",
-    is_within=lambda f: min(f["tree_ratio"], f["nccl_ratio"], f["serverlessllm_ratio"]) >= 1.8,
-    note="without execution pipelines; loads that take no time ('ideal-bounds') would gain no more"
-    " than their figure shows",
+    ours="{teams_tree_ratio:.2f} ×, {teams_nccl_ratio:.2f} ×, {teams_serverlessllm_ratio:.2f} ×;"
+    " ideal {teams_ideal_ratio:.2f} × (stop-the-world {tree_ratio:.2f}, {nccl_ratio:.2f},"
+    " {serverlessllm_ratio:.2f}; {ideal_ratio:.2f})",
+    is_within=lambda f: (
+        min(f["teams_tree_ratio"], f["teams_nccl_ratio"], f["teams_serverlessllm_ratio"]) >= 1.8
+    ),
+    note="judged with teams; loads that take no time ('ideal-bounds') would gain no more than their"
+    " figure shows",
 )
 def tail_over_a_trace(conditions: Conditions) -> Measured:
     """λScale §7.5, Figure 15."""
-    runs = {name: half_loaded(_BURSTS, name, conditions) for name in _OVER_A_TRACE}
+    runs = {name: half_loaded(BURSTS, name, conditions) for name in _OVER_A_TRACE}
     tails = {name: ttft_percentile_s(run, 90) for name, run in runs.items()}
     figures = {
-        f"{name.removesuffix('-bounds')}_ratio": tail / tails["binomial"]
+        f"{prefix}{name.removesuffix('-bounds')}_ratio": tail / tails[ours]
+        for prefix, ours in (("", "binomial"), ("teams_", _TEAMS))
         for name, tail in tails.items()
     }
     return Measured({**figures, "failed": sum(run.failed for run in runs.values())})

@@ -15,6 +15,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from livescale.control.stages.queueing import mmc_sojourn, mmc_wait
 from livescale.reproduce.claim import Conditions, Curve, Figures, Measured, Picture, claim, is_near
 
 Times = NDArray[np.float64]
@@ -51,14 +52,15 @@ def cv_of_gaps(times: Times) -> float:
     return float(gaps.std() / gaps.mean())
 
 
-def erlang_wait(arrival_rate: float, service_rate: float, servers: int) -> float:
-    """Mean wait in an M/M/c queue (Erlang's C formula): P0 a^c / (c! (1 - rho)) / (c mu - lambda)
-    with a = lambda / mu."""
+def printed_sojourn(arrival_rate: float, service_rate: float, servers: int) -> float:
+    """QUART's Eq. 1 as printed: P0 lambda / (c mu (mu - lambda / c)) + 1 / mu. It is wrong, and
+    stands here for comparison; the formula that the controller uses is
+    `livescale.control.stages.queueing.mmc_sojourn`."""
     offered = arrival_rate / service_rate
-    rho = offered / servers
-    last = offered**servers / math.factorial(servers) / (1 - rho)
+    last = offered**servers / math.factorial(servers) / (1 - offered / servers)
     idle = 1 / (sum(offered**n / math.factorial(n) for n in range(servers)) + last)
-    return idle * last / (servers * service_rate - arrival_rate)
+    spare = servers * service_rate * (service_rate - arrival_rate / servers)
+    return idle * arrival_rate / spare + 1 / service_rate
 
 
 def waits_in_mmc(
@@ -193,10 +195,10 @@ def wait_of_mmc(conditions: Conditions) -> Measured:
     requests."""
     rng = np.random.default_rng(conditions.seed)
     arrival, service = 0.95, 1.0
-    printed = (1 - arrival / service) * arrival / (service * (service - arrival)) + 1 / service
-    erlang = erlang_wait(arrival, service, 1) + 1 / service
+    printed = printed_sojourn(arrival, service, 1)
+    erlang = mmc_sojourn(arrival, service, 1)
     simulated = waits_in_mmc(rng, arrival, service, 1, 2_000_000) + 1 / service
-    two = erlang_wait(1.9, service, 2)
+    two = mmc_wait(1.9, service, 2)
     simulated_two = waits_in_mmc(rng, 1.9, service, 2, 1_000_000)
     return Measured(
         {

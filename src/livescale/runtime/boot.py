@@ -28,15 +28,17 @@ from livescale.control.host_ledger import HostEntry
 from livescale.control.wanted_hosts import PoolNeed
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
+from livescale.policies import CoresModel
 from livescale.runtime.news import LoadProgress, News
 from livescale.runtime.protocol import Address, Catalog, CatalogEntry
-from livescale.types import Value, WorkerRef
+from livescale.types import Manifest, Value, WorkerRef
 
 _READ_BYTES = 1 << 16
 
 
 class ControllerBoot(Value, frozen=True, tag=True):
-    """What the controller process is told. `listen_fd` is a listening socket it inherits.
+    """What the controller process is told. `listen_fd` is a listening socket it inherits. While it
+    waits for the lease, later catalogs follow.
 
     `start` names the start of the pool in the run record. With a `pool.state` the controller keeps
     there what is published, under the supervisor's lock. `own_hosts` are the names of the pool's
@@ -57,11 +59,20 @@ class ControllerBoot(Value, frozen=True, tag=True):
     has_admin_keys: bool = False
 
 
+class GatewayPlace(Value, frozen=True):
+    """Of a gateway among the `count` ones behind one port, which keep their counts in
+    `directory`."""
+
+    directory: str
+    number: int
+    count: int
+
+
 class GatewayBoot(Value, frozen=True, tag=True):
     """What the gateway process is told. `listen_fd` is the HTTP socket it inherits, from an earlier
     life of the gateway where it `is_successor`: clients wait there until the pool is known. Where
     the models' directories are on another machine, the files that it needs of them come into
-    `files_directory`."""
+    `files_directory`. One that is not alone behind its port has a `place`."""
 
     secret: str
     gateway: str
@@ -76,6 +87,7 @@ class GatewayBoot(Value, frozen=True, tag=True):
     is_successor: bool = False
     other_controllers: tuple[Address, ...] = ()
     files_directory: str | None = None
+    place: GatewayPlace | None = None
 
 
 class _MemberBoot(Value, frozen=True, kw_only=True):
@@ -100,13 +112,17 @@ class _MemberBoot(Value, frozen=True, kw_only=True):
 
 
 class WorkerBoot(_MemberBoot, frozen=True, tag=True, kw_only=True):
-    """What a worker's process is told besides. `latency` is that of a timed device; others take
-    the time that they take. Gateways reach the worker at the address `token_host`."""
+    """What a worker's process is told besides. `latency` is that of a timed device with one core,
+    and `cores` what more do for it (None: nothing); others take the time that they take. Gateways
+    reach the worker at the address `token_host`. Models of these manifests may come: an engine that
+    takes long to build is built `ahead`."""
 
     place: Device
     token_host: str
     latency: AnyLatency = LinearLatency(0, 0)
+    cores: CoresModel | None = None
     live: LiveLimits = LiveLimits()
+    ahead: tuple[Manifest, ...] = ()
 
 
 class AgentBoot(_MemberBoot, frozen=True, tag=True, kw_only=True):
@@ -147,14 +163,17 @@ class Status(Value, frozen=True):
     `is_working` is the answer to its parent's question.
 
     A controller tells its `catalog`, and the `hosts` that joined, whenever these change, and a
-    `later_epoch` than its own of which it was told, for its next life; a process that
-    prepares a model tells its `entry`. `news` are for people; `loads` are those under way, told
-    whenever they got on, the `need` of workers when it changed, and how many `gateways` of other
-    machines are there (None: nothing new).
+    `later_epoch` than its own of which it was told, for its next life; with a lease, that it
+    `is_acting` from now on. Of several heads each has a gateway that tells the `catalog` of the
+    controller which acts. A process that prepares a model tells its `entry`. `news` are for people;
+    `loads` are those under way, told whenever they got on, the `need` of workers when it changed,
+    and how many `gateways` of other machines are there (None: nothing new). A gateway tells whether
+    it `is_accepting` connections from now on.
     """
 
     is_ready: bool = False
     is_working: bool = False
+    is_acting: bool = False
     fatal: str | None = None
     catalog: Catalog | None = None
     hosts: tuple[HostEntry, ...] | None = None
@@ -164,6 +183,7 @@ class Status(Value, frozen=True):
     loads: tuple[LoadProgress, ...] | None = None
     need: PoolNeed | None = None
     gateways: int | None = None
+    is_accepting: bool | None = None
 
 
 def read_boot(kind: type[AnyBoot]) -> AnyBoot:

@@ -19,7 +19,7 @@ from livescale.chunks import fitting_chunk_bytes
 from livescale.clusters.profiles import read_profile
 from livescale.common.regions import ALIGNMENT_BYTES
 from livescale.common.settings import ConfigError, parse_schedule
-from livescale.config.model import ModelConfig
+from livescale.config.model import ModelConfig, RolesConfig, leaders_max, stage_spans
 from livescale.config.pool import ROOFLINE_PREFIX, WORKERS_MAX, PoolConfig
 from livescale.control.config import ANY_PAIR, ControllerConfig, PairRule
 from livescale.control.multicast.planner import STRATEGIES
@@ -29,18 +29,29 @@ from livescale.engine.model_files import (
     model_spec,
     read_manifest,
     sampling_defaults,
+    stage_manifests,
 )
+from livescale.latency.layer_times import request_layer_ns
 from livescale.latency.models import AnyLatency
 from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import PRESETS
 from livescale.latency.table import TableLatency
 from livescale.latency.work import LinearLatency
 from livescale.load.slo import SloAbsolute, parse_slo
-from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
-from livescale.policies import Bounds, ModelPolicy, ScalingPolicy, SloAim, TargetOngoing
+from livescale.placements import (
+    AllCopies,
+    CacheCopies,
+    KeyStageCopies,
+    NoCopies,
+    Placement,
+    SpreadCopies,
+)
+from livescale.policies import ModelPolicy, RoleLimits
 from livescale.runtime.pool_layout import HostSeat, PoolLayout
-from livescale.runtime.protocol import CatalogEntry
-from livescale.types import ModelSpec
+from livescale.runtime.protocol import CatalogEntry, PublishedModel
+from livescale.runtime.scaling_settings import model_scaling, pool_scaling
+from livescale.stages import StageError, even_stages
+from livescale.types import Manifest, ModelSpec
 
 _MS_NS = 1_000_000
 _S_NS = 1_000_000_000
@@ -69,41 +80,87 @@ def prepare_model(config: PoolConfig, model: ModelConfig) -> CatalogEntry:
     if not (directory / "tokenizer.json").is_file():
         raise ModelError(f"{directory} has no tokenizer.json: requests could not be read")
     spec = model_spec(manifest)
-    if manifest.size_bytes > config.arena_bytes:
+    parts = manifests_of(model, manifest)
+    largest = max(parts, key=lambda part: part.size_bytes)
+    if largest.size_bytes > config.arena_bytes:
         raise ConfigError(
-            f"model {name} has {manifest.size_bytes} bytes of parameters,"
+            f"model {largest.model} has {largest.size_bytes} bytes of parameters,"
             f" a worker's arena has {config.arena_bytes} (arena_bytes): it does not fit"
         )
-    block_bytes = spec.kv_bytes_per_token * config.block_tokens
+    block_bytes = max(model_spec(part).kv_bytes_per_token for part in parts) * config.block_tokens
     kv_tokens = config.kv_bytes // block_bytes * config.block_tokens
     if kv_tokens == 0:
         raise ConfigError(
             f"kv_bytes {config.kv_bytes} holds no KV block of model {name}: one block of"
             f" {config.block_tokens} tokens has {block_bytes} bytes"
         )
-    request_tokens_max = min(spec.model_tokens_max, kv_tokens + 1)
+    leaders = leaders_max(model, config.workers)
+    quota_tokens = kv_tokens // config.block_tokens // leaders * config.block_tokens
+    if quota_tokens == 0:
+        raise ConfigError(
+            f"kv_bytes {config.kv_bytes} holds no KV block of model {name} for each of the"
+            f" {leaders} leaders that an instance of a stage may have: they need"
+            f" {leaders * block_bytes} bytes at least (or a smaller max_stage_replicas)"
+        )
+    # The last generated token needs no KV, all others do.
+    room_tokens = quota_tokens + 1
+    if config.device == "vllm":
+        # One block is the engine's own, and it wants room for all tokens.
+        room_tokens = quota_tokens - config.block_tokens
+        if room_tokens == 0:
+            raise ConfigError(
+                f"kv_bytes {config.kv_bytes} holds one KV block of model {name}: vLLM needs two,"
+                f" of {block_bytes} bytes each"
+            )
+    request_tokens_max = min(spec.model_tokens_max, room_tokens)
     return CatalogEntry(
         spec=spec,
         manifest=manifest,
         directory=str(directory),
         eos_token_ids=eos_token_ids(directory),
-        # The last generated token needs no KV, all others do.
         request_tokens_max=request_tokens_max,
         sampling_defaults=sampling_defaults(directory),
-        warnings=_kv_warnings(config, name, spec, request_tokens_max),
+        warnings=_kv_warnings(config, spec, request_tokens_max, block_bytes * leaders),
     )
 
 
+def manifests_of(model: ModelConfig, manifest: Manifest) -> tuple[Manifest, ...]:
+    """Of the model, or of each of its stages. Raises ConfigError for stages that it cannot have."""
+    if not model.has_stages:
+        return (manifest,)
+    try:
+        if model.stages is None:
+            return stage_manifests(manifest, stage_spans(model, f"model {manifest.model}: "))
+        layer_ns = None
+        if model.stage_profile is not None:
+            layer_ns = request_layer_ns(_table(Path(model.stage_profile)))
+        spans = even_stages(model_spec(manifest), model.stages, layer_ns)
+        return stage_manifests(manifest, spans)
+    except StageError as error:
+        raise ConfigError(str(error)) from error
+
+
+def published(
+    config: PoolConfig, settings: ModelConfig, entry: CatalogEntry
+) -> list[PublishedModel]:
+    """The model as the pool has it, or each of its stages, which to all that loads are models."""
+    entries = [
+        msgspec.structs.replace(entry, spec=model_spec(manifest), manifest=manifest)
+        for manifest in manifests_of(settings, entry.manifest)
+    ]
+    return [PublishedModel(one, model_policy(config, settings, one), settings) for one in entries]
+
+
 def _kv_warnings(
-    config: PoolConfig, name: str, spec: ModelSpec, request_tokens_max: int
+    config: PoolConfig, spec: ModelSpec, request_tokens_max: int, block_bytes: int
 ) -> tuple[str, ...]:
-    """KV memory that holds less than one request of the model's whole length."""
+    """KV memory that holds less than one request of the model's whole length. A block of it takes
+    `block_bytes`, those of all leaders together."""
     if request_tokens_max >= spec.model_tokens_max:
         return ()
-    blocks = -(-(spec.model_tokens_max - 1) // config.block_tokens)
-    needed_bytes = blocks * config.block_tokens * spec.kv_bytes_per_token
+    needed_bytes = -(-(spec.model_tokens_max - 1) // config.block_tokens) * block_bytes
     return (
-        f"model {name}: requests may have {request_tokens_max} tokens, the model could take"
+        f"model {spec.name}: requests may have {request_tokens_max} tokens, the model could take"
         f" {spec.model_tokens_max}: kv_bytes is {config.kv_bytes}, for all of them it would have"
         f" to be {needed_bytes}",
     )
@@ -123,7 +180,8 @@ def with_host_memory(
     Raises ConfigError when the machine has too little memory for all of it together.
     """
     taken = [_memory_of(seat, config, len(layout.hosts), models) for seat in layout.hosts]
-    packed = config.device == "cpu" and config.weights_layout == "packed"
+    # With auto it depends on the model, and another one may be added: there is room for any.
+    packed = config.device in ("cpu", "vllm") and config.weights_layout in ("auto", "packed")
     largest = max(models.values(), default=0)
     needed = check_memory(config, largest if packed else 0, sum(taken))
     more = _growth_bytes(config, needed) // len(layout.hosts)
@@ -198,8 +256,10 @@ def controller_config(
         avoid_ns=max(_S_NS, config.lost_after_ms * _MS_NS),
         scaling=pool_scaling(config),
         multicast=config.multicast,
+        avoids_serving=config.serving_links == "avoid",
         placement=_placement(config),
         live_order=config.live_order,
+        teams=None if config.teams == "none" else config.teams,
         warm_spares=config.warm_spares,
         spares_ahead=config.spares_ahead == "empty",
         spare_idle_ns=config.spare_idle_ms * _MS_NS,
@@ -232,19 +292,33 @@ def binding(config: PoolConfig) -> Binding:
 
 def model_policy(config: PoolConfig, model: ModelConfig, entry: CatalogEntry) -> ModelPolicy:
     """The model's limits and its own way of scaling, in the controller's units."""
-    scaling = None
-    if model.target_ongoing_requests is not None:
-        scaling = _target(config, model.target_ongoing_requests)
+    workers = workers_max(config)
+    roles = () if model.roles is None else _role_limits(model.roles, workers)
+    most = sum(limits.instances_max for limits in roles) or model.max_replicas or workers
     return ModelPolicy(
         spec=entry.spec,
-        instances_min=model.min_replicas,
-        instances_max=model.max_replicas or workers_max(config),
+        instances_min=model.min_replicas if model.has_stages else model.instances_min,
+        instances_max=min(most, workers),
         prefill_tokens_per_s=model.prefill_tokens_per_s,
         kv_blocks=model.kv_blocks,
         priority=model.priority,
-        scaling=scaling,
+        scaling=model_scaling(config, model, entry.spec),
         schedule=parse_schedule(model.schedule),
         idle_ns=model.idle_s * _S_NS,
+        roles=roles,
+    )
+
+
+def _role_limits(roles: RolesConfig, workers: int) -> tuple[RoleLimits, ...]:
+    """Where no most is given, each role may have the workers that the other's least leaves."""
+    needed = sum(max(limits.min_replicas, 1) for _, limits in roles.both)
+    return tuple(
+        RoleLimits(
+            role=role,
+            instances_min=limits.min_replicas,
+            instances_max=limits.max_replicas or workers - needed + max(limits.min_replicas, 1),
+        )
+        for role, limits in roles.both
     )
 
 
@@ -260,6 +334,7 @@ def live_limits(config: PoolConfig) -> LiveLimits:
         batch_tokens_max=config.run_tokens_max,
         gap_ns=(config.live_gap_ms or 0) * _MS_NS,
         move_factor=MOVE_FACTOR if config.live_migration == "move" else 0,
+        team_end=config.team_end,
     )
 
 
@@ -280,64 +355,12 @@ def live_over_ns(config: PoolConfig) -> int:
     return slo.ttft_ns // 4 if isinstance(slo, SloAbsolute) else _LIVE_OVER_NS
 
 
-def pool_scaling(config: PoolConfig) -> ScalingPolicy:
-    """What models scale by that say nothing else."""
-    if config.target_ongoing_requests is not None:
-        return _target(config, config.target_ongoing_requests)
-    bounds = _bounds(config)
-    if config.scaling_policy == "bounds":
-        return bounds
-    return SloAim(
-        ttft_ns=_ttft_aim_ns(config),
-        floor_decay_ns=config.floor_decay_ms * _MS_NS,
-        scale_down_timeout_ns=_timeout_ns(config, SloAim().scale_down_timeout_ns),
-        load_window_ns=bounds.load_window_ns,
-        room=bounds,
-        run_tokens_max=config.run_tokens_max,
-    )
-
-
-def _ttft_aim_ns(config: PoolConfig) -> int | None:
-    """The configured one (None: there is none)."""
-    if config.ttft_aim_ms is not None:
-        return config.ttft_aim_ms * _MS_NS
-    slo = parse_slo(config.slo)
-    return slo.ttft_ns if isinstance(slo, SloAbsolute) else None
-
-
-def _timeout_ns(config: PoolConfig, default_ns: int) -> int:
-    """Before a model shrinks."""
-    timeout_ms = config.scale_down_timeout_ms
-    return default_ns if timeout_ms is None else timeout_ms * _MS_NS
-
-
-def _bounds(config: PoolConfig) -> Bounds:
-    return Bounds(
-        token_rate_upper_permille=10 * config.token_rate_upper_percent,
-        token_rate_lower_permille=10 * config.token_rate_lower_percent,
-        backlog_upper_ns=config.prefill_queue_upper_ms * _MS_NS,
-        backlog_lower_ns=config.prefill_queue_lower_ms * _MS_NS,
-        kv_upper_permille=10 * config.kv_upper_percent,
-        kv_lower_permille=10 * config.kv_lower_percent,
-        requests_upper_permille=10 * config.requests_upper_percent,
-        requests_lower_permille=10 * config.requests_lower_percent,
-        load_window_ns=config.load_window_ms * _MS_NS,
-        scale_down_timeout_ns=_timeout_ns(config, Bounds().scale_down_timeout_ns),
-    )
-
-
-def _target(config: PoolConfig, requests: int) -> TargetOngoing:
-    return TargetOngoing(
-        target_permille=1000 * requests,
-        scale_down_timeout_ns=_timeout_ns(config, TargetOngoing().scale_down_timeout_ns),
-    )
-
-
 def _placement(config: PoolConfig) -> Placement:
     placements: dict[str, Placement] = {
         "cache": CacheCopies(ttl_ns=config.cache_ttl_s * _S_NS),
         "spread": SpreadCopies(),
         "all": AllCopies(),
+        "key-stages": KeyStageCopies(),
         "none": NoCopies(),
     }
     return placements[config.placement]
@@ -382,13 +405,23 @@ def check_memory(config: PoolConfig, packed_bytes: int, copies_bytes: int) -> in
     """
     # A timed worker only counts its KV blocks.
     kv_bytes = 0 if config.device == "timed" else config.kv_bytes
+    if config.device == "vllm":
+        engines = _engines(config, kv_bytes + packed_bytes)
+        kv_bytes, packed_bytes = engines * kv_bytes, engines * packed_bytes
     needed = config.workers * (config.arena_bytes + kv_bytes + packed_bytes) + copies_bytes
     total = psutil.virtual_memory().total
     if needed > total:
-        packed = f" and {packed_bytes} for weights_layout packed" if packed_bytes else ""
+        packed = f" and {packed_bytes} for packed weights (weights_layout)" if packed_bytes else ""
         copies = f", and {copies_bytes} for host copies," if copies_bytes else ""
         raise ConfigError(
             f"{config.workers} workers with arena_bytes {config.arena_bytes} and kv_bytes"
             f" {kv_bytes}{packed}{copies} need {needed} bytes, the machine has {total}"
         )
     return needed
+
+
+def _engines(config: PoolConfig, engine_bytes: int) -> int:
+    """How many engines of this size a worker keeps."""
+    if config.vllm_engines_bytes is None or not engine_bytes:
+        return config.vllm_engines_max
+    return min(config.vllm_engines_max, max(config.vllm_engines_bytes // engine_bytes, 1))

@@ -41,21 +41,25 @@ def run(kind: str, level: str) -> NoReturn:
         format=f"%(asctime)s {kind}[{os.getpid()}] %(levelname)s %(message)s",
         force=True,
     )
+    exit_status = 0
     try:
         importlib.import_module(_KINDS[kind]).main()
     except (OSError, ValueError, MemoryError, msgspec.MsgspecError) as error:
         # Expected: the supervisor tells the user. The traceback is for developers.
         logging.getLogger(__name__).debug("the %s process ends", kind, exc_info=error)
         report(Status(fatal=f"{type(error).__name__}: {error}"))
-        sys.exit(1)
+        exit_status = 1
     except Exception as error:
         report(Status(fatal=f"{type(error).__name__}: {error}"))
-        raise
+        logging.getLogger(__name__).exception("the %s process ends", kind)
+        exit_status = 1
     # Nothing is left to save. Taking libraries apart and giving gigabytes back piece by piece takes
     # seconds on a busy machine, and the parent, which waits for this process, would give up on it.
+    # After an error threads of a library may wait for what never comes: others would take this
+    # process for lost only when it has been silent for long enough.
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(exit_status)
 
 
 def end_with_parent() -> None:

@@ -14,12 +14,14 @@ from livescale.common.addresses import parse_address
 from livescale.config.pool import PoolConfig
 from livescale.control.host_ledger import HostEntry
 from livescale.latency.models import AnyLatency
+from livescale.policies import CoresModel
 from livescale.runtime.boot import AgentBoot, ControllerBoot, GatewayBoot, WorkerBoot
 from livescale.runtime.catalog import controller_config, live_limits
 from livescale.runtime.key_watch import KeyWatch
+from livescale.runtime.own_gateways import OwnGateways, with_share_of_line
 from livescale.runtime.pool_layout import DeviceSeat, HostSeat, PoolLayout
 from livescale.runtime.protocol import Address, Catalog
-from livescale.types import WorkerRef, agent_ref
+from livescale.types import Manifest, WorkerRef, agent_ref
 
 
 def other_heads(config: PoolConfig, own: Address) -> tuple[Address, ...]:
@@ -34,11 +36,11 @@ def other_heads(config: PoolConfig, own: Address) -> tuple[Address, ...]:
 
 @dataclass(eq=False)
 class ChildBoots:
-    """Of the pool's controller and gateway. `catalog` is what a new one of them serves, `hosts` who
-    has joined: both change while the pool runs.
+    """Of the pool's controller and gateways. `catalog` is what a new one of them serves, `hosts`
+    who has joined: both change while the pool runs.
 
-    `control` and `http` listen for members and for clients. `start` names the start of the pool in
-    records.
+    `control` listens for members. `start` names the start of the pool in records. Gateways have
+    files of theirs in `directory`.
     """
 
     config: PoolConfig
@@ -46,13 +48,18 @@ class ChildBoots:
     catalog: Catalog
     keys: KeyWatch
     control: socket.socket
-    http: socket.socket
+    gateways: OwnGateways
+    directory: Path
     page_origins: tuple[str, ...]
     start: str
     secret: str
     #: that have joined
     hosts: tuple[HostEntry, ...] = ()
     epoch_min: int = 1
+
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Of what is served now."""
+        return tuple(model.entry.manifest for model in self.catalog.models)
 
     def controller_address(self) -> Address:
         host, port = self.control.getsockname()[:2]
@@ -77,36 +84,41 @@ class ChildBoots:
             has_admin_keys=bool(self.keys.digests.admin),
         )
 
-    def gateway(self, life: int) -> GatewayBoot:
+    def gateway(self, number: int, life: int) -> GatewayBoot:
+        name = f"g{life}" if self.gateways.count == 1 else f"g{number}.{life}"
         return GatewayBoot(
             secret=self.secret,
-            # Of several heads each has a gateway, and its requests their names.
-            gateway=f"g{life}" if self.config.lease is None else f"{self.start}g{life}",
+            # Of several heads each has gateways, and their requests have their names.
+            gateway=name if self.config.lease is None else f"{self.start}{name}",
             is_successor=life > 0,
-            listen_fd=self.http.fileno(),
+            listen_fd=self.gateways.port.fileno(number),
             controller=self.controller_address(),
             other_controllers=other_heads(self.config, self.controller_address()),
-            pool=self.config,
+            pool=with_share_of_line(self.config, number),
             catalog=self.catalog,
             key_digests=self.keys.digests.api,
             admin_key_digests=self.keys.digests.admin,
             key_weights=self.keys.digests.weights,
             page_origins=self.page_origins,
+            place=self.gateways.place(number, str(self.directory)),
         )
 
 
 @dataclass(eq=False)
 class MemberBoots:
     """Of the workers and the agent of a host. They find the controller at its address, and records
-    of them go to the directory `record_members`, if there is one."""
+    of them go to the directory `record_members`, if there is one. `manifests` are of the models
+    that are served when a life begins, as far as they are known here."""
 
     config: PoolConfig
     secret: str
     controller: Address
     shm_directory: Path
     latency: AnyLatency
+    cores: CoresModel | None = None
     keeps_rates: bool = True
     record_members: str | None = None
+    manifests: Callable[[], tuple[Manifest, ...]] = tuple
 
     def agent(self, number: int, seat: HostSeat, first_life: int) -> Callable[[int], AgentBoot]:
         return lambda life: AgentBoot(
@@ -128,7 +140,9 @@ class MemberBoots:
             storage_bytes_per_s=host.host.storage_bytes_per_s,
             token_host=host.control_address,
             latency=self.latency,
+            cores=self.cores,
             live=live_limits(self.config),
+            ahead=self.manifests() if self.config.device == "vllm" else (),
             **self._of_members(),
         )
 

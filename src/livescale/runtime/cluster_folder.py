@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from livescale.common.credentials import (
     CA_FILE,
     CERTIFICATE_FILE,
+    GATEWAY_ROLE,
     HEAD_ROLE,
     KEY_FILE,
     REVOKED_FILE,
@@ -62,9 +63,12 @@ class ClusterFolder:
         self._write_revoked([])
         return self.add(HEAD, is_head=True, days=days)
 
-    def add(self, name: str, *, is_head: bool = False, days: int = DAYS) -> Path:
-        """Make what the machine of a new member needs, in a folder. Raises ClusterError."""
-        if not _NAME.fullmatch(name) or name in (HEAD_ROLE,):
+    def add(
+        self, name: str, *, is_head: bool = False, is_gateway: bool = False, days: int = DAYS
+    ) -> Path:
+        """Make what the machine of a new member needs, in a folder: of one that may be the head
+        besides, or of one that may be a gateway only. Raises ClusterError."""
+        if not _NAME.fullmatch(name) or name in (HEAD_ROLE, GATEWAY_ROLE):
             raise ClusterError(f"'{name}' is no name of a member: letters, digits, '-' and '.'")
         folder = self._path / name
         if (folder / CERTIFICATE_FILE).exists():
@@ -73,7 +77,7 @@ class ClusterFolder:
             )
         ca, ca_key = self._authority()
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [name, HEAD_ROLE] if is_head else [name]
+        names = [name, *[HEAD_ROLE] * is_head, *[GATEWAY_ROLE] * is_gateway]
         certificate = _member(ca, ca_key, key, names, days)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)

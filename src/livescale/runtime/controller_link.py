@@ -17,7 +17,7 @@ from livescale.member.fence import Fence
 from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import AnyEvent, LinkMeasured
 from livescale.runtime import protocol
-from livescale.runtime.acting import leave, met_on
+from livescale.runtime.acting import ActingWire
 from livescale.runtime.doors import CONTROLLER_DOOR
 from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.wire_channel import Wire, stay_connected
@@ -48,19 +48,21 @@ class ControllerLink:
     secret: str
     acquaintances: Acquaintances
     hello: Callable[[ControllerEpoch], Sequence[protocol.MemberHello]]
-    obey: Callable[[protocol.Order | protocol.Examine, ControllerEpoch], None]
+    obey: Callable[[protocol.Order | protocol.Examine | protocol.MayCome, ControllerEpoch], None]
     refused: Callable[[str], None]
     gone: Callable[[WorkerRef], None]
     heartbeats: Heartbeats
     tls: Credentials | None = None
-    _wire: Wire[protocol.ToWorker] | None = field(default=None, init=False)
-    _fence: Fence = field(default_factory=Fence, init=False)
+    _acting: ActingWire[protocol.ToWorker] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._acting = ActingWire(Fence())
 
     def send(self, event: AnyEvent | protocol.Examined) -> None:
         """Tell the controller. While none is there events are dropped: the next one gets a full
         report."""
-        if self._wire is not None:
-            self._wire.send(event)
+        if self._acting.wire is not None:
+            self._acting.wire.send(event)
 
     async def run(self) -> None:
         """Stay connected, for ever."""
@@ -79,18 +81,15 @@ class ControllerLink:
 
     async def _listen(self, wire: Wire[protocol.ToWorker]) -> None:
         self.heartbeats.add(wire)
-        epoch = await met_on(wire, self._fence)
+        epoch = await self._acting.meet(wire)
         if epoch is None:
             return
-        before, self._wire = self._wire, wire
-        if before is not None:
-            leave(before, epoch)
         for greeting in self.hello(epoch):
             wire.send(greeting)
         # Of this life of the controller: a new one learns of them one by one.
         living: set[WorkerRef] = set()
         async for message in wire:
-            if self._wire is not wire:
+            if self._acting.wire is not wire:
                 break
             if isinstance(message, protocol.Holders):
                 refs = {holder.ref for holder in message.holders}
@@ -102,12 +101,11 @@ class ControllerLink:
                 await asyncio.to_thread(self.acquaintances.meet, message)
                 if not self.acquaintances.has_probed:
                     self._probing = asyncio.create_task(self._probe())
-            elif isinstance(message, (protocol.Order, protocol.Examine)):
+            elif isinstance(message, (protocol.Order, protocol.Examine, protocol.MayCome)):
                 self.obey(message, epoch)
             elif isinstance(message, protocol.Refused):
                 self.refused(message.reason)
-        if self._wire is wire:
-            self._wire = None
+        self._acting.end(wire)
         _log.info("the controller is gone: %s", wire.error)
 
     async def _probe(self) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from livescale.control.controller import Controller
+from livescale.member.inputs import receiver_of
 from livescale.messages import commands, events
-from livescale.messages.epochs import ControllerEpoch
+from livescale.messages.epochs import ControllerEpoch, Fenced
 from livescale.runtime import joining, protocol
 from livescale.runtime.boot import (
     ControllerBoot,
@@ -38,11 +39,12 @@ from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.joined_gateways import JoinedGateways
 from livescale.runtime.joined_hosts import JoinedHosts
 from livescale.runtime.lease_keeper import LeaseKeeper
+from livescale.runtime.models_ahead import ModelsAhead
 from livescale.runtime.news import News
 from livescale.runtime.publication import Publication
 from livescale.runtime.recording import FLUSH_S, Recording
 from livescale.runtime.shown_status import ShownStatus
-from livescale.runtime.standing_by import boot_acting, keeper_of, wait_for_lease
+from livescale.runtime.standing_by import boot_acting, boot_with, keeper_of, wait_for_lease
 from livescale.runtime.step_news import StepNews
 from livescale.runtime.tenure import Tenure
 from livescale.runtime.wire_channel import Wire
@@ -61,6 +63,8 @@ class ControllerProcess:
 
     def __init__(self, boot: ControllerBoot, tenure: Tenure) -> None:
         self._tenure = tenure
+        # Hosts and heads tell the same where it is true: a gateway ends no controller.
+        tenure.believes = lambda wire: not self._is_gateways(wire)
         self._step_gap_ns = boot.pool.step_gap_us * 1000
         self._controller = Controller(boot.config)
         #: what may be known of it, as of the last step
@@ -97,6 +101,7 @@ class ControllerProcess:
         self._wake_at_ns: int | None = None
         #: workers and agents: their wires, and where they can be reached
         self._members: dict[WorkerRef, _Member] = {}
+        self._ahead = ModelsAhead()
         #: incarnations that were lost: they are told to end if they come back
         self._lost: dict[WorkerRef, None] = {}
         self._gateways = GatewayWires(
@@ -148,7 +153,7 @@ class ControllerProcess:
             report(Status(news=news))
         for command in decided:
             self._carry_out(command)
-        self.shown.absorb(absorbed, self._status.instances)
+        self.shown.absorb(absorbed, decided, self._status.instances)
         self._publication.observe(changes)
         holders = (hello.holder for _, hello in self._members.values())
         self.hosts.observe(((holder.host, holder.ref) for holder in holders), self._status.free)
@@ -176,7 +181,8 @@ class ControllerProcess:
             commands.AmendHolding
             | commands.ChangeDuty
             | commands.ReleaseHolding
-            | commands.DropHolding,
+            | commands.DropHolding
+            | commands.SetCores,
         ):
             self._order(protocol.Order(command))
         elif isinstance(command, commands.Dispatch):
@@ -192,7 +198,7 @@ class ControllerProcess:
     def _order(self, order: protocol.Order) -> None:
         """Send the order. A member who is gone needs none: its WorkerLost is on the way and ends
         everything that it was asked."""
-        member = self._members.get(order.command.holding.member)
+        member = self._members.get(receiver_of(order.command))
         if member is not None:
             member[0].send(order)
 
@@ -215,7 +221,10 @@ class ControllerProcess:
         wire: Wire[protocol.ToController] = Wire(reader, writer, protocol.ToController)
         hello = await self._tenure.hello(wire)
         self.heartbeats.add(wire)
-        if isinstance(hello, protocol.MemberHello):
+        if isinstance(hello, protocol.MemberHello | joining.HostHello) and self._is_gateways(wire):
+            wire.send(protocol.Refused("this machine's certificate is a gateway's: it is no host"))
+            wire.close()
+        elif isinstance(hello, protocol.MemberHello):
             await self._serve_member(hello, wire)
         elif isinstance(hello, protocol.GatewayHello):
             await self._gateways.serve(hello, wire, self._known())
@@ -223,9 +232,16 @@ class ControllerProcess:
             await self.hosts.serve(hello, wire)
         elif isinstance(hello, joining.GatewayJoins):
             await self.joined_gateways.serve(hello, wire)
+        elif isinstance(hello, Fenced):
+            # Who sends this has another wire, to this life or to a later one.
+            wire.close()
         else:
             _log.warning("a connection without a hello was closed (%s)", wire.error)
             wire.close()
+
+    def _is_gateways(self, wire: Wire[protocol.ToController]) -> bool:
+        """The certificate at the other end is that of a machine that may be a gateway only."""
+        return self.tls is not None and self.tls.is_gateways(wire.certificate)
 
     async def _serve_member(
         self, hello: protocol.MemberHello, wire: Wire[protocol.ToController]
@@ -260,6 +276,7 @@ class ControllerProcess:
         """The catalog changed: gateways serve by it, and the next life must know it."""
         self._gateways.send(self._publication.catalog())
         report(Status(catalog=self._publication.kept()))
+        self._ahead.tell(self._members, self._publication.models.values())
 
     def _peers_message(self) -> protocol.Peers:
         hellos = [hello for _, (_, hello) in sorted(self._members.items())]
@@ -276,6 +293,7 @@ class ControllerProcess:
         members = sorted(self._members.items())
         self._to_members(protocol.Holders(tuple(hello.holder for _, (_, hello) in members)))
         self._gateways.send(self._peers_message())
+        self._ahead.tell(self._members, self._publication.models.values())
 
     def _to_members(self, message: protocol.Holders | protocol.Examine) -> None:
         for wire, _ in self._members.values():
@@ -312,15 +330,21 @@ async def _main(boot: ControllerBoot) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
-    def end(word: bytes) -> None:
-        if isinstance(msgspec.json.decode(word, type=PoolDrains | PoolEnds), PoolDrains):
+    latest = boot.catalog
+
+    def take(word: PoolDrains | PoolEnds | protocol.Catalog) -> None:
+        nonlocal latest
+        if isinstance(word, protocol.Catalog):
+            latest = word
+        elif isinstance(word, PoolDrains):
             pool_drains.set()
         else:
             pool_ends.set()
             stop.set()
 
-    def heed(word: bytes) -> None:
-        loop.call_soon_threadsafe(end, word)
+    def heed(line: bytes) -> None:
+        word = msgspec.json.decode(line, type=PoolDrains | PoolEnds | protocol.Catalog)
+        loop.call_soon_threadsafe(take, word)
 
     heed_parent(heed)
     answer_parent_from(loop)
@@ -333,7 +357,8 @@ async def _main(boot: ControllerBoot) -> None:
             process.hosts.say_farewell()
     elif await wait_for_lease(listener, keeper, stop):
         # Of several heads the others go on with the hosts.
-        await _act(*boot_acting(boot, keeper.epoch), listener, stop, pool_drains, keeper)
+        acting, epoch = boot_acting(boot_with(boot, latest), keeper.epoch)
+        await _act(acting, epoch, listener, stop, pool_drains, keeper)
         if stop.is_set():
             await keeper.give_back()
 

@@ -191,7 +191,8 @@ async def enter(
 async def _answer_with_tls(writer: asyncio.StreamWriter, tls: Credentials) -> None:
     await writer.start_tls(tls.answering)
     try:
-        tls.admit(writer)
+        # What only hosts may do is refused behind the door: a gateway talks here, too.
+        tls.admit(writer, may_be_gateway=True)
     except RevokedError:
         writer.write(_REVOKED)
         await writer.drain()

@@ -102,7 +102,6 @@ class _Server:
 
     def _become(self, order: ForkOrder, fds: list[int], parent: int) -> NoReturn:
         """In the fork: be the ordered process until its end."""
-        status = 1
         try:
             os.setsid()
             child.end_with_parent()
@@ -116,13 +115,11 @@ class _Server:
             for pidfd in self._children:
                 os.close(pidfd)
             child.run(order.kind, order.log_level)
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 1
         except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            os._exit(status)
+            os._exit(1)
 
     def _reap(self, pidfd: int) -> None:
         number, pid = self._children.pop(pidfd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import resource
 import signal
@@ -25,10 +26,19 @@ from livescale.runtime.boot import (
     report,
 )
 from livescale.runtime.pool_backend import PoolBackend
+from livescale.runtime.protocol import Catalog
+from livescale.runtime.sibling_gateways import SiblingGateways
+
+_YOUNG_OBJECTS_MAX = 20_000
+"""New objects, beyond those that went, until the next look: some hundred requests make so many."""
 
 
 async def _main(boot: GatewayBoot) -> None:
-    backend = PoolBackend(boot)
+    place, is_of_head = boot.place, boot.files_directory is None
+    is_first = place is None or place.number == 0
+    tells_catalog = boot.pool.lease is not None and is_of_head and is_first
+    backend = PoolBackend(boot, _tell_catalog) if tells_catalog else PoolBackend(boot)
+    siblings = SiblingGateways(place) if place is not None else None
     keys = KeyRing(KeyDigests(boot.key_digests, boot.admin_key_digests, boot.key_weights))
     heed_parent(lambda line: keys.replace(msgspec.json.decode(line, type=KeyDigests)))
     listener = socket.socket(fileno=boot.listen_fd)
@@ -38,8 +48,13 @@ async def _main(boot: GatewayBoot) -> None:
         stalled_client_s=boot.pool.stalled_client_s,
     )
     stop = asyncio.Event()
+
+    def told_to_stop() -> None:
+        stop.set()
+        report(Status(is_accepting=False))
+
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, told_to_stop)
     answer_parent_from(loop)
 
     async def tell_when_settled() -> None:
@@ -63,7 +78,12 @@ async def _main(boot: GatewayBoot) -> None:
         slo=backend.slo,
         has_vllm_metrics=boot.pool.metrics_compat == "vllm",
         is_local=ipaddress.ip_address(listener.getsockname()[0]).is_loopback,
+        siblings=siblings,
     )
+    _spare_collections()
+    if siblings is not None:
+        await siblings.open()
+    report(Status(is_accepting=True))
     await serve(
         app,
         listener,
@@ -73,8 +93,23 @@ async def _main(boot: GatewayBoot) -> None:
         certfile=boot.pool.ssl_certfile,
         keyfile=boot.pool.ssl_keyfile,
     )
+    if siblings is not None:
+        await siblings.close()
     for task in tasks:
         task.cancel()
+
+
+def _tell_catalog(catalog: Catalog) -> None:
+    """The head that this gateway belongs to may be the next to act."""
+    report(Status(catalog=catalog))
+
+
+def _spare_collections() -> None:
+    """Garbage is looked for less often, and not in what lives as long as the process: each look
+    through it would stop all streams for a tenth of a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS_MAX)
 
 
 def _allow_open_files() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from livescale.messages import commands, events
 from livescale.runtime import protocol
+from livescale.runtime.gateway_rights import is_its_request, may_have_name
 from livescale.runtime.publication import Publication
 from livescale.runtime.tenure import Tenure
 from livescale.runtime.text_files import read_part
@@ -75,12 +76,16 @@ class GatewayWires:
     ) -> None:
         """Serve a gateway, which is told what is `known` first, until its wire ends."""
         name = hello.gateway
+        if not may_have_name(name, wire, self._wires):
+            _log.warning("a gateway that calls itself %s, which another one is, is cut off", name)
+            wire.close()
+            return
         self._wires[name] = wire
         for one in known:
             wire.send(one)
         async for message in self._tenure.listen(wire):
             if not self._received(name, wire, message):
-                wire.error = f"a gateway sent {type(message).__name__}"
+                wire.error = f"it sent {type(message).__name__}, which is not its to send"
                 wire.close()
                 break
         _log.info("gateway %s is gone: %s", name, wire.error)
@@ -90,7 +95,10 @@ class GatewayWires:
     # -- helpers, in the order used -------------------------------------------------------------
 
     def _received(self, name: str, wire: _Wire, message: protocol.ToController) -> bool:
-        """False for what no gateway sends."""
+        """False for what no gateway sends, and for what is of another one's requests."""
+        request = _request_of(message)
+        if request is not None and not is_its_request(name, request):
+            return False
         if isinstance(message, protocol.RequestTimed):
             self._gateway_of.pop(message.line.request, None)
             self._over(message.line)
@@ -130,3 +138,12 @@ class GatewayWires:
 
     def __repr__(self) -> str:
         return f"<GatewayWires {', '.join(self._wires) or 'empty'}>"
+
+
+def _request_of(message: protocol.ToController) -> RequestId | None:
+    """Which request the message is about (None: about none)."""
+    if isinstance(message, protocol.RequestTimed):
+        return message.line.request
+    if isinstance(message, events.RequestArrived | events.RequestCancelled | events.RequestEnded):
+        return message.request
+    return None

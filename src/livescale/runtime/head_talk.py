@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -19,6 +21,7 @@ from livescale.messages.epochs import ControllerEpoch
 from livescale.runtime.acting import met_on
 from livescale.runtime.child_boots import other_heads
 from livescale.runtime.doors import CONTROLLER_DOOR, OutcastError, StrangerError
+from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.joining import (
     Farewell,
     GatewayJoins,
@@ -100,14 +103,14 @@ class HeadTalk(Generic[AnyWelcome]):
                 reason = "no answer (does a firewall on the way drop what is sent?)"
                 await patience.suffer(reason, is_endless=self._pool is not None)
             except OSError as error:
-                reason = str(error) or type(error).__name__
-                await patience.suffer(reason, is_endless=self._pool is not None)
+                await patience.suffer(_reason(error), is_endless=self._pool is not None)
             else:
                 if isinstance(answer, Refused):
+                    wire.close()
                     await patience.suffer(answer.reason, is_hopeless=not answer.may_pass)
                     continue
                 self._pool = answer.pool
-                if await stay(wire, answer):
+                if await _while_beating(wire, answer.pool.lost_after_ms, stay(wire, answer)):
                     return
                 self._tell(News(f"the controller is away ({wire.error})", is_problem=True))
                 patience.begin()
@@ -148,6 +151,36 @@ class HeadTalk(Generic[AnyWelcome]):
 
     def __repr__(self) -> str:
         return f"<HeadTalk with {address_text(self._head.host, self._head.port)}>"
+
+
+def way_to(head: tuple[str, int]) -> str:
+    """The own address on the way to the head. Raises JoinError."""
+    try:
+        family, _, _, _, where = socket.getaddrinfo(*head, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise JoinError(f"there is no way to {head[0]}: {error.strerror}") from error
+
+
+def _reason(error: OSError) -> str:
+    """In words, without the address, which stands before them."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
+
+
+async def _while_beating(wire: Wire[ToHost], lost_after_ms: int, stay: Awaitable[bool]) -> bool:
+    """What `stay` says in the end. Meanwhile the wire shows that this side works, as often as the
+    pool expects, and is broken off when the head is silent for as long as the pool allows."""
+    heartbeats = Heartbeats(lost_after_ms)
+    heartbeats.add(wire)
+    beating = asyncio.create_task(heartbeats.run())
+    try:
+        return await stay
+    finally:
+        beating.cancel()
 
 
 async def _in_time(meeting: Awaitable[ControllerEpoch | None]) -> ControllerEpoch | None:

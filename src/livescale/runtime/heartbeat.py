@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from livescale.control.liveness import SilenceWatch, WorkProgress, look_gap_ns
 from livescale.runtime.wire_channel import Wire
 
+_log = logging.getLogger(__name__)
 _MS_NS = 1_000_000
 # A peer that has not sent anything yet may still be starting: its socket was there before it.
 _FIRST_WORD_PERIODS = 12
@@ -73,20 +78,44 @@ class WorkPulse:
         """`post` puts a piece of work into the inbox."""
         self._progress = WorkProgress(lost_after_ms * _MS_NS, stuck_after_ms * _MS_NS)
         self._post = post
+        #: the thread that works, when it has begun
+        self._thread: int | None = None
+        self._is_told = False
 
     @contextlib.contextmanager
     def piece(self) -> Iterator[None]:
         """One piece of work, on the thread that works."""
+        self._thread = threading.get_ident()
         self._progress.begin(time.monotonic_ns())
         try:
             yield
         finally:
             self._progress.end(time.monotonic_ns())
 
+    def go_on(self) -> None:
+        """The piece under way is longer than what was seen of it: the thread has come round."""
+        self._progress.begin(time.monotonic_ns())
+
+    def pause(self) -> None:
+        """The piece under way waits for what comes into the inbox, until it goes on."""
+        self._progress.end(time.monotonic_ns())
+
     def is_working(self) -> bool:
         """Whether others may be told that the thread works. To be asked again and again, from any
-        thread: between pieces the answer follows from whether the inbox is emptied."""
+        thread: between pieces the answer follows from whether the inbox is emptied. The log has
+        where a thread is that does not go on."""
         now_ns = time.monotonic_ns()
         if self._progress.ask(now_ns):
             self._post(lambda: None)  # an empty piece of work
-        return self._progress.is_alive(now_ns)
+        is_alive = self._progress.is_alive(now_ns)
+        if not is_alive and not self._is_told:
+            _log.error("the work of this process does not go on:\n%s", self._stack())
+        self._is_told = not is_alive
+        return is_alive
+
+    def _stack(self) -> str:
+        """Of the thread that works."""
+        frames = sys._current_frames()
+        if self._thread not in frames:
+            return "its thread has ended, or never began"
+        return "".join(traceback.format_stack(frames[self._thread])).rstrip()

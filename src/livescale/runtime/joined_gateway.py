@@ -1,7 +1,7 @@
-"""A gateway on this machine, of a pool that runs elsewhere: its supervisor joins the pool, and
-keeps the gateway's process alive until the pool ends.
+"""Gateways on this machine, of a pool that runs elsewhere: their supervisor joins the pool, and
+keeps the gateways' processes alive until the pool ends. Mostly there is one.
 
-The process connects to the controller and to the workers itself, and its streams go on while the
+A process connects to the controller and to the workers itself, and its streams go on while the
 controller is away. Files that it needs of the models come over its wire (`text_files.py`).
 """
 
@@ -25,13 +25,12 @@ from livescale.gateway.pages import page_origins
 from livescale.runtime.boot import GatewayBoot, Status
 from livescale.runtime.child_boots import other_heads
 from livescale.runtime.head_talk import HeadTalk, JoinError
-from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_supervisor import STOP_TIMEOUT_S
 from livescale.runtime.joining import GatewayJoins, GatewayWelcome
 from livescale.runtime.kept_children import KeptChildren
 from livescale.runtime.key_watch import KeyWatch
-from livescale.runtime.listening import listen
 from livescale.runtime.news import News, PoolProgress
+from livescale.runtime.own_gateways import OwnGateways, with_share_of_line
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_process import Child
 from livescale.runtime.protocol import Address, Catalog, ToHost
@@ -39,8 +38,6 @@ from livescale.runtime.wire_channel import Wire
 
 if TYPE_CHECKING:
     from livescale.common.credentials import Credentials
-
-_LOST_AFTER_MS = 5000
 
 
 class JoinedGateway:
@@ -64,7 +61,7 @@ class JoinedGateway:
         check_https(settings.ssl_certfile, settings.ssl_keyfile)
         page_origins(settings.cors_origins)
         self._keys = KeyWatch(settings, environ)
-        self._http = listen(settings.host, settings.port)
+        self._gateways = OwnGateways(settings, tell)
         self._is_https = settings.ssl_certfile is not None
         self._head = head
         self._secret = secret
@@ -75,10 +72,9 @@ class JoinedGateway:
         self._start = secrets.token_hex(4)
         self._directory = PoolDirectory()
         self._talk = HeadTalk(head, secret, tls, tell, patience_s, GatewayWelcome)
-        self._heartbeats = Heartbeats(_LOST_AFTER_MS)
         self._is_leaving = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        #: what the gateway was started with, and its process (None: not started yet)
+        #: what the gateways were started with, and their processes (None: not started yet)
         self._config: PoolConfig | None = None
         self._kept: KeptChildren | None = None
         self._lives = 0
@@ -88,15 +84,12 @@ class JoinedGateway:
     def base_url(self) -> str:
         """Where the OpenAI API is, without /v1."""
         scheme = "https" if self._is_https else "http"
-        return f"{scheme}://{address_text(*self._http.getsockname()[:2])}"
+        return f"{scheme}://{address_text(*self._gateways.port.address)}"
 
     async def run(self) -> None:
         """Raises JoinError where the head cannot be reached, refuses this gateway, or is none, and
         UserError where the gateway's process cannot run."""
-        beside = [
-            asyncio.create_task(self._heartbeats.run()),
-            asyncio.create_task(self._watch_keys()),
-        ]
+        beside = [asyncio.create_task(self._watch_keys())]
         if self._tls is not None:
             beside.append(asyncio.create_task(self._tls.run()))
         try:
@@ -104,7 +97,7 @@ class JoinedGateway:
         finally:
             for task in beside:
                 task.cancel()
-            self._http.close()
+            self._gateways.port.close()
             self.kill()
             self._directory.remove()
             self._failure.cancel()
@@ -126,13 +119,12 @@ class JoinedGateway:
     # -- helpers, in the order used -------------------------------------------------------------
 
     def _hello(self) -> GatewayJoins:
-        return GatewayJoins(__version__, self._name)
+        return GatewayJoins(__version__, self._name, self._start)
 
     async def _stay(self, wire: Wire[ToHost], welcome: GatewayWelcome) -> bool:
         """Until the wire ends; True if this gateway is to end. Raises UserError where it cannot
         run."""
         await self._take(welcome)
-        self._heartbeats.add(wire)
         listening = asyncio.create_task(self._talk.until_farewell(wire))
         leaving = asyncio.create_task(self._is_leaving.wait())
         parts: set[asyncio.Future[Any]] = {listening, leaving, self._failure}
@@ -143,7 +135,7 @@ class JoinedGateway:
             is_over = leaving.done() or listening.result()
             if is_over:
                 # The supervisor's own copy must close, too, or clients could still connect.
-                self._http.close()
+                self._gateways.port.close()
                 await self._end()
             return is_over
         finally:
@@ -162,12 +154,14 @@ class JoinedGateway:
             self._tell(News("the pool has other settings: the gateway is started anew"))
             await self._end()
         self._config = config
-        child = Child("gateway", "gateway", self._boot, (self._http.fileno(),))
-        child.heed = partial(self._heed, child)
+        self._gateways.make(self._boot)
+        children = self._gateways.children
+        for child in children:
+            child.heed = partial(self._heed, child)
         self._kept = KeptChildren(
             config,
-            [child],
-            peers=lambda of: [of.restarts],
+            children,
+            peers=lambda _: [child.restarts for child in children],
             was_ready=lambda: self._was_ready,
             tell=self._tell,
             failed=self._fail,
@@ -187,7 +181,7 @@ class JoinedGateway:
                 " or set LIVESCALE_ADMIN_KEY"
             )
 
-    def _boot(self, _life: int) -> GatewayBoot:
+    def _boot(self, number: int, _life: int) -> GatewayBoot:
         assert self._config is not None
         self._lives += 1
         return GatewayBoot(
@@ -195,33 +189,36 @@ class JoinedGateway:
             gateway=f"{self._start}g{self._lives}",
             # Clients wait in the listening socket until the models' files are here.
             is_successor=True,
-            listen_fd=self._http.fileno(),
+            listen_fd=self._gateways.port.fileno(number),
             controller=self._head,
             other_controllers=other_heads(self._config, self._head),
-            pool=self._config,
+            pool=with_share_of_line(self._config, number),
             catalog=Catalog(()),
             key_digests=self._keys.digests.api,
             admin_key_digests=self._keys.digests.admin,
             key_weights=self._keys.digests.weights,
             page_origins=page_origins(self._config.cors_origins),
             files_directory=str(self._directory.path / f"models-{self._lives}"),
+            place=self._gateways.place(number, str(self._directory.path)),
         )
 
     def _heed(self, child: Child, status: Status) -> None:
+        self._gateways.heed(child, status)
         for news in status.news:
             self._tell(news)
         if status.is_ready:
+            name = "the gateway" if self._gateways.count == 1 else child.name
             again = " again" if self._was_ready else ""
-            self._was_ready = True
+            self._was_ready = self._was_ready or self._gateways.are_ready
             took_s = time.monotonic() - child.started_s
-            self._tell(News(f"the gateway is ready{again} after {took_s:.1f} s"))
+            self._tell(News(f"{name} is ready{again} after {took_s:.1f} s"))
 
     def _fail(self, reason: str) -> None:
         if not self._failure.done():
             self._failure.set_exception(UserError(reason))
 
     async def _end(self) -> None:
-        """The process lets running streams finish, and ends."""
+        """The processes let running streams finish, and end."""
         if self._kept is not None and self._config is not None:
             self._kept.let_go()
             timeout_s = self._config.drain_timeout_s + STOP_TIMEOUT_S
@@ -229,7 +226,7 @@ class JoinedGateway:
             await self._kept.close()
 
     async def _watch_keys(self) -> None:
-        """The gateway serves by the keys as they are in their files now."""
+        """Gateways serve by the keys as they are in their files now."""
         async for digests in self._keys.changes():
             for child in [] if self._kept is None else self._kept.children:
                 child.tell(digests)

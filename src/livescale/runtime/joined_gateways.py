@@ -27,40 +27,55 @@ class JoinedGateways:
         self._tls = tls
         if tls is not None:
             tls.watch(self._tell_revoked)
-        self._wires: dict[Wire[protocol.ToController], None] = {}
+        #: by name: the supervisor's start, and its wire
+        self._wires: dict[str, tuple[str, Wire[protocol.ToController]]] = {}
 
     async def serve(self, hello: joining.GatewayJoins, wire: Wire[protocol.ToController]) -> None:
         """A gateway's supervisor, until its wire ends."""
         boot = self._boot
         try:
-            check_may_join(boot.pool, hello.version, "gateway")
+            self._check(hello)
         except HostRefusedError as error:
-            wire.send(protocol.Refused(str(error)))
+            wire.send(protocol.Refused(str(error), error.may_pass))
             wire.close()
             return
+        if hello.name in self._wires:
+            # Of the same supervisor, whose end of it broke first.
+            self._wires[hello.name][1].break_off("it has connected again")
+        self._wires[hello.name] = hello.start, wire
         pool = settings_elsewhere(boot.pool)
         wire.send(joining.GatewayWelcome(pool, boot.has_api_keys, boot.has_admin_keys))
         if self._tls is not None and self._tls.revoked_list:
             wire.send(joining.RevokedMembers(self._tls.revoked_list))
-        name = "".join(c for c in hello.name if c.isprintable())[: joining.NAME_CHARS_MAX]
-        self._wires[wire] = None
-        self._tell(News(f"gateway {name} has joined"))
+        self._tell(News(f"gateway {hello.name} has joined"))
         async for message in wire:
             wire.break_off(f"a gateway's supervisor sent {type(message).__name__}")
-        del self._wires[wire]
-        self._tell(News(f"gateway {name} is gone: {wire.error}", is_problem=True))
+        if self._wires.get(hello.name, ("", None))[1] is wire:
+            del self._wires[hello.name]
+            self._tell(News(f"gateway {hello.name} is gone: {wire.error}", is_problem=True))
 
     def say_farewell(self) -> None:
         """The pool is about to end: each gateway lets running requests finish, and ends."""
-        for wire in self._wires:
+        for _, wire in self._wires.values():
             wire.send(joining.Farewell())
+
+    # -- helpers --------------------------------------------------------------------------------
+
+    def _check(self, hello: joining.GatewayJoins) -> None:
+        """Raises HostRefusedError for what cannot join."""
+        check_may_join(self._boot.pool, hello, "gateway")
+        here = self._wires.get(hello.name)
+        if here is not None and here[0] != hello.start:
+            raise HostRefusedError(
+                f"a gateway named {hello.name} is here: choose another --name", may_pass=True
+            )
 
     def _tell(self, news: News) -> None:
         report(Status(news=(news,), gateways=len(self._wires)))
 
     def _tell_revoked(self) -> None:
         assert self._tls is not None
-        for wire in self._wires:
+        for _, wire in self._wires.values():
             wire.send(joining.RevokedMembers(self._tls.revoked_list))
 
     def __repr__(self) -> str:

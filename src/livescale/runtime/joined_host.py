@@ -22,29 +22,28 @@ from livescale.runtime.boot import Status
 from livescale.runtime.catalog import latency, with_host_memory
 from livescale.runtime.child_boots import MemberBoots
 from livescale.runtime.head_talk import HeadTalk
-from livescale.runtime.heartbeat import Heartbeats
 from livescale.runtime.host_supervisor import HostSupervisor, fork_server
 from livescale.runtime.joining import Farewell, HostHello, Welcome
 from livescale.runtime.news import News, PoolProgress
+from livescale.runtime.pool_claims import own_rate
 from livescale.runtime.pool_directory import PoolDirectory
 from livescale.runtime.pool_layout import PoolLayout, joined_seat
 from livescale.runtime.pool_process import Child
 from livescale.runtime.protocol import Address, ToHost
 from livescale.runtime.restarts import Restarts
+from livescale.runtime.vllm_python import check_vllm
 from livescale.runtime.wire_channel import Wire
 from livescale.types import Value
 
 if TYPE_CHECKING:
     from livescale.common.credentials import Credentials
 
-_LOST_AFTER_MS = 5000
-
 
 class JoinedAs(Value, frozen=True):
     """What the machine brings: a name, the address that others reach it at, and `settings` of its
     own, which replace the pool's here. With `reads_files` the models' directories are where the
     head has them. `patience_s` is how long a head may be out of reach before
-    the machine has joined. It hangs on the leaf switch `rack` (empty: on that of the head)."""
+    the machine has joined. It hangs on the leaf switch `rack` (empty: as the pool says)."""
 
     name: str
     address: str
@@ -77,13 +76,12 @@ class JoinedHost:
         self._welcome: Welcome | None = None
         self._running: _RunningHost | None = None
         self._wire: Wire[ToHost] | None = None
-        self._heartbeats = Heartbeats(_LOST_AFTER_MS)
         self._is_leaving = asyncio.Event()
 
     async def run(self) -> None:
         """Raises JoinError where the head cannot be reached, refuses this host, or is none, and
         UserError where the host's processes cannot run."""
-        beside = [asyncio.create_task(self._heartbeats.run())]
+        beside: list[asyncio.Task[None]] = []
         if self._tls is not None:
             beside.append(asyncio.create_task(self._tls.run()))
         try:
@@ -143,6 +141,7 @@ class JoinedHost:
         settings that do not fit this machine."""
         own = {**self._as.settings, "workers": self._as.workers, "hosts": 1}
         config: PoolConfig = msgspec.structs.replace(welcome.pool, **own)
+        check_vllm(config, ())
         sizes = {str(number): size for number, size in enumerate(welcome.model_bytes)}
         seat = joined_seat(
             config,
@@ -150,6 +149,7 @@ class JoinedHost:
             self._as.address,
             reads_files=self._as.reads_files,
             rack=self._as.rack,
+            interface_bytes_per_s=own_rate(config, self._as.address, self._tell),
         )
         seat = with_host_memory(PoolLayout((seat,)), config, sizes).hosts[0]
         boots = MemberBoots(config, self._secret, self._head, self._directory.path, latency(config))
@@ -161,7 +161,6 @@ class JoinedHost:
         cannot run any more."""
         await self._take(welcome)
         assert self._running is not None
-        self._heartbeats.add(wire)
         self._wire = wire
         if self._is_leaving.is_set():
             wire.send(self._farewell())

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from livescale import __version__
+from livescale.common.settings import ConfigError
 from livescale.config.pool import WORKERS_MAX, PoolConfig
+from livescale.config.racks import read_racks
 from livescale.control.departures import Departures
 from livescale.control.host_ledger import HostLedger, HostRefusedError
 from livescale.control.wanted_hosts import PoolNeed
@@ -54,6 +57,8 @@ class JoinedHosts:
         #: of workers, as it was told last
         self._need = PoolNeed()
         self._ledger = HostLedger(boot.own_hosts, boot.pool.workers, boot.hosts)
+        #: by name of a host, as the file said last
+        self._racks: dict[str, str] = {}
         #: by name: when the supervisor began, and its wire
         self._wires: dict[str, tuple[int, _HostWire]] = {}
 
@@ -71,11 +76,13 @@ class JoinedHosts:
             # Of the same supervisor, whose end of it broke first.
             self._wires[hello.name][1].break_off("it has connected again")
         self._wires[hello.name] = hello.clock_ns, wire
-        wire.send(joining.Welcome(numbers, settings_elsewhere(self._pool), self._sizes()))
+        sizes = self._sizes(hello.wants)
+        wire.send(joining.Welcome(numbers, self._settings_of(hello.name), sizes))
         if self._tls is not None and self._tls.revoked_list:
             wire.send(joining.RevokedMembers(self._tls.revoked_list))
-        self._keep(News(f"host {hello.name} has joined with {hello.workers} workers"))
-        await self._listen(hello.name, wire)
+        brings = f"and wants {hello.wants}" if hello.wants else f"with {hello.workers} workers"
+        self._keep(News(f"host {hello.name} has joined {brings}"))
+        await self._listen(hello.name, wire, is_guest=bool(hello.wants))
 
     def observe(
         self,
@@ -110,6 +117,17 @@ class JoinedHosts:
 
     # -- helpers --------------------------------------------------------------------------------
 
+    def _settings_of(self, host: str) -> PoolConfig:
+        """The pool's for this host, which may stand in a rack of its own. The file is read anew for
+        everyone who joins; where it cannot be read now, as it was read last."""
+        if self._pool.racks is not None:
+            try:
+                self._racks = read_racks(Path(self._pool.racks))
+            except ConfigError as error:
+                _log.warning("racks stay as they were: %s", error)
+        rack = self._racks.get(host, self._pool.rack)
+        return msgspec.structs.replace(settings_elsewhere(self._pool), rack=rack)
+
     def _tell_revoked(self) -> None:
         assert self._tls is not None
         for _, wire in self._wires.values():
@@ -117,9 +135,9 @@ class JoinedHosts:
 
     def _check(self, hello: joining.HostHello) -> None:
         """Raises HostRefusedError for what cannot join."""
-        check_may_join(self._pool, hello.version, "host")
-        if not 0 < len(hello.name) <= joining.NAME_CHARS_MAX or not hello.name.isprintable():
-            raise HostRefusedError("a host's name has 1 to 253 printable characters")
+        check_may_join(self._pool, hello, "host")
+        if hello.wants:
+            self._check_wanted(hello)
         if not 0 <= hello.workers <= WORKERS_MAX:
             raise HostRefusedError(f"a host has 0 to {WORKERS_MAX} workers, not {hello.workers}")
         if hello.kv_bytes is not None and hello.kv_bytes < self._pool.kv_bytes:
@@ -133,7 +151,21 @@ class JoinedHosts:
                 f"a host named {hello.name} is here: choose another --name", may_pass=True
             )
 
-    async def _listen(self, name: str, wire: _HostWire) -> None:
+    def _check_wanted(self, hello: joining.HostHello) -> None:
+        models = {
+            name: model
+            for name, model in self._publication.models.items()
+            if not model.is_leaving and model.entry.spec.stage is None
+        }
+        if hello.wants not in models:
+            names = ", ".join(models) or "none"
+            raise HostRefusedError(
+                f"the pool has no model '{hello.wants}' in one piece: it has {names}"
+            )
+        if hello.workers:
+            raise HostRefusedError("a guest, which wants a model, brings no workers")
+
+    async def _listen(self, name: str, wire: _HostWire, *, is_guest: bool) -> None:
         async for message in wire:
             if not isinstance(message, joining.Farewell):
                 wire.error = f"a host sent {type(message).__name__}"
@@ -149,6 +181,10 @@ class JoinedHosts:
         if self._departures.end(name):
             self._ledger.leave(name)
             self._keep(News(f"host {name} has left"))
+        elif is_guest:
+            # Of a process that comes again under another name, if at all.
+            self._ledger.leave(name)
+            self._keep(News(f"guest {name} is gone: {wire.error}"))
         else:
             self._keep(News(f"host {name} is gone: {wire.error}", is_problem=True))
 
@@ -156,19 +192,28 @@ class JoinedHosts:
         """The controller's next life must know the numbers."""
         report(Status(hosts=self._ledger.entries, news=(news,)))
 
-    def _sizes(self) -> tuple[int, ...]:
-        return tuple(model.entry.manifest.size_bytes for model in self._publication.models.values())
+    def _sizes(self, wanted: str) -> tuple[int, ...]:
+        """Of all models, or of the one that is wanted."""
+        models = self._publication.models
+        chosen = [models[wanted]] if wanted else models.values()
+        return tuple(model.entry.manifest.size_bytes for model in chosen)
 
     def __repr__(self) -> str:
         return f"<JoinedHosts {', '.join(self._wires) or 'none'}>"
 
 
-def check_may_join(pool: PoolConfig, version: str, kind: str) -> None:
+def check_may_join(
+    pool: PoolConfig, hello: joining.HostHello | joining.GatewayJoins, kind: str
+) -> None:
     """Raises HostRefusedError for a machine that cannot join, whatever else is true of it."""
     if pool.listen is None:
         raise HostRefusedError("no machine may join this pool: serve was started without --listen")
-    if version != __version__:
-        raise HostRefusedError(f"the pool runs livescale {__version__}, this {kind} {version}")
+    if hello.version != __version__:
+        raise HostRefusedError(
+            f"the pool runs livescale {__version__}, this {kind} {hello.version}"
+        )
+    if not 0 < len(hello.name) <= joining.NAME_CHARS_MAX or not hello.name.isprintable():
+        raise HostRefusedError(f"a {kind}'s name has 1 to 253 printable characters")
 
 
 def settings_elsewhere(pool: PoolConfig) -> PoolConfig:
@@ -177,8 +222,10 @@ def settings_elsewhere(pool: PoolConfig) -> PoolConfig:
         pool,
         models=(),
         port=0,
+        gateways=1,
         listen=None,
         topology=None,
+        racks=None,
         token_file=None,
         tls_dir=None,
         ssl_certfile=None,

@@ -16,7 +16,8 @@ class HostHello(Value, frozen=True, tag=True, forbid_unknown_fields=False):
     """The supervisor of a host that joins presents itself to the controller.
 
     It began at `clock_ns` by its own clock, has so many workers, each with `kv_bytes` for its KV
-    cache (None: as the pool's), and its processes have `numbers` already if it was here before.
+    cache (None: as the pool's), and its processes have `numbers` already if it was here before. A
+    guest, which has no workers, `wants` a model.
     What another version says besides is no error: the answer names both versions.
     """
 
@@ -26,6 +27,7 @@ class HostHello(Value, frozen=True, tag=True, forbid_unknown_fields=False):
     clock_ns: int
     kv_bytes: int | None = None
     numbers: HostNumbers | None = None
+    wants: str = ""
 
 
 class RevokedMembers(Value, frozen=True, tag=True):
@@ -36,7 +38,8 @@ class RevokedMembers(Value, frozen=True, tag=True):
 
 class Welcome(Value, frozen=True, tag=True):
     """The host has joined: what its processes are called, the pool's settings, and how large the
-    pool's models are. What is the host's own comes on top of the settings."""
+    pool's models are (a guest is told of the one that it wants). What is the host's own comes on
+    top of the settings."""
 
     numbers: HostNumbers
     pool: PoolConfig
@@ -44,11 +47,13 @@ class Welcome(Value, frozen=True, tag=True):
 
 
 class GatewayJoins(Value, frozen=True, tag=True, forbid_unknown_fields=False):
-    """The supervisor of a gateway on a machine of its own presents itself to the controller. What
-    another version says besides is no error: the answer names both versions."""
+    """The supervisor of a gateway on a machine of its own presents itself to the controller;
+    `start` is the same whenever it connects again. What another version says besides is no error:
+    the answer names both versions."""
 
     version: str
     name: str
+    start: str = ""
 
 
 class GatewayWelcome(Value, frozen=True, tag=True):

@@ -19,11 +19,36 @@ _BACKLOG = 1024
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. ConfigError when the address cannot be had."""
+    return _listen(host, port, is_shared=False)
+
+
+def listen_together(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many listening sockets on one port (0: a free one), among which the system deals out the
+    connections. ConfigError when the address cannot be had."""
+    # Alone at first: a port that another pool of this user shares among its own sockets is taken.
+    found = [listen(host, port)]
+    try:
+        if count > 1:
+            found[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        shared_port = found[0].getsockname()[1]
+        while len(found) < count:
+            found.append(_listen(host, shared_port, is_shared=True))
+    except BaseException:
+        for listener in found:
+            listener.close()
+        raise
+    return found
+
+
+def _listen(host: str, port: int, is_shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -31,7 +56,6 @@ def listen(host: str, port: int) -> socket.socket:
                 f"port {port} on {host} is in use: choose another (0: any free port)"
             ) from error
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    listener.listen(_BACKLOG)
     return listener
 
 

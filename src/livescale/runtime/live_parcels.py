@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from livescale.batching.live_messages import Handover, KvLayer, LiveMessage
+from livescale.batching.live_messages import Carrying, Handover, LiveMessage
 from livescale.batching.run import BatchKey
+from livescale.batching.visit_messages import Visited
+from livescale.runtime.run_answers import Besides
 from livescale.types import Value
 
 PART_BYTES = 4 << 20
@@ -33,12 +35,14 @@ class ParcelError(ValueError):
 class Letter(Value, frozen=True, tag=True):
     """A message, or its first part: `size_bytes` of rows or KV belong to it.
 
-    A Handover tells the gateway that asked for each request ("": none wants it any more).
+    A Handover tells the gateway that asked for each request ("": none wants it any more). With a
+    Visited goes what the Run gave `besides` tokens.
     """
 
     message: LiveMessage
     gateways: tuple[str, ...] = ()
     size_bytes: int = 0
+    besides: Besides | None = None
 
 
 class FurtherPart(Value, frozen=True, tag=True):
@@ -61,8 +65,8 @@ def pack(letter: Letter, content: Sequence[memoryview] = ()) -> list[bytes]:
     view = memoryview(joined)
     parcels = [_parcel(letter, view[:PART_BYTES])]
     for part, first in enumerate(range(PART_BYTES, len(joined), PART_BYTES), 1):
-        assert isinstance(letter.message, Handover | KvLayer)
-        head = FurtherPart(letter.message.batch, part)
+        assert isinstance(letter.message, Carrying | Visited)
+        head = FurtherPart(letter.message.key, part)
         parcels.append(_parcel(head, view[first : first + PART_BYTES]))
     return parcels
 
@@ -131,8 +135,8 @@ class Assembler:
         if self._opened is not None:
             raise ParcelError("a message begins inside another one")
         message = letter.message
-        carries = isinstance(message, Handover | KvLayer)
-        batch = message.batch if isinstance(message, Handover | KvLayer) else _NO_BATCH
+        carries = isinstance(message, Carrying | Visited)
+        batch = message.key if isinstance(message, Carrying | Visited) else _NO_BATCH
         wanted_bytes = self._expected(letter) if carries else 0
         if wanted_bytes is not None and letter.size_bytes != wanted_bytes:
             raise ParcelError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import threading
@@ -45,6 +46,14 @@ def open_data_plane(boot: WorkerBoot | AgentBoot, memory: Arena) -> DataPlane:
         parameter_share_percent=pool.parameter_share_percent,
         stall_s=pool.stall_ms / 1000,
     )
+
+
+def close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Close an event loop that does not run any more, with the sockets that it had."""
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    # Those that were closed just now are gone after a turn.
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
 
 
 def _protection(boot: WorkerBoot | AgentBoot) -> Protection | None:
@@ -105,19 +114,35 @@ class MemberSocket:
 
     def serve(self, thread: MemberThread) -> None:
         """Begin to talk, and run the member's thread here until SIGTERM."""
-        self.thread = thread
         signal.signal(signal.SIGTERM, lambda *_: thread.stop())
-        threading.Thread(target=self._run, name="sockets", daemon=True).start()
+        self.begin(thread)
         answer_parent_from(self.loop, thread.pulse.is_working)
         report(Status(is_ready=True))
         thread.run()
         self._data_plane.close()
 
+    def begin(self, thread: MemberThread) -> None:
+        """Begin to talk; who calls runs the member's thread."""
+        self.thread = thread
+        self._sockets = threading.Thread(target=self._run, name="sockets", daemon=True)
+        self._sockets.start()
+
+    def end(self) -> None:
+        """Talk no more. Afterwards the controller knows that the member is gone."""
+        self.loop.call_soon_threadsafe(self._stop)
+        self._sockets.join()
+        close_loop(self.loop)
+
     # -- the socket thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_until_complete(self._talk())
+        with contextlib.suppress(asyncio.CancelledError):
+            self.loop.run_until_complete(self._talk())
+
+    def _stop(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
 
     async def _talk(self) -> None:
         parts = [self._link.run(), self._heartbeats.run()]
@@ -129,8 +154,9 @@ class MemberSocket:
         """Who this is and what it holds; a restarted controller builds its state from that."""
         self.thread.post(ControllerMet(epoch))
         member, place, holdings = self._boot.member, self._boot.place, self.thread.member.reports
+        cores, is_engine = self.thread.member.cores, self.thread.is_engine
         joined = (
-            WorkerJoined(member, place, holdings)
+            WorkerJoined(member, place, holdings, cores.now, cores.own, is_engine)
             if isinstance(place, Device)
             else AgentJoined(member, place, holdings)
         )

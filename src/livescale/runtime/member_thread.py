@@ -27,7 +27,7 @@ from livescale.member.effects import (
     Report,
     TakeUp,
 )
-from livescale.member.inputs import FetchFailed, MemberInput, Ordered
+from livescale.member.inputs import FetchFailed, MemberInput, MemoryKept, Ordered
 from livescale.member.member import Member
 from livescale.messages.commands import StartHolding
 from livescale.messages.epochs import FIRST_EPOCH, ControllerEpoch
@@ -36,7 +36,8 @@ from livescale.runtime.boot import AgentBoot, WorkerBoot
 from livescale.runtime.examination import held_copy, layer_checksum
 from livescale.runtime.heartbeat import WorkPulse
 from livescale.runtime.model_fetch import ModelFetch
-from livescale.runtime.protocol import Examine, Examined, Order
+from livescale.runtime.preparing import Preparing
+from livescale.runtime.protocol import Examine, Examined, MayCome, Order
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.transfer.orders import ContentChecks, ReceiveOrder
@@ -48,6 +49,9 @@ _log = logging.getLogger(__name__)
 class MemberThread:
     """Runs one Member. `report` sends to the controller; it is called on this thread."""
 
+    #: what computes here schedules by itself
+    is_engine = False
+
     def __init__(
         self,
         boot: WorkerBoot | AgentBoot,
@@ -55,7 +59,9 @@ class MemberThread:
         memory: Arena,
         data_plane: DataPlane,
         report: Callable[[AnyEvent | Examined], None],
+        prepare: Callable[[Manifest], None] = lambda _: None,
     ) -> None:
+        """`prepare` makes ready what takes long for a model that may come."""
         self.member = member
         self._boot = boot
         self._memory = memory
@@ -64,6 +70,7 @@ class MemberThread:
         self._inbox: queue.SimpleQueue[MemberInput | Callable[[], object] | None] = (
             queue.SimpleQueue()
         )
+        self._preparing = Preparing(prepare, member, self.post)
         #: what the next step absorbs
         self._inputs: list[MemberInput] = []
         #: asked by those who answer for this thread
@@ -87,10 +94,13 @@ class MemberThread:
         """Let the thread take this in between two Runs."""
         self._inbox.put(work)
 
-    def obey(self, order: Order | Examine, epoch: ControllerEpoch = FIRST_EPOCH) -> None:
-        """An order of the controller in one of its lives, or its question what the memory holds."""
+    def obey(self, order: Order | Examine | MayCome, epoch: ControllerEpoch = FIRST_EPOCH) -> None:
+        """An order of the controller in one of its lives, its question what the memory holds, or a
+        model that may come."""
         if isinstance(order, Examine):
             self.post(partial(self._examine, order))
+        elif isinstance(order, MayCome):
+            self.post(partial(self._preparing.add, order.manifest))
         else:
             self.post(partial(self._take_order, order, epoch))
 
@@ -107,9 +117,23 @@ class MemberThread:
         """Work until `stop`. An error of the executor ends the member: its state is unknown."""
         while self._take_in():
             with self.pulse.piece():
-                inputs, self._inputs = self._inputs, []
-                self._carry_out(self.member.step(time.monotonic_ns(), inputs))
-                self._after_step()
+                self._step()
+
+    def _come_round(self) -> bool:
+        """Inside a piece of work that waits: take in what comes next. False to stop."""
+        self.pulse.pause()
+        is_going_on = self._take_in()
+        self.pulse.go_on()
+        if is_going_on:
+            self._step()
+        else:
+            self.stop()  # when the piece is over
+        return is_going_on
+
+    def _step(self) -> None:
+        inputs, self._inputs = self._inputs, []
+        self._carry_out(self.member.step(time.monotonic_ns(), inputs))
+        self._after_step()
 
     def _take_in(self) -> bool:
         """Gather what waits; sleep while there is nothing to do. False to stop."""
@@ -140,6 +164,7 @@ class MemberThread:
         Run."""
         if not self.member.waiting:
             self._materials.clear()
+        self._preparing.go_on()
 
     # -- orders ---------------------------------------------------------------------------------
 
@@ -217,12 +242,22 @@ class MemberThread:
         self._fetches[effect.plan].amend(effect.feeds)
 
     def _drop(self, effect: DropFetch) -> None:
-        """Bytes are neither written nor read when this returns."""
+        """Bytes are neither written nor read when this returns, but by reads that cannot be called
+        back: the member knows where these may write until they have ended."""
         fetch = self._fetches.pop(effect.plan, None)
-        if fetch is not None:
-            fetch.stop()
-            order = fetch.order
-            self._memory.give_back(order.offset_bytes, order.manifest.size_bytes)
+        if fetch is None:
+            return
+        fetch.stop()
+        place = fetch.order.offset_bytes, fetch.order.manifest.size_bytes
+        writes = self._data_plane.writes
+        kept = writes.ranges(*place)
+        if kept:
+            # The memory stays touched: when the reads have ended, another holding may lie there.
+            self._inputs.append(MemoryKept(effect.plan, kept))
+            ended = MemoryKept(effect.plan, ())
+            writes.when_closed(*place, lambda: self.post(ended))
+        else:
+            self._memory.give_back(*place)
 
     def _keep_layers(self, effect: KeepLayers) -> None:
         kept = effect.resident

@@ -94,7 +94,12 @@ class ModelFetch:
         present = self.present()
         self.order = msgspec.structs.replace(self.order, feeds=feeds, present_layers=present)
         if any(isinstance(feed.upstream, FromStorage) for feed in feeds):
-            self._reading = _Reading(self)
+            try:
+                self._reading = _Reading(self)
+            except ValueError as error:
+                # Reads of the feeds from before have not ended, and may write there.
+                self.failed(f"plan {self.order.plan}: {error}")
+                return
             self._reading.begin()
         else:
             self.data_plane.receive(self.order, self)

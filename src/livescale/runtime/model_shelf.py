@@ -6,12 +6,17 @@ Fed by the controller's messages; decides nothing and knows no requests (`transc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from livescale.config.model import ModelConfig
+from livescale.engine.checkpoint import ITEM_BYTES
 from livescale.gateway.backend import AdministeredUsage, ModelCard, ModelPhase, ModelStatus, Reading
+from livescale.policies import ROLES
 from livescale.runtime.protocol import (
     Catalog,
     CatalogEntry,
@@ -20,7 +25,7 @@ from livescale.runtime.protocol import (
     PublishedModel,
     SpareStatus,
 )
-from livescale.types import InstanceState
+from livescale.types import InstanceState, Role
 
 _NOTHING = ModelLoad(0, 0)
 _NO_SPARES = SpareStatus()
@@ -49,6 +54,11 @@ class ModelShelf:
         return tuple(card for _, card in self._cards.values())
 
     @property
+    def names(self) -> dict[str, None]:
+        """What requests may be for, models that leave included."""
+        return {model.entry.spec.offered_as: None for model in self._catalog.models}
+
+    @property
     def is_ready(self) -> bool:
         """Every model has what it should have at least."""
         return self.status is not None and not self.status.unready
@@ -57,8 +67,10 @@ class ModelShelf:
         """From now on these are the models. A model that is as it was keeps its card."""
         known, self._cards = self._cards, {}
         for model in catalog.models:
-            if not model.is_leaving:
-                before = known.get(model.entry.spec.name)
+            stage = model.entry.spec.stage
+            # Clients know the model, not its stages.
+            if not model.is_leaving and (stage is None or stage.is_first):
+                before = known.get(model.entry.spec.offered_as)
                 is_same = before is not None and before[0] == model.entry
                 card = before[1] if before is not None and is_same else self._card(model.entry)
                 self._cards[card.name] = (model.entry, card)
@@ -66,7 +78,7 @@ class ModelShelf:
 
     def states(self) -> tuple[ModelStatus, ...]:
         """All models, by name."""
-        states = [self._state(model) for model in self._catalog.models]
+        states = self._whole()
         states += [
             ModelStatus(name, directory, ModelPhase.PREPARING)
             for name, directory in self._catalog.preparing
@@ -94,9 +106,13 @@ class ModelShelf:
         ]
         if status.is_recording is not None:
             readings.append(Reading("record_open", status.is_recording))
-        for state in self.states():
-            if state.state not in (ModelPhase.PREPARING, ModelPhase.FAILED):
-                readings += _readings_of(state, status)
+        for state in sorted(map(self._state, self._catalog.models), key=lambda one: one.name):
+            readings += _readings_of(state, status)
+        stages = [
+            one.entry.spec for one in self._catalog.models if one.entry.spec.stage is not None
+        ]
+        for name in sorted(spec.name for spec in stages):
+            readings += _stage_readings(name, status.loads.get(name, _NOTHING))
         return readings
 
     def __repr__(self) -> str:
@@ -106,13 +122,25 @@ class ModelShelf:
 
     def _card(self, entry: CatalogEntry) -> ModelCard:
         return ModelCard(
-            name=entry.spec.name,
+            name=entry.spec.offered_as,
             model_tokens_max=entry.request_tokens_max,
             created_s=int(time.time()),
             eos_token_ids=entry.eos_token_ids,
             directory=self._directory_of(entry),
             sampling_defaults=entry.sampling_defaults,
+            embedding_size=_embedding_size(entry),
         )
+
+    def _whole(self) -> list[ModelStatus]:
+        """Of each model, whose stages are one."""
+        of_model: dict[str, list[ModelStatus]] = {}
+        for model in self._catalog.models:
+            of_model.setdefault(model.entry.spec.offered_as, []).append(self._state(model))
+        decisions = self.status.decisions if self.status is not None else {}
+        return [
+            parts[0] if name == parts[0].name else _joined(name, parts, decisions)
+            for name, parts in of_model.items()
+        ]
 
     def _state(self, model: PublishedModel) -> ModelStatus:
         status = self.status or PoolStatus({}, 0, {})
@@ -123,6 +151,7 @@ class ModelShelf:
             path=entry.directory,
             state=_phase(model, status),
             instances=status.instances.get(name, {}),
+            instances_by_role=status.by_role.get(name, {}) if policy.roles else {},
             host_copies=status.copies.get(name, 0),
             warm_spares=status.spares.get(name, _NO_SPARES).copies,
             usage=AdministeredUsage(device_seconds=device_ns / 1e9),
@@ -136,9 +165,42 @@ class ModelShelf:
         )
 
 
+_PHASES = (
+    *(ModelPhase.LEAVING, ModelPhase.STARTING, ModelPhase.COPYING),
+    *(ModelPhase.AT_ZERO, ModelPhase.SERVING),
+)
+"""A model is in the first one of these that one of its stages is in."""
+
+
+def _joined(name: str, stages: Sequence[ModelStatus], decisions: Mapping[str, str]) -> ModelStatus:
+    """A model with these stages."""
+    instances: Counter[str] = Counter()
+    for stage in stages:
+        instances.update(stage.instances)
+    problems = [stage.problem for stage in stages if stage.problem is not None]
+    device_seconds = sum(stage.usage.device_seconds for stage in stages)
+    return msgspec.structs.replace(
+        stages[0],
+        name=name,
+        state=min((stage.state for stage in stages), key=_PHASES.index),
+        instances=instances,
+        instances_by_stage=[stage.instances for stage in stages],
+        decisions_by_stage=[decisions.get(stage.name, "") for stage in stages],
+        host_copies=min(stage.host_copies for stage in stages),
+        warm_spares=sum(stage.warm_spares for stage in stages),
+        usage=AdministeredUsage(device_seconds=device_seconds),
+        problem=problems[0] if problems else None,
+    )
+
+
+def _embedding_size(entry: CatalogEntry) -> int:
+    return entry.spec.row_bytes_per_token // ITEM_BYTES[entry.manifest.dtype]
+
+
 def _changeable(model: ModelConfig) -> dict[str, Any]:
     return {
-        name: getattr(model, name) for name in ("idle_s", "target_ongoing_requests", "schedule")
+        name: getattr(model, name)
+        for name in ("idle_s", "target_ongoing_requests", "schedule", "roles")
     }
 
 
@@ -160,11 +222,7 @@ def _readings_of(state: ModelStatus, status: PoolStatus) -> list[Reading]:
     used = load.kv_blocks_used / load.kv_blocks if load.kv_blocks else 0.0
     spares = status.spares.get(state.name, _NO_SPARES)
     return [
-        *(
-            # All of them, always: a series that comes and goes breaks sums and alerts.
-            Reading("instances", state.instances.get(at, 0), (*label, ("state", at)))
-            for at in _STATES
-        ),
+        *_instance_readings(state, status),
         Reading("host_copies", state.host_copies, label),
         Reading("warm_spares", state.warm_spares, label),
         Reading("warm_spare_bytes", spares.bytes, label),
@@ -180,4 +238,35 @@ def _readings_of(state: ModelStatus, status: PoolStatus) -> list[Reading]:
         Reading("handover_bytes_total", load.handover_bytes, label),
         Reading("model_problem", float(state.name in status.problems), label),
         Reading("failed_loads_total", status.failed_loads.get(state.name, 0), label),
+    ]
+
+
+def _stage_readings(name: str, load: ModelLoad) -> list[Reading]:
+    """Their rates are arrivals and Runs per second, busy replicas and Runs in line."""
+    label = (("model", name),)
+    squared = load.gaps_squared_ns_s / 1e9
+    return [
+        Reading("stage_arrivals_total", load.came, label),
+        Reading("stage_gap_seconds_total", load.gaps_ns / 1e9, label),
+        Reading("stage_gap_seconds_squared_total", squared, label),
+        Reading("stage_runs_total", load.visits, label),
+        Reading("stage_runs_merged_total", load.merged, label),
+        Reading("stage_busy_seconds_total", load.busy_ns / 1e9, label),
+        Reading("stage_wait_seconds_total", load.waited_ns / 1e9, label),
+    ]
+
+
+def _instance_readings(state: ModelStatus, status: PoolStatus) -> list[Reading]:
+    """All roles that the model has in all states, always: a series that comes and goes breaks sums
+    and alerts."""
+    roles = (Role.UNIFIED,) if state.roles is None else ROLES
+    counts: Mapping[str, Mapping[str, int]] = status.by_role.get(state.name, {})
+    return [
+        Reading(
+            "instances",
+            counts.get(role, {}).get(at, 0),
+            (("model", state.name), ("role", role), ("state", at)),
+        )
+        for role in dict.fromkeys((*roles, *counts))
+        for at in _STATES
     ]

@@ -10,6 +10,7 @@ import collections
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -36,16 +37,17 @@ class PeerLines:
         patience_s: float,
         post: Callable[[Callable[[], None]], None],
         expected: Callable[[WorkerRef, Letter], int | None],
-        came: Callable[[WorkerRef, Letter, bytearray], None],
+        came: Callable[[WorkerRef, Letter, bytearray, int], None],
         lost: Callable[[WorkerRef, bool], None],
         is_taking: Callable[[WorkerRef], bool],
         waiting_bytes_max: int = _WAITING_BYTES_MAX,
     ) -> None:
         """`patience_s`: how long a peer may leave what it is sent unread. `expected` says how many
         bytes come with a letter (None: they are not wanted) or raises ValueError; `came` is given
-        letters that are complete; `lost` peers that are lost, or (True) that sent what is no
-        message. While a batch of a peer `is_taking` place, what is expected next of that peer is
-        not known yet. `waiting_bytes_max`: of all parcels that were not opened."""
+        letters that are complete, and when their last byte was here; `lost` peers that are lost, or
+        (True) that sent what is no message. While a batch of a peer `is_taking` place, what is
+        expected next of that peer is not known yet. `waiting_bytes_max`: of all parcels that were
+        not opened."""
         self._data_plane = data_plane
         self._patience_s = patience_s
         self._post = post
@@ -55,8 +57,8 @@ class PeerLines:
         self._is_taking = is_taking
         self._lines: dict[WorkerRef, _Line] = {}
         self._assemblers: dict[WorkerRef, Assembler] = {}
-        #: parcels that were not opened, in order
-        self._unopened: dict[WorkerRef, collections.deque[bytes]] = {}
+        #: parcels that were not opened, in order, and when each was here
+        self._unopened: dict[WorkerRef, collections.deque[tuple[int, bytes]]] = {}
         self._waiting_bytes_max = waiting_bytes_max
         self._waiting_bytes = 0
         #: a parcel of theirs found no room, which they have not been given up for yet
@@ -89,7 +91,7 @@ class PeerLines:
     def _forget(self, peer: WorkerRef) -> None:
         """What came of the peer and was not taken is no message any more."""
         self._assemblers.pop(peer, None)
-        for parcel in self._unopened.pop(peer, ()):
+        for _, parcel in self._unopened.pop(peer, ()):
             self._count_opened(parcel)
 
     # -- sending --------------------------------------------------------------------------------
@@ -131,12 +133,12 @@ class PeerLines:
             else:
                 self._crowded_out.add(peer)
         if has_room:
-            self._post(partial(self._received, peer, parcel))
+            self._post(partial(self._received, peer, parcel, time.monotonic_ns()))
         else:
             self._post(partial(self._overflowed, peer))
 
-    def _received(self, peer: WorkerRef, parcel: bytes) -> None:
-        self._unopened.setdefault(peer, collections.deque()).append(parcel)
+    def _received(self, peer: WorkerRef, parcel: bytes, came_ns: int) -> None:
+        self._unopened.setdefault(peer, collections.deque()).append((came_ns, parcel))
         self._open(peer)
 
     def open_waiting(self) -> None:
@@ -146,7 +148,7 @@ class PeerLines:
 
     def _open(self, peer: WorkerRef) -> None:
         while (parcels := self._unopened.get(peer)) and not self._is_taking(peer):
-            parcel = parcels.popleft()
+            came_ns, parcel = parcels.popleft()
             self._count_opened(parcel)
             if peer not in self._assemblers:
                 self._assemblers[peer] = Assembler(partial(self._expected, peer))
@@ -156,7 +158,7 @@ class PeerLines:
                 self.refuse(peer, str(error))
                 return
             if complete is not None:
-                self._came(peer, *complete)
+                self._came(peer, *complete, came_ns)
         if not parcels:
             self._unopened.pop(peer, None)
 

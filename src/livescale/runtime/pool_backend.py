@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from livescale.gateway import backend
@@ -21,7 +21,7 @@ from livescale.messages.commands import Dispatch, FailRequest
 from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import RequestArrived, RequestCancelled, RequestEnded
 from livescale.runtime import protocol
-from livescale.runtime.acting import leave, met_on
+from livescale.runtime.acting import ActingWire
 from livescale.runtime.boot import GatewayBoot
 from livescale.runtime.catalog_intake import CatalogIntake
 from livescale.runtime.doors import CONTROLLER_DOOR, open_credentials
@@ -42,18 +42,15 @@ class _Stream:
         self._pool = pool
         self._transcript = transcript
 
-    async def __aiter__(self) -> AsyncIterator[backend.TokenChunk]:
-        while (chunk := await self._transcript.chunks.get()) is not None:
-            if isinstance(chunk, backend.GenerationFailed):
-                raise chunk
-            yield chunk
-
     @property
     def queued_s(self) -> float | None:
         transcript = self._transcript
         if transcript.first_dispatched_ns is None:
             return None
         return (transcript.first_dispatched_ns - transcript.queued_ns) / 1e9
+
+    def pour(self, sink: backend.TokenSink) -> None:
+        self._transcript.sink = sink
 
     def cancel(self) -> None:
         self._pool.cancel(self._transcript.asked.request, Outcome.CANCELLED)
@@ -65,8 +62,12 @@ class _Stream:
 class PoolBackend:
     """Turns requests into dispatches and tokens. Lives on the gateway's event loop."""
 
-    def __init__(self, boot: GatewayBoot) -> None:
+    def __init__(
+        self, boot: GatewayBoot, pass_on: Callable[[protocol.Catalog], None] = lambda _: None
+    ) -> None:
+        """`pass_on` is called with each catalog that a controller sends."""
         self._boot = boot
+        self._pass_on = pass_on
         self._intake = CatalogIntake(boot.catalog, boot.files_directory, self._catalog_taken)
         self._shelf = self._intake.shelf
         self._watchers: list[Callable[[], None]] = []
@@ -81,7 +82,7 @@ class PoolBackend:
         )
         self._transcripts.offer(card.name for card in self._shelf.cards)
         self._ledger = Ledger()
-        self._controller: Wire[protocol.ToGateway] | None = None
+        self._acting: ActingWire[protocol.ToGateway] = ActingWire(self._ledger.fence)
         self._controllers_met = 0
         #: when the last controller sent something last (None: one is there and sends)
         self._away_since_ns: int | None = time.monotonic_ns()
@@ -152,7 +153,7 @@ class PoolBackend:
         return [*self._transcripts.readings(), *self._shelf.readings()]
 
     def _check_started(self) -> None:
-        if self._controller is None and not self._controllers_met:
+        if self._acting.wire is None and not self._controllers_met:
             raise backend.Unavailable("the pool is starting")
 
     def cancel(self, request: RequestId, outcome: Outcome) -> None:
@@ -184,17 +185,14 @@ class PoolBackend:
 
     async def _listen(self, wire: Wire[protocol.ToGateway]) -> None:
         self._heartbeats.add(wire)
-        epoch = await met_on(wire, self._ledger.fence)
+        epoch = await self._acting.meet(wire)
         if epoch is None:
             return
-        before, self._controller = self._controller, wire
-        if before is not None:
-            leave(before, epoch)
         wire.send(protocol.GatewayHello(self._boot.gateway))
         self._controllers_met += 1
         self._carry_out(self._ledger.controller_joined(epoch))
         async for message in wire:
-            if self._controller is not wire:
+            if self._acting.wire is not wire:
                 break
             self._away_since_ns = None
             if isinstance(message, Dispatch):
@@ -208,15 +206,15 @@ class PoolBackend:
                 self._look_if_known()
             elif isinstance(message, protocol.Catalog):
                 self._intake.receive(message, wire.send)
+                self._pass_on(message)
             elif isinstance(message, protocol.ModelFilePart):
                 self._intake.answer(message)
             elif isinstance(message, protocol.ModelAnswer):
                 self._questions.answer(message)
             elif isinstance(message, FailRequest):
                 self._fail(message, epoch)
-        if self._controller is not wire:
+        if not self._acting.end(wire):
             return
-        self._controller = None
         self._away_since_ns = wire.received_ns or self._away_since_ns
         self._questions.leave_unanswered()
         _log.info("the controller is gone (%s); streams go on", wire.error)
@@ -233,7 +231,7 @@ class PoolBackend:
         self._transcripts.offer(card.name for card in self._shelf.cards)
         for changed in self._watchers:
             changed()
-        names = {state.name for state in self._shelf.states()}
+        names = self._shelf.names
         for entry in list(self._ledger):
             # The controller may have forgotten the model before it received the request. (What a
             # worker runs ends by itself: its last tokens may be on the way.)
@@ -246,16 +244,16 @@ class PoolBackend:
     async def _ask(self, question: Question) -> protocol.ModelAnswer:
         """Ask the controller. Raises ModelRefused or Unavailable."""
         self._check_started()
-        if self._controller is None:
+        if self._acting.wire is None:
             raise backend.Unavailable("the controller is being restarted")
-        return await self._questions.ask(question, self._controller.send)
+        return await self._questions.ask(question, self._acting.wire.send)
 
     def _tell_controller(
         self, event: RequestArrived | RequestCancelled | RequestEnded | protocol.RequestTimed
     ) -> None:
         # While no controller is there nothing is lost: the next one receives every transcript.
-        if self._controller is not None:
-            self._controller.send(event)
+        if self._acting.wire is not None:
+            self._acting.wire.send(event)
 
     def _fail(self, command: FailRequest, epoch: ControllerEpoch) -> None:
         request, failure = command.request, backend.GenerationFailed(command.reason)
@@ -276,25 +274,26 @@ class PoolBackend:
 
     def _worker_reported(self, worker: WorkerRef, message: protocol.FromTokenServer) -> None:
         if isinstance(message, protocol.Tokens):
-            for token in message.tokens:
-                self._take(worker, token)
-            return
-        self._carry_out(self._ledger.reported(worker, message))
+            self._take(worker, message.tokens)
+        else:
+            self._carry_out(self._ledger.reported(worker, message))
 
-    def _take(self, worker: WorkerRef, token: protocol.Token) -> None:
-        """Pass the token on to its stream, if it is accepted."""
-        accepted, effects = self._ledger.came(
-            worker,
-            token.request,
-            token.attempt,
-            index=token.index,
-            count=1,
-            is_last=token.finish_reason is not None,
-        )
-        if accepted:
-            self._transcripts[token.request].take(token)
-        if effects:
-            self._carry_out(effects)
+    def _take(self, worker: WorkerRef, tokens: Sequence[protocol.Token]) -> None:
+        """Pass the tokens that are accepted on to their streams; all of them have come now."""
+        now_ns, came, transcripts = time.monotonic_ns(), self._ledger.came, self._transcripts
+        for token in tokens:
+            accepted, effects = came(
+                worker,
+                token.request,
+                token.attempt,
+                index=token.index,
+                count=1,
+                is_last=token.finish_reason is not None,
+            )
+            if accepted:
+                transcripts.take(token, now_ns)
+            if effects:
+                self._carry_out(effects)
 
     # -- what follows ---------------------------------------------------------------------------
 
@@ -320,8 +319,10 @@ class PoolBackend:
 
     def _finish(self, end: Finish, failure: backend.GenerationFailed | None) -> None:
         transcript = self._transcripts.close(end.request, is_running=end.owner is not None)
-        if end.outcome is Outcome.FAILED:
-            transcript.chunks.put_nowait(failure or backend.GenerationFailed(end.reason))
-        else:
-            transcript.chunks.put_nowait(None)
+        has_failed = end.outcome is Outcome.FAILED
+        if has_failed and failure is None:
+            failure = backend.GenerationFailed(end.reason)
+        transcript.sink.end(failure if has_failed else None)
+        # The sink has the stream, and the stream the transcript: without a circle they go at once.
+        del transcript.sink
         self._tell_controller(protocol.RequestTimed(transcript.line(end, self.slo)))

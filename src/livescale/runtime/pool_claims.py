@@ -4,12 +4,17 @@ it writes. What is wrong with any of them is an error then, and not later.
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from livescale.clusters.files import read_topology
+from livescale.common.addresses import parse_address
 from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
+from livescale.runtime.machine import Interface, interface_at
+from livescale.runtime.news import News
 from livescale.runtime.pool_layout import PoolLayout, layout_of, local_layout
 from livescale.runtime.token import make_token, new_secret
 from livescale.telemetry.record_file import RecordClaim
@@ -19,11 +24,34 @@ if TYPE_CHECKING:
     from livescale.common.credentials import Credentials
 
 
-def configured_layout(config: PoolConfig) -> PoolLayout:
-    """Where the processes run by the configuration alone: on this machine. Raises ConfigError."""
-    if config.topology is None:
+def configured_layout(config: PoolConfig, tell: Callable[[News], None]) -> PoolLayout:
+    """Where the processes run by the configuration alone: on this machine. What its interface says
+    is news. Raises ConfigError."""
+    if config.topology is not None:
+        return layout_of(read_topology(Path(config.topology)).topology, config)
+    if config.listen is None:
         return local_layout(config)
-    return layout_of(read_topology(Path(config.topology)).topology, config)
+    return local_layout(config, own_rate(config, parse_address(config.listen, "listen")[0], tell))
+
+
+def own_rate(
+    config: PoolConfig,
+    address: str,
+    tell: Callable[[News], None],
+    find: Callable[[str], Interface | None] = interface_at,
+) -> int | None:
+    """What the interface with this address, which `find` finds, says that its link carries, in
+    bytes per second; people are told. None where it says nothing, and where both rates are
+    configured or nothing leaves the machine."""
+    is_told = config.uplink_bytes_per_s is not None and config.downlink_bytes_per_s is not None
+    if is_told or ipaddress.ip_address(address).is_loopback:
+        return None
+    interface = find(address)
+    if interface is None:
+        return None
+    probed = "; it is probed" if interface.bytes_per_s is None else ""
+    tell(News(f"link of {interface.link}{probed}"))
+    return interface.bytes_per_s
 
 
 def token_path(config: PoolConfig, directory: Path) -> Path | None:

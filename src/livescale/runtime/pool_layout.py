@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from livescale.clusters.topology import Device, Host, Leaf, Topology
+from livescale.clusters.topology import Device, Host, Leaf, Topology, nic_rates
 from livescale.common.addresses import parse_address
 from livescale.config.pool import PoolConfig
 from livescale.types import Value, WorkerRef
@@ -79,12 +79,12 @@ class PoolLayout(Value, frozen=True):
 
     @property
     def rates_bytes_per_s(self) -> list[int | None]:
-        """Of all NICs, both ways (None: not told)."""
+        """Of all NICs, both ways (None: not known)."""
         nics: list[Device | Host] = [
             *(seat.device for _, seat in self.seats),
             *(seat.host for seat in self.hosts),
         ]
-        return [rate for nic in nics for rate in (nic.uplink_bytes_per_s, nic.downlink_bytes_per_s)]
+        return [rate for nic in nics for rate in nic_rates(nic)]
 
     @property
     def seats(self) -> tuple[tuple[HostSeat, DeviceSeat], ...]:
@@ -97,15 +97,19 @@ class PoolLayout(Value, frozen=True):
         return tuple((n, seat) for n, seat in enumerate(self.hosts) if seat.host.memory_bytes > 0)
 
 
-def local_layout(config: PoolConfig) -> PoolLayout:
+def local_layout(config: PoolConfig, interface_bytes_per_s: int | None = None) -> PoolLayout:
     """This machine as `hosts` hosts with `workers` devices of equal links between them. Where
-    others may join, all of them are reached at the address for that."""
+    others may join, all of them are reached at the address for that, whose interface says what its
+    link carries."""
     counts = [config.workers // config.hosts] * config.hosts
     for number in range(config.workers % config.hosts):
         counts[number] += 1
     own = "localhost" if config.listen is None else HEAD
     names = [own] if config.hosts == 1 else [f"host{n}" for n in range(config.hosts)]
-    hosts = [_local_host(config, name, count) for name, count in zip(names, counts, strict=True)]
+    hosts = [
+        _local_host(config, name, count, interface_bytes_per_s)
+        for name, count in zip(names, counts, strict=True)
+    ]
     address = LOOPBACK if config.listen is None else parse_address(config.listen, "listen")[0]
     return PoolLayout(
         tuple(at_address(host, address) for host in hosts),
@@ -116,12 +120,20 @@ def local_layout(config: PoolConfig) -> PoolLayout:
 
 
 def joined_seat(
-    config: PoolConfig, name: str, address: str, *, reads_files: bool = False, rack: str = ""
+    config: PoolConfig,
+    name: str,
+    address: str,
+    *,
+    reads_files: bool = False,
+    rack: str = "",
+    interface_bytes_per_s: int | None = None,
 ) -> HostSeat:
-    """This machine as a host of a pool that is elsewhere: all it has is reached at an address. It
-    has the models' files where the head has them only if it `reads_files`. It hangs on the leaf
-    switch `rack` (empty: on that of a head without a topology)."""
-    seat = at_address(_local_host(config, name, config.workers), address)
+    """This machine as a host of a pool that is elsewhere: all it has is reached at an address,
+    whose interface says what its link carries. It has the models' files where the head has them
+    only if it `reads_files`. It hangs on the leaf switch `rack` (empty: on the one that the pool
+    gives it)."""
+    seat = _local_host(config, name, config.workers, interface_bytes_per_s)
+    seat = at_address(seat, address)
     replace = msgspec.structs.replace
     own = {"reads_files": reads_files, "leaf": rack or seat.host.leaf}
     devices = [replace(one, device=replace(one.device, **own)) for one in seat.devices]
@@ -144,27 +156,32 @@ def shares_memory(config: PoolConfig) -> bool:
     return config.carrier != "tcp"
 
 
-def _local_host(config: PoolConfig, name: str, devices: int) -> HostSeat:
+def _local_host(
+    config: PoolConfig, name: str, devices: int, interface_bytes_per_s: int | None
+) -> HostSeat:
+    leaf = config.rack or "leaf0"
     device = Device(
         kind=config.device,
         host=name,
-        leaf="leaf0",
+        leaf=leaf,
         arena_bytes=config.arena_bytes,
         kv_bytes=config.kv_bytes,
         uplink_bytes_per_s=config.uplink_bytes_per_s,
         downlink_bytes_per_s=config.downlink_bytes_per_s,
         # Shared memory is to processes of one host what a scale-up network is to GPUs.
         group=name if shares_memory(config) else "",
+        interface_bytes_per_s=interface_bytes_per_s,
     )
     host = Host(
         name=name,
-        leaf="leaf0",
+        leaf=leaf,
         memory_bytes=0,
         uplink_bytes_per_s=config.uplink_bytes_per_s,
         downlink_bytes_per_s=config.downlink_bytes_per_s,
         device_bytes_per_s=_SHARED_MEMORY_BYTES_PER_S if shares_memory(config) else None,
         storage_bytes_per_s=config.storage_bytes_per_s,
         has_device_links=shares_memory(config),
+        interface_bytes_per_s=interface_bytes_per_s,
     )
     return HostSeat(host, (DeviceSeat(device),) * devices)
 

@@ -9,6 +9,8 @@ from livescale.common.settings import ConfigError
 from livescale.engine.errors import ModelError
 from livescale.runtime.boot import PrepareBoot, Status, read_boot, report
 from livescale.runtime.catalog import prepare_model
+from livescale.runtime.vllm_python import check_vllm
+from livescale.runtime.worker_python import WorkerPythonError
 
 
 def main() -> None:
@@ -16,7 +18,8 @@ def main() -> None:
     boot = read_boot(PrepareBoot)
     try:
         entry = prepare_model(boot.pool, boot.model)
-    except (ModelError, ConfigError) as error:
+        check_vllm(boot.pool, (entry,))
+    except (ModelError, ConfigError, WorkerPythonError) as error:
         report(Status(fatal=str(error)))
     else:
         report(Status(entry=entry))

@@ -18,6 +18,9 @@ from livescale.runtime import joining
 from livescale.telemetry.record import RequestLine
 from livescale.types import Value
 
+JsonSetting = str | int | list[str] | dict[str, dict[str, int | None]] | None
+"""A setting of a model, as JSON has it."""
+
 
 class Address(Value, frozen=True):
     """Where a process listens."""
@@ -64,7 +67,8 @@ class MemberHello(Value, frozen=True, tag=True):
 
 
 class GatewayHello(Value, frozen=True, tag=True):
-    """A gateway presents itself, to the controller or to a worker."""
+    """A gateway presents itself, to the controller or to a worker. The ids of its requests begin
+    with its name (`gateway_rights.py`)."""
 
     gateway: str
 
@@ -88,9 +92,17 @@ class Order(Value, frozen=True, tag=True):
         | commands.ChangeDuty
         | commands.ReleaseHolding
         | commands.DropHolding
+        | commands.SetCores
     )
     manifest: types.Manifest | None = None
     directory: str | None = None
+
+
+class MayCome(Value, frozen=True, tag=True):
+    """The model is served: what takes long to make for it may be made while there is nothing to
+    do."""
+
+    manifest: types.Manifest
 
 
 class Examine(Value, frozen=True, tag=True):
@@ -184,7 +196,10 @@ class Catalog(Value, frozen=True, tag=True):
 class ModelLoad(Value, frozen=True):
     """What a model's instances reported, summed up; all but the first two only grow.
 
-    `device_ns` is how long its instances have held devices, summed up over the devices.
+    `device_ns` is how long its instances have held devices, summed up over the devices. Of a stage,
+    `came` are Runs that came, with `gaps_ns` between them in all (squares: `gaps_squared_ns_s`),
+    and `visits` those that are done, which took `busy_ns`, and had waited for `waited_ns`; `merged`
+    of them were carried out together with another one.
     """
 
     kv_blocks_used: int
@@ -195,6 +210,13 @@ class ModelLoad(Value, frozen=True):
     handovers: int = 0
     handover_bytes: int = 0
     device_ns: int = 0
+    visits: int = 0
+    busy_ns: int = 0
+    waited_ns: int = 0
+    came: int = 0
+    gaps_ns: int = 0
+    gaps_squared_ns_s: int = 0
+    merged: int = 0
 
 
 class SpareStatus(Value, frozen=True):
@@ -208,15 +230,17 @@ class SpareStatus(Value, frozen=True):
 
 
 class PoolStatus(Value, frozen=True, tag=True):
-    """What a gateway shows of the pool: instances per model and state, the workers that are there
-    and those that the models' loads need (`workers_wanted`), the loads.
+    """What a gateway shows of the pool: instances per model and state, and per model, role and
+    state (`by_role`), the workers that are there and those that the models' loads need
+    (`workers_wanted`), the loads.
 
     `copies` counts each model's complete copies in host memory. `unready` lists the models that
     have less than they should have at least: a serving instance, or, where the minimum is 0, a
     copy to start one from. The pool is ready when there are none. `problems` says of models why
     they cannot be loaded now, `failed_loads` counts loads that failed, by model; so `spares`.
     `is_recording` says whether the run record is being written (False: it could not be any more;
-    None: none was asked for).
+    None: none was asked for). `decisions` has of each model, or stage, the last one about how many
+    instances it has.
     """
 
     instances: dict[str, dict[str, int]]
@@ -230,6 +254,8 @@ class PoolStatus(Value, frozen=True, tag=True):
     spares: dict[str, SpareStatus] = msgspec.field(default_factory=dict)
     is_recording: bool | None = None
     workers_wanted: int = 0
+    by_role: dict[str, dict[str, dict[str, int]]] = msgspec.field(default_factory=dict)
+    decisions: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class ModelProblem(enum.StrEnum):
@@ -277,7 +303,10 @@ class Submit(Value, frozen=True, tag=True):
 
 
 class Token(Value, frozen=True, array_like=True):
-    """One generated token of one attempt; the first one tells of the prompt's cached tokens."""
+    """One generated token of one attempt; the first one tells of the prompt's cached tokens.
+
+    `embedding` has the values that were asked for in the token's place: fp32, little-endian.
+    """
 
     request: types.RequestId
     attempt: int
@@ -286,6 +315,7 @@ class Token(Value, frozen=True, array_like=True):
     finish_reason: types.FinishReason | None
     logprobs: types.TokenLogprobs | None = None
     cached_tokens: int = 0
+    embedding: bytes | None = None
 
 
 class Tokens(Value, frozen=True, tag=True):
@@ -313,7 +343,7 @@ class AddModel(Value, frozen=True, tag=True):
     call: str
     path: str
     name: str = ""
-    settings: dict[str, str | int | list[str] | None] = msgspec.field(default_factory=dict)
+    settings: dict[str, JsonSetting] = msgspec.field(default_factory=dict)
 
 
 class ChangeModel(Value, frozen=True, tag=True):
@@ -321,7 +351,7 @@ class ChangeModel(Value, frozen=True, tag=True):
 
     call: str
     name: str
-    settings: dict[str, str | int | list[str] | None]
+    settings: dict[str, JsonSetting]
 
 
 class RemoveModel(Value, frozen=True, tag=True):
@@ -353,8 +383,12 @@ WorkerEvent = (
     AgentEvent
     | events.FirstByteArrived
     | events.LiveStarted
+    | events.RoleChanged
+    | events.CoresChanged
     | events.InstanceReported
     | events.BatchTaken
+    | events.KvTaken
+    | events.TeamBroke
     | events.CapacityMeasured
     | events.RequestEnded
 )
@@ -380,7 +414,7 @@ ToController = (
     | joining.Farewell
     | Fenced
 )
-ToWorker = Acting | Holders | Order | Examine | Refused
+ToWorker = Acting | Holders | Order | Examine | MayCome | Refused
 ToHost = (
     Acting
     | joining.Welcome

@@ -19,10 +19,11 @@ from livescale.config.model import ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import changed_model, model_of
 from livescale.control.status import ControllerStatus
+from livescale.engine.model_files import model_spec
 from livescale.messages.events import AnyEvent, ModelAdded, ModelChanged, ModelRemoved
 from livescale.runtime import protocol
 from livescale.runtime.boot import PrepareBoot, Status
-from livescale.runtime.catalog import model_policy
+from livescale.runtime.catalog import manifests_of, model_policy, published
 from livescale.runtime.restoration import state_of, survives_restart
 from livescale.runtime.state_directory import write_state
 from livescale.runtime.wire_channel import FRAME_BYTES_MAX
@@ -168,7 +169,7 @@ class Publication:
             model = model_of(fields, self._config)
         except ConfigError as error:
             raise _Refusal(protocol.ModelProblem.INVALID, str(error)) from None
-        if model.name in self.models or model.name in self._preparing:
+        if self._of(model.name) or model.name in self._preparing:
             reason = f"the pool has a model '{model.name}' already"
             raise _Refusal(protocol.ModelProblem.EXISTS, reason)
         return model
@@ -185,13 +186,17 @@ class Publication:
         del self._preparing[model.name]
         for warning in entry.warnings:
             _log.warning("%s", warning)
-        policy = model_policy(self._config, model, entry)
         self.unserved.pop(model.name, None)
-        self.models[model.name] = protocol.PublishedModel(entry, policy, model)
-        self._awaited[model.name] = asyncio.get_running_loop().create_future()
-        self._push(ModelAdded(policy))
+        parts = published(self._config, model, entry)
+        awaited = {
+            part.entry.spec.name: asyncio.get_running_loop().create_future() for part in parts
+        }
+        for part in parts:
+            self.models[part.entry.spec.name] = part
+            self._push(ModelAdded(part.policy))
+        self._awaited |= awaited
         self._announce()
-        await self._awaited[model.name]
+        await asyncio.gather(*awaited.values())
 
     async def _prepare(self, model: ModelConfig) -> protocol.CatalogEntry:
         """Let a process of its own read the model's files."""
@@ -217,7 +222,8 @@ class Publication:
             )
             reason = status.fatal or f"reading {model.path} ended with {process.returncode}"
             raise _Refusal(problem, reason)
-        self._check_room(status.entry.spec)
+        for part in manifests_of(model, status.entry.manifest):
+            self._check_room(model_spec(part))
         return status.entry
 
     def _check_room(self, spec: ModelSpec) -> None:
@@ -234,14 +240,16 @@ class Publication:
             )
 
     def _change(self, asked: protocol.ChangeModel) -> None:
-        name, model = asked.name, self._staying(asked.name)
+        name, parts = asked.name, self._staying(asked.name)
         try:
-            settings = changed_model(model.settings, asked.settings, self._config)
+            settings = changed_model(parts[0].settings, asked.settings, self._config)
         except ConfigError as error:
             raise _Refusal(protocol.ModelProblem.INVALID, str(error)) from None
-        policy = model_policy(self._config, settings, model.entry)
-        self.models[name] = msgspec.structs.replace(model, policy=policy, settings=settings)
-        self._push(ModelChanged(policy))
+        for part in parts:
+            policy = model_policy(self._config, settings, part.entry)
+            changed = msgspec.structs.replace(part, policy=policy, settings=settings)
+            self.models[part.entry.spec.name] = changed
+            self._push(ModelChanged(policy))
         self._announce()
         _log.info("model %s has other limits: %s", name, dict(asked.settings))
 
@@ -249,13 +257,17 @@ class Publication:
         if self.unserved.pop(name, None) is not None:
             self._announce()
         else:
-            self._staying(name)
-            self._withdraw(name, "it was removed")
+            for part in self._staying(name):
+                self._withdraw(part.entry.spec.name, "it was removed")
 
-    def _staying(self, name: str) -> protocol.PublishedModel:
-        model = self.models.get(name)
-        if model is not None and not model.is_leaving:
-            return model
+    def _of(self, name: str) -> list[protocol.PublishedModel]:
+        """The model that clients know by this name, or its stages."""
+        return [model for model in self.models.values() if model.entry.spec.offered_as == name]
+
+    def _staying(self, name: str) -> list[protocol.PublishedModel]:
+        parts = self._of(name)
+        if parts and not any(part.is_leaving for part in parts):
+            return parts
         reason = f"the pool has no model '{name}'"
         if name in self.unserved:
             reason = f"model '{name}' is not served: {self.unserved[name].problem}"

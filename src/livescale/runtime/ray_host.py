@@ -11,19 +11,31 @@ import asyncio
 import ray
 from ray.util import get_node_ip_address
 
+from livescale.runtime.doors import open_credentials
 from livescale.runtime.joined_host import JoinedAs, JoinedHost
 from livescale.runtime.news import log_news
 from livescale.runtime.protocol import Address
-from livescale.runtime.token import JoinToken
+from livescale.runtime.token import JoinToken, check_authority
 from livescale.types import Value
 
 
 class HostOrder(Value, frozen=True):
-    """Which pool the host belongs to, and how many workers it brings."""
+    """Which pool the host belongs to, how many workers it brings, and which label of its node
+    names its rack. `tls_dir` is on the host: a key never crosses Ray's wires."""
 
     head: Address
     token: JoinToken
     workers: int
+    rack_label: str | None = None
+    tls_dir: str | None = None
+
+
+def own_label(name: str | None) -> str:
+    """What the label says of this process's node of Ray; empty if the node has none of that name.
+    Blocks."""
+    own = ray.get_runtime_context().get_node_id()
+    labels = [node.get("Labels", {}) for node in ray.nodes() if node["NodeID"] == own]
+    return str(labels[0].get(name, "")) if labels else ""
 
 
 class HostActor:
@@ -31,19 +43,25 @@ class HostActor:
 
     def __init__(self) -> None:
         self._host: JoinedHost | None = None
+        #: kept: nodes that come later do not change it
+        self._name = ""
         #: ends before the next one begins: two of one name would be refused
         self._turn = asyncio.Lock()
 
     @ray.method(max_task_retries=0)
     async def name(self) -> str:
         """Of this host in the pool: its node's, which Ray takes from the address unless told
-        otherwise. Nodes that share a name are told apart by their ids."""
+        otherwise. A node whose name another one has already is told apart by its id."""
+        if self._name:
+            return self._name
         own = ray.get_runtime_context().get_node_id()
         nodes = await asyncio.to_thread(ray.nodes)
         names = {node["NodeID"]: str(node["NodeName"]) for node in nodes if node["Alive"]}
         name = names.get(own) or get_node_ip_address()
         has_twins = list(names.values()).count(name) > 1
-        return f"{name}-{own[:8]}" if has_twins else name
+        # What asks at the same time gets the same: the first answer.
+        self._name = self._name or (f"{name}-{own[-8:]}" if has_twins else name)
+        return self._name
 
     async def run(self, order: HostOrder) -> None:
         """Until the pool ends, or the host has left. Raises UserError where it is no host. Another
@@ -51,8 +69,18 @@ class HostActor:
         if self._host is not None:
             self._host.kill()
         async with self._turn:
-            joined_as = JoinedAs(await self.name(), get_node_ip_address(), order.workers)
-            self._host = JoinedHost(order.head, order.token.secret, joined_as, log_news)
+            tls = open_credentials(order.tls_dir)
+            fingerprint = None if tls is None else tls.fingerprint
+            check_authority("the token of the pool", order.token, fingerprint)
+            joined_as = JoinedAs(
+                await self.name(),
+                get_node_ip_address(),
+                order.workers,
+                # Paths of the head mean nothing here.
+                {"tls_dir": order.tls_dir},
+                rack=await asyncio.to_thread(own_label, order.rack_label),
+            )
+            self._host = JoinedHost(order.head, order.token.secret, joined_as, log_news, tls)
             try:
                 await self._host.run()
             finally:

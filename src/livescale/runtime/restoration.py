@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from livescale.common.settings import ConfigError
 from livescale.config.model import CHANGEABLE_SETTINGS, ModelConfig
 from livescale.config.pool import PoolConfig
 from livescale.config.reading import changed_model, checked_model
 from livescale.engine.errors import ModelError
-from livescale.runtime.catalog import model_policy, prepare_model, prepare_models
-from livescale.runtime.protocol import Catalog, CatalogEntry, PublishedModel, UnservedModel
+from livescale.runtime.catalog import prepare_model, prepare_models, published
+from livescale.runtime.protocol import Catalog, CatalogEntry, UnservedModel
 from livescale.runtime.state_directory import ChangedModel, PoolState
 
 _log = logging.getLogger(__name__)
@@ -31,10 +33,11 @@ def restored_models(
     Raises ModelError or ConfigError for what is wrong with a model of the configuration.
     """
     models = [
-        PublishedModel(entry, model_policy(config, settings, entry), settings)
+        model
         for settings, entry in zip(
             _with_changes(config, state), prepare_models(config), strict=True
         )
+        for model in published(config, settings, entry)
     ]
     fits(tuple(model.entry for model in models))
     names = {model.settings.name for model in models}
@@ -46,30 +49,31 @@ def restored_models(
         names.add(kept.name)
         try:
             settings = checked_model(kept, config)
-            entry = prepare_model(config, settings)
-            fits((*(model.entry for model in models), entry))
+            parts = published(config, settings, prepare_model(config, settings))
+            fits(tuple(model.entry for model in (*models, *parts)))
         except (ModelError, ConfigError, OSError) as error:
             _log.error("model %s was kept and cannot be served: %s", kept.name, error)
             unserved.append(UnservedModel(kept, str(error)))
         else:
-            models.append(PublishedModel(entry, model_policy(config, settings, entry), settings))
+            models += parts
     return Catalog(tuple(models), unserved=tuple(unserved))
 
 
 def state_of(config: PoolConfig, catalog: Catalog) -> PoolState:
     """What is to be kept of these models for the next start."""
     configured = {model.name: model for model in config.models}
-    published = [model.settings for model in catalog.unserved]
+    kept = [model.settings for model in catalog.unserved]
     changed = []
     for model in catalog.models:
         settings, before = model.settings, configured.get(model.settings.name)
-        if model.is_leaving:
+        is_counted = model.entry.spec.stage is not None and not model.entry.spec.stage.is_first
+        if model.is_leaving or is_counted:
             continue
         if before is None:
-            published.append(settings)
+            kept.append(settings)
         elif settings != before and settings.path == before.path:
             changed.append(ChangedModel(before, settings))
-    return PoolState(tuple(published), tuple(changed))
+    return PoolState(tuple(kept), tuple(changed))
 
 
 def survives_restart(config: PoolConfig, settings: ModelConfig, *, is_kept: bool) -> bool:
@@ -100,9 +104,11 @@ def _with_changes(config: PoolConfig, state: PoolState) -> list[ModelConfig]:
 
 
 def _changed(model: ModelConfig, now: ModelConfig, config: PoolConfig) -> ModelConfig:
-    limits = {setting.name: getattr(now, setting.name) for setting in CHANGEABLE_SETTINGS}
+    before, after = msgspec.to_builtins(model), msgspec.to_builtins(now)
+    names = [setting.name for setting in CHANGEABLE_SETTINGS]
+    changes = {name: after[name] for name in names if after[name] != before[name]}
     try:
-        return changed_model(model, limits, config)
+        return changed_model(model, changes, config)
     except ConfigError as error:
         _log.warning("model %s: its kept limits do not hold any more: %s", model.name, error)
         return model

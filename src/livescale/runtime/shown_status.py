@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from livescale.control.status import ControllerStatus, InstanceSummary, ModelSummary
+from livescale.messages.commands import AnyCommand, ScaleDecided
 from livescale.messages.events import AnyEvent, InstanceReported
 from livescale.runtime.protocol import ModelLoad, PoolStatus, SpareStatus
 from livescale.runtime.publication import Publication
@@ -26,13 +27,22 @@ class ShownStatus:
         #: what instances reported
         self.loads = ModelLoads(publication.models)
         self._instances: Mapping[InstanceId, InstanceSummary] = {}
+        #: the last one of each model
+        self._decisions: dict[str, str] = {}
         #: what gateways were told last
         self.last: PoolStatus | None = None
 
     def absorb(
-        self, events: Iterable[AnyEvent], instances: Mapping[InstanceId, InstanceSummary]
+        self,
+        events: Iterable[AnyEvent],
+        commands: Iterable[AnyCommand],
+        instances: Mapping[InstanceId, InstanceSummary],
     ) -> None:
-        """Count what the instances reported."""
+        """Count what the instances reported, and note what was decided."""
+        for command in commands:
+            if isinstance(command, ScaleDecided):
+                change = f"{command.from_instances} -> {command.to_instances}"
+                self._decisions[command.model] = f"{change}: {command.reason}"
         for event in events:
             if isinstance(event, InstanceReported):
                 self.loads.absorb(event, instances)
@@ -53,6 +63,8 @@ class ShownStatus:
             spares={model: _spares(one) for model, one in models},
             is_recording=is_recording,
             workers_wanted=seen.workers_wanted,
+            by_role={model: one.by_role for model, one in models},
+            decisions={m: self._decisions[m] for m, _ in models if m in self._decisions},
         )
         if status != self.last:
             loads = self.loads.shown(seen.instances)
@@ -81,7 +93,11 @@ _COUNTED = (
     "handovers",
     "handover_bytes",
 )
-"""Fields of a report that its instance counts up, and of the ModelLoad with their sums."""
+"""Fields of a report that its instance counts up, and of the ModelLoad with their sums; besides
+them what a stage counts."""
+
+
+_OF_STAGES = ("came", "gaps_ns", "gaps_squared_ns_s", "busy_ns", "waited_ns", "merged")
 
 
 class ModelLoads:
@@ -111,6 +127,10 @@ class ModelLoads:
         if instance is None:
             return
         counts = Counter({name: getattr(report, name) for name in _COUNTED})
+        if report.stage is not None:
+            stage = report.stage
+            counts.update(visits=stage.done)
+            counts.update({name: getattr(stage, name) for name in _OF_STAGES})
         # A difference of counters has no negative counts.
         new = counts - self._seen.get(report.instance, Counter())
         self._totals.setdefault(instance.model, Counter()).update(new)

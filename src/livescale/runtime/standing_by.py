@@ -15,6 +15,7 @@ from livescale.runtime.boot import ControllerBoot, Status, report
 from livescale.runtime.lease_keeper import LeaseKeeper, lease_terms
 from livescale.runtime.lease_stores import lease_store
 from livescale.runtime.news import News
+from livescale.runtime.protocol import Catalog
 
 _LINE = "lease"
 
@@ -25,7 +26,8 @@ def keeper_of(boot: ControllerBoot) -> LeaseKeeper | None:
     if lease is None:
         return None
     terms = lease_terms(boot.pool)
-    holder = f"{socket.gethostname()}/{boot.start}-{secrets.token_hex(4)}"
+    machine, life = socket.gethostname(), f"{boot.start}-{secrets.token_hex(4)}"
+    holder = f"{boot.pool.listen or 'no address'} on {machine} ({life})"
     return LeaseKeeper(LeaseClaim(holder, terms, boot.epoch_min), lease_store(lease, terms))
 
 
@@ -52,8 +54,15 @@ def boot_acting(boot: ControllerBoot, epoch: int) -> tuple[ControllerBoot, Contr
     controller that it could take over from."""
     config = msgspec.structs.replace(boot.config, epoch=epoch)
     config = config if epoch == 1 else taking_over(config, epoch)
-    report(Status(news=(News(f"this head acts now (epoch {epoch})"),)))
+    report(Status(is_acting=True, news=(News(f"this head acts now (epoch {epoch})"),)))
     return msgspec.structs.replace(boot, config=config), ControllerEpoch(_LINE, epoch)
+
+
+def boot_with(boot: ControllerBoot, catalog: Catalog) -> ControllerBoot:
+    """With these models: the pool's may be others than when the controller began to wait."""
+    models = tuple(model.policy for model in catalog.models)
+    config = msgspec.structs.replace(boot.config, models=models)
+    return msgspec.structs.replace(boot, config=config, catalog=catalog)
 
 
 # -- helpers, in the order used -------------------------------------------------------------------

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from livescale.common.settings import size_text
 from livescale.control.status import ModelSummary
 from livescale.messages.commands import ModelGone
-from livescale.messages.events import ModelAdded, ModelRemoved
+from livescale.messages.events import ModelAdded, ModelRemoved, TeamBroke
+from livescale.policies import ModelPolicy
 from livescale.runtime.news import LoadProgress, News
 from livescale.telemetry.history import changes
 from livescale.telemetry.history.holdings import Ending, HoldingHistory
+from livescale.types import Role
 
 # Loads that go on failing are news again only after this time.
 _REPEAT_NS = 300_000_000_000
@@ -78,12 +80,16 @@ class StepNews:
         if isinstance(change, changes.Decided):
             decision = change.decision
             numbers = f"{decision.from_instances} -> {decision.to_instances} instances"
-            return News(f"model {decision.model}: {numbers} ({decision.reason})")
+            role = "" if decision.role is Role.UNIFIED else f" {decision.role}"
+            return News(f"model {decision.model}{role}: {numbers} ({decision.reason})")
+        if isinstance(change, TeamBroke):
+            where = "" if change.between is None else " between {} and {}".format(*change.between)
+            text = f"team {change.team} of instance {change.instance} broke{where}"
+            return News(text, is_problem=True)
         if isinstance(change, ModelAdded):
             policy = change.policy
-            limits = f"{policy.instances_min} to {policy.instances_max} instances"
             size = size_text(policy.spec.size_bytes)
-            return News(f"model {policy.spec.name}: published, {size}, {limits}")
+            return News(f"model {policy.spec.name}: published, {size}, {_limits_text(policy)}")
         if isinstance(change, ModelRemoved):
             return News(f"model {change.model}: withdrawn, it takes no new requests")
         if isinstance(change, ModelGone):
@@ -137,6 +143,12 @@ class StepNews:
             return None
         del self._failing[model]
         return News(f"model {model}: loads again") if status is not None else None
+
+
+def _limits_text(policy: ModelPolicy) -> str:
+    limits = f"{policy.instances_min} to {policy.instances_max} instances"
+    roles = [f"{r.role} {r.instances_min} to {r.instances_max}" for r in policy.roles]
+    return f"{limits} ({', '.join(roles)})" if roles else limits
 
 
 def _named(load: HoldingHistory) -> str:

@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 from livescale.common.addresses import address_text, parse_address
 from livescale.common.errors import UserError
 from livescale.common.settings import ConfigError
+from livescale.config.cores import cores_model
 from livescale.config.pool import PoolConfig
+from livescale.config.racks import read_racks
 from livescale.control.host_ledger import HostNumbers
 from livescale.control.wanted_hosts import PoolNeed
 from livescale.gateway.https import check_https
@@ -37,10 +39,12 @@ from livescale.runtime.host_supervisor import (
 )
 from livescale.runtime.kept_children import KeptChildren
 from livescale.runtime.key_watch import KeyWatch
+from livescale.runtime.known_catalog import KnownCatalog
 from livescale.runtime.lease_keeper import lease_terms
 from livescale.runtime.lease_stores import lease_store
-from livescale.runtime.listening import listen, listen_inside
+from livescale.runtime.listening import listen_inside
 from livescale.runtime.news import News, PoolProgress, log_news
+from livescale.runtime.own_gateways import OwnGateways
 from livescale.runtime.pool_claims import (
     claim_record,
     claim_secret,
@@ -56,6 +60,7 @@ from livescale.runtime.restarts import Restarts
 from livescale.runtime.restoration import restored_models
 from livescale.runtime.state_directory import PoolState, StateDirectory
 from livescale.runtime.told_progress import ToldProgress
+from livescale.runtime.vllm_python import check_vllm
 from livescale.types import WorkerRef
 
 _log = logging.getLogger(__name__)
@@ -67,7 +72,7 @@ class PoolFailed(UserError):
 
 
 class Pool:
-    """A pool of warm workers, its controller and its gateway. Use as an async context."""
+    """A pool of warm workers, its controller and its gateways. Use as an async context."""
 
     def __init__(
         self,
@@ -83,9 +88,9 @@ class Pool:
         Keys are those of the files that `config` names and of the variables in `environ`. `layout`
         says where the processes run; without it that follows from the configuration. `tell` is
         called with news for people, and must not block. One that `is_standby` has no workers and
-        no agent of its own: it waits for the lease, and its gateway serves meanwhile.
+        no agent of its own: it waits for the lease, and its gateways serve meanwhile.
         """
-        layout = layout if layout is not None else configured_layout(config)
+        layout = layout if layout is not None else configured_layout(config, tell)
         # First: what can be wrong is found before anything is opened.
         _check(config, layout, is_standby)
         self.config = config
@@ -103,7 +108,7 @@ class Pool:
         #: names this start in records
         self._start = secrets.token_hex(4)
         try:
-            self._prepare(layout)
+            self._prepare(layout, tell)
         except BaseException:
             self._close_state()
             raise
@@ -120,17 +125,19 @@ class Pool:
             self._catalog,
             self._keys,
             control=self._control,
-            http=self._http,
+            gateways=self._gateways,
+            directory=self._directory.path,
             page_origins=origins,
             start=self._start,
             secret=secret,
         )
+        self._known_catalog = KnownCatalog(self._boots, lambda: self._of_kind("controller"))
         #: of the hosts, per prefix
         self._fork_servers: dict[tuple[str, ...], ForkServer | None] = {}
         self._head = KeptChildren(config, self._head_children(), **self._cares())
         self._hosts = self._host_supervisors(timing)
 
-    def _prepare(self, layout: PoolLayout) -> None:
+    def _prepare(self, layout: PoolLayout, tell: Callable[[News | PoolProgress], None]) -> None:
         """Everything that can be wrong is found here, before any process is started."""
         config = self.config
         self._catalog = restored_models(
@@ -139,13 +146,15 @@ class Pool:
             lambda entries: with_host_memory(layout, config, sizes_of(entries)),
         )
         self.models = tuple(model.entry for model in self._catalog.models)
+        check_vllm(config, self.models)
         for entry in self.models:
             for warning in entry.warnings:
                 _log.warning("%s", warning)
         self.layout = with_host_memory(layout, config, sizes_of(self.models))
         controller_config(config, self.layout, (), 0)
         with contextlib.ExitStack() as opened:
-            self._http = opened.enter_context(listen(config.host, config.port))
+            self._gateways = OwnGateways(config, tell)
+            opened.callback(self._gateways.port.close)
             self._control = opened.enter_context(
                 listen_inside(layout.control_prefix, *_control_address(config, layout))
             )
@@ -155,12 +164,12 @@ class Pool:
             opened.pop_all()
 
     def _head_children(self) -> list[Child]:
-        """Controller and gateway."""
-        prefix = self.layout.control_prefix
-        control, http = (self._control.fileno(),), (self._http.fileno(),)
+        """Controller and gateways."""
+        prefix, control = self.layout.control_prefix, (self._control.fileno(),)
         controller = Child("controller", "controller", self._boots.controller, control, prefix)
         controller.last_word = PoolEnds()
-        children = [controller, Child("gateway", "gateway", self._boots.gateway, http, prefix)]
+        self._gateways.make(self._boots.gateway, prefix)
+        children = [controller, *self._gateways.children]
         for child in children:
             child.heed = partial(self._heed, child)
         return children
@@ -173,8 +182,10 @@ class Pool:
             self._boots.controller_address(),
             self._directory.path,
             timing,
+            cores_model(self.config),
             keeps_rates=not self.layout.has_links,
             record_members=self._member_records,
+            manifests=self._boots.manifests,
         )
         found, first = [], 0
         for number, seat in enumerate(() if self._is_standby else self.layout.hosts):
@@ -210,8 +221,8 @@ class Pool:
         return self._head.children + members
 
     def _heed(self, child: Child, status: Status) -> None:
-        if status.catalog is not None:
-            self._boots.catalog = status.catalog
+        self._known_catalog.heed(child, status)
+        self._gateways.heed(child, status)
         self.need = status.need or self.need
         if status.gateways:
             self._has_no_others.clear()
@@ -231,7 +242,7 @@ class Pool:
     def base_url(self) -> str:
         """Where the OpenAI API is, without /v1."""
         scheme = "http" if self.config.ssl_certfile is None else "https"
-        return f"{scheme}://{address_text(*self._http.getsockname()[:2])}"
+        return f"{scheme}://{address_text(*self._gateways.port.address)}"
 
     @property
     def join_address(self) -> str:
@@ -239,7 +250,8 @@ class Pool:
         return address_text(*self._control.getsockname()[:2])
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the living children by name: controller, gateway, agent 0, worker 0, …"""
+        """Process ids of the living children by name: controller, gateway (gateway 0, … where
+        there are several), agent 0, worker 0, …"""
         found = self._head.pids()
         for host in self._hosts:
             found |= host.pids()
@@ -275,8 +287,7 @@ class Pool:
 
     async def ready(self) -> None:
         """Return when every model is served. Raises PoolFailed."""
-        [gateway] = self._of_kind("gateway")
-        await self.or_failure(gateway.is_ready.wait())
+        await self.or_failure(self._gateways.ready())
 
     async def or_failure(self, awaitable: Awaitable[Result]) -> Result:
         """The awaitable's result, but no longer than the pool lives. Raises PoolFailed."""
@@ -293,11 +304,11 @@ class Pool:
         """No new requests; running ones finish within the timeout; then all processes end."""
         for kept in self._kept():
             kept.let_go()
-        # The pool's own copy must close too, or clients could still connect and would hang.
-        self._http.close()
+        # The pool's own copies must close too, or clients could still connect and would hang.
+        self._gateways.port.close()
         gateway_s = self.config.drain_timeout_s + 2 * STOP_TIMEOUT_S
         await asyncio.gather(
-            self._head.end(self._of_kind("gateway"), gateway_s),
+            self._head.end(self._gateways.children, gateway_s),
             self._end_others(gateway_s),
         )
         # Before its members: what ends with the pool is not lost, and not on record as that.
@@ -335,9 +346,9 @@ class Pool:
                 await asyncio.wait_for(self._has_no_others.wait(), timeout_s)
 
     async def _watch_keys(self) -> None:
-        """The gateway serves by the keys as they are in their files now."""
+        """Gateways serve by the keys as they are in their files now."""
         async for digests in self._keys.changes():
-            for gateway in self._of_kind("gateway"):
+            for gateway in self._gateways.children:
                 gateway.tell(digests)
 
     def _stop_watching(self) -> None:
@@ -387,5 +398,7 @@ def _check(config: PoolConfig, layout: PoolLayout, is_standby: bool) -> None:
     if not are_several and (config.lease or config.heads or is_standby):
         raise ConfigError("several heads need both: heads (their addresses) and lease")
     other_heads(config, Address("", 0))
+    if config.racks is not None:
+        read_racks(Path(config.racks))
     if config.lease is not None:
         lease_store(config.lease, lease_terms(config))

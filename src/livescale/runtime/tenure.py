@@ -21,6 +21,8 @@ class Tenure:
     ) -> None:
         self.epoch = epoch
         self._holds_lease = holds_lease
+        #: whether who is at the other end of a wire is believed that a later life was met
+        self.believes: Callable[[Wire[protocol.ToController]], bool] = lambda wire: True
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def is_over(self) -> bool:
@@ -38,7 +40,7 @@ class Tenure:
         wire.send(Acting(self.epoch))
         hello = await wire.hello()
         if isinstance(hello, Fenced):
-            self._heed(hello)
+            self._heed(hello, wire)
         return hello
 
     async def listen(
@@ -47,14 +49,15 @@ class Tenure:
         """What comes on the wire."""
         async for message in wire:
             if isinstance(message, Fenced):
-                self._heed(message)
+                self._heed(message, wire)
             else:
                 yield message
 
-    def _heed(self, fenced: Fenced) -> None:
+    def _heed(self, fenced: Fenced, wire: Wire[protocol.ToController]) -> None:
         """A later life was met by who sends this."""
         later = fenced.epoch
-        if later.line == self.epoch.line and later.number > self.epoch.number:
+        is_later = later.line == self.epoch.line and later.number > self.epoch.number
+        if is_later and self.believes(wire):
             # The lease may be a new one: this process's next life begins behind all that were met.
             report(Status(later_epoch=later.number))
             self.end(f"epoch {later.number} has begun, this is {self.epoch.number}")

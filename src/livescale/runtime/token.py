@@ -30,6 +30,10 @@ class JoinToken(Value, frozen=True):
     fingerprint: str | None = None
     kind: str = _KIND
 
+    def __repr__(self) -> str:
+        # Without the secret: what is told of a token may be logged.
+        return f"<JoinToken, fingerprint {self.fingerprint}>"
+
 
 def new_secret() -> str:
     return secrets.token_hex(_SECRET_BYTES)
@@ -54,15 +58,18 @@ def make_token(path: Path, fingerprint: str | None = None) -> JoinToken:
 
 def check_fingerprint(path: Path, token: JoinToken, fingerprint: str | None) -> None:
     """Raises ConfigError for a token of a pool with other certificates, or with none."""
+    check_authority(f"token_file {path}", token, fingerprint)
+
+
+def check_authority(where: str, token: JoinToken, fingerprint: str | None) -> None:
+    """The same for a token that is not from a file."""
     if token.fingerprint == fingerprint:
         return
     if fingerprint is None:
-        raise ConfigError(
-            f"token_file {path}: the pool of this token has certificates: give tls_dir"
-        )
+        raise ConfigError(f"{where}: the pool of this token has certificates: give tls_dir")
     if token.fingerprint is None:
-        raise ConfigError(f"token_file {path}: the pool of this token has no certificates")
-    raise ConfigError(f"token_file {path}: its certificate authority is not the one in tls_dir")
+        raise ConfigError(f"{where}: the pool of this token has no certificates")
+    raise ConfigError(f"{where}: its certificate authority is not the one in tls_dir")
 
 
 def read_token(path: Path) -> JoinToken:

@@ -15,7 +15,7 @@ class ToldProgress:
 
     def __init__(self, tell: Callable[[News | PoolProgress], None]) -> None:
         self.tell = tell
-        #: the gateway was ready once, and so all of the pool
+        #: all gateways were ready at one time, and so all of the pool
         self.was_ready = False
         self._loads: tuple[LoadProgress, ...] = ()
 
@@ -24,7 +24,8 @@ class ToldProgress:
         for news in status.news:
             self.tell(news)
         if status.is_ready:
-            self.was_ready = self.was_ready or child.kind == "gateway"
+            gateways = [other for other in children if other.kind == "gateway"]
+            self.was_ready = self.was_ready or all(one.is_ready.is_set() for one in gateways)
             again = " again" if child.life else ""
             took_s = time.monotonic() - child.started_s
             self.tell(News(f"{child.name} is ready{again} after {took_s:.1f} s"))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 from livescale.gateway import backend
 from livescale.gateway.admission import WaitingLine
@@ -29,12 +31,10 @@ class Transcript:
 
     asked: backend.GenerateRequest
     queued_ns: int
-    #: what the client's handler reads; None ends the stream
-    chunks: asyncio.Queue[backend.TokenChunk | backend.GenerationFailed | None] = field(
-        default_factory=asyncio.Queue
-    )
-    generated: list[int] = field(default_factory=list)
-    token_ns: list[int] = field(default_factory=list)
+    #: known in the turn of the event loop that opens the request
+    sink: backend.TokenSink = field(init=False)
+    #: of each token, its id and when it came (ns), in turns
+    tokens: array[int] = field(default_factory=partial(array, "q"))
     last_worker: WorkerRef | None = None
     first_dispatched_ns: int | None = None
     dispatched_ns: int | None = None
@@ -64,22 +64,8 @@ class Transcript:
             attempt=order.attempt,
             instance=order.instance,
             prompt_ids=self.asked.prompt_ids,
-            generated_ids=tuple(self.generated),
+            generated_ids=tuple(self.tokens[::2]),
             sampling=self.asked.sampling,
-        )
-
-    def take(self, token: protocol.Token) -> None:
-        """It is the next one, and on its way to the client."""
-        self.generated.append(token.token_id)
-        self.token_ns.append(time.monotonic_ns())
-        self.chunks.put_nowait(
-            backend.TokenChunk(
-                token.index,
-                token.token_id,
-                token.finish_reason,
-                token.logprobs,
-                token.cached_tokens,
-            )
         )
 
     def line(self, end: Finish, slo: SloAbsolute | None) -> RequestLine:
@@ -89,7 +75,7 @@ class Transcript:
             request=asked.request,
             scheduled_ns=self.queued_ns,
             sent_ns=self.queued_ns,
-            token_ns=tuple(self.token_ns),
+            token_ns=tuple(self.tokens[1::2]),
             finished_ns=finished_ns,
             ok=end.outcome is Outcome.FINISHED,
         )
@@ -198,6 +184,13 @@ class Transcripts:
         self._forget_if_gone(asked.model)
         return transcript
 
+    def take(self, token: protocol.Token, now_ns: int) -> None:
+        """The next one of its request has come, and is on its way to the client."""
+        transcript = self._open[token.request]
+        transcript.tokens.append(token.token_id)
+        transcript.tokens.append(now_ns)
+        transcript.sink.take(token)
+
     def wait_s(self, model: str, client: str) -> float:
         """How long the client's requests that wait for the model will take, by what was
         measured."""
@@ -209,9 +202,9 @@ class Transcripts:
         for model, line in self._lines.items():
             label = (("model", model),)
             readings += [
-                backend.Reading("num_requests_waiting", line.requests, label),
-                backend.Reading("num_requests_running", self._running[model], label),
-                backend.Reading("waiting_prompt_tokens", line.prompt_tokens, label),
+                backend.Reading("num_requests_waiting", line.requests, label, is_own=True),
+                backend.Reading("num_requests_running", self._running[model], label, is_own=True),
+                backend.Reading("waiting_prompt_tokens", line.prompt_tokens, label, is_own=True),
             ]
         return readings
 

@@ -29,6 +29,8 @@ FRAME_BYTES_MAX = 64 << 20
 _LENGTH = struct.Struct(">I")
 # Above this the sender waits for the socket: a peer that reads nothing must not fill our memory.
 _BACKLOG_BYTES = 8 << 20
+# More of one turn does not wait for its end.
+_TURN_BYTES_MAX = 64 << 10
 # A large message shows while it comes that its sender is there.
 _PART_BYTES = 256 << 10
 _HEARTBEAT = _LENGTH.pack(0)
@@ -47,7 +49,8 @@ class Wire(Generic[Incoming]):
     """A connection that carries messages both ways; `incoming` is the type that it accepts.
 
     Iterate to receive; the iteration ends when the peer is gone or breaks the protocol
-    (`error` says why). `send` never blocks; a peer that lets too much pile up is cut off.
+    (`error` says why). `send` never blocks; a peer that lets too much pile up is cut off. What is
+    sent in one turn of the event loop goes out together: one call of the system, one TLS record.
     """
 
     def __init__(
@@ -59,7 +62,13 @@ class Wire(Generic[Incoming]):
         self._reader = reader
         self._writer = writer
         self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
+        self._loop = asyncio.get_running_loop()
+        #: frames of this turn of the event loop
+        self._unsent = bytearray()
         self.error: str | None = None
+        tls = writer.get_extra_info("ssl_object")
+        #: what the other end has shown (DER; None: the pool has no certificates)
+        self.certificate: bytes | None = None if tls is None else tls.getpeercert(True)
         self.opened_ns = time.monotonic_ns()
         #: when bytes were last taken from it (None: none were), and whether it waits for more
         self.received_ns: int | None = None
@@ -70,14 +79,29 @@ class Wire(Generic[Incoming]):
         if self._writer.is_closing():
             return
         body = _encoder.encode(message)
-        self._writer.write(_LENGTH.pack(len(body)) + body)
-        if self._writer.transport.get_write_buffer_size() > _BACKLOG_BYTES:
-            self.break_off("the peer does not read")
+        self._put(_LENGTH.pack(len(body)))
+        self._unsent += body
+        if len(self._unsent) > _TURN_BYTES_MAX:
+            self._flush()
 
     def beat(self) -> None:
         """Show the peer that this side works."""
         if not self._writer.is_closing():
-            self._writer.write(_HEARTBEAT)
+            self._put(_HEARTBEAT)
+
+    def _put(self, head: bytes) -> None:
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent += head
+
+    def _flush(self) -> None:
+        """What is unsent goes out."""
+        if not self._unsent or self._writer.is_closing():
+            return
+        unsent, self._unsent = self._unsent, bytearray()
+        self._writer.write(unsent)
+        if self._writer.transport.get_write_buffer_size() > _BACKLOG_BYTES:
+            self.break_off("the peer does not read")
 
     async def receive(self) -> Incoming | None:
         """The next message, or None at the end of the connection."""
@@ -142,7 +166,11 @@ class Wire(Generic[Incoming]):
         self._writer.transport.abort()
 
     def close(self) -> None:
-        self._writer.close()
+        """What was sent before still goes out."""
+        self._flush()
+        # Python 3.11.2 cannot break a TLS connection off any more that was closed twice.
+        if not self._writer.is_closing():
+            self._writer.close()
 
 
 async def open_wire(

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from livescale.engine.run_result import InstanceExecutor
 from livescale.engine.timed import TimedExecutor
 from livescale.member.inputs import GatewayGone, GatewayUnknown
-from livescale.messages.attempts import AttemptTaken, Cancel, Disown
+from livescale.messages.attempts import AttemptTaken
 from livescale.runtime import protocol
 from livescale.runtime.boot import WorkerBoot, read_boot
 from livescale.runtime.doors import Door, token_door
+from livescale.runtime.gateway_rights import is_its_request, may_have_name
 from livescale.runtime.member_process import MemberSocket, open_data_plane
 from livescale.runtime.recording import member_maker
 from livescale.runtime.wire_channel import Wire
@@ -28,7 +29,7 @@ from livescale.transfer.data_plane import DataPlane
 _log = logging.getLogger(__name__)
 # Python hands the interpreter to a waiting thread only after this long: transfers and sockets
 # share this process with the engine's loop (the default is 5 ms).
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 
 
 class WorkerSockets(MemberSocket):
@@ -72,23 +73,34 @@ class WorkerSockets(MemberSocket):
             _log.warning("a connection without a hello was closed (%s)", wire.error)
             wire.close()
             return
+        name = hello.gateway
+        if not may_have_name(name, wire, self._gateways):
+            _log.warning("a gateway that calls itself %s, which another one is, is cut off", name)
+            wire.close()
+            return
         self._heartbeats.add(wire)
-        self._gateways[hello.gateway] = wire
+        self._gateways[name] = wire
         async for message in wire:
+            if isinstance(message, protocol.GatewayHello) or not is_its_request(
+                name, message.request
+            ):
+                _log.warning("gateway %s is cut off: it meddles with others' requests", name)
+                wire.close()
+                break
             if isinstance(message, protocol.Submit):
-                self.thread.submit(hello.gateway, message)
-            elif isinstance(message, Cancel | Disown):
+                self.thread.submit(name, message)
+            else:
                 self.thread.post(message)
-        if self._gateways.get(hello.gateway) is wire:
-            del self._gateways[hello.gateway]
-            self.thread.post(GatewayGone(hello.gateway))
+        if self._gateways.get(name) is wire:
+            del self._gateways[name]
+            self.thread.post(GatewayGone(name))
 
 
 def main(watch: Callable[[InstanceExecutor], InstanceExecutor] | None = None) -> None:
     """Run until SIGTERM, or until standard input ends because the supervisor is gone. `watch` may
     put something between the instance and its executor."""
     boot = read_boot(WorkerBoot)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     arena = Arena(boot.place.arena_bytes)
     executor = _executor(boot) if watch is None else watch(_executor(boot))
     data_plane = open_data_plane(boot, arena)
@@ -101,11 +113,15 @@ def _executor(boot: WorkerBoot) -> InstanceExecutor:
     """What the device is run with, warm."""
     place, pool = boot.place, boot.pool
     if place.kind == "timed":
-        return TimedExecutor(place.kv_bytes, pool.block_tokens, boot.latency)
+        return TimedExecutor(place.kv_bytes, pool.block_tokens, boot.latency, boot.cores)
+    if place.kind == "vllm":
+        return _vllm_executor(boot)
     # Imported here: torch takes a second and 200 MiB, which a timed worker does not need.
     import torch
 
+    from livescale.engine.compute_cores import ComputeCores
     from livescale.engine.executor import TorchExecutor
+    from livescale.engine.linear_choice import weights_layout
     from livescale.engine.warm_up import warm_up
 
     torch.set_num_threads(pool.worker_threads)
@@ -118,8 +134,33 @@ def _executor(boot: WorkerBoot) -> InstanceExecutor:
         place.kv_bytes,
         pool.block_tokens,
         device,
-        packed_weights=pool.weights_layout == "packed",
+        weights_layout=weights_layout(pool.weights_layout),
         parameter_bytes=0 if device == "cpu" else place.arena_bytes,
+        cores=ComputeCores(boot.member.worker) if device == "cpu" else None,
     )
-    warm_up()
+    warm_up(times_linears=device == "cpu" and pool.weights_layout == "auto")
+    return executor
+
+
+def _vllm_executor(boot: WorkerBoot) -> InstanceExecutor:
+    """With engines for models that may come."""
+    # Imported here: only this worker's interpreter has vLLM, which reads its environment then.
+    from livescale.vllm_engine.environment import set_environment
+
+    pool = boot.pool
+    set_environment(pool.log_level)
+
+    from livescale.vllm_engine.executor import VllmExecutor
+    from livescale.vllm_engine.skeleton import EngineTerms
+
+    terms = EngineTerms(
+        kv_bytes=boot.place.kv_bytes,
+        block_tokens=pool.block_tokens,
+        run_tokens_max=pool.run_tokens_max,
+        sequences_max=pool.sequences_max,
+        binds_views=pool.weights_layout == "plain",
+    )
+    executor = VllmExecutor(terms, pool.vllm_engines_max, pool.vllm_engines_bytes)
+    for manifest in boot.ahead:
+        executor.prepare(manifest)
     return executor

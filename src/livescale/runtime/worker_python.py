@@ -5,12 +5,14 @@ need libraries of its own.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 
 from livescale import __version__
 from livescale.common.errors import UserError
 
 _ANSWER_S = 120.0
-_VERSION = "import livescale; print(livescale.__version__)"
+#: with all that a worker imports
+_VERSION = "import livescale, livescale.runtime.worker_process; print(livescale.__version__)"
 _GPUS = "from livescale.engine.gpus import gpu_count; print(gpu_count())"
 
 
@@ -42,14 +44,20 @@ def gpus_of(python: str | None) -> int:
 
 
 def _answer(python: str, code: str) -> str:
+    return output_of([python, "-P", "-c", code], python).strip()
+
+
+def output_of(words: Sequence[str], python: str, given: str = "") -> str:
+    """What the command, which starts this interpreter, writes when it is `given` a text. Raises
+    WorkerPythonError."""
     try:
         done = subprocess.run(
-            [python, "-P", "-c", code],
+            words,
             capture_output=True,
             text=True,
             check=True,
             timeout=_ANSWER_S,
-            stdin=subprocess.DEVNULL,
+            input=given,
         )
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or [f"it ended with {error.returncode}"])[-1]
@@ -58,4 +66,4 @@ def _answer(python: str, code: str) -> str:
         raise WorkerPythonError(f"worker_python: {python} gives no answer") from error
     except OSError as error:
         raise WorkerPythonError(f"worker_python: {python}: {error.strerror}") from error
-    return done.stdout.strip()
+    return done.stdout

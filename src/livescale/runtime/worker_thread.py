@@ -8,17 +8,18 @@ so nothing that is done here meanwhile keeps them waiting.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from livescale.batching.batcher import BatcherConfig
-from livescale.batching.live_messages import Handover, KvLayer
-from livescale.batching.run import BatchKey, SequenceSpec
+from livescale.batching.live_messages import Handover, KvLayer, LiveMessage, WithRows
+from livescale.batching.run import BatchKey, Run, SequenceSpec
+from livescale.batching.visit_messages import Visit, Visited
 from livescale.engine.errors import ModelError
 from livescale.engine.model_config import parse_config
 from livescale.engine.model_files import model_spec
-from livescale.engine.run_result import InstanceExecutor
+from livescale.engine.run_result import InstanceExecutor, RunResult
 from livescale.member import effects, inputs
 from livescale.member.instance import ServingLimits
 from livescale.member.member import Member
@@ -28,10 +29,12 @@ from livescale.runtime.live_parcels import Letter, ParcelError
 from livescale.runtime.member_thread import MemberThread
 from livescale.runtime.peer_lines import PeerLines
 from livescale.runtime.protocol import Examined, FromTokenServer, Submit, Token, Tokens
+from livescale.runtime.run_answers import SUM_BYTES, RunAnswers
 from livescale.runtime.run_lane import RunLane
+from livescale.stages import takes_rows
 from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
-from livescale.types import LayerSpan, PlanId, RequestId, TokenLogprobs, WorkerRef
+from livescale.types import LayerSpan, PlanId, RequestId, StageOf, WorkerRef
 
 if TYPE_CHECKING:
     from livescale.engine.run_result import HiddenRows
@@ -45,8 +48,8 @@ class Reporter(Protocol):
     def to_gateway(self, gateway: str, message: FromTokenServer) -> None: ...
 
 
-# What came of a Run.
-_Ended = tuple[inputs.RunEnded, Mapping[RequestId, TokenLogprobs]]
+# A Run, what came of it, and what it took in ns.
+_Ended = tuple[Run, RunResult, int]
 
 
 class WorkerThread(MemberThread):
@@ -62,10 +65,16 @@ class WorkerThread(MemberThread):
         make_member: Callable[..., Member] = Member,
     ) -> None:
         """`make_member` takes the arguments of a Member."""
-        limits = ServingLimits(boot.place.kind, boot.live, boot.pool.resident_bytes)
+        limits = ServingLimits(
+            boot.place.kind,
+            boot.live,
+            boot.pool.resident_bytes,
+            own_cores=executor.cores,
+            is_engine=executor.is_engine,
+        )
         member = make_member(boot.member, arena.size_bytes, limits)
-        super().__init__(boot, member, arena, data_plane, reporter.to_controller)
-        self._executor = executor
+        super().__init__(boot, member, arena, data_plane, reporter.to_controller, executor.prepare)
+        self._executor, self.is_engine = executor, executor.is_engine
         self._reporter = reporter
         self._peers = PeerLines(
             data_plane,
@@ -78,15 +87,18 @@ class WorkerThread(MemberThread):
         )
         #: whose model the executor has
         self._assigned: PlanId | None = None
-        self._vocabulary = 0
+        self._vocabulary = self._sum_bytes = 0
+        self._stage: StageOf | None = None
         self._rows: dict[BatchKey, HiddenRows] = {}
         self._lane: RunLane[_Ended] = RunLane()
         #: the effects that are carried out end with two Runs
         self._is_followed = False
+        #: the Run in flight waits for layers that do not come
+        self._gives_up = False
+        executor.when_missing(self._await_layer)
         #: what came with messages of peers, until they are absorbed
         self._contents: dict[int, bytearray] = {}
-        #: of the Run that has just ended
-        self._logprobs: Mapping[RequestId, TokenLogprobs] = {}
+        self._answers = RunAnswers()
         self._carry |= {
             effects.Answer: lambda effect: reporter.to_gateway(effect.gateway, effect.answer),
             effects.Emit: self._emit,
@@ -97,7 +109,9 @@ class WorkerThread(MemberThread):
             effects.Assign: self._assign,
             effects.Materialize: lambda effect: executor.materialize(effect.layer),
             effects.Measure: self._measure,
+            effects.UseCores: self._use_cores,
             effects.Execute: self._execute,
+            effects.GiveRunUp: self._give_up,
             effects.TakeOver: self._take_over,
             effects.WriteKv: self._write_kv,
             effects.ForgetRows: lambda effect: self._rows.pop(effect.batch, None),
@@ -145,8 +159,10 @@ class WorkerThread(MemberThread):
         except (ModelError, ValueError) as error:
             self._inputs.append(inputs.FetchFailed(effect.plan, str(error)))
             return
+        self._stage = manifest.stage
         where = f"config of {manifest.model}"
-        self._vocabulary = parse_config(manifest.config_json, where).vocab_size
+        shape = parse_config(manifest.config_json, where)
+        self._vocabulary, self._sum_bytes = shape.vocab_size, SUM_BYTES * shape.hidden_size
         pool = self._boot.pool
         limits = BatcherConfig(
             kv_blocks=executor.kv_blocks,
@@ -162,6 +178,7 @@ class WorkerThread(MemberThread):
                 limits=limits,
                 kv_layer_bytes=executor.kv_layer_bytes(1),
                 row_bytes=model_spec(manifest).row_bytes_per_token,
+                stage=manifest.stage,
             )
         )
 
@@ -182,6 +199,10 @@ class WorkerThread(MemberThread):
         rate = self._executor.prefill_tokens_per_s(span, effect.tokens)
         self._inputs.append(inputs.RateMeasured(effect.plan, rate))
 
+    def _use_cores(self, effect: effects.UseCores) -> None:
+        cores = self._executor.use_cores(effect.cores)
+        self._inputs.append(inputs.CoresSet(cores, asked=effect.cores))
+
     def _carry_out(self, asked: Sequence[effects.Effect]) -> None:
         # Runs come last.
         self._is_followed = len(asked) > 1 and isinstance(asked[-2], effects.Execute)
@@ -191,41 +212,69 @@ class WorkerThread(MemberThread):
         if self._is_followed or self._lane.is_busy:
             self._lane.put(partial(self._run, effect))
         else:
-            self._run_ended(self._run(effect))
+            told = self._layer_ran if effect.tells_layers else None
+            self._run_ended(self._run(effect, told))
 
-    def _run(self, effect: effects.Execute) -> _Ended:
-        run, batch = effect.run, effect.run.batch
-        rows = self._rows.pop(batch) if batch is not None and run.span.start else None
+    def _layer_ran(self, layer: int) -> None:
+        """Between two layers of a Run, on this thread: what has come is taken in."""
+        self._inputs.append(inputs.LayersRan(layer + 1))
+        if not self._take_in():
+            self.stop()  # when the Run is over
+        self._step()
+        self.pulse.go_on()
+
+    def _await_layer(self) -> bool:
+        """Inside a Run, on this thread."""
+        self._gives_up = False
+        return self._come_round() and not self._gives_up
+
+    def _give_up(self, _: effects.GiveRunUp) -> None:
+        self._gives_up = True
+
+    def _run(
+        self, effect: effects.Execute, layer_ran: Callable[[int], None] | None = None
+    ) -> _Ended:
+        run, parts, executor = effect.run, effect.run.parts, self._executor
+        rows = None
+        if parts and takes_rows(self._stage, run.span):
+            rows = executor.join_rows([self._rows.pop(part.key) for part in parts])
         began_ns = time.monotonic_ns()
-        result = self._executor.run(run, rows)
+        result = executor.run(run, rows, layer_ran)
         elapsed_ns = time.monotonic_ns() - began_ns
-        if batch is not None and result.hidden is not None:
-            self._rows[batch] = result.hidden
-        ended = inputs.RunEnded([(token,) for token in result.token_ids], elapsed_ns)
-        return ended, result.logprobs
+        if parts and result.hidden is not None:
+            own = executor.split_rows(result.hidden, [part.token_count for part in parts])
+            self._rows.update(zip([part.key for part in parts], own, strict=True))
+        return run, result, elapsed_ns
 
     def _run_ended(self, ended: _Ended) -> None:
-        news, self._logprobs = ended
-        self._inputs.insert(0, news)
+        run, result, elapsed_ns = ended
+        hosted = self.member.instance
+        self._answers.ran(run, result, hosted.duty.instance if hosted is not None else None)
+        tokens = [(token,) for token in result.token_ids]
+        self._inputs.insert(0, inputs.RunEnded(tokens, elapsed_ns, result.step))
 
     # -- effects: gateways ----------------------------------------------------------------------
 
     def _emit(self, effect: effects.Emit) -> None:
-        logprobs = {} if effect.is_repeated else self._logprobs
-        tokens = tuple(
-            Token(
-                request=emitted.request,
-                attempt=emitted.attempt,
-                index=emitted.index + place,
-                token_id=token_id,
-                finish_reason=emitted.finish_reason,
-                logprobs=logprobs.get(emitted.request),
-                cached_tokens=emitted.cached_tokens,
-            )
-            for emitted in effect.emitted
-            for place, token_id in enumerate(emitted.token_ids)
-        )
-        self._reporter.to_gateway(effect.gateway, Tokens(tokens))
+        tokens: list[Token] = []
+        for emitted in effect.emitted:
+            logprobs, embedding = None, None
+            if not effect.is_repeated:
+                logprobs, embedding = self._answers.of(emitted)
+            tokens += [
+                Token(
+                    request=emitted.request,
+                    attempt=emitted.attempt,
+                    index=emitted.index + place,
+                    token_id=token_id,
+                    finish_reason=emitted.finish_reason,
+                    logprobs=logprobs,
+                    cached_tokens=emitted.cached_tokens,
+                    embedding=embedding,
+                )
+                for place, token_id in enumerate(emitted.token_ids)
+            ]
+        self._reporter.to_gateway(effect.gateway, Tokens(tuple(tokens)))
 
     # -- effects: peers -------------------------------------------------------------------------
 
@@ -235,18 +284,21 @@ class WorkerThread(MemberThread):
         assert not isinstance(message, inputs.RankLayers), f"{self!r} has one rank"
         # Where something is given away no Run is in flight.
         content: list[memoryview] = []
-        if isinstance(message, Handover) and message.rows:
-            content = [executor.export_rows(self._rows[message.batch])]
+        letter = Letter(message, effect.gateways, effect.size_bytes)
+        if isinstance(message, WithRows) and message.rows:
+            content = [executor.export_rows(self._rows[message.key])]
         elif isinstance(message, KvLayer):
             content = [executor.export_kv(message.layer - 1, t, n) for n, t in effect.places]
-        letter = Letter(message, effect.gateways, effect.size_bytes)
+        elif isinstance(message, Visited):
+            besides, sums = self._answers.leaves(message.key)
+            letter, content = Letter(message, (), len(sums), besides), [memoryview(sums)]
         self._peers.send(effect.peer, letter, content)
 
     def _take_over(self, effect: effects.TakeOver) -> None:
         if effect.message.rows:
             content = memoryview(self._contents[effect.content])
             rows = self._executor.import_rows(content, effect.message.rows)
-            self._rows[effect.message.batch] = rows
+            self._rows[effect.message.key] = rows
 
     def _write_kv(self, effect: effects.WriteKv) -> None:
         """Write it into the blocks of the requests that are still here."""
@@ -261,34 +313,52 @@ class WorkerThread(MemberThread):
     # -- what peers send ------------------------------------------------------------------------
 
     def _expected_bytes(self, peer: WorkerRef, letter: Letter) -> int | None:
-        message = letter.message
-        size_bytes = self.member.expected_bytes(peer, message)
-        if size_bytes is not None and isinstance(message, Handover):
-            for spec in message.requests:
-                ids = (*spec.prompt_ids, *spec.generated_ids)
-                if not all(0 <= i < self._vocabulary for i in ids):
-                    raise ParcelError(f"{spec.request} has tokens that this model has not")
+        if isinstance(letter.message, Visited):
+            summed = letter.besides.summed if letter.besides is not None else ()
+            if not all(0 <= its.first_position < its.stop for its in summed):
+                raise ParcelError("a sum of the rows of no positions")
+            return len(summed) * self._sum_bytes
+        size_bytes = self.member.expected_bytes(peer, letter.message)
+        for request, ids in _token_ids(letter.message):
+            if not all(0 <= i < self._vocabulary for i in ids):
+                raise ParcelError(f"{request} has tokens that this model has not")
         return size_bytes
 
     def _is_taking(self, peer: WorkerRef) -> bool:
         """A batch of this peer waits for the member. Its KV follows unasked, and is expected only
-        when the batch is the member's."""
+        when the batch is the member's. KV of a request of a team that ends is asked for."""
         return any(
             isinstance(news, inputs.PeerSent)
             and news.peer == peer
             and isinstance(news.message, Handover)
+            and news.message.shared is None
             for news in (*self._inputs, *self.member.waiting)
         )
 
-    def _came(self, peer: WorkerRef, letter: Letter, content: bytearray) -> None:
+    def _came(self, peer: WorkerRef, letter: Letter, content: bytearray, came_ns: int) -> None:
+        if letter.besides is not None:
+            self._answers.came(letter.besides, content)
         number = len(self._contents) + 1
         self._contents[number] = content
         self._inputs.append(
-            inputs.PeerSent(peer, letter.message, letter.gateways, len(content), number)
+            inputs.PeerSent(peer, letter.message, letter.gateways, len(content), number, came_ns)
         )
 
     def _after_step(self) -> None:
         super()._after_step()
         if not self.member.waiting:
             self._contents.clear()
+        if not self._answers.is_empty:
+            instance = self.member.instance
+            self._answers.keep(instance.serving.requests() if instance is not None else ())
         self._peers.open_waiting()
+
+
+def _token_ids(message: LiveMessage) -> Iterator[tuple[RequestId, Sequence[int]]]:
+    """All that the executor may look up."""
+    if isinstance(message, Handover):
+        for spec in message.requests:
+            yield spec.request, (*spec.prompt_ids, *spec.generated_ids)
+    elif isinstance(message, Visit):
+        for s in message.segments:
+            yield s.request, (*s.token_ids, *s.prompt_ids, *s.generated_ids)

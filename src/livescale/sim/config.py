@@ -8,13 +8,17 @@ from livescale.batching.batcher import BatcherConfig
 from livescale.batching.live_batch import LiveLimits
 from livescale.batching.reports import REPORT_GAP_NS
 from livescale.clusters.topology import Device, Host
+from livescale.common.settings import ConfigError, unknown
 from livescale.control.config import ControllerConfig
 from livescale.latency.models import AnyLatency
 from livescale.latency.work import LinearLatency
-from livescale.policies import ModelPolicy
+from livescale.policies import CoresModel, ModelPolicy
 from livescale.types import AGENT_NUMBERS_FROM, ModelSpec, Value, WorkerRef, agent_ref
 
 _GBIT = 125_000_000
+SERVING_FIRST, EQUAL = "serving-first", "equal"
+LINK_SHARINGS = (SERVING_FIRST, EQUAL)
+"""How what workers send each other (rows and KV) and parameters share links."""
 
 
 class FaultConfig(Value, frozen=True):
@@ -28,14 +32,15 @@ class FaultConfig(Value, frozen=True):
     `bad_files_ns` (`bad_files`). A member refuses whatever it is to hold for `refusal_ns`
     (`refusals`): no memory, or an executor that fails. A member's clock jumps ahead by up to
     `clock_jump_ns_max` (`clock_jumps`), as after a machine was suspended. For `link_ns` a member's
-    NIC carries `slow_permille` of its rate (`slow_links`) or nothing at all (`cut_links`). A
-    controller restart takes `downtime_ns`, and its peers need up to `reconnect_ns_max` to find the
-    next one. Of 1000 messages of workers `late_permille` are late by up to `late_ns_max` (never out
-    of order), of 1000 progress messages `lost_permille` never come, and of 1000 requests
-    `cancelled_permille` are cancelled at some time. Of 1000 messages that hand a live batch over
-    `pair_loss_permille` lose one of the two workers soon. Another controller takes over while the
-    first one lives on (`takeovers`), for up to `takeover_ns_max`, in which members and the gateway
-    reach one of the two, both or none.
+    NIC carries `slow_permille` of its rate (`slow_links`) or nothing at all (`cut_links`). Of 1000
+    messages between workers `line_loss_permille` break the line between the two, which do not reach
+    one another for `link_ns`, and live on. A controller restart takes `downtime_ns`, and its peers
+    need up to `reconnect_ns_max` to find the next one. Of 1000 messages of workers `late_permille`
+    are late by up to `late_ns_max` (never out of order), of 1000 progress messages `lost_permille`
+    never come, and of 1000 requests `cancelled_permille` are cancelled at some time. Of 1000
+    messages that hand a live batch over `pair_loss_permille` lose one of the two workers soon.
+    Another controller takes over while the first one lives on (`takeovers`), for up to
+    `takeover_ns_max`, in which members and the gateway reach one of the two, both or none.
     """
 
     silences: int = 0
@@ -69,6 +74,7 @@ class FaultConfig(Value, frozen=True):
     lost_permille: int = 0
     cancelled_permille: int = 0
     pair_loss_permille: int = 0
+    line_loss_permille: int = 0
     until_ns: int = 0
 
 
@@ -104,14 +110,18 @@ class SimConfig(Value, frozen=True):
     """One pool of workers. Times are nanoseconds of virtual time.
 
     `devices` are the workers' by number. A device that names no host is dealt to the `hosts` in
-    turn (each has an agent); without hosts it has one of its own, without an agent. Links are
-    those of devices, hosts and the controller's leaves, group and remote storage. `latency` is by
-    model; the one called "" is that of all others. `kv_blocks` None: what fits into a device's
-    `kv_bytes`. An instance that merely goes on reports so every `report_gap_ns`. With `coalesces`,
-    Runs in which nothing can change are one event. `load_ns` replaces every transfer of
-    parameters to a device by a fixed time (0: instances are there at once). A device that receives
-    from another member waits `group_setup_ns` before it asks for the first byte, as systems do
-    that form a communication group for every transfer.
+    turn (each has an agent); without hosts it has one of its own, without an agent. Links are those
+    of devices, hosts and the controller's leaves, group and remote storage. `latency` is by model,
+    with one core, and `cores` says what more do; the one called "" is that of all others.
+    `kv_blocks` None: what fits into a device's `kv_bytes`. An instance that merely goes on reports
+    so every `report_gap_ns`. With `coalesces`, Runs in which nothing can change are one event.
+    `load_ns` replaces every transfer of parameters to a device by a fixed time (0: instances are
+    there at once). A device that receives from another member waits `group_setup_ns` before it asks
+    for the first byte, as systems do that form a communication group for every transfer.
+    `link_sharing`: "serving-first", rows and KV go before parameters, as in the real data plane,
+    and in each class rates are max-min fair; "equal", for comparison, both are one class. Raises
+    ConfigError for another one, and where parameters of one class with the others are to leave a
+    share of an uplink free.
 
     Of a model at most `queue_requests_max` requests wait, with at most `queue_prompt_tokens_max` in
     all (None: any number), and each for `queue_timeout_ns` at a stretch (None: as long as need be).
@@ -126,6 +136,7 @@ class SimConfig(Value, frozen=True):
     controller: ControllerConfig
     devices: tuple[Device, ...]
     latency: dict[str, AnyLatency]
+    cores: dict[str, CoresModel] = msgspec.field(default_factory=dict)
     hosts: tuple[Host, ...] = ()
     kv_blocks: int | None = None
     block_tokens: int = 16
@@ -142,6 +153,7 @@ class SimConfig(Value, frozen=True):
     coalesces: bool = True
     load_ns: int | None = None
     group_setup_ns: int = 0
+    link_sharing: str = SERVING_FIRST
     live: LiveLimits = LiveLimits()
     resident_bytes: int = 0
     holder_wait_ns: int = 2_000_000_000
@@ -150,6 +162,12 @@ class SimConfig(Value, frozen=True):
     changes: tuple[ModelChange, ...] = ()
     stays: tuple[HostStay, ...] = ()
     faults: FaultConfig = FaultConfig()
+
+    def __post_init__(self) -> None:
+        if self.link_sharing not in LINK_SHARINGS:
+            raise ConfigError(unknown("unknown link_sharing", self.link_sharing, LINK_SHARINGS))
+        if self.link_sharing == EQUAL and self.controller.parameter_share_percent != 100:
+            raise ConfigError(f"link_sharing '{EQUAL}' knows no parameter_share_percent")
 
     @property
     def workers(self) -> int:
@@ -178,6 +196,10 @@ class SimConfig(Value, frozen=True):
     def latency_of(self, model: str) -> AnyLatency:
         """How long instances of the model take for their Runs."""
         return self.latency[model if model in self.latency else ""]
+
+    def cores_of(self, model: str) -> CoresModel | None:
+        """What cores do for the model's Runs (None: nothing)."""
+        return self.cores.get(model, self.cores.get(""))
 
     def batcher(self, spec: ModelSpec, device: Device) -> BatcherConfig:
         """Limits of an instance of the model on such devices."""

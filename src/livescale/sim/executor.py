@@ -15,9 +15,10 @@ from functools import partial
 from livescale.batching.run import Run
 from livescale.clusters.topology import Device
 from livescale.latency.models import AnyLatency
-from livescale.latency.work import RunWork, span_ns
+from livescale.latency.work import RunWork, span_ns, with_cores
 from livescale.member.effects import Execute
-from livescale.member.inputs import ExecutorReady, RunEnded
+from livescale.member.inputs import CoresSet, ExecutorReady, LayersRan, RunEnded
+from livescale.policies import CoresModel
 from livescale.sim.clock import COMMIT_PRIORITY, Clock
 from livescale.sim.config import SimConfig
 from livescale.types import ModelSpec, PlanId
@@ -34,16 +35,19 @@ class SimExecutor:
         device: Device,
         clock: Clock,
         shorten: Callable[[int], Run],
-        ended: Callable[[RunEnded], None],
+        progressed: Callable[[RunEnded | LayersRan], None],
     ) -> None:
-        """`shorten` cuts the Run in flight after so many steps; `ended` is given its result."""
+        """`shorten` cuts the Run in flight after so many steps; `progressed` is given its
+        result, and how far one is of which that is to be told."""
         self._config = config
         self._device = device
         self._clock = clock
         self._shorten = shorten
-        self._ended = ended
+        self._progressed = progressed
         self._spec: ModelSpec | None = None
+        self._cores_model: CoresModel | None = None
         self._latency: AnyLatency | None = None
+        self.cores = 1
         self._run: Run | None = None
         #: Runs that wait for the end of the one in flight
         self._waiting: deque[Execute] = deque()
@@ -59,17 +63,24 @@ class SimExecutor:
     def assign(self, plan: PlanId, spec: ModelSpec) -> ExecutorReady:
         """Take the model over."""
         self._spec, self._latency = spec, self._config.latency_of(spec.name)
+        self._cores_model = self._config.cores_of(spec.name)
         return ExecutorReady(
             plan=plan,
             limits=self._config.batcher(spec, self._device),
             kv_layer_bytes=spec.kv_bytes_per_token // (spec.layers - 2),
             row_bytes=spec.row_bytes_per_token,
+            stage=spec.stage,
         )
+
+    def use_cores(self, cores: int) -> CoresSet:
+        """From the next Run on; devices of a world in which cores do nothing keep theirs."""
+        self.cores = cores if self._config.cores else self.cores
+        return CoresSet(self.cores, asked=cores)
 
     def prefill_tokens_per_s(self, tokens: int) -> int:
         """The rate of a prefill of so many tokens."""
         assert self._latency is not None
-        run_ns = self._latency.run_ns(RunWork(((tokens, 0),)))
+        run_ns = self._with_cores(self._latency.run_ns(RunWork(((tokens, 0),))))
         return max(tokens * _NS_PER_S // max(run_ns, 1), 1)
 
     def start(self, effect: Execute, due_ns: int) -> None:
@@ -88,13 +99,17 @@ class SimExecutor:
         work = run.work
         if run.batch is not None:
             layers = run.span.decoder_layers(spec.layers)
-            self.step_ns = [now_ns + span_ns(latency, work, layers, spec.layers - 2)]
+            run_ns = span_ns(latency, work, layers, spec.layers - 2)
+            self.step_ns = [now_ns + self._with_cores(run_ns)]
         elif run.steps == 1:
-            self.step_ns = [now_ns + latency.run_ns(work)]
+            self.step_ns = [now_ns + self._with_cores(latency.run_ns(work))]
+            if effect.tells_layers:
+                self._tell_layers(run, spec.layers - 2)
         else:
-            first_ns = latency.run_ns(work)
+            first_ns = self._with_cores(latency.run_ns(work))
             steps = min(run.steps, max(due_ns - now_ns, 0) // max(first_ns, 1) + 2)
-            times = latency.decode_ns(work.decodes, work.decode_context_tokens, steps)
+            decodes_ns = latency.decode_ns(work.decodes, work.decode_context_tokens, steps)
+            times = map(self._with_cores, decodes_ns)
             self.step_ns = list(itertools.accumulate(times, initial=now_ns))[1:]
             last = min(bisect.bisect_left(self.step_ns, due_ns) + 1, steps)
             del self.step_ns[last:]
@@ -117,9 +132,23 @@ class SimExecutor:
 
     # -- helpers, in the order used -------------------------------------------------------------
 
+    def _with_cores(self, run_ns: int) -> int:
+        return with_cores(run_ns, self._cores_model, self.cores)
+
     def _end_later(self, run: Run) -> None:
         self._run = run
         self._clock.at(self.step_ns[-1], partial(self._end, run), COMMIT_PRIORITY)
+
+    def _tell_layers(self, run: Run, layers: int) -> None:
+        """All decoder layers take the same time, embedding and head none."""
+        run_ns = self.step_ns[-1] - self._began_ns
+        for count in range(1, layers):
+            at_ns = self._began_ns + run_ns * count // layers
+            self._clock.at(at_ns, partial(self._tell, run, LayersRan(count + 1)))
+
+    def _tell(self, run: Run, ran: LayersRan) -> None:
+        if self._run is run:
+            self._progressed(ran)
 
     def _end(self, run: Run) -> None:
         if self._run is not run:
@@ -129,7 +158,7 @@ class SimExecutor:
         ends = [s.first_position + len(s.token_ids) for s in run.segments if s.samples]
         began_ns = self.step_ns[-2] if run.steps > 1 else self._began_ns
         token_ids = [range(end, end + run.steps) for end in ends]
-        self._ended(RunEnded(token_ids, self.step_ns[-1] - began_ns))
+        self._progressed(RunEnded(token_ids, self.step_ns[-1] - began_ns))
         self._begin_waiting()
 
     def _begin_waiting(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from livescale.control.config import ControllerConfig
 from livescale.control.controller import Controller
-from livescale.member.inputs import MemberOrder
+from livescale.member.inputs import MemberOrder, receiver_of
 from livescale.messages import commands, events
 from livescale.messages.epochs import ControllerEpoch, Fenced
 from livescale.sim.checkers.commands import CommandChecker
@@ -175,7 +175,7 @@ class ControllerLife:
 
     def _carry_out(self, command: commands.AnyCommand) -> None:
         if isinstance(command, MemberOrder):
-            self._orders[command.holding.member].send(command)
+            self._orders[receiver_of(command)].send(command)
         elif isinstance(command, commands.Dispatch | commands.FailRequest):
             # The controller knows requests from this gateway only, so it is connected.
             self._orders[None].send(command)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from livescale.batching.stage_batcher import StageBatcher
+from livescale.batching.team_batcher import TeamBatcher
 from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Device, Host
 from livescale.member import effects, inputs
@@ -23,7 +25,7 @@ from livescale.messages.epochs import ControllerEpoch
 from livescale.messages.events import AnyEvent, RequestEnded
 from livescale.sim.checkers.fencing import FenceChecker
 from livescale.sim.checkers.invariants import require
-from livescale.sim.checkers.live import LiveChecker, LiveEffect, live_batcher_of
+from livescale.sim.checkers.live import LiveChecker, LiveEffect
 from livescale.sim.checkers.members import MemberChecker
 from livescale.sim.clock import Clock
 from livescale.sim.config import SimConfig
@@ -40,6 +42,7 @@ from livescale.types import (
 )
 
 _STEPS_MAX = 1 << 20
+_PROGRESS = inputs.RunEnded | inputs.LayersRan
 
 
 @dataclass(slots=True)
@@ -97,7 +100,7 @@ class SimMember:
             )
             self.member = Member(ref, self.device.arena_bytes, limits)
             self._executor = SimExecutor(
-                config, self.device, around.clock, self.member.shorten, self._run_ended
+                config, self.device, around.clock, self.member.shorten, self._progressed
             )
         #: which controllers may be met
         self.fence = Fence()
@@ -130,6 +133,7 @@ class SimMember:
             effects.Assign: self._assign,
             effects.Materialize: self._show,
             effects.Measure: self._measure,
+            effects.UseCores: lambda its: self._inbox.insert(0, self.executor.use_cores(its.cores)),
             effects.Execute: self._execute,
             effects.TakeOver: self._show,
             effects.WriteKv: self._show,
@@ -152,9 +156,10 @@ class SimMember:
     def come_to_rest(self) -> None:
         """The world is over: nothing of its requests is left."""
         if self.member.instance is not None:
-            live = live_batcher_of(self.member.instance)
-            live.validate()
-            self._around.checker.at_rest(self.ref, live.batcher.pool.used)
+            serving = self.member.instance.serving
+            assert isinstance(serving, TeamBatcher | StageBatcher), f"{serving!r}"
+            serving.validate()
+            self._around.checker.at_rest(self.ref, serving.kv_in_use)
 
     # -- what comes in --------------------------------------------------------------------------
 
@@ -198,7 +203,7 @@ class SimMember:
 
     def _step(self) -> None:
         self._is_stepping = True
-        while self._inbox and (self.is_idle or isinstance(self._inbox[0], inputs.RunEnded)):
+        while self._inbox and (self.is_idle or isinstance(self._inbox[0], _PROGRESS)):
             news, self._inbox = self._inbox, []
             self._take(news)
         self._is_stepping = False
@@ -210,8 +215,7 @@ class SimMember:
         """The checker of live pairs looks at the instance."""
         instance, checker = self.member.instance, self._around.live_checker
         if instance is not self._shown:
-            if self._shown is not None:
-                checker.leaves(self.ref)
+            checker.leaves(self.ref)
             if instance is not None and instance.order.rank == 0:
                 checker.joins(self.ref, instance, lambda: self.is_idle)
             self._shown = instance
@@ -365,8 +369,9 @@ class SimMember:
         self._show(effect)
         self.executor.start(effect, effect.report_due_ns - self._ahead_ns)
 
-    def _run_ended(self, ended: inputs.RunEnded) -> None:
-        self._inbox.insert(0, ended)
+    def _progressed(self, news: inputs.RunEnded | inputs.LayersRan) -> None:
+        self._around.live_checker.ran(self._duty, news)
+        self._inbox.insert(0, news)
         self._step()
 
 

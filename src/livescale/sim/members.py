@@ -65,10 +65,10 @@ class Members:
             config.stall_ns,
             config.load_ns,
             config.controller.parameter_share_percent,
+            config.link_sharing,
         )
-        self._live_link = LiveLink(
-            clock, self.transfers.moves.serving, delays.of_worker_ns, self._hand_over
-        )
+        serving = self.transfers.moves.serving
+        self._live_link = LiveLink(clock, serving, delays, self._hand_over)
         self.checker = MemberChecker(config.policies, self.transfers.missing_bytes)
         self._around = Surroundings(
             config=config,
@@ -221,12 +221,12 @@ class Members:
             before.fence(ref, life.epoch)
         self._around.fences.met(ref, life.epoch)
         life.meet(ref, member.take_order)
-        reports = member.member.reports
+        reports, cores = member.member.reports, member.member.cores
         if member.host is not None:
             life.report(ref, events.AgentJoined(ref, member.host, reports))
         elif member.device is not None:
             self._live_link.join(ref, member.put)
-            life.report(ref, events.WorkerJoined(ref, member.device, reports))
+            life.report(ref, events.WorkerJoined(ref, member.device, reports, cores.now, cores.own))
         member.put(ControllerMet(life.epoch))
 
     def _report(self, ref: WorkerRef, event: events.AnyEvent) -> None:

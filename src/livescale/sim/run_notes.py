@@ -23,18 +23,24 @@ from livescale.telemetry.record import (
     encode_line,
 )
 from livescale.telemetry.scale_events import ScaleTracker
-from livescale.types import InstanceState
+from livescale.types import InstanceState, Role
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceCount:
-    """Living instances of a model from `now_ns` on, as the controller sees them."""
+    """Living instances of a model from `now_ns` on, as the controller sees them: by what they do,
+    and how many of them all have the role decode."""
 
     now_ns: int
     model: str
     loading: int
     serving: int
     draining: int
+    decode: int = 0
+
+    @property
+    def living(self) -> int:
+        return self.loading + self.serving + self.draining
 
 
 @dataclass(slots=True)
@@ -61,7 +67,7 @@ class RunNotes:
         self.result = SimResult()
         self._file = record_file
         self._settings = settings
-        self._last_counts: dict[str, tuple[int, int, int]] = {}
+        self._last_counts: dict[str, tuple[int, int, int, int]] = {}
         #: whose instances were counted last, and its version then
         self._seen: tuple[Fleet | None, int] = (None, 0)
 
@@ -113,12 +119,13 @@ class RunNotes:
             return
         self._seen = seen
         for model, state in controller.models.items():
-            instances = controller.fleet.of_part(state.part)
+            instances = controller.fleet.of_parts(state.keys)
             states = [instance.state for instance in instances]
             loading = sum(1 for instance in instances if instance.is_loading)
             serving = states.count(InstanceState.SERVING)
             draining = states.count(InstanceState.DRAINING)
-            count = (loading, serving, draining)
+            decode = sum(instance.part.role is Role.DECODE for instance in instances)
+            count = (loading, serving, draining, decode)
             if self._last_counts.get(model) != count:
                 self._last_counts[model] = count
                 self.result.instances.append(InstanceCount(now_ns, model, *count))

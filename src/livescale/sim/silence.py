@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from livescale.control.liveness import SilenceWatch, look_gap_ns
-from livescale.messages.commands import AnyCommand, Dispatch, DropHolding, StartHolding
+from livescale.member.inputs import receiver_of
+from livescale.messages.commands import AnyCommand, Dispatch, DropHolding, SetCores, StartHolding
 from livescale.sim.checkers.invariants import require
 from livescale.sim.clock import Clock
 from livescale.types import WorkerRef
@@ -99,8 +100,8 @@ class Silences:
         for command in commands if self._silent else ():
             if isinstance(command, Dispatch):
                 self._require_noticed(command.worker, met_ns, command)
-            elif isinstance(command, StartHolding | DropHolding):
-                self._require_noticed(command.holding.member, met_ns, command)
+            elif isinstance(command, StartHolding | DropHolding | SetCores):
+                self._require_noticed(receiver_of(command), met_ns, command)
 
     def left_with(self, member: WorkerRef, what: object) -> None:
         """A gateway leaves requests with the member."""

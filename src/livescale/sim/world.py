@@ -56,7 +56,7 @@ class SimWorld:
             config,
             self._failures,
             fences,
-            serves=self._serves,
+            serves=self._offers,
             say=self._gateway_says,
             write=self._notes.request,
         )
@@ -104,6 +104,7 @@ class SimWorld:
         life.checker.at_rest(
             {member.ref: member.member.reports for member in members},
             {name: policy.instances_min for name, policy in self._policies.items()},
+            {m.ref: m.member.cores.now for m in members if m.device is not None},
         )
         self._members.transfers.moves.check_links()
         for member in members:
@@ -207,6 +208,11 @@ class SimWorld:
 
     def _serves(self, model: str) -> bool:
         return model in self._policies and model not in self._leaving
+
+    def _offers(self, model: str) -> bool:
+        """Clients may ask for it."""
+        specs = [policy.spec for policy in self._policies.values()]
+        return any(s.offered_as == model and s.name not in self._leaving for s in specs)
 
     def _change_models(self, change: ModelChange) -> None:
         """Without a controller nothing is lost: the next one begins with what is served."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from livescale.batching.run import BatchKey, Run
+from livescale.batching.run import BatchKey, EngineAsk, Run
 from livescale.member.effects import Effect, Execute
 from livescale.member.inputs import MemberInput
 from livescale.member.instance import ServingLimits
@@ -22,7 +22,7 @@ from livescale.telemetry.record import Line, Sink, decoded_lines
 from livescale.telemetry.record_parts import RecordError
 from livescale.types import LayerSpan, RequestId, WorkerRef
 
-MEMBER_RECORD_VERSION = 5
+MEMBER_RECORD_VERSION = 8
 
 
 class MemberLine(Line, frozen=True, tag="member", forbid_unknown_fields=True):
@@ -55,7 +55,8 @@ class ExecuteBrief(msgspec.Struct, frozen=True, tag="Execute"):
     """An Execute as it is recorded. Whole, a Run repeats block tables and sampling parameters of
     every request: of them the record has a digest.
 
-    A segment is (request, attempt, first position, positions, samples).
+    A segment is (request, attempt, first position, positions, samples). Of what an engine is asked
+    there is what is (request, attempt) of the requests that it takes and forgets.
     """
 
     run: int
@@ -63,8 +64,11 @@ class ExecuteBrief(msgspec.Struct, frozen=True, tag="Execute"):
     steps: int
     segments: tuple[tuple[RequestId, int, int, int, bool], ...]
     batch: BatchKey | None
+    merged: tuple[tuple[BatchKey, int], ...]
     report_due_ns: int
     digest: str
+    taken: tuple[tuple[RequestId, int], ...] = ()
+    forgotten: tuple[tuple[RequestId, int], ...] = ()
 
 
 AnyMemberLine = MemberLine | MemberStepLine | ShortenLine
@@ -123,7 +127,7 @@ def encode_effect(effect: Effect) -> bytes:
     """The effect as it is recorded. The same value gives the same bytes."""
     if not isinstance(effect, Execute):
         return _encoder.encode(effect)
-    run = effect.run
+    run, asks = effect.run, effect.run.asks or EngineAsk()
     # Tokens known so far are left out: they follow from prompts and from results of Runs.
     digested = [(s.token_ids, s.block_table, s.sampling) for s in run.segments]
     return _encoder.encode(
@@ -135,8 +139,11 @@ def encode_effect(effect: Effect) -> bytes:
                 (s.request, s.attempt, s.first_position, s.token_count, s.samples)
                 for s in run.segments
             ),
-            batch=effect.run.batch,
+            batch=run.batch,
+            merged=run.merged,
             report_due_ns=effect.report_due_ns,
+            taken=tuple((spec.request, spec.attempt) for spec in asks.taken),
+            forgotten=asks.forgotten,
             digest=xxhash.xxh3_64_hexdigest(_digest_encoder.encode(digested)),
         )
     )

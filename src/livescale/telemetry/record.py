@@ -21,7 +21,7 @@ from livescale.messages.commands import AnyCommand
 from livescale.messages.events import AnyEvent
 from livescale.telemetry.record_file import create_record
 from livescale.telemetry.record_parts import RecordError, parts_of, whole_lines
-from livescale.types import InstanceId, Outcome, PlanId, RequestId, WorkerRef
+from livescale.types import InstanceId, Outcome, PlanId, RequestId, Role, WorkerRef
 
 RECORD_VERSION = 6
 
@@ -125,6 +125,7 @@ class LoadPhases(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ScaleLine(Line, frozen=True, tag="scale"):
     """One scaling decision and what became of it. Scale-downs have `released_ns` per instance.
+    Numbers are those of the instances with the `role`.
 
     `strategy` and `routes` are the plan's; `amendments` say which receivers got other senders on
     the way. A model that had no instance was woken by the request `woken_by`, which had arrived
@@ -148,6 +149,7 @@ class ScaleLine(Line, frozen=True, tag="scale"):
     amendments: tuple[str, ...] = ()
     woken_by: RequestId | None = None
     asked_ns: int | None = None
+    role: Role = Role.UNIFIED
 
 
 class TrafficLine(Line, frozen=True, tag="traffic"):

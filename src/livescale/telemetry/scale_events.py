@@ -109,6 +109,7 @@ class ScaleTracker:
             planned_ns=done_ns,
             woken_by=change.woken_by,
             asked_ns=change.asked_ns,
+            role=decision.role,
         )
         self._open.append(_OpenEvent(line))
 

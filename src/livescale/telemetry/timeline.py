@@ -7,28 +7,38 @@ drawn here.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
 from livescale.telemetry.history.holdings import InstanceHistory
 from livescale.telemetry.history.reading import History
-from livescale.types import InstanceState, WorkerRef
+from livescale.types import InstanceState, Role, WorkerRef
 
 
 def instances_over_time(history: History) -> list[tuple[int, int]]:
     """(now_ns, instances that serve from then on), one entry per change, the first at the first
     step. Every instance is reported again to a controller that begins anew."""
-    deltas = Counter({history.started_ns: 0})
-    for _, begun_ns, ended_ns in spans_of_serving(history):
-        deltas[begun_ns] += 1
-        deltas[ended_ns] -= 1
-    del deltas[history.end_ns + 1]
-    count, changes = 0, list[tuple[int, int]]()
-    for at_ns, delta in sorted(deltas.items()):
-        count += delta
-        if delta or not changes:
-            changes.append((at_ns, count))
-    return changes
+    return _counts(history, [(begun, ended) for _, begun, ended in spans_of_serving(history)])
+
+
+def roles_over_time(history: History) -> dict[Role, list[tuple[int, int]]]:
+    """The same of the instances with each role that some instance had."""
+    spans: dict[Role, list[tuple[int, int]]] = {}
+    for instance, begun_ns, ended_ns in spans_of_serving(history):
+        for role, start_ns, stop_ns in instance.role_stretches(history.end_ns + 1):
+            left_ns, right_ns = max(begun_ns, start_ns), min(ended_ns, stop_ns)
+            if left_ns < right_ns:
+                spans.setdefault(role, []).append((left_ns, right_ns))
+    return {role: _counts(history, spans[role]) for role in Role if role in spans}
+
+
+def instances_by_model(history: History) -> dict[str, list[tuple[int, int]]]:
+    """The same of the instances of each model, or stage, that had one which served."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for instance, begun_ns, ended_ns in spans_of_serving(history):
+        spans.setdefault(instance.model, []).append((begun_ns, ended_ns))
+    return {model: _counts(history, spans[model]) for model in sorted(spans)}
 
 
 def spans_of_serving(history: History) -> list[tuple[InstanceHistory, int, int]]:
@@ -90,6 +100,21 @@ def copies_over_time(history: History) -> dict[str, list[tuple[int, int]]]:
 
 
 # -- helpers --------------------------------------------------------------------------------------
+
+
+def _counts(history: History, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(now_ns, spans from then on), one entry per change, the first at the first step."""
+    deltas = Counter({history.started_ns: 0})
+    for begun_ns, ended_ns in spans:
+        deltas[begun_ns] += 1
+        deltas[ended_ns] -= 1
+    del deltas[history.end_ns + 1]
+    count, changes = 0, list[tuple[int, int]]()
+    for at_ns, delta in sorted(deltas.items()):
+        count += delta
+        if delta or not changes:
+            changes.append((at_ns, count))
+    return changes
 
 
 def _levels(history: History) -> dict[str, list[tuple[int, int, int]]]:

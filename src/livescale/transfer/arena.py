@@ -36,25 +36,30 @@ class Arena:
     the machine does not have is refused here and not in mid-transfer.
     """
 
-    def __init__(self, size_bytes: int, touched_bytes: int | None = None) -> None:
+    def __init__(
+        self, size_bytes: int, touched_bytes: int | None = None, memfd: int | None = None
+    ) -> None:
+        """With a `memfd`, which is the arena's to close from now on, its memory is that of another
+        process' arena of this size."""
         if size_bytes < 1:
             raise ArenaError(f"an arena of {size_bytes} bytes is empty")
         self.size_bytes = size_bytes
         touched_bytes = size_bytes if touched_bytes is None else touched_bytes
         self._kept_bytes = min(_up_to_page(touched_bytes), size_bytes)
-        self._fd = os.memfd_create("livescale arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = _new_memfd() if memfd is None else memfd
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         try:
-            os.ftruncate(self._fd, size_bytes)
-            # Who maps it must not crash because it became smaller.
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            if memfd is None:
+                os.ftruncate(self._fd, size_bytes)
+                # Who maps it must not crash because it became smaller.
+                fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._memory = mmap.mmap(self._fd, size_bytes, flags=mmap.MAP_SHARED)
             # A kernel without huge pages for shared memory refuses; small pages are only slower.
             if size_bytes >= _HUGE_PAGE_BYTES:
                 with contextlib.suppress(OSError):
                     self._memory.madvise(mmap.MADV_HUGEPAGE)
             self._touch(0, self._kept_bytes)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._close_fd()
             raise ArenaError(f"no memory for an arena of {size_bytes} bytes: {error}") from error
         self._view = memoryview(self._memory)
@@ -160,6 +165,10 @@ class Arena:
 
     def __repr__(self) -> str:
         return f"<Arena {self.size_bytes} bytes{', closed' if self._is_closed else ''}>"
+
+
+def _new_memfd() -> int:
+    return os.memfd_create("livescale arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
 
 def _up_to_page(size_bytes: int) -> int:

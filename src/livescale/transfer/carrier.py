@@ -5,16 +5,20 @@ memory and small control messages, in order and reliably, between two holders.
 
 A carrier gets the memory when it is made (register) and connects in its own way. A chunk's bytes
 follow its header (TCP), or the header says where they lie and the receiver fetches them itself
-(shared memory, NIXL); then `settle` waits until it has.
+(shared memory, NIXL); then `settle` waits until it has. A receiver may have several ranges under
+way (NIXL): what becomes of each is told to the `landed` that came with it.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 Address = tuple[str, int]
+Landed = Callable[[int], None]
+"""Told how many bytes of a range were written in place: all, or fewer if they are of no use."""
 
 
 class ChannelClosedError(ConnectionError):
@@ -25,7 +29,8 @@ class WritePermit:
     """Leave to write into the memory for one plan; once revoked, no thread writes for it.
 
     A channel holds `lock` for each short, non-blocking write and looks at `is_revoked` first,
-    so `revoke` waits at most for one copy, never for the network.
+    so `revoke` waits at most for one copy, never for the network. Where a network card writes,
+    this is about the order to write: writes that were ordered before are in `open_writes.py`.
     """
 
     def __init__(self) -> None:
@@ -33,7 +38,7 @@ class WritePermit:
         self.is_revoked = False
 
     def revoke(self) -> None:
-        """No write is under way and none will come."""
+        """No write of a thread is under way, and no write will begin."""
         with self.lock:
             self.is_revoked = True
 
@@ -74,14 +79,20 @@ class Channel(Protocol):
     ) -> bytes:
         """Exactly `size_bytes` of message. TimeoutError after `timeout_s`."""
 
-    def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
-        """`size_bytes` are taken from the channel and written in place while permitted.
+    def receive_range(
+        self, offset_bytes: int, size_bytes: int, permit: WritePermit, landed: Landed
+    ) -> None:
+        """The range that comes next is taken from the channel and written in place while permitted.
 
-        Returns the bytes that were written; the rest was discarded because the permit is revoked.
+        `landed` is told once, when nothing more is written for this range: by the receiving thread,
+        in this call or a later one of this channel; or, with 0 bytes, by any thread after the
+        channel has ended. It is never told if that cannot be known. A call that raises has not
+        told it and will not.
         """
 
-    def discard_range(self, size_bytes: int) -> None:
-        """A range of `size_bytes` is taken from the channel and forgotten."""
+    def discard_range(self, size_bytes: int, landed: Landed) -> None:
+        """A range of `size_bytes` is taken from the channel and forgotten. `landed` is told, of
+        0 bytes, as in `receive_range`."""
 
     def break_off(self) -> None:
         """Every call under way and to come raises soon. Idempotent, from any thread."""

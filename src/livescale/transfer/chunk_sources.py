@@ -21,6 +21,7 @@ from livescale.types import Value, WorkerRef
 
 _MISSING, _ARRIVING, _PRESENT = 0, 1, 2
 _NO_INTAKE = -1
+_CORRUPT_MAX = 2
 
 
 class Arrival(Value, frozen=True):
@@ -45,7 +46,8 @@ class Intake:
         self.to_ask: collections.deque[int] = collections.deque()
         #: asked for and not in place
         self.asked: set[int] = set()
-        self.arriving: int | None = None
+        #: of these, those that have begun to come
+        self.arriving: set[int] = set()
         self.made_ns = now_ns
         self.is_stalled = False
         self._chunks = 0
@@ -71,7 +73,7 @@ class Intake:
     def has_just_stalled(self, now_ns: int, stall_ns: int) -> bool:
         """No byte came for `stall_ns` though something is owed; told once per stall."""
         taken = 0
-        if self.arriving is not None and self.connection is not None:
+        if self.arriving and self.connection is not None:
             taken = self.connection.channel.taken_bytes
         seen = (self._chunks, taken)
         if seen != self._seen or not self.asked:
@@ -95,6 +97,10 @@ class ChunkSources:
         # By chunk: the intake that is to bring it, and the one that brought it.
         self._owner = array.array("i", [_NO_INTAKE]) * chunks
         self._source = array.array("i", [_NO_INTAKE]) * chunks
+        # Chunks whose connection has ended while something may still write them, and since when.
+        self._left_behind: dict[int, int] = {}
+        # By intake and layer: how often the layer was wrong.
+        self._corrupt: dict[tuple[int, int], int] = {}
 
     def assign(self, feeds: tuple[Feed, ...]) -> list[tuple[Intake, list[int]]]:
         """These feeds, and no others, bring what is missing: every chunk comes from the first feed
@@ -129,7 +135,7 @@ class ChunkSources:
         dropped = [
             chunk
             for chunk in sorted(intake.asked)
-            if self._owner[chunk] != index and chunk != intake.arriving
+            if self._owner[chunk] != index and chunk not in intake.arriving
         ]
         intake.asked.difference_update(dropped)
         return dropped
@@ -149,15 +155,27 @@ class ChunkSources:
             self.intakes[index].took(chunk)
             return False
         self._state[chunk] = _ARRIVING
-        self.intakes[index].arriving = chunk
+        self.intakes[index].arriving.add(chunk)
         return True
 
     def end(self, index: int, chunk: int) -> None:
         """The intake has brought the chunk."""
         self._state[chunk] = _PRESENT
         self._source[chunk] = index
-        self.intakes[index].arriving = None
+        self.intakes[index].arriving.discard(chunk)
         self.intakes[index].took(chunk)
+
+    def break_off(self, index: int, chunk: int) -> bool:
+        """The chunk had begun and will not be whole. True if it may be asked for now; else it is
+        given back with the rest of its feed, when the connection ends."""
+        intake = self.intakes[index]
+        self._state[chunk] = _MISSING
+        intake.arriving.discard(chunk)
+        if self._left_behind.pop(chunk, None) is None:
+            return False
+        intake.asked.discard(chunk)
+        self._give_back((chunk,))
+        return True
 
     def is_there(self, chunk: int) -> bool:
         """The chunk's bytes are in place. May be asked without the lock."""
@@ -167,9 +185,15 @@ class ChunkSources:
         """The chunk's bytes are in place without any feed."""
         self._state[chunk] = _PRESENT
 
-    def sources(self, chunks: Iterable[int]) -> list[int]:
-        """Indices of the intakes that brought these chunks, in order."""
-        return sorted({self._source[chunk] for chunk in chunks})
+    def blame(self, layer: int, chunks: Iterable[int]) -> list[Intake]:
+        """The layer, of these chunks, was wrong. Returns the intakes that brought some of it and
+        have brought it wrong before, in order."""
+        found = []
+        for index in sorted({self._source[chunk] for chunk in chunks}):
+            self._corrupt[index, layer] = self._corrupt.get((index, layer), 0) + 1
+            if self._corrupt[index, layer] >= _CORRUPT_MAX:
+                found.append(self.intakes[index])
+        return found
 
     def lose(self, chunks: Iterable[int]) -> None:
         """What was in place was wrong: it is asked for again."""
@@ -186,6 +210,14 @@ class ChunkSources:
         """Intakes that have something to ask for."""
         return [i for i in self.intakes if i.to_ask and not i.is_closed]
 
+    def unconnected(self, before_ns: int) -> list[WorkerRef]:
+        """Holders that are waited for since before then, without a connection."""
+        return [
+            intake.upstream
+            for intake in self.intakes
+            if intake.connection is None and intake.to_ask and intake.made_ns < before_ns
+        ]
+
     def hanging(self) -> list[Connection]:
         """On these a chunk has begun and does not go on that another feed is to bring: no holder
         can be asked for it before it is certain that the rest does not come."""
@@ -193,20 +225,22 @@ class ChunkSources:
             intake.connection
             for index, intake in enumerate(self.intakes)
             if intake.connection is not None
-            and intake.arriving is not None
             and intake.is_stalled
-            and self._owner[intake.arriving] != index
+            and any(self._owner[chunk] != index for chunk in intake.arriving)
         ]
 
-    def take_back(self, intake: Intake) -> None:
-        """Nothing that it was asked for comes; the feeds that are to bring the chunks ask."""
-        chunks = set(intake.asked)
-        if intake.arriving is not None:
-            chunks.add(intake.arriving)
-            self._state[intake.arriving] = _MISSING
-            intake.arriving = None
-        intake.asked.clear()
-        self._give_back(sorted(chunks))
+    def take_back(self, intake: Intake, now_ns: int) -> None:
+        """Nothing that it was asked for comes; the feeds that are to bring the chunks ask. What it
+        may still write is asked for when that has ended."""
+        chunks = sorted(intake.asked - intake.arriving)
+        self._left_behind.update(dict.fromkeys(intake.arriving, now_ns))
+        intake.asked &= intake.arriving
+        self._give_back(chunks)
+
+    def left_behind(self, before_ns: int) -> list[int]:
+        """Chunks that cannot be asked for since before then, because a read of them has not ended
+        though its connection has."""
+        return sorted(c for c, since_ns in self._left_behind.items() if since_ns < before_ns)
 
     def _give_back(self, chunks: Iterable[int]) -> None:
         """Missing chunks are asked for next: of their owner, else of the one that brought them,

@@ -20,10 +20,13 @@ from livescale.transfer.content_hashes import ContentHashes
 from livescale.transfer.exchange import Exchange, Introduction
 from livescale.transfer.model_bytes import ModelBytes
 from livescale.transfer.nixl import NixlCarrier
+from livescale.transfer.open_writes import OpenWrites
 from livescale.transfer.outbox import Outbox
 from livescale.transfer.patience import Patience
+from livescale.transfer.precedence import Precedence
 from livescale.transfer.probe import Probes
-from livescale.transfer.reception import Reception, Receptions
+from livescale.transfer.reception import Reception
+from livescale.transfer.receptions import Receptions
 from livescale.transfer.shm import ShmCarrier
 from livescale.transfer.store import Filling, Store
 from livescale.transfer.tcp import TcpCarrier
@@ -100,15 +103,18 @@ class DataPlane:
         self.on_disconnected = on_disconnected
         self._uplink = TokenBucket.of_uplink(uplink_bytes_per_s, parameter_share_percent)
         self._downlink = TokenBucket(downlink_bytes_per_s)
+        self._precedence = Precedence(worker, self._downlink)
         view = memory.view(0, memory.size_bytes)
-        self._store = Store(worker)
+        #: into its memory, by network cards
+        self.writes = OpenWrites()
+        self._store = Store(worker, self.writes)
         self._contents = ContentHashes(worker)
         self._receptions = Receptions(worker, self._store)
         self._probes = Probes(worker)
         tcp = TcpCarrier(host, view, self._uplink, self._downlink)
         network: TcpCarrier | NixlCarrier | SealedCarrier = _sealed(tcp, protection)
         if carrier == "nixl":
-            network = NixlCarrier(tcp, view, self._uplink, self._downlink)
+            network = NixlCarrier(tcp, view, self._uplink, self._downlink, self.writes)
         shm = None
         if shm_directory is not None and carrier != "tcp":
             shm = ShmCarrier(shm_directory / f"{worker}.sock", host_name, view, memory.fd)
@@ -195,7 +201,11 @@ class DataPlane:
 
     def abort(self, plan: PlanId) -> None:
         """Nothing of the plan goes on here: its listener got "aborted", nothing is written for it,
-        and wants for parts of it were refused. What still comes is thrown away."""
+        and wants for parts of it were refused. What still comes is thrown away.
+
+        Bytes that a network card still writes after `withdraw_wait_s` (`writes`) are given
+        to nothing else until it has ended.
+        """
         reception = self._receptions.find(plan)
         if reception is not None:
             reception.fail(orders.ABORTED)
@@ -269,7 +279,8 @@ class DataPlane:
         """One frame; its payload is taken from the channel. Raises FrameError, OSError."""
         match frame.kind:
             case frames.FrameKind.CHUNK:
-                self._take_chunk(connection, frame)
+                self._precedence.parameters_come(connection)
+                self._receptions.take(connection, frame)
             case frames.FrameKind.WANT:
                 wanted = frames.decode_wanted(connection.channel.receive(frame.payload_bytes))
                 self._store.want(connection.outbox, frame.plan, frame.attempt, wanted)
@@ -279,15 +290,16 @@ class DataPlane:
                 self._store.stop(connection.outbox, frame.plan, frame.attempt, ranges)
             case frames.FrameKind.REFUSE:
                 reason = connection.channel.receive(frame.payload_bytes).decode(errors="replace")
-                reception = self._receptions.find(frame.plan)
-                if reception is not None and reception.order.attempt == frame.attempt:
-                    reception.refused(connection.peer, reason)
+                self._receptions.refused(connection.peer, frame, reason)
             case frames.FrameKind.PARCEL:
                 self._take_parcel(connection, frame)
             case frames.FrameKind.PROBE:
                 self._probes.answer(connection, frame)
             case frames.FrameKind.PROBED:
+                self._precedence.parameters_come(connection)
                 self._probes.take(connection, frame)
+            case frames.FrameKind.HOLD:
+                connection.outbox.hold(frame.chunk * 1000)
             case frames.FrameKind.HELLO:
                 raise frames.FrameError("HELLO on an open connection")
 
@@ -297,26 +309,14 @@ class DataPlane:
     def ended(self, connection: Connection, reason: str) -> None:
         self._store.forget_peer(connection.outbox)
         self._exchange.forget(connection)
+        self._precedence.forget(connection)
         self._probes.connection_ended(connection, reason)
         self._receptions.tell(Reception.connection_ended, connection, reason)
         if connection.carries_parcels and self.on_disconnected is not None:
             self.on_disconnected(connection.peer)
 
-    def _take_chunk(self, connection: Connection, frame: frames.Frame) -> None:
-        size_bytes = frame.payload_bytes
-        reception = self._receptions.find(frame.plan)
-        arrival = None if reception is None else reception.chunk_begins(connection, frame)
-        if reception is None or arrival is None:
-            connection.channel.discard_range(size_bytes)
-            connection.count(size_bytes, size_bytes)
-            return
-        place = arrival.place_bytes
-        written = connection.channel.receive_range(place, size_bytes, reception.permit)
-        connection.count(size_bytes, size_bytes - written)
-        reception.chunk_ends(arrival, written)
-
     def _take_parcel(self, connection: Connection, frame: frames.Frame) -> None:
-        body = connection.channel.receive(frame.payload_bytes, is_urgent_payload=True)
+        body = self._precedence.receive_parcel(connection.channel, frame.payload_bytes)
         connection.moved.parcel_received_bytes += len(body)
         connection.carries_parcels = True
         if self.on_parcel is not None:
@@ -329,13 +329,15 @@ class DataPlane:
         return Connection(self.worker, outbox, channel, self, self._memory.size_bytes, is_own)
 
     def _wait_unread(self, held: ModelBytes) -> None:
-        """No peer reads from the copy, which was taken away; one that goes on is cut off."""
-        if self._store.wait_unread(held, self._withdraw_wait_s):
-            return
-        for connection in self._exchange.connections():
-            if connection.outbox.reading is held:
-                connection.break_off(f"{connection.peer} held up the withdrawal of a model")
-        self._store.wait_unread(held, None)
+        """No peer reads from the copy, which was taken away; one that goes on is cut off. Writes
+        into it have ended, or are waited for no longer."""
+        if not self._store.wait_unread(held, self._withdraw_wait_s):
+            for connection in self._exchange.connections():
+                if connection.outbox.reading is held:
+                    connection.break_off(f"{connection.peer} held up the withdrawal of a model")
+            self._store.wait_unread(held, None)
+        size_bytes = held.end_bytes - held.start_bytes
+        self.writes.wait_closed(held.start_bytes, size_bytes, self._withdraw_wait_s)
 
     def __repr__(self) -> str:
         host, port = self.address

@@ -17,7 +17,7 @@ from livescale.common.proofs import NONCE_BYTES, PROOF_BYTES
 from livescale.types import Manifest, Value, WorkerRef
 
 MAGIC = b"LScl"
-VERSION = 4
+VERSION = 5
 CHUNK_BYTES_MAX = 16 << 20
 PARCEL_BYTES_MAX = 16 << 20
 PROBE_BYTES_MAX = 64 << 20
@@ -50,6 +50,7 @@ class FrameKind(enum.IntEnum):
     PARCEL = 6  # a message for the user of the data plane
     PROBE = 7  # the sender wants `chunk` bytes to nowhere
     PROBED = 8  # some of them
+    HOLD = 9  # the sender wants no chunks for `chunk` microseconds: parcels come to it
 
 
 _PAYLOAD_BYTES = {
@@ -61,6 +62,7 @@ _PAYLOAD_BYTES = {
     FrameKind.PARCEL: (0, PARCEL_BYTES_MAX),
     FrameKind.PROBE: (0, 0),
     FrameKind.PROBED: (1, CHUNK_BYTES_MAX),
+    FrameKind.HOLD: (0, 0),
 }
 
 

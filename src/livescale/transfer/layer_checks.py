@@ -100,6 +100,8 @@ class LayerChecks:
                     return hasher.hexdigest()
 
     def _hash(self, hasher: xxhash.xxh3_64, layer: int, start: int, stop: int) -> None:
+        """These chunks are hashed where they lie, in host memory. Memory of a device would be
+        hashed there: this is the seam for it, with `_compare` for content hashes."""
         grid = self._holding.grid
         first = (start - grid.first[layer]) * grid.chunk_bytes
         _, offset, size = grid.place(stop - 1)

@@ -76,6 +76,10 @@ class SocketChannel:
             got += taken
         return bytes(message)
 
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait on; -1 when it is closed."""
+        return self._sock.fileno()
+
     def break_off(self) -> None:
         # Shutting down wakes threads that wait on the socket; closing it here would let the
         # system give its number to another socket under them.

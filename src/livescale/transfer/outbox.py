@@ -1,13 +1,15 @@
 """What waits to be sent on one connection, and in which order it goes.
 
 Queues only: the threads that send are in `connection.py`, and who fills the queues is elsewhere.
-Words and parcels go before chunks; wants take turns, chunk by chunk.
+Words and parcels go before chunks; wants take turns, chunk by chunk. A peer to which others send
+parcels may have chunks held back.
 """
 
 from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Iterable
 
 from livescale.chunks import ChunkGrid, ChunkRange
@@ -20,6 +22,9 @@ _PARCEL_BYTES_MAX = 64 << 20
 _PROBES_MAX = 4
 _WANTED_CHUNKS_MAX = 1 << 21
 _EARLY_FRAMES_MAX = 64
+# A chunk goes at least this often, whatever the peer asks for: else its load would look stalled,
+# and none could wait for another for ever.
+_HELD_NS_MAX = 100_000_000
 
 
 class OutboxFullError(ConnectionError):
@@ -173,6 +178,8 @@ class Outbox:
         self._parcel_bytes = 0
         self._probes: collections.deque[tuple[PlanId, int]] = collections.deque()
         self._turns: collections.deque[Want] = collections.deque()
+        # Until when chunks are held back (0: they are not), and since when none went.
+        self._held_until_ns = self._held_since_ns = 0
 
     def put(self, word: Word) -> None:
         """The frame goes next, behind other words. A parcel that finds no room raises
@@ -195,6 +202,15 @@ class Outbox:
             if len(self._probes) >= _PROBES_MAX:
                 raise OutboxFullError(f"{self.peer} probes too much")
             self._probes.append((plan, size_bytes))
+            self.changed.notify()
+
+    def hold(self, for_ns: int) -> None:
+        """Chunks and probes are held back for so long from now on; the latest call counts."""
+        with self.changed:
+            now_ns = time.monotonic_ns()
+            if now_ns >= self._held_until_ns:
+                self._held_since_ns = now_ns
+            self._held_until_ns = now_ns + for_ns
             self.changed.notify()
 
     def take_turn(self, want: Want) -> None:
@@ -226,12 +242,13 @@ class Outbox:
                     word = self._words.popleft()
                     self._parcel_bytes -= len(word.parcel or b"")
                     return word
-                chunk = self._next_chunk()
-                if chunk is not None:
-                    return chunk
-                if self._probes:
-                    return self._next_probe(chunk_bytes)
-                self.changed.wait()
+                held_ns = self._held_ns()
+                if not held_ns:
+                    if (chunk := self._next_chunk()) is not None:
+                        return chunk
+                    if self._probes:
+                        return self._next_probe(chunk_bytes)
+                self.changed.wait(held_ns / 1e9 if held_ns else None)
             return None
 
     def settled(self) -> ModelBytes | None:
@@ -241,6 +258,20 @@ class Outbox:
             if was is not None:
                 was.readers.remove(self.changed)
             return was
+
+    def _held_ns(self) -> int:
+        """For how long no chunk goes, if no word changes that."""
+        if not self._held_until_ns:
+            return 0
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._held_until_ns:
+            self._held_until_ns = 0
+            return 0
+        until_ns = min(self._held_until_ns, self._held_since_ns + _HELD_NS_MAX)
+        if now_ns < until_ns:
+            return until_ns - now_ns
+        self._held_since_ns = now_ns
+        return 0
 
     def _next_chunk(self) -> WantedChunk | Settle | None:
         while self._turns:

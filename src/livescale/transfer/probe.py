@@ -93,10 +93,13 @@ class Probes:
         with self._lock:
             probe = self._probes.get(frame.plan)
         begin_ns = time.monotonic_ns()
-        connection.channel.discard_range(frame.payload_bytes)
-        connection.count(frame.payload_bytes, frame.payload_bytes)
-        if probe is not None and probe.connection is connection:
-            probe.took(frame.payload_bytes, begin_ns, time.monotonic_ns())
+
+        def landed(_: int) -> None:
+            connection.count(frame.payload_bytes, frame.payload_bytes)
+            if probe is not None and probe.connection is connection:
+                probe.took(frame.payload_bytes, begin_ns, time.monotonic_ns())
+
+        connection.channel.discard_range(frame.payload_bytes, landed)
 
     def connection_ended(self, connection: Connection, reason: str) -> None:
         with self._lock:

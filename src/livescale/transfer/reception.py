@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from livescale.chunks import Feed
 from livescale.transfer import orders
-from livescale.transfer.arena import Arena, ArenaError
+from livescale.transfer.arena import Arena
 from livescale.transfer.carrier import WritePermit
 from livescale.transfer.chunk_sources import (
     Arrival,
@@ -29,9 +29,11 @@ from livescale.transfer.frames import Frame, FrameError
 from livescale.transfer.layer_checks import LayerChecks
 from livescale.transfer.model_bytes import ModelBytes
 from livescale.transfer.store import Store
-from livescale.types import PlanId, WorkerRef
+from livescale.types import WorkerRef
 
-_CORRUPT_MAX = 2
+# A read from a member that has died fails within seconds, by the network's own timeouts: in so many
+# times the time after which a feed is told to have stalled.
+_LOST_STALLS = 5
 
 
 class Reception:
@@ -68,7 +70,6 @@ class Reception:
         self._missing_layers = set(range(len(order.manifest.layers)))
         # Layers that were corrupt are wanted only from holders that have verified them.
         self._was_corrupt: set[int] = set()
-        self._corrupt: dict[tuple[int, int], int] = {}
         # Held while the listener is told: news never overlaps and stops with the last word.
         # Reentrant, because a listener may abort the plan while it is being told of it.
         self._telling = threading.RLock()
@@ -148,16 +149,23 @@ class Reception:
         return Arrival(index, chunk, layer, self.held.place(layer, offset), size)
 
     def chunk_ends(self, arrival: Arrival, written_bytes: int) -> None:
-        """The chunk's bytes are in place (those that were permitted)."""
+        """No more is written for the chunk; its bytes are in place, if these are all."""
         chunk = arrival.chunk
+        is_whole = written_bytes == arrival.size_bytes
         with self._lock:
             self.received_bytes += written_bytes
-            if self.is_over or written_bytes < arrival.size_bytes:
+            if self.is_over:
                 return
-            self._chunks.end(arrival.intake, chunk)
-            intake = self._chunks.intakes[arrival.intake]
-            if intake.to_ask:
-                self._ask(intake)
+            if is_whole:
+                self._chunks.end(arrival.intake, chunk)
+                intake = self._chunks.intakes[arrival.intake]
+                if intake.to_ask:
+                    self._ask(intake)
+            elif not self._chunks.break_off(arrival.intake, chunk):
+                return
+        if not is_whole:
+            self._ask_all()
+            return
         # Before hashing: a peer that wants the chunk gets it as early as possible, and verifies it.
         self._store.mark(self.held, chunk)
         if self._observer is not None:
@@ -180,7 +188,7 @@ class Reception:
         with self._lock:
             on_it = [i for i in self._chunks.intakes if i.connection is connection]
             for intake in on_it:
-                self._chunks.take_back(intake)
+                self._chunks.take_back(intake, time.monotonic_ns())
                 intake.connection = None
             owing = [i for i in on_it if i.to_ask and not i.is_closed]
         for intake in owing:
@@ -188,10 +196,15 @@ class Reception:
         self._ask_all()
 
     def check_stalls(self, now_ns: int, stall_ns: int) -> None:
-        """Feeds that have brought nothing for too long are told of."""
+        """Feeds that have brought nothing for too long are told of. A plan whose bytes a lost feed
+        may write for ever is over: nothing else may be written there."""
         with self._lock:
+            lost = self._chunks.left_behind(now_ns - _LOST_STALLS * stall_ns)
             stalled = [i for i in self._chunks.intakes if i.has_just_stalled(now_ns, stall_ns)]
             hanging = self._chunks.hanging()
+        if lost:
+            self.fail(f"plan {self.order.plan}: a read of chunk {lost[0]} has not ended")
+            return
         self._cut(hanging)
         for intake in stalled:
             reason = f"no byte came from {intake.upstream} for {stall_ns / 1e9:g} s"
@@ -200,11 +213,7 @@ class Reception:
     def unconnected(self, before_ns: int) -> list[WorkerRef]:
         """Holders that are waited for since before then, without a connection."""
         with self._lock:
-            return [
-                intake.upstream
-                for intake in self._chunks.intakes
-                if intake.connection is None and intake.to_ask and intake.made_ns < before_ns
-            ]
+            return self._chunks.unconnected(before_ns)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -251,14 +260,10 @@ class Reception:
     def layer_is_corrupt(self, layer: int, problem: str) -> None:
         """Its chunks are asked for again where they came from; one that was wrong twice fails."""
         self._store.reset(self.held, layer)
-        wrong_twice = []
         with self._lock:
             self._was_corrupt.add(layer)
             chunks = self.held.grid.of_layer(layer)
-            for index in self._chunks.sources(chunks):
-                self._corrupt[index, layer] = self._corrupt.get((index, layer), 0) + 1
-                if self._corrupt[index, layer] >= _CORRUPT_MAX:
-                    wrong_twice.append(self._chunks.intakes[index])
+            wrong_twice = self._chunks.blame(layer, chunks)
             # First: what is hashed from its start again must not find the wrong bytes in place.
             self._chunks.lose(chunks)
             self._checks.reset(layer)
@@ -280,7 +285,7 @@ class Reception:
             intake.is_closed = True
             if intake.connection is not None and intake.asked:
                 intake.connection.outbox.put(stop_all_word(self.order, self._worker))
-            intake.asked = {intake.arriving} if intake.arriving is not None else set()
+            intake.asked = set(intake.arriving)
             intake.to_ask.clear()
         self._tell(self._listener.feed_failed, intake.upstream, reason)
 
@@ -331,50 +336,3 @@ class Reception:
             f"<Reception plan {self.order.plan}, {state}{layers - len(self._missing_layers)}/"
             f"{layers} layers, {self.received_bytes} bytes, {self._chunks.intakes}>"
         )
-
-
-class Receptions:
-    """Thread-safe."""
-
-    def __init__(self, worker: WorkerRef, store: Store) -> None:
-        self._worker = worker
-        self._store = store
-        self._lock = threading.Lock()
-        self._receptions: dict[PlanId, Reception] = {}
-        self._is_closed = False
-
-    def add(self, reception: Reception) -> None:
-        """Others may ask for what it gets. Raises ArenaError."""
-        with self._lock:
-            if self._is_closed:
-                raise ArenaError(f"{self._worker} closed its data plane")
-            if reception.order.plan in self._receptions:
-                raise ArenaError("it is already being received")
-            self._store.add(reception.held)
-            self._receptions[reception.order.plan] = reception
-
-    def remove(self, reception: Reception) -> None:
-        """It is over."""
-        with self._lock:
-            if self._receptions.get(reception.order.plan) is reception:
-                del self._receptions[reception.order.plan]
-
-    def find(self, plan: PlanId) -> Reception | None:
-        # One look-up, for every chunk: the interpreter's lock is enough.
-        return self._receptions.get(plan)
-
-    def all(self) -> list[Reception]:
-        """In the order of their plans."""
-        with self._lock:
-            return [self._receptions[plan] for plan in sorted(self._receptions)]
-
-    def tell(self, news: Callable[..., None], *about: object) -> None:
-        """Let all of them take in what concerns connections: `news` is a method of Reception."""
-        for reception in self.all():
-            news(reception, *about)
-
-    def close(self, reason: str) -> None:
-        """All fail, and none begins any more."""
-        with self._lock:
-            self._is_closed = True
-        self.tell(Reception.fail, reason)

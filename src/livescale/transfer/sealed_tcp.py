@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterator
 
-from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
+from livescale.transfer.carrier import Address, ChannelClosedError, Landed, WritePermit
+from livescale.transfer.frames import HEADER_BYTES
 from livescale.transfer.sealing import TAG_BYTES, Keys, Protection, agree
 from livescale.transfer.tcp import TcpCarrier, TcpChannel
 
 _SIZE = struct.Struct(">I")
 _PIECE_BYTES = 256 << 10
+# A thread that is woken for each piece costs more than one that is for two.
+_PIECES_AT_ONCE = 2
+# What follows a range: the record of a header.
+_HEADER_RECORD_BYTES = _SIZE.size + HEADER_BYTES + TAG_BYTES
 
 
 class SealedChannel:
@@ -30,7 +36,7 @@ class SealedChannel:
         #: of records that were opened, and not asked for yet
         self._plain = bytearray()
         self._sealed = memoryview(bytearray(_PIECE_BYTES + TAG_BYTES))
-        self._came = memoryview(bytearray(_PIECE_BYTES + TAG_BYTES))
+        self._came = memoryview(bytearray(_PIECES_AT_ONCE * (_PIECE_BYTES + TAG_BYTES)))
         self._opened = memoryview(bytearray(_PIECE_BYTES))
 
     @property
@@ -89,31 +95,33 @@ class SealedChannel:
         del self._plain[:size_bytes]
         return message
 
-    def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
+    def receive_range(
+        self, offset_bytes: int, size_bytes: int, permit: WritePermit, landed: Landed
+    ) -> None:
         self._check_empty()
         if not self._agreed.seals_ranges:
-            return self._tcp.receive_range(offset_bytes, size_bytes, permit)
+            self._tcp.receive_range(offset_bytes, size_bytes, permit, landed)
+            return
         place = self._tcp.view(offset_bytes, size_bytes)
         written = 0
-        for start in range(0, size_bytes, _PIECE_BYTES):
-            length = min(_PIECE_BYTES, size_bytes - start)
-            came = self._take_piece(length)
+        for start, came in self._pieces(size_bytes):
+            length = len(came) - TAG_BYTES
             with permit.lock:
                 if permit.is_revoked:
                     self._agreed.receiving.open(came, self._opened[:length])
                 else:
                     self._agreed.receiving.open(came, place[start : start + length])
                     written += length
-        return written
+        landed(written)
 
-    def discard_range(self, size_bytes: int) -> None:
+    def discard_range(self, size_bytes: int, landed: Landed) -> None:
         self._check_empty()
         if not self._agreed.seals_ranges:
-            self._tcp.discard_range(size_bytes)
+            self._tcp.discard_range(size_bytes, landed)
             return
-        for start in range(0, size_bytes, _PIECE_BYTES):
-            length = min(_PIECE_BYTES, size_bytes - start)
-            self._agreed.receiving.open(self._take_piece(length), self._opened[:length])
+        for _, came in self._pieces(size_bytes):
+            self._agreed.receiving.open(came, self._opened[: len(came) - TAG_BYTES])
+        landed(0)
 
     def break_off(self) -> None:
         self._tcp.break_off()
@@ -135,10 +143,17 @@ class SealedChannel:
         self._agreed.sending.seal(plain, memoryview(record)[_SIZE.size :])
         return bytes(record)
 
-    def _take_piece(self, size_bytes: int) -> memoryview:
-        came = self._came[: size_bytes + TAG_BYTES]
-        self._tcp.receive_paced(came)
-        return came
+    def _pieces(self, size_bytes: int) -> Iterator[tuple[int, memoryview]]:
+        """The sealed pieces of a range that come next, each with where its bytes begin."""
+        for start in range(0, size_bytes, _PIECES_AT_ONCE * _PIECE_BYTES):
+            stop = min(start + _PIECES_AT_ONCE * _PIECE_BYTES, size_bytes)
+            begins = range(start, stop, _PIECE_BYTES)
+            came = self._came[: stop - start + len(begins) * TAG_BYTES]
+            self._tcp.receive_paced(came, _HEADER_RECORD_BYTES if stop == size_bytes else 0)
+            for begin in begins:
+                sealed_bytes = min(_PIECE_BYTES, stop - begin) + TAG_BYTES
+                yield begin, came[:sealed_bytes]
+                came = came[sealed_bytes:]
 
     def _check_empty(self) -> None:
         if self._plain:

@@ -19,7 +19,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from livescale.transfer.carrier import PLACE, ChannelClosedError, WritePermit, receive_place
+from livescale.transfer.carrier import (
+    PLACE,
+    ChannelClosedError,
+    Landed,
+    WritePermit,
+    receive_place,
+)
 from livescale.transfer.listener import Listener, SocketChannel
 
 _MAGIC = b"LSsm\x01"
@@ -88,7 +94,9 @@ class ShmChannel(SocketChannel):
         while self._in_flight:
             self._await_acks()
 
-    def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
+    def receive_range(
+        self, offset_bytes: int, size_bytes: int, permit: WritePermit, landed: Landed
+    ) -> None:
         source = self._receive_place(size_bytes)
         place = self._memory[offset_bytes : offset_bytes + size_bytes]
         got = 0
@@ -100,9 +108,9 @@ class ShmChannel(SocketChannel):
                 np.copyto(place[got:stop], source[got:stop])
             got = stop
         self._taken(size_bytes)
-        return got
+        landed(got)
 
-    def discard_range(self, size_bytes: int) -> None:
+    def discard_range(self, size_bytes: int, landed: Landed) -> None:
         source = self._receive_place(size_bytes)
         # Copied all the same, so that a probe measures what a chunk would take.
         if not len(self._scratch):
@@ -111,6 +119,7 @@ class ShmChannel(SocketChannel):
             part = source[start : start + _STEP_BYTES]
             np.copyto(self._scratch[: len(part)], part)
         self._taken(size_bytes)
+        landed(0)
 
     def close(self) -> None:
         self._sock.close()

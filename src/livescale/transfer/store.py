@@ -13,6 +13,7 @@ from livescale.chunks import ChunkRange
 from livescale.transfer.arena import ArenaError
 from livescale.transfer.frames import FrameError, WantedChunks, refusal
 from livescale.transfer.model_bytes import ModelBytes, covering
+from livescale.transfer.open_writes import OpenWrites
 from livescale.transfer.outbox import Outbox, Want, Word
 from livescale.types import PlanId, WorkerRef
 
@@ -22,8 +23,10 @@ _WANTS_MAX = 64
 class Store:
     """Thread-safe; one lock guards copies, wants and outboxes, because each touches the others."""
 
-    def __init__(self, worker: WorkerRef) -> None:
+    def __init__(self, worker: WorkerRef, writes: OpenWrites) -> None:
+        """`writes` of others into the memory, which no copy is put under."""
         self._worker = worker
+        self._writes = writes
         self.lock = threading.RLock()
         self._released = threading.Condition(self.lock)
         self._copies: dict[bytes, ModelBytes] = {}
@@ -33,13 +36,15 @@ class Store:
     # -- copies -----------------------------------------------------------------------------------
 
     def add(self, held: ModelBytes, is_complete: bool = False) -> None:
-        """The copy can be asked for. Raises ArenaError if it or another one lies there."""
+        """The copy can be asked for. Raises ArenaError if it or another one lies there, or writes
+        for one that is gone have not ended."""
         with self.lock:
             for other in self._copies.values():
                 if held.start_bytes < other.end_bytes and other.start_bytes < held.end_bytes:
                     raise ArenaError(f"model {other.manifest.model!r} lies in the same memory")
             if held.copy in self._copies:
                 raise ArenaError(f"model {held.manifest.model!r} is in this memory already")
+            self._writes.check_closed(held.start_bytes, held.end_bytes - held.start_bytes)
             held.is_complete = is_complete
             self._copies[held.copy] = held
             for want in list(self._wants.get(held.copy, ())):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from livescale.transfer.carrier import Address, ChannelClosedError, WritePermit
+from livescale.transfer.carrier import Address, ChannelClosedError, Landed, WritePermit
 from livescale.transfer.frames import HEADER_BYTES
 from livescale.transfer.listener import Listener, SocketChannel, notice_loss
 from livescale.transfer.token_bucket import TokenBucket
@@ -16,6 +16,7 @@ from livescale.transfer.token_bucket import TokenBucket
 # 64 KiB of socket buffer cuts throughput to a quarter; 1-4 MiB is right.
 _SOCKET_BUFFER_BYTES = 1 << 20
 _SCRATCH_BYTES = 64 << 10
+_AHEAD_BYTES_MAX = 256
 # A thread that is woken for every few packets costs as much as the copying. Half of the socket
 # buffer is the most that the system takes for it.
 _WAKE_BYTES = 512 << 10
@@ -40,7 +41,7 @@ class TcpChannel(SocketChannel):
         self._wake_bytes = 1
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         # What follows a range is a header: taken along with it, that needs no waking of its own.
-        self._ahead = memoryview(bytearray(HEADER_BYTES))
+        self._ahead = memoryview(bytearray(_AHEAD_BYTES_MAX))
         self._ahead_start = self._ahead_stop = 0
 
     @property
@@ -72,7 +73,9 @@ class TcpChannel(SocketChannel):
     def settle(self) -> None:
         """The network has its own copy of what was sent."""
 
-    def receive_range(self, offset_bytes: int, size_bytes: int, permit: WritePermit) -> int:
+    def receive_range(
+        self, offset_bytes: int, size_bytes: int, permit: WritePermit, landed: Landed
+    ) -> None:
         place = self.view(offset_bytes, size_bytes)
         got = 0
         while got < size_bytes:
@@ -82,32 +85,30 @@ class TcpChannel(SocketChannel):
                 if permit.is_revoked:
                     break
                 # Without blocking: the thread that revokes the permit waits for one copy at most.
-                taken = self._take_into(place[got : got + step], is_end=got + step == size_bytes)
+                ahead_bytes = HEADER_BYTES if got + step == size_bytes else 0
+                taken = self._take_into(place[got : got + step], ahead_bytes)
             got += taken
             self.taken_bytes += taken
             self._downlink.take(taken)
-        self.discard_range(size_bytes - got)
-        return got
+        self._discard(size_bytes - got)
+        landed(got)
 
-    def discard_range(self, size_bytes: int) -> None:
-        while size_bytes > 0:
-            step = self._downlink.slice_bytes(min(size_bytes, _SCRATCH_BYTES))
-            self._wait_readable(step, _WAKE_MS)
-            taken = self._take_into(self._scratch[:step])
-            size_bytes -= taken
-            self.taken_bytes += taken
-            self._downlink.take(taken)
+    def discard_range(self, size_bytes: int, landed: Landed) -> None:
+        self._discard(size_bytes)
+        landed(0)
 
     def close(self) -> None:
         self._sock.close()
         self._memory = memoryview(b"")
 
-    def receive_paced(self, into: memoryview) -> None:
-        """As many bytes of a range as there is room for."""
+    def receive_paced(self, into: memoryview, ahead_bytes: int = 0) -> None:
+        """As many bytes of a range as there is room for. A message of `ahead_bytes` follows, if the
+        range ends with them."""
+        assert ahead_bytes <= _AHEAD_BYTES_MAX
         while into:
             step = self._downlink.slice_bytes(len(into))
             self._wait_readable(len(into), _WAKE_MS)
-            taken = self._take_into(into[:step])
+            taken = self._take_into(into[:step], ahead_bytes if step == len(into) else 0)
             self.taken_bytes += taken
             self._downlink.take(taken)
             into = into[taken:]
@@ -123,13 +124,23 @@ class TcpChannel(SocketChannel):
                 self._sock.sendall(payload[sent:step])
             header, payload = b"", payload[step:]
 
-    def _take_into(self, view: memoryview, is_end: bool = False) -> int:
-        """Bytes that were there to take, 0 if none are there yet. `is_end`: of a range."""
+    def _discard(self, size_bytes: int) -> None:
+        while size_bytes > 0:
+            step = self._downlink.slice_bytes(min(size_bytes, _SCRATCH_BYTES))
+            self._wait_readable(step, _WAKE_MS)
+            taken = self._take_into(self._scratch[:step])
+            size_bytes -= taken
+            self.taken_bytes += taken
+            self._downlink.take(taken)
+
+    def _take_into(self, view: memoryview, ahead_bytes: int = 0) -> int:
+        """Bytes that were there to take, 0 if none are there yet. `ahead_bytes` that follow may be
+        taken along, for later."""
         if self._ahead_start < self._ahead_stop:
             return self._take_from_ahead(view)
         try:
-            if is_end:
-                pair = (view, self._ahead)
+            if ahead_bytes:
+                pair = (view, self._ahead[:ahead_bytes])
                 taken = self._sock.recvmsg_into(pair, 0, socket.MSG_DONTWAIT)[0]
             else:
                 taken = self._sock.recv_into(view, len(view), socket.MSG_DONTWAIT)

@@ -15,6 +15,8 @@ _SLICE_BYTES_MIN = 16 << 10
 _SLICES_PER_S = 200
 _BURSTS_PER_S = 100
 _TURNS_PER_S = 10
+NEXT_PARCEL_NS = 3_000_000
+"""How soon behind a parcel the next one of its sender comes, if one is to come."""
 # Threads wake up late by less than this, even on a busy machine.
 _IDLE_NS = 100_000_000
 _S_NS = 1_000_000_000
@@ -32,10 +34,12 @@ class TokenBucket:
     shorter than the burst. With `is_fresh_when_idle` a line that was idle for a while begins as
     a link does: its first bytes take their time. Two classes share the line. Urgent takes are
     booked at once, all slices of a parcel together. Parameter takes are booked one after the
-    other, in the order of the calls and only when the line is free: what is urgent waits for one
-    slice of parameters at most, and threads that take equal amounts get equal shares. Parameters
-    have a second line of `parameter_share_percent` of the rate, which leaves the rest to urgent
-    bytes even when none are there.
+    other, in the order of the calls and only when the line is free, so that threads that take
+    equal amounts get equal shares. What is urgent waits for one slice of parameters at most. Of
+    parcels that follow one another only the first waits: behind each the line is kept for the
+    next one for a moment (`NEXT_PARCEL_NS`, or as long as the parcel took), until parameters have
+    waited for 100 ms. Parameters have a second line of `parameter_share_percent` of the rate,
+    which leaves the rest to urgent bytes even when none are there.
     """
 
     def __init__(
@@ -62,6 +66,10 @@ class TokenBucket:
         self._changed = threading.Condition()
         self._clear_ns = 0
         self._parameter_clear_ns = 0
+        # Parameters wait until then for a parcel that may follow.
+        self._kept_until_ns = 0
+        # When parameters last had the line, or did not ask for it.
+        self._open_ns = 0
         # Tickets of those who wait to take for parameters, in order.
         self._line: collections.deque[object] = collections.deque()
         self._is_closed = False
@@ -109,8 +117,10 @@ class TokenBucket:
             return
         while size_bytes:
             turn = min(size_bytes, max(_SLICE_BYTES_MIN, self.bytes_per_s // _TURNS_PER_S))
+            line_ns = turn * _S_NS // self.bytes_per_s
             with self._changed:
-                clear_ns = self._book(turn * _S_NS // self.bytes_per_s)
+                clear_ns = self._book(line_ns)
+                self._keep(line_ns)
             size_bytes -= turn
             while turn:
                 step = self.slice_bytes(turn)
@@ -124,6 +134,17 @@ class TokenBucket:
         for _ in self.slices(size_bytes):
             pass
 
+    def keep_until(self, at_ns: int) -> None:
+        """Parameters wait until then for urgent bytes that are on their way, unless they have
+        waited for 100 ms. The latest call counts."""
+        with self._changed:
+            now_ns = time.monotonic_ns()
+            if not self._line:
+                self._open_ns = now_ns
+            if now_ns - self._open_ns < _S_NS // _TURNS_PER_S:
+                self._kept_until_ns = at_ns
+                self._changed.notify_all()
+
     def close(self) -> None:
         """Every thread that waits, now or later, gets BucketClosedError."""
         with self._changed:
@@ -133,6 +154,13 @@ class TokenBucket:
     def _book(self, line_ns: int) -> int:
         self._clear_ns = self._start_ns(self._clear_ns) + line_ns
         return self._clear_ns
+
+    def _keep(self, line_ns: int) -> None:
+        """The line stays free behind a parcel that was booked for so long."""
+        if not self._line:
+            self._open_ns = self._clear_ns - line_ns
+        if self._clear_ns - self._open_ns < _S_NS // _TURNS_PER_S:
+            self._kept_until_ns = self._clear_ns + min(line_ns, NEXT_PARCEL_NS)
 
     def _start_ns(self, clear_ns: int) -> int:
         """When a take may be booked on a line that is busy until then."""
@@ -149,14 +177,19 @@ class TokenBucket:
         try:
             while self._line[0] is not ticket:
                 self._wait()
-            while (free_ns := max(self._clear_ns, self._parameter_clear_ns)) > time.monotonic_ns():
-                self._wait_until(free_ns)
+            while (rest_ns := self._free_ns() - time.monotonic_ns()) > 0:
+                self._wait(rest_ns / _S_NS)
             start_ns = self._start_ns(self._parameter_clear_ns)
             self._parameter_clear_ns = start_ns + line_ns * 100 // self._share_percent
-            return self._book(line_ns)
+            self._open_ns = self._book(line_ns)
+            return self._open_ns
         finally:
             self._line.remove(ticket)
             self._changed.notify_all()
+
+    def _free_ns(self) -> int:
+        """From then on the line takes parameters, as it is booked now."""
+        return max(self._clear_ns, self._parameter_clear_ns, self._kept_until_ns)
 
     def _wait_until(self, at_ns: int) -> None:
         while not self._is_closed and (rest_ns := at_ns - time.monotonic_ns()) > 0:
@@ -164,8 +197,9 @@ class TokenBucket:
         if self._is_closed:
             raise BucketClosedError("the token bucket is closed")
 
-    def _wait(self) -> None:
-        self._changed.wait()
+    def _wait(self, timeout_s: float | None = None) -> None:
+        if not self._is_closed:
+            self._changed.wait(timeout_s)
         if self._is_closed:
             raise BucketClosedError("the token bucket is closed")
 

@@ -3,8 +3,13 @@ app.kubernetes.io/name: livescale
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Of both heads. */}}
+{{- define "livescale.headLabels" -}}
+{{ include "livescale.labels" . }}
+livescale-head: "true"
+{{- end }}
+
 {{- define "livescale.pod" -}}
-automountServiceAccountToken: false
 # Variables of services may be named LIVESCALE_…, as settings are.
 enableServiceLinks: false
 securityContext:

@@ -2,7 +2,8 @@
 
 A line asks for one Run (chunks of prompts, decodes of one context, whether they sample) and is
 answered with its nanoseconds. What the KV cache holds does not matter, only how much of it is read.
-Where one thread computes, its CPU time is taken: other programs on the machine do not count.
+Where one thread computes, its CPU time is taken: other programs on the machine do not count. A
+line that says with how many `cores` is answered in wall time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def load(job: Job) -> tuple[str, partial[Job]]:
 def _time(manifest: Manifest, executor: TorchExecutor, arena: Arena, job: Job) -> Job:
     assert arena.size_bytes >= manifest.size_bytes  # and it lives as long as the views of it
     run = Run(0, manifest.span, tuple(_segments(job, executor.block_tokens)))
-    is_alone = executor.device.type == "cpu" and torch.get_num_threads() == 1
+    cores = job.get("cores")
+    assert cores is None or executor.use_cores(cores) == cores, f"{executor!r} has no {cores} cores"
+    is_alone = cores is None and executor.device.type == "cpu" and torch.get_num_threads() == 1
     now_ns = process_time_ns if is_alone else perf_counter_ns
     _synchronize(executor)
     begin_ns = now_ns()

@@ -10,27 +10,40 @@ from pathlib import Path
 import torch
 
 from livescale.batching.batcher import Batcher, BatcherConfig
-from livescale.batching.run import SequenceSpec
+from livescale.batching.run import Run, SequenceSpec
 from livescale.bench.peers.line_server import Job, closed_loop, serve_lines
+from livescale.engine.compute_cores import ComputeCores
 from livescale.engine.executor import TorchExecutor
+from livescale.engine.kernels.span import clock
+from livescale.engine.linear_choice import WeightsLayout
+from livescale.engine.linear_timing import ensure_timings
 from livescale.engine.model_files import model_spec, read_layers, read_manifest
+from livescale.engine.run_result import RunResult
 from livescale.transfer.arena import Arena
 from livescale.types import Manifest, SamplingParams
 
 
 def load_executor(
-    job: Job, manifest: Manifest, kv_blocks: int, device: str = "cpu", *, packed: bool = True
+    job: Job,
+    manifest: Manifest,
+    kv_blocks: int,
+    device: str = "cpu",
+    weights_layout: WeightsLayout = "auto",
+    arena_bytes: int = 0,
 ) -> tuple[TorchExecutor, Arena]:
     """The model of the job's directory, layer by layer, as a worker has it. The executor computes
-    from views of the arena, which must live as long."""
+    from views of the arena (of `arena_bytes`, if the model needs less), which must live as long."""
     torch.set_num_threads(job["threads"])
-    arena = Arena(manifest.size_bytes)
+    if device == "cpu" and weights_layout == "auto":
+        ensure_timings()  # As a worker does before it is given a model.
+    arena = Arena(max(arena_bytes, manifest.size_bytes))
     executor = TorchExecutor(
         kv_blocks * job["block_tokens"] * model_spec(manifest).kv_bytes_per_token,
         job["block_tokens"],
         device,
         parameter_bytes=0 if device == "cpu" else manifest.size_bytes,
-        packed_weights=packed,
+        weights_layout=weights_layout,
+        cores=ComputeCores(0) if device == "cpu" else None,
     )
     view = arena.view(0, manifest.size_bytes)
     executor.assign(manifest, view)
@@ -45,14 +58,14 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     block_tokens = job["block_tokens"]
     request_blocks = -(-(job["prompt_tokens"] + job["output_tokens"]) // block_tokens)
     kv_blocks = request_blocks * job["in_flight_max"]
-    executor, arena = load_executor(job, manifest, kv_blocks, packed=job["packed_weights"])
+    layout: WeightsLayout = job["weights_layout"]
+    executor, arena = load_executor(job, manifest, kv_blocks, weights_layout=layout)
     config = BatcherConfig(
         kv_blocks=executor.kv_blocks,
         block_tokens=block_tokens,
         run_tokens_max=job["run_tokens_max"],
         sequences_max=min(job["in_flight_max"], job["run_tokens_max"]),
     )
-    layout = "packed" if job["packed_weights"] else "plain"
     settings = (
         f"run_tokens_max {config.run_tokens_max}, blocks of {block_tokens} tokens, {layout} weights"
     )
@@ -65,6 +78,8 @@ def _play(
     assert arena.size_bytes >= manifest.size_bytes  # and it lives as long as the views of it
     batcher = Batcher(config, manifest.span)
     sampling = SamplingParams(output_tokens_max=job["output_tokens"], ignore_eos=True)
+    is_timed = job.get("is_timed", False) and executor.compiled is not None
+    times = _StepTimes(executor) if is_timed else None
 
     def start(index: int) -> None:
         batcher.add(SequenceSpec(str(index), 0, tuple(job["prompts"][index]), sampling))
@@ -72,10 +87,38 @@ def _play(
     def step() -> Iterable[tuple[int, list[int], bool]]:
         run = batcher.next()
         assert run is not None, f"{batcher!r} has nothing to run"
-        for e in batcher.done(run, [(token_id,) for token_id in executor.run(run).token_ids]):
+        result = executor.run(run) if times is None else times.run(run)
+        for e in batcher.done(run, [(token_id,) for token_id in result.token_ids]):
             yield int(e.request), [*e.token_ids], e.finish_reason is not None
 
-    return asdict(closed_loop(len(job["prompts"]), job["in_flight"], start, step))
+    answer = asdict(closed_loop(len(job["prompts"]), job["in_flight"], start, step))
+    return answer if times is None else {**answer, "outside_share": times.outside_share}
+
+
+class _StepTimes:
+    """Where the time of decode steps goes, as the first thread sees them."""
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        assert executor.compiled is not None
+        self._executor, self._compiled = executor, executor.compiled
+        self._total = self._known = 0
+
+    def run(self, run: Run) -> RunResult:
+        """Times the Run if all of its rows are decodes."""
+        if run.prefill_tokens:
+            return self._executor.run(run)
+        self._compiled.time_parts(True)
+        begun = clock()
+        result = self._executor.run(run)
+        self._total += clock() - begun
+        self._known += sum(self._compiled.part_ticks)
+        self._compiled.time_parts(False)
+        return result
+
+    @property
+    def outside_share(self) -> float:
+        """Of a step, what is neither a product nor attention: 0 to 1."""
+        return 1 - self._known / max(self._total, 1)
 
 
 if __name__ == "__main__":

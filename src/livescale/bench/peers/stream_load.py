@@ -17,10 +17,9 @@ from functools import partial
 from time import perf_counter_ns, process_time
 from typing import Any
 
-import psutil
 import uvloop
 
-from livescale.bench.machine import own_cpu_s
+from livescale.bench.peers.gateway_shares import GatewayProcesses, gateway_of, shares_of
 from livescale.bench.peers.light_client import completion_request
 from livescale.bench.peers.line_server import Job, serve_lines
 from livescale.load.slo import percentile
@@ -44,8 +43,11 @@ class _Counts:
         self.is_open = False
         self.gaps_ns = array("q")
         self.ttft_ns = array("q")
+        #: of each answer that ended: from its first token to its last one, by token
+        self.steps_ns = array("q")
         self.requests = 0
         self.events = 0
+        self.event_bytes = 0
         #: of answers that ended, to learn how many tokens an event holds
         self.answer_events = 0
         self.answer_tokens = 0
@@ -53,19 +55,23 @@ class _Counts:
 
 
 class _Stream(asyncio.Protocol):
-    """One connection that asks again and again."""
+    """One connection that asks again and again, `requests` times (None: until it is closed)."""
 
-    def __init__(self, request: bytes, counts: _Counts) -> None:
+    def __init__(self, request: bytes, counts: _Counts, requests: int | None = None) -> None:
         self._request = request
         self._counts = counts
+        self._left = requests
         self._transport: Any = None  # uvloop's are no asyncio.Transport
         self._asked_ns = 0
+        self._first_ns = 0
         self._last_ns = 0
         self._events = 0
         self._tail = b""
-        self._is_over = False
+        self.is_over = False
         self.has_token = False
         self.window_events = 0
+        self.worst_gap_ns = 0
+        self.gateway = ""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -76,6 +82,8 @@ class _Stream(asyncio.Protocol):
         if self._last_ns == 0 and not self._tail and not data.startswith(b"HTTP/1.1 200"):
             self._fail(data[:300].decode(errors="replace"))
             return
+        if not self.has_token:
+            self.gateway = gateway_of(data) or self.gateway
         events = data.count(_EVENT_END)
         if self._tail[-1:] == b"\n" and data[:1] == b"\n":
             events += 1
@@ -86,16 +94,18 @@ class _Stream(asyncio.Protocol):
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         if events > 0:
             self._count(events, now_ns)
+        if self._counts.is_open:
+            self._counts.event_bytes += len(data)
         if self._tail.endswith(_ANSWER_END):
             self._answered()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._is_over:
+        if not self.is_over:
             self._fail(f"the connection was closed: {error}")
 
     def close(self) -> None:
         """Leave: what is under way is cancelled by the gateway."""
-        self._is_over = True
+        self.is_over = True
         self._transport.abort()
 
     # -- helpers, in the order used ---------------------------------------------------------
@@ -117,9 +127,13 @@ class _Stream(asyncio.Protocol):
             counts.events += events
             self.window_events += events
             if self._last_ns:
-                counts.gaps_ns.append(now_ns - self._last_ns)
+                gap_ns = now_ns - self._last_ns
+                counts.gaps_ns.append(gap_ns)
+                self.worst_gap_ns = max(self.worst_gap_ns, gap_ns)
             else:
                 counts.ttft_ns.append(now_ns - self._asked_ns)
+        if not self._last_ns:
+            self._first_ns = now_ns
         self.has_token = True
         self._last_ns = now_ns
 
@@ -130,9 +144,17 @@ class _Stream(asyncio.Protocol):
             self._fail(self._tail[-300:].decode(errors="replace"))
             return
         counts.answer_events += self._events
-        counts.answer_tokens += int(usage[-1])
+        tokens = int(usage[-1])
+        counts.answer_tokens += tokens
         counts.requests += counts.is_open
-        self._ask()
+        if counts.is_open and tokens > 1:
+            counts.steps_ns.append((self._last_ns - self._first_ns) // (tokens - 1))
+        if self._left is not None:
+            self._left -= 1
+        if self._left == 0:
+            self.close()
+        else:
+            self._ask()
 
 
 class _Stalled(asyncio.Protocol):
@@ -153,17 +175,16 @@ class _Stalled(asyncio.Protocol):
 
 
 class _Load:
-    """One run: connect, warm up, measure, leave."""
+    """One run: connect, warm up, measure, leave; or connect, and ask so many times."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._rng = random.Random(job["seed"])
         self._counts = _Counts()
-        self._gateway = psutil.Process(job["gateway_pid"])
 
     async def play(self) -> Job:
         job = self._job
-        loop = asyncio.get_running_loop()
+        loop, gateways = asyncio.get_running_loop(), GatewayProcesses(job["gateway_pids"])
         stalled: list[_Stalled] = []
         streams: list[_Stream] = []
         # Made before any is sent, so that making them costs no time later.
@@ -172,7 +193,7 @@ class _Load:
             partial(_Stream, self._request("output_tokens"), self._counts)
             for _ in range(job["streams"])
         ]
-        rss_bytes = self._gateway.memory_info().rss
+        rss_bytes = gateways.rss_bytes()
         try:
             for made in idle:
                 connected = await loop.create_connection(made, sock=await self._socket(True))
@@ -181,7 +202,7 @@ class _Load:
                 streams.append((await loop.create_connection(each, sock=await self._socket()))[1])
                 await asyncio.sleep(job["ramp_s"] / len(busy))
             await self._first_tokens(streams)
-            figures = await self._measure()
+            figures = await self._measure(gateways)
         finally:
             for stream in streams:
                 stream.close()
@@ -193,6 +214,40 @@ class _Load:
             "rss_before_bytes": rss_bytes,
             "errors": counts.errors,
             "streams_held": sum(stream.window_events > 0 for stream in streams),
+            **shares_of(streams),
+        }
+
+    async def play_out(self) -> Job:
+        """Every stream asks `requests` times; the figures are those of all of it."""
+        job, counts = self._job, self._counts
+        loop = asyncio.get_running_loop()
+        idle = [
+            partial(_Stream, self._request("output_tokens"), counts, job["requests"])
+            for _ in range(job["streams"])
+        ]
+        own_s, began_ns = process_time(), perf_counter_ns()
+        deadline_ns = began_ns + int(job["patience_s"] * 1e9)
+        counts.is_open = True
+        streams: list[_Stream] = []
+        try:
+            for each in idle:
+                streams.append((await loop.create_connection(each, sock=await self._socket()))[1])
+                await asyncio.sleep(job["ramp_s"] / len(idle))
+            while not all(stream.is_over for stream in streams):
+                if counts.errors or perf_counter_ns() > deadline_ns:
+                    break  # the figures will say what was answered
+                await asyncio.sleep(0.02)
+        finally:
+            for stream in streams:
+                stream.close()
+        return {
+            "elapsed_s": (perf_counter_ns() - began_ns) / 1e9,
+            "load_cpu_s": process_time() - own_s,
+            "requests": counts.requests,
+            "tokens": counts.answer_tokens,
+            "tokens_per_event": counts.answer_tokens / max(counts.answer_events, 1),
+            "errors": counts.errors,
+            **self._percentiles(),
         }
 
     def _request(self, tokens: str) -> bytes:
@@ -223,9 +278,9 @@ class _Load:
                 return  # the figures will say how many streams were held
             await asyncio.sleep(0.05)
 
-    async def _measure(self) -> Job:
-        counts, gateway = self._counts, self._gateway
-        gateway_s, own_s = own_cpu_s(gateway), process_time()
+    async def _measure(self, gateways: GatewayProcesses) -> Job:
+        counts = self._counts
+        gateways_s, own_s = gateways.cpu_s(), process_time()
         began_ns = perf_counter_ns()
         counts.is_open = True
         await asyncio.sleep(self._job["seconds"])
@@ -233,25 +288,37 @@ class _Load:
         elapsed_s = (perf_counter_ns() - began_ns) / 1e9
         figures: Job = {
             "elapsed_s": elapsed_s,
-            "gateway_cpu_s": own_cpu_s(gateway) - gateway_s,
+            "gateway_cpu_s": gateways.cpu_s() - gateways_s,
             "load_cpu_s": process_time() - own_s,
-            "rss_after_bytes": gateway.memory_info().rss,
+            "rss_after_bytes": gateways.rss_bytes(),
             "requests": counts.requests,
             "events": counts.events,
+            "event_bytes": counts.event_bytes / max(counts.events, 1),
             "tokens_per_event": counts.answer_tokens / max(counts.answer_events, 1),
         }
-        for name, values in (("gap_ns", counts.gaps_ns), ("ttft_ns", counts.ttft_ns)):
-            if values:
-                figures[name] = {
-                    "p50": percentile(values, 50),
-                    "p99": percentile(values, 99),
-                }
-        return figures
+        return {**figures, **self._percentiles()}
+
+    def _percentiles(self) -> Job:
+        counts = self._counts
+        return {
+            name: {"p50": percentile(values, 50), "p99": percentile(values, 99)}
+            for name, values in (
+                ("gap_ns", counts.gaps_ns),
+                ("ttft_ns", counts.ttft_ns),
+                ("steps_ns", counts.steps_ns),
+            )
+            if values
+        }
 
 
 def load(_: Job) -> tuple[str, Callable[[Job], Job]]:
-    """Nothing to load; every further line is a run."""
-    return "raw sockets", lambda job: uvloop.run(_Load(job).play())
+    """Nothing to load; every further line is a run: for a while, or of so many `requests`."""
+    return "raw sockets", _run
+
+
+def _run(job: Job) -> Job:
+    made = _Load(job)
+    return uvloop.run(made.play_out() if "requests" in job else made.play())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from line_server import Job, closed_loop, serve_lines  # type: ignore[import-not
 
 def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
     """The engine, as it comes by default, sized for the rounds."""
+    if job.get("instructions") == "avx2":
+        _hide_wider_instructions()
     from vllm import LLM, SamplingParams, __version__
     from vllm.sampling_params import RequestOutputKind
 
@@ -50,6 +52,15 @@ def load(job: Job) -> tuple[str, Callable[[Job], Job]]:
         return asdict(closed_loop(len(job["prompts"]), job["in_flight"], start, step))
 
     return f"vllm {__version__}, as by default, compiled", play
+
+
+def _hide_wider_instructions() -> None:
+    """vLLM takes the one of its libraries that torch's answers point to; limits of libraries alone
+    leave it with one that needs AVX-512 and ends the process."""
+    import torch
+
+    for name in ("avx512", "avx512_bf16", "vnni", "amx_tile", "amx_fp16"):
+        setattr(torch.cpu, f"_is_{name}_supported", lambda: False)
 
 
 if __name__ == "__main__":

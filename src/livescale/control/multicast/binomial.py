@@ -68,10 +68,12 @@ def binomial_steps(nodes: int, blocks: int) -> Steps:
 def k_way_orders(blocks: int, k: int) -> tuple[tuple[int, ...], ...]:
     """λScale's Algorithm 1: the blocks in k parts; sub-group i begins with part i.
 
-    So the first nodes of all sub-groups together have a whole model early.
+    So the first nodes of all sub-groups together have a whole model early. Parts are as even as
+    can be: with ⌈b/k⌉ blocks each, as it is printed, the last ones are short or empty, and two
+    sub-groups have the same order (b = 4, k = 3).
     """
-    size = -(-blocks // k)
-    parts = [tuple(range(size * i, min(size * (i + 1), blocks))) for i in range(k)]
+    bounds = [blocks * i // k for i in range(k + 1)]
+    parts = [tuple(range(a, b)) for a, b in itertools.pairwise(bounds)]
     return tuple(tuple(block for j in range(k) for block in parts[(i + j) % k]) for i in range(k))
 
 
@@ -81,8 +83,24 @@ def sub_groups(sources: int, targets: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(a, b)) for a, b in itertools.pairwise(bounds))
 
 
+def groups_at_home(sources: int, homes: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+    """Positions of the targets of each source, where some have to be with one source (their
+    home). The others make the groups as even as can be."""
+    found = [[p for p, home in enumerate(homes) if home == n] for n in range(sources)]
+    rest = [p for p, home in enumerate(homes) if home is None]
+    sizes = [len(positions) for positions in found]
+    for _ in rest:
+        sizes[sizes.index(min(sizes))] += 1
+    for positions, size in zip(found, sizes, strict=True):
+        more = size - len(positions)
+        positions += rest[:more]
+        del rest[:more]
+    return tuple(map(tuple, found))
+
+
 class BinomialPlan:
-    """k sources each serve a sub-group with their own order of blocks."""
+    """k sources each serve a sub-group with their own order of blocks. `groups` has the positions
+    of each source's targets; without, all sources have targets if there are enough."""
 
     def __init__(
         self,
@@ -90,17 +108,20 @@ class BinomialPlan:
         sources: Sequence[Element],
         targets: Sequence[Element],
         blocks: int = BLOCKS,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._grid = grid
         self._blocks = cut_blocks(grid, blocks)
-        k = min(len(sources), len(targets))
-        orders = k_way_orders(len(self._blocks), k)
+        if groups is None:
+            groups = sub_groups(min(len(sources), len(targets)), len(targets))
+        used = [(sources[n], positions) for n, positions in enumerate(groups) if positions]
+        orders = k_way_orders(len(self._blocks), len(used))
         #: per sub-group its members (the source first), and its moves with the model's own blocks
         self._groups: list[tuple[list[Element], Steps]] = []
-        for i, positions in enumerate(sub_groups(k, len(targets))):
-            members = [sources[i], *(targets[p] for p in positions)]
+        for (source, positions), order in zip(used, orders, strict=True):
+            members = [source, *(targets[p] for p in positions)]
             steps = binomial_steps(len(members), len(self._blocks))
-            self._groups.append((members, _renamed(steps, orders[i])))
+            self._groups.append((members, _renamed(steps, order)))
 
     def feeds(self) -> FeedsOf:
         """A feed per sender and receiver: its blocks in the order of the steps."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from livescale.chunks import ChunkGrid, ChunkRange, Feed
 from livescale.control.multicast.fabric import Fabric
@@ -68,7 +69,6 @@ class CostModel:
         self._lagging = frozenset(lagging)
         #: the time of one chunk counts at every hop
         self._unit_bytes = min(grid.chunk_bytes, max(grid.layer_bytes, default=0))
-        self._shapes: dict[Chunks, tuple[int, tuple[int, ...]]] = {}
         self._flows: dict[Receiver, list[tuple[Feed, _Flow]]] = {}
         self._layers: dict[object, tuple[int, ...]] = {}
 
@@ -84,10 +84,7 @@ class CostModel:
 
     def shape(self, chunks: Chunks) -> tuple[int, tuple[int, ...]]:
         """Bytes of these chunks, and per layer the bytes of them up to its last one, in order."""
-        found = self._shapes.get(chunks)
-        if found is None:
-            found = self._shapes[chunks] = shape_of(self._grid, chunks)
-        return found
+        return shape_of(self._grid, chunks)
 
     # -- helpers, in the order used -------------------------------------------------------------
 
@@ -192,9 +189,11 @@ class CostModel:
         return tuple(lag_ns + flow.time_ns * end // size if end else 0 for end in ends)
 
 
+@lru_cache(maxsize=1024)
 def shape_of(grid: ChunkGrid, chunks: Chunks) -> tuple[int, tuple[int, ...]]:
     """Bytes of the chunks, and per layer the bytes up to its last chunk among them, in the order
-    listed (0: none of them is the layer's). Counts by layers, not by chunks."""
+    listed (0: none of them is the layer's). Counts by layers, not by chunks; kept, because plan
+    after plan asks for the same."""
     ends = [0] * len(grid.layer_bytes)
     total = 0
     for part in chunks:

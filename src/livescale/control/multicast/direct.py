@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from livescale.chunks import ChunkGrid
+from livescale.chunks import ChunkGrid, ChunkRange, Feed
+from livescale.control.multicast.binomial import BLOCKS, cut_blocks, k_way_orders
 from livescale.control.multicast.chain import FeedsOf, give
 from livescale.control.multicast.fabric import Fabric
 from livescale.control.multicast.nodes import make_nodes
 from livescale.control.multicast.placing import Element
 from livescale.control.multicast.request import PlanRequest
+from livescale.types import FromStorage
+
+STORAGE = FromStorage()
 
 
 def tree_feeds(
@@ -66,6 +70,24 @@ def host_feeds(
             readers[chosen] += 1
         give(feeds, chosen, element, grid.all())
     return feeds
+
+
+def k_way_host_feeds(feeds: FeedsOf, grid: ChunkGrid) -> FeedsOf:
+    """The same feeds, but the first blocks of the first copy's targets are the last ones of the
+    next copy's, and so on: λScale's k-way orders without a multicast (§4.4, warm start), so that
+    targets together have the model early."""
+    copies = {f.upstream: None for its in feeds.values() for f in its if f.upstream != STORAGE}
+    blocks = cut_blocks(grid, BLOCKS)
+    orders = k_way_orders(len(blocks), len(copies)) if copies else ()
+    begins = {copy: blocks[order[0]].start for copy, order in zip(copies, orders, strict=True)}
+
+    def turned(feed: Feed) -> Feed:
+        start = begins.get(feed.upstream, 0)
+        if not start:
+            return feed
+        return Feed(feed.upstream, (ChunkRange(start, grid.chunks), ChunkRange(0, start)))
+
+    return {receiver: tuple(map(turned, its)) for receiver, its in feeds.items()}
 
 
 def storage_feeds(grid: ChunkGrid, targets: Sequence[Element]) -> FeedsOf:

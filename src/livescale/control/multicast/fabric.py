@@ -35,14 +35,14 @@ class Fabric:
         self.rates: list[int | None] = []
         self._numbers: dict[tuple[LinkKind, str | WorkerRef, Direction], int] = {}
         self._others: dict[LinkUse, int] = {}
+        #: by host; made when it is first asked for: most plans read no storage
+        self._agents: dict[str, WorkerRef] | None = None
         for use in taken:
             self._others[use] = self._others.get(use, 0) + 1
         for source in sources:
             for worker in source.workers if source.readers else ():
                 use = LinkUse(LinkKind.NIC, str(worker), OUT)
                 self._others[use] = max(self._others.get(use, 0), source.readers)
-        #: the agent that speaks for each host (the first, should there be two)
-        self._agents = {topology.agents[ref].name: ref for ref in sorted(topology.agents)[::-1]}
 
     @classmethod
     def of(cls, request: PlanRequest, topology: Topology) -> Fabric:
@@ -110,6 +110,10 @@ class Fabric:
         )
 
     def agent_of(self, host: str) -> WorkerRef | None:
+        """The agent that speaks for the host: the first, should there be two."""
+        if self._agents is None:
+            agents = self.topology.agents
+            self._agents = {agents[ref].name: ref for ref in sorted(agents, reverse=True)}
         return self._agents.get(host)
 
     # -- helpers, in the order used -------------------------------------------------------------
@@ -117,7 +121,7 @@ class Fabric:
     def _from_storage(self, receiver: WorkerRef) -> tuple[int, ...]:
         """Local storage (and the device's share of it) if known, else what all hosts share."""
         host = self.topology.host_of(receiver)
-        agent = self._agents.get(host)
+        agent = self.agent_of(host)
         last: tuple[int, ...] = ()
         if agent is not None and self.topology.are_linked(agent, receiver):
             last = self._host_link(receiver, agent, IN)

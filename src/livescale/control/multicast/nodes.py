@@ -6,7 +6,7 @@ under one leaf, so that slow links between leaves are crossed as rarely as possi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from livescale.clusters.topology import LinkKind, LinkUse
@@ -14,6 +14,9 @@ from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.placing import Element
 from livescale.control.multicast.request import PlanRequest
 from livescale.types import WorkerRef
+
+_ALIKE = (3, 4)
+"""A chain may go on at so much of its pace for the sake of staying under a leaf."""
 
 
 @dataclass(slots=True)
@@ -102,7 +105,8 @@ def deal(nodes: Sequence[Node], heads: Sequence[Head], fabric: Fabric) -> None:
     one that ends under its leaf, of these the shortest.
 
     A leaf with a limited spine link and no head of its own is crossed into once: all its nodes
-    follow each other. What serves outward comes last, because the last one sends nothing.
+    follow each other. Under other leaves nodes that are about as fast do (`_side_by_side`). What
+    serves outward comes last, because the last one sends nothing.
     """
     others: list[Node] = []
     for node in nodes:
@@ -112,6 +116,7 @@ def deal(nodes: Sequence[Node], heads: Sequence[Head], fabric: Fabric) -> None:
         else:
             others.append(node)
     home = {leaf for head in heads for leaf in head.leaves}
+    others = _side_by_side(others, home)
     crossings: dict[str, int] = {}
     runs: dict[str, list[Node]] = {}
     for number, node in enumerate(others):
@@ -173,6 +178,26 @@ def _joined(head: Head, node: Node) -> bool:
     """A scale-up network or the host's own link joins them."""
     hosts = head.device_hosts if node.first[0].is_agent else head.copy_hosts
     return node.group in head.groups or any(host in hosts for host in node.hosts)
+
+
+def _side_by_side(nodes: Sequence[Node], home: Collection[str]) -> list[Node]:
+    """Nodes in falling order of bandwidth, but those that are about as fast leaf by leaf, first
+    where the chain is: what links between leaves carry may not be known, and rates that were
+    measured differ a little where the links do not."""
+    found: list[Node] = []
+    here = home
+    while len(found) < len(nodes):
+        first, leaves = nodes[len(found)], dict[tuple[str, ...], list[Node]]()
+        for number in range(len(found), len(nodes)):
+            node = nodes[number]
+            is_slower = node.pace[0] * _ALIKE[1] < first.pace[0] * _ALIKE[0]
+            if is_slower or node.serves != first.serves:
+                break
+            leaves.setdefault(node.leaves, []).append(node)
+        order = sorted(leaves, key=lambda its: not any(leaf in here for leaf in its))
+        here = order[-1]
+        found += [node for its in order for node in leaves[its]]
+    return found
 
 
 def _by_spine(runs: dict[str, list[Node]], fabric: Fabric) -> list[list[Node]]:

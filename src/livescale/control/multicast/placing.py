@@ -8,7 +8,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
-from livescale.clusters.topology import LinkKind, LinkUse
+import msgspec
+
+from livescale.clusters.topology import Device, LinkKind, LinkUse, Topology
 from livescale.control.multicast.fabric import IN, OUT, UNLIMITED, Fabric
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.types import WorkerRef
@@ -105,6 +107,26 @@ def choose_targets(
     if preference is Preference.GROUP:
         ranked = _grouped(ranked, fabric)
     return tuple(ranked[: request.instances])
+
+
+def with_few_alike(request: PlanRequest, topology: Topology) -> PlanRequest:
+    """The request without spare workers that cannot be chosen: of devices of one host that are
+    alike, and to which nothing goes, those with the lowest ids are enough for all instances."""
+    busy = {use.owner for use in (*request.busy, *request.taken)}
+    most = request.instances * request.tp_size
+    if len(request.spare) <= most:
+        return request
+    counts: dict[Device, int] = {}
+    few = []
+    for ref in sorted(request.spare):
+        device = topology.devices[ref]
+        count = counts.get(device, 0)
+        if busy and str(ref) in busy:
+            few.append(ref)
+        elif count < most:
+            counts[device] = count + 1
+            few.append(ref)
+    return msgspec.structs.replace(request, spare=tuple(few))
 
 
 def _reach(

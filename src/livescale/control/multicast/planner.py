@@ -13,12 +13,13 @@ import msgspec
 from livescale.chunks import ChunkGrid
 from livescale.clusters.topology import LinkKind, Topology
 from livescale.common.errors import UserError
-from livescale.control.multicast.binomial import BinomialPlan
+from livescale.control.multicast.binomial import BinomialPlan, groups_at_home
 from livescale.control.multicast.bound import Bound, lower_bound
 from livescale.control.multicast.chain import FeedsOf, chain_feeds, sharded_feeds
 from livescale.control.multicast.cost import CostModel, Prediction
 from livescale.control.multicast.direct import (
     host_feeds,
+    k_way_host_feeds,
     storage_feeds,
     tree_feeds,
     unicast_feeds,
@@ -29,12 +30,15 @@ from livescale.control.multicast.placing import (
     Preference,
     choose_targets,
     usable_sources,
+    with_few_alike,
 )
 from livescale.control.multicast.request import PlanRequest, Source
 from livescale.plans import LinkBytes, PlannedLoad, ScalePlan
 from livescale.types import WorkerRef
 
-STRATEGIES = ("auto", "chain", "sharded", "binomial", "tree", "unicast", "host", "storage")
+HOST_ONLY = ("host", "host-k-way")
+"""Strategies that read nothing but host memory, and storage where that has no copy."""
+STRATEGIES = ("auto", "chain", "sharded", "binomial", "tree", "unicast", *HOST_ONLY, "storage")
 
 _SERVING_PERCENT = 150
 """How much longer a transfer takes that meets serving traffic (BlitzScale §1: 1.5 times)."""
@@ -125,6 +129,8 @@ class Drafting:
         self._topology = topology
         self._grid = ChunkGrid(request.layer_bytes, request.chunk_bytes)
         _check(request, topology)
+        if request.targets is None:
+            request = self._request = with_few_alike(request, topology)
         self._sources = usable_sources(request)
         self._elements = [_element(source, request.tp_size) for source in self._sources]
         fabric = self._fabric()
@@ -141,6 +147,7 @@ class Drafting:
         self._has_storage = request.has_storage and all(
             topology.reads_files(worker) for target in targets for worker in target
         )
+        self._predicted: list[Draft] = []
 
     def bound(self, draft: Draft) -> Bound | None:
         size = sum(self._grid.layer_bytes)
@@ -203,11 +210,13 @@ class Drafting:
             for source in request.sources
             if source.is_host_copy and not source.is_loading
         ]
-        if name == "host" and copies:
+        if name in HOST_ONLY and copies:
             feeds = host_feeds(request, self._fabric(), grid, copies, targets)
+            if name == "host-k-way":
+                feeds = k_way_host_feeds(feeds, grid)
             yield self._draft(name, targets, feeds)
             return
-        if name in ("host", "storage") or not self._elements:
+        if name in (*HOST_ONLY, "storage") or not self._elements:
             if self._has_storage:
                 yield self._from_storage(name, targets)
             return
@@ -222,14 +231,14 @@ class Drafting:
             elif name == "unicast":
                 feeds = unicast_feeds(grid, sources[0], targets)
             else:
-                yield self._binomial(sources, targets)
+                yield from self._binomial(sources, targets)
                 continue
             yield self._draft(name, targets, feeds)
 
     def _from_storage(self, name: str, targets: tuple[Element, ...]) -> Draft:
         """One target reads storage and the others follow it, unless the strategy is that each
         reads for itself (as ServerlessLLM does when host memory has no copy)."""
-        if name in ("host", "storage") or len(targets) == 1:
+        if name in (*HOST_ONLY, "storage") or len(targets) == 1:
             return self._draft("storage", targets, storage_feeds(self._grid, targets))
         feeds = chain_feeds(self._request, self._fabric(), self._grid, (), targets)
         return self._draft("chain", targets, feeds)
@@ -245,20 +254,54 @@ class Drafting:
             sets.append(fastest[:1])
         return [chosen for i, chosen in enumerate(sets) if chosen not in sets[:i]]
 
-    def _binomial(self, sources: Sequence[Element], targets: tuple[Element, ...]) -> Draft:
-        """An arriving copy has its blocks in one order only: no other order waits for it."""
-        fabric = self._fabric()
+    def _binomial(
+        self, sources: Sequence[Element], targets: tuple[Element, ...]
+    ) -> Iterator[Draft]:
+        """An arriving copy has its blocks in one order only: no other order waits for it. Of more
+        sources than targets the fastest send; or, for teams, targets read the copy in their own
+        host's memory and the others what is left (λScale §4.4)."""
         arriving = [s.workers for s in self._sources if s.is_loading]
         whole = [element for element in sources if element not in arriving]
-        plan = BinomialPlan(self._grid, whole or sources[:1], targets)
+        homes = self._homes(whole, targets) if self._request.in_teams else []
+        if any(home is not None for home in homes):
+            groups = groups_at_home(len(whole), homes)
+            yield self._of_blocks(BinomialPlan(self._grid, whole, targets, groups=groups), targets)
+        fabric = self._fabric()
+        if len(whole) > len(targets):
+            rates = {e: min(fabric.nic_bytes_per_s(w, OUT) for w in e) for e in whole}
+            fastest = sorted(whole, key=lambda element: -rates[element])[: len(targets)]
+            whole = [element for element in whole if element in fastest]
+        yield self._of_blocks(BinomialPlan(self._grid, whole or sources[:1], targets), targets)
+
+    def _of_blocks(self, plan: BinomialPlan, targets: tuple[Element, ...]) -> Draft:
+        fabric = self._fabric()
         prediction = plan.predict(fabric)
         return self._finished("binomial", targets, plan.feeds(), prediction, fabric)
 
+    def _homes(self, sources: Sequence[Element], targets: Sequence[Element]) -> list[int | None]:
+        """For each target the number of the copy that its own host's memory has, if any."""
+        topology = self._topology
+        copies = {
+            topology.host_of(source[0]): number
+            for number, source in enumerate(sources)
+            if source[0].is_agent and topology.agents[source[0]].has_device_links
+        }
+        found = []
+        for target in targets:
+            hosts = {topology.host_of(worker): None for worker in target}
+            found.append(copies.get(next(iter(hosts))) if len(hosts) == 1 else None)
+        return found
+
     def _draft(self, name: str, targets: tuple[Element, ...], feeds: FeedsOf) -> Draft:
+        for draft in self._predicted:
+            if draft.feeds == feeds:
+                return draft  # for one target most strategies come to the same
         fabric = self._fabric()
         lagging = [w for source in self._sources if source.is_loading for w in source.workers]
         prediction = CostModel(self._grid, fabric, lagging).predict(feeds)
-        return self._finished(name, targets, feeds, prediction, fabric)
+        draft = self._finished(name, targets, feeds, prediction, fabric)
+        self._predicted.append(draft)
+        return draft
 
     def _finished(
         self,
@@ -309,14 +352,13 @@ def _written(request: PlanRequest, draft: Draft) -> ScalePlan:
         for element in draft.targets
         for rank, receiver in enumerate(element)
     )
-    busy = frozenset(request.busy)
     links = tuple(
-        LinkBytes(link, size, size if link in busy else 0)
+        LinkBytes(link, size)
         for link, size in zip(draft.fabric.links, draft.prediction.link_bytes, strict=True)
         if size
     )
     instances = tuple(element for element in draft.targets if not element[0].is_agent)
-    return ScalePlan(
+    plan = ScalePlan(
         request.plan,
         request.model,
         draft.strategy,
@@ -327,3 +369,4 @@ def _written(request: PlanRequest, draft: Draft) -> ScalePlan:
         draft.prediction.completed_ns,
         links,
     )
+    return plan.beside(request.busy) if request.busy else plan

@@ -31,7 +31,8 @@ class PlanRequest(Value, frozen=True):
     where possible), `taken` those that other plans use now, once per use. `has_storage`: the
     targets can read the model's directory. `is_cache_local`: a host's copies feed its own devices
     alone. `is_live`: the targets work with the layers that are there, so that they want the first
-    ones first.
+    ones first. `in_teams`: they serve together while they load, so that they want different parts
+    first.
     """
 
     plan: PlanId
@@ -48,3 +49,4 @@ class PlanRequest(Value, frozen=True):
     has_storage: bool = True
     is_cache_local: bool = False
     is_live: bool = False
+    in_teams: bool = False

@@ -13,7 +13,8 @@ from livescale.types import InstanceId, RequestId, WorkerRef
 
 class AheadChecker:
     """Prompt tokens that instances with all layers hold and have not computed, in one life of a
-    controller. What loading instances get is bounded by what would wait longer elsewhere."""
+    controller. What loading instances get is bounded by what would wait longer elsewhere. Who
+    leads a team holds what all of its members compute next."""
 
     def __init__(self, knowledge: Knowledge, answers: AnswerChecker, binding: Binding) -> None:
         self._knowledge = knowledge
@@ -54,4 +55,15 @@ class AheadChecker:
         if ahead and self._knowledge.is_copy(model, command.instance):
             tokens = ahead + self._prompt_tokens[request]
             rule = "an instance gets what it computes next, and no more"
-            require(tokens <= self._tokens_max, rule, command, ahead, tokens)
+            most = self._tokens_max * self._members(model, command.instance)
+            require(tokens <= most, rule, command, ahead, tokens)
+
+    def _members(self, model: str, instance: InstanceId) -> int:
+        """Of the team that the instance leads: it may have all layers before the others do. Or of
+        its pipeline."""
+        duty = self._knowledge.ranks(model, instance)[0].order.duty
+        for pipeline in () if duty is None else duty.pipelines:
+            if pipeline.leader.instance == instance:
+                return len(pipeline.members)
+        team = None if duty is None else duty.team
+        return len(team.members) if team is not None and team.leader.instance == instance else 1

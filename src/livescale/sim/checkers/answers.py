@@ -29,6 +29,8 @@ class AnswerChecker:
         self._attempts: dict[RequestId, int] = {}
         #: how often the current attempt was taken over
         self._moves: dict[RequestId, int] = {}
+        #: workers that were lost before they reported what they had taken over
+        self._lost_takers: dict[RequestId, WorkerRef] = {}
         self.running: dict[RequestId, WorkerRef] = {}
         #: requests that are not waited for any more, and those that are over
         self._cancelled: dict[RequestId, None] = {}
@@ -103,7 +105,15 @@ class AnswerChecker:
         worker = self.running.get(event.request)
         is_current = event.attempt == self._attempts.get(event.request)
         is_lost = event.outcome is Outcome.WORKER_LOST
-        if worker is None or not is_current or not (is_lost or event.worker in (None, worker)):
+        is_returned = event.outcome is Outcome.RETURNED
+        if worker and is_current and is_returned and event.moves > self._moves[event.request]:
+            # It was taken over, which no gateway could be told.
+            self._stops(event.request)
+            return
+        owners = (None, worker, self._lost_takers.get(event.request))
+        if worker is None or not is_current or not (is_lost or event.worker in owners):
+            return
+        if event.worker not in (None, worker) and is_returned:
             return
         if is_lost:
             self._failures.lost(event.request, event.attempt)
@@ -119,9 +129,11 @@ class AnswerChecker:
             if not is_current or moves < self._moves[request]:
                 continue
             self._moves[request] = moves
-            self._failures.found(request, attempt)
             if self._knowledge.is_alive(event.worker):
+                self._failures.found(request, attempt)
                 self.running[request] = event.worker
+            else:
+                self._lost_takers[request] = event.worker
 
     def _stops(self, request: RequestId) -> None:
         """Its attempt is not under way any more."""

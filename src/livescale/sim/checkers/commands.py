@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from livescale.chunks import Feed, senders
 from livescale.control.config import ControllerConfig
 from livescale.messages import commands, events
-from livescale.placements import AllCopies, SpreadCopies
+from livescale.placements import keeps_last
 from livescale.sim.checkers.ahead import AheadChecker
 from livescale.sim.checkers.answers import AnswerChecker
+from livescale.sim.checkers.cores import CoreChecker
 from livescale.sim.checkers.departures import DepartureChecker
+from livescale.sim.checkers.duties import DutyChecker
 from livescale.sim.checkers.failures import FailureChecker, KnownFailures
 from livescale.sim.checkers.invariants import require
+from livescale.sim.checkers.key_copies import KeyCopyChecker
 from livescale.sim.checkers.knowledge import PROGRESS, Held, Knowledge
+from livescale.sim.checkers.stage_totals import StageTotalChecker
 from livescale.sim.checkers.turns import TurnChecker
 from livescale.types import HoldingId, WorkerRef
 
@@ -32,13 +34,16 @@ class CommandChecker:
         """`failures` are those of all lives of this controller."""
         self._knowledge = Knowledge(config.models)
         self._answers = AnswerChecker(self._knowledge, failures)
-        # Other placements rely on storage alone.
-        self._keeps_last = isinstance(config.placement, SpreadCopies | AllCopies)
+        self._keeps_last = keeps_last(config.placement)
         self._failures = failures
         self._turns = TurnChecker(self._knowledge, self._answers, config.sequences_max)
         self._ahead = AheadChecker(self._knowledge, self._answers, config.binding)
         self._failed = KnownFailures(self._knowledge)
         self._departures = DepartureChecker(self._knowledge)
+        self._duties = DutyChecker(self._knowledge)
+        self._key_copies = KeyCopyChecker(self._knowledge, config.placement)
+        self._totals = StageTotalChecker(self._knowledge, config.models, config.scaling)
+        self._cores = CoreChecker(self._knowledge, config.models, config.scaling)
 
     def observe(
         self,
@@ -57,6 +62,8 @@ class CommandChecker:
             self._answers.absorb(event)
             self._failures.absorb(self._failed, event)
             self._departures.absorb(event)
+            self._totals.absorb(event)
+            self._cores.absorb(event)
             self._knowledge.absorb(event)
             self._turns.absorb(event)
             if isinstance(event, events.RequestArrived):
@@ -68,9 +75,12 @@ class CommandChecker:
             self._ahead.check(command)
             self._failures.check(self._failed, now_ns, command)
             self._departures.check(command)
+            self._cores.check(command)
             self._knowledge.ordered(command)
             if isinstance(command, commands.StartHolding):
                 self._check_memory(command)
+                self._key_copies.check(command)
+        self._totals.check(ordered)
         for command in ordered:
             if isinstance(command, commands.Resume):
                 self._check_resumed(command)
@@ -81,6 +91,7 @@ class CommandChecker:
 
     def all_answered(self) -> None:
         self._answers.all_answered()
+        self._cores.all_answered()
         loads = self._knowledge.open()
         require(not loads, "every load ends", loads)
 
@@ -88,10 +99,12 @@ class CommandChecker:
         self,
         members: Mapping[WorkerRef, Sequence[events.HoldingReport]],
         least: Mapping[str, int],
+        cores: Mapping[WorkerRef, int],
     ) -> None:
-        """Nothing happens any more: members hold what the controller knows, and every model has
-        its `least` number of instances."""
+        """Nothing happens any more: members hold what the controller knows, workers have these
+        cores, and every model has its `least` number of instances."""
         self.all_answered()
+        self._cores.at_rest(cores)
         knowledge = self._knowledge
         for member, reports in members.items():
             known = sorted(held.order.holding for held in knowledge.on(member))
@@ -118,7 +131,7 @@ class CommandChecker:
         elif isinstance(command, commands.ReleaseHolding):
             self._check_release(command)
         elif isinstance(command, commands.ChangeDuty):
-            self._check_duty(command)
+            self._duties.check(command)
         elif isinstance(command, commands.DropHolding):
             is_there = command.holding in knowledge.holdings
             require(is_there, "only what is there is dropped", command)
@@ -189,32 +202,6 @@ class CommandChecker:
         duty = held.order.duty
         is_kept = duty is not None and not duty.drains_to
         require(is_kept, "instances that serve keep their requests", command, duty)
-
-    def _check_duty(self, command: commands.ChangeDuty) -> None:
-        """Only draining instances pass on what they have, to others of their model that are whole
-        and stay. Loading ones may lose their partners."""
-        knowledge = self._knowledge
-        held = knowledge.holdings.get(command.holding)
-        require(held is not None and not held.is_leaving, "who has a duty is there", command)
-        assert held is not None
-        duty, takers = held.order.duty, command.duty.drains_to
-        assert duty is not None
-        if not knowledge.is_loaded(held.order.model, held.copy):
-            alone = msgspec.structs.replace(duty, gives_to=())
-            is_alone = command.duty == alone != duty
-            require(is_alone, "who loads only loses partners", command, duty)
-            return
-        is_same = msgspec.structs.replace(duty, drains_to=takers) == command.duty
-        require(is_same, "a duty changes only in where it drains to", command, duty)
-        is_draining = duty.instance in knowledge.draining
-        require(is_draining or not takers, "instances that serve keep their requests", command)
-        others = knowledge.holders(held.order.model)
-        for taker in (taker.partner for taker in takers):
-            is_apart = taker.instance != duty.instance and taker.instance not in knowledge.draining
-            is_whole = taker.instance in others and is_apart
-            require(is_whole, "takers are whole and stay", command, taker)
-            first = knowledge.ranks(held.order.model, taker.instance)[0].member
-            require(taker.worker == first, "rank 0 takes requests", command, taker)
 
     def _check_copy(self, command: commands.DropHolding) -> None:
         """A model's last copy is never dropped, nor one that is being read. Faults may take the

@@ -14,6 +14,7 @@ from livescale.control.config import ControllerConfig
 from livescale.messages import commands, events
 from livescale.sim.checkers.invariants import require
 from livescale.sim.checkers.knowledge import Held, Knowledge
+from livescale.stages import stage_name
 from livescale.types import InstanceId, RequestId
 
 
@@ -84,13 +85,16 @@ class FailureChecker:
         elif isinstance(command, commands.FailRequest):
             if command.retry_after_ns is not None:
                 self._check_given_up(life, command)
-            elif life.knowledge.requested[command.request] not in self._gone:
+            elif not self._is_gone(life.knowledge.requested[command.request]):
                 lost = list(self._lost.get(command.request, ()))
                 is_due = len(lost) >= self._config.request_attempts_max
                 require(is_due, "a request fails after its last attempt is lost", command, lost)
             self.failed[command.request] = None
 
     # -- helpers --------------------------------------------------------------------------------
+
+    def _is_gone(self, model: str) -> bool:
+        return model in self._gone or stage_name(model, 0) in self._gone
 
     def _completed(self, life: KnownFailures, held: Held) -> None:
         """A copy of which the last rank has come can be loaded from."""

@@ -14,6 +14,7 @@ import msgspec
 from livescale.chunks import senders
 from livescale.messages import commands, events
 from livescale.policies import ModelPolicy
+from livescale.stages import stage_name
 from livescale.types import HoldingId, InstanceId, ModelSpec, RequestId, WorkerRef
 
 PROGRESS = (events.InstanceReported, events.LayerArrived)
@@ -63,7 +64,7 @@ class Knowledge:
         self.sizes: dict[str, int] = {name: spec.size_bytes for name, spec in self.specs.items()}
         #: models that were withdrawn: they need no copy any more
         self.withdrawn: dict[str, None] = {}
-        #: the model of every request that arrived
+        #: what every request that arrived came to: a model, or its first stage
         self.requested: dict[RequestId, str] = {}
         #: living members and the bytes that they have room for
         self.memory_bytes: dict[WorkerRef, int] = {}
@@ -179,7 +180,8 @@ class Knowledge:
             if held is not None and held.is_whole:
                 self._gone(event.holding, is_end=False)
         elif isinstance(event, events.RequestArrived):
-            self.requested[event.request] = event.model
+            first = stage_name(event.model, 0)
+            self.requested[event.request] = first if first in self.specs else event.model
         elif isinstance(event, events.ModelAdded):
             spec = event.policy.spec
             self.specs[spec.name], self.sizes[spec.name] = spec, spec.size_bytes

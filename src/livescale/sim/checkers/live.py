@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from livescale.batching.live_batcher import LiveBatcher
-from livescale.batching.live_messages import Handover, Pull
+from livescale.batching.live_messages import Handover, KvLayer, Promised, Pull
 from livescale.batching.run import BatchKey, Run
+from livescale.batching.stage_batcher import StageBatcher
+from livescale.batching.team_batcher import TeamBatcher
 from livescale.member.effects import Execute, Materialize, TakeOver, WriteKv
-from livescale.member.inputs import PeerMessage
+from livescale.member.inputs import LayersRan, PeerMessage, RunEnded
 from livescale.member.instance import HostedInstance
 from livescale.messages.commands import StartHolding
 from livescale.routes import Duty, Partner
@@ -29,8 +31,8 @@ _SLACK_NS = 1_000_000
 
 def live_batcher_of(instance: HostedInstance) -> LiveBatcher:
     """What serves on a simulated worker, for those who look inside."""
-    assert isinstance(instance.serving, LiveBatcher), f"{instance!r}"
-    return instance.serving
+    assert isinstance(instance.serving, TeamBatcher), f"{instance!r}"
+    return instance.serving.inner
 
 
 @dataclass(slots=True)
@@ -65,6 +67,8 @@ class _Instance:
     def waits_for_layer(self) -> tuple[tuple[int, int], ...]:
         """Requests of its first batch, if it can run no decoder layer yet and has a source that may
         pull: known tokens of each, and those that it can ever need KV for."""
+        if isinstance(self.hosted.serving, StageBatcher):
+            return ()
         live = live_batcher_of(self.hosted)
         line = live.batches.line
         if live.loaded or live.giver.is_parted or not line:
@@ -73,6 +77,8 @@ class _Instance:
 
     def has_room(self, needs: Sequence[tuple[int, int]]) -> bool:
         """The instance is complete, and requests with such needs fit beside its own."""
+        if isinstance(self.hosted.serving, StageBatcher):
+            return False
         live = live_batcher_of(self.hosted)
         return live.is_full and live.batcher.room.fits(needs)
 
@@ -97,6 +103,14 @@ class LiveChecker:
         #: workers of loading instances, by the worker of the source that they were given
         self._targets: dict[WorkerRef, list[WorkerRef]] = {}
         self._idle_since_ns: dict[InstanceId, int] = {}
+        #: layers behind a missing one, by instance and rank
+        self._beyond: dict[tuple[InstanceId, int], dict[int, None]] = {}
+        #: layers whose KV is written of batches that are still to come
+        self._ahead: dict[tuple[InstanceId, BatchKey], dict[int, None]] = {}
+        #: batches that were promised, whose prompts are computed
+        self._promised: dict[BatchKey, None] = {}
+        #: layers below are done of the Run in flight
+        self._layers_stop: dict[InstanceId, int] = {}
         #: targets that were asked for batches without their rows
         self._pulled_bare: dict[InstanceId, None] = {}
 
@@ -105,29 +119,60 @@ class LiveChecker:
         assert order.duty is not None
         instance = order.duty.instance
         if isinstance(effect, Materialize):
-            self._watermarks.setdefault(instance, {})[order.rank] = effect.layer + 1
+            self._came(instance, order.rank, effect.layer)
         elif isinstance(effect, Execute):
+            self._layers_stop[instance] = effect.run.span.start
             self._runs(instance, order.model, effect.run, is_live=effect.run.batch is not None)
         elif isinstance(effect, TakeOver):
-            self._handed(instance, effect.message)
+            if isinstance(effect.message, Handover):
+                self._handed(instance, effect.message)
         else:
-            # The KV of one layer of a batch that was taken over is here.
-            for known in self._taken.get((instance, effect.message.batch), ()):
-                part = self._parts[instance].get(known)
-                if part is not None:
-                    part.kv_missing.pop(effect.message.layer, None)
+            self._writes(instance, effect.message)
+
+    def ran(self, order: StartHolding | None, news: LayersRan | RunEnded) -> None:
+        """The first Run in flight of the worker that has the order is so far, or over."""
+        if order is not None and order.duty is not None:
+            whole = self._spans[order.model].stop
+            stop = news.stop if isinstance(news, LayersRan) else whole
+            self._layers_stop[order.duty.instance] = stop
 
     def sends(self, message: PeerMessage) -> None:
         """A worker is about to send this to another one."""
         if isinstance(message, Handover):
+            self._promised.pop(message.batch, None)
             self._hands(message)
+        elif isinstance(message, Promised):
+            self._promised[message.batch] = None
+        elif isinstance(message, KvLayer) and message.batch in self._promised:
+            stop = self._layers_stop[message.batch.target]
+            require(message.layer < stop, "KV is that of layers that were run", message, stop)
         elif isinstance(message, Pull) and message.without_rows:
             self._pulled_bare[message.batch.target] = None
 
     # -- layers ---------------------------------------------------------------------------------
 
+    def _came(self, instance: InstanceId, rank: int, layer: int) -> None:
+        beyond = self._beyond.setdefault((instance, rank), {})
+        beyond[layer] = None
+        ranks = self._watermarks.setdefault(instance, {})
+        while ranks.setdefault(rank, 0) in beyond:
+            del beyond[ranks[rank]]
+            ranks[rank] += 1
+
+    def _visits(self, instance: InstanceId, model: str, run: Run) -> None:
+        """A Run of a team over the layers that are there."""
+        for rank in range(self._ranks[model]):
+            beyond = self._beyond.get((instance, rank), {})
+            stop = self._watermarks.get(instance, {}).get(rank, 0)
+            missing = [n for n in range(run.span.start, run.span.stop) if n >= stop]
+            there = all(layer in beyond for layer in missing)
+            require(there, "only layers that are there are run", instance, run.span, rank)
+
     def _runs(self, instance: InstanceId, model: str, run: Run, *, is_live: bool) -> None:
         """The instance starts a Run: some layers of a live batch, or the whole model."""
+        if run.is_visit:
+            self._visits(instance, model, run)
+            return
         ranks = self._watermarks.get(instance, {})
         has_all = len(ranks) == self._ranks[model] and min(ranks.values()) >= run.span.stop
         if is_live:
@@ -181,6 +226,7 @@ class LiveChecker:
     def _handed(self, instance: InstanceId, message: Handover) -> None:
         """The instance takes the batch over."""
         parts = self._parts.setdefault(instance, {})
+        ahead = self._ahead.pop((instance, message.batch), {})
         taken = self._taken[instance, message.batch] = []
         for spec in message.requests:
             known = (spec.request, spec.attempt)
@@ -194,8 +240,21 @@ class LiveChecker:
                 parts[known] = part = _Part(message.next_layer, tokens)
                 wants_kv = spec.sampling.output_tokens_max > len(spec.generated_ids) + 1
                 if wants_kv or message.decoding:
-                    part.kv_missing = dict.fromkeys(range(1, message.next_layer - message.decoding))
+                    layers = range(1, message.next_layer - message.decoding)
+                    here = message.shared.span if message.shared is not None else None
+                    ran = range(here.start, here.stop) if here is not None else ()
+                    missing = [n for n in layers if n not in ahead and n not in ran]
+                    part.kv_missing = dict.fromkeys(missing)
                 taken.append(known)
+
+    def _writes(self, instance: InstanceId, message: KvLayer) -> None:
+        """The KV of one layer of a batch that was taken over, or will be, is here."""
+        if (instance, message.batch) not in self._taken:
+            self._ahead.setdefault((instance, message.batch), {})[message.layer] = None
+        for known in self._taken.get((instance, message.batch), ()):
+            part = self._parts[instance].get(known)
+            if part is not None:
+                part.kv_missing.pop(message.layer, None)
 
     # -- pairs ----------------------------------------------------------------------------------
 

@@ -8,15 +8,24 @@ from livescale.member.holding import ModelHolding
 from livescale.member.instance import HostedInstance
 from livescale.messages.commands import (
     AnyCommand,
+    ChangeDuty,
     DropHolding,
     ModelGone,
     ReleaseHolding,
+    SetCores,
     StartHolding,
 )
-from livescale.messages.events import AnyEvent, HoldingCompleted, HoldingFailed, LayerArrived
+from livescale.messages.events import (
+    AnyEvent,
+    CoresChanged,
+    HoldingCompleted,
+    HoldingFailed,
+    LayerArrived,
+    RoleChanged,
+)
 from livescale.policies import ModelPolicy
 from livescale.sim.checkers.invariants import require
-from livescale.types import HoldingId, RequestId, WorkerRef
+from livescale.types import HoldingId, RequestId, Role, WorkerRef
 
 Missing = Callable[[WorkerRef, str, int, int], int]
 """How many bytes a member (of a model, a rank and a layer) still lacks."""
@@ -29,6 +38,11 @@ class MemberChecker:
         self._specs = {policy.spec.name: policy.spec for policy in models}
         self._missing = missing
         self._orders: dict[HoldingId, StartHolding] = {}
+        #: roles that instances were told to have, and the one that each has, as its worker says
+        self._told: dict[HoldingId, dict[Role, None]] = {}
+        self._roles: dict[HoldingId, Role] = {}
+        #: cores that workers were told to have
+        self._cores: dict[WorkerRef, dict[int, None]] = {}
         #: layers that their members reported
         self._arrived: dict[HoldingId, dict[int, None]] = {}
         #: nothing is left of these models, as far as the controller knows
@@ -42,6 +56,12 @@ class MemberChecker:
         for command in commands:
             if isinstance(command, StartHolding):
                 self._orders[command.holding] = command
+                if command.duty is not None:
+                    self._roles[command.holding] = command.duty.role
+            elif isinstance(command, ChangeDuty):
+                self._told.setdefault(command.holding, {})[command.duty.role] = None
+            elif isinstance(command, SetCores):
+                self._cores.setdefault(command.worker, {})[command.cores] = None
             elif isinstance(command, ModelGone):
                 self._gone[command.model] = None
 
@@ -50,6 +70,17 @@ class MemberChecker:
         yet."""
         if isinstance(event, HoldingFailed):
             self._failed[event.holding] = None
+        if isinstance(event, RoleChanged):
+            is_told = event.role in self._told.get(event.holding, {})
+            is_new = event.role is not self._roles[event.holding]
+            require(is_told and is_new, "instances tell the roles that they take on", event)
+            self._roles[event.holding] = event.role
+        if isinstance(event, CoresChanged):
+            told = {0: None, **self._cores.get(member, {})}
+            is_told = event.worker == member and event.asked in told
+            # One that has no use for more keeps the one with which it began.
+            is_told = is_told and (event.cores in told or event.cores == 1)
+            require(is_told, "workers have the cores that they were told to have", member, event)
         if not isinstance(event, LayerArrived | HoldingCompleted):
             return
         require(event.holding.member == member, "members speak for themselves", member, event)

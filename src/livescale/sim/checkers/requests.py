@@ -19,6 +19,7 @@ from livescale.sim.checkers.errors import UnexplainedFailure
 from livescale.sim.checkers.failures import FailureChecker
 from livescale.sim.checkers.invariants import require
 from livescale.sim.config import SimConfig
+from livescale.stages import stage_name
 from livescale.types import Outcome, RequestId, WorkerRef
 
 
@@ -115,17 +116,18 @@ class RequestChecker:
         return ""
 
     def _is_served(self, now_ns: int, model: str) -> bool:
-        is_there = any(p.spec.name == model for p in self._config.controller.models)
+        is_there = any(p.spec.offered_as == model for p in self._config.controller.models)
         for change in self._config.changes:
             if change.at_ns <= now_ns:
-                if change.added is not None and change.added.spec.name == model:
+                if change.added is not None and change.added.spec.offered_as == model:
                     is_there = True
-                is_there = is_there and change.removed != model
+                is_there = is_there and change.removed not in (model, stage_name(model, 0))
         return is_there
 
     def _tokens_held_max(self, model: str) -> int:
         """Of one request, by the device that holds most."""
-        config, spec = self._config, self._config.spec(model)
+        config = self._config
+        spec = next(p.spec for p in config.policies if p.spec.offered_as == model)
         fitting = [d for d in config.devices if d.arena_bytes >= spec.size_bytes]
         limits = [config.batcher(spec, device) for device in fitting]
         return max((b.kv_blocks * b.block_tokens for b in limits), default=0)

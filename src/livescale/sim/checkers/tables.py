@@ -24,6 +24,7 @@ _MOVES: tuple[tuple[InstanceState | None, _Cause, InstanceState], ...] = (
     (None, events.HoldingReport, InstanceState.LIVE),
     (None, events.HoldingReport, InstanceState.SERVING),
     (InstanceState.STARTING, events.FirstByteArrived, InstanceState.LOADING),
+    (InstanceState.STARTING, events.LayerArrived, InstanceState.LOADING),
     (InstanceState.STARTING, events.LiveStarted, InstanceState.LIVE),
     (InstanceState.STARTING, events.HoldingCompleted, InstanceState.SERVING),
     (InstanceState.STARTING, events.HoldingFailed, InstanceState.STOPPED),

@@ -29,6 +29,7 @@ class Delays:
         self._rng = random.Random(f"delays {seed}")
         self._losses = random.Random(f"lost messages {seed}")
         self._pairs = random.Random(f"lost pairs {seed}")
+        self._lines = random.Random(f"lost lines {seed}")
 
     def plain_ns(self) -> int:
         return self._message_delay_ns
@@ -63,6 +64,15 @@ class Delays:
             return None
         soon_ns = 2 * self._message_delay_ns + self._pairs.choice([1, faults.late_ns_max + 1])
         return self._pairs.randrange(2), self._pairs.randrange(soon_ns)
+
+    def line_loss_ns(self) -> int | None:
+        """If a message of this time breaks the line between its two workers: until when."""
+        faults, now_ns = self._faults, self._clock.now_ns
+        if now_ns >= faults.until_ns or not faults.line_loss_permille:
+            return None
+        if self._lines.randrange(1000) >= faults.line_loss_permille:
+            return None
+        return min(now_ns + faults.link_ns, faults.until_ns)
 
     def reconnect_ns(self) -> int:
         """How long a peer takes to find a controller that has just begun."""

@@ -96,6 +96,11 @@ class SimReception:
     #: wanted only from those who have all of the layer, as the real reception does
     was_corrupt: dict[int, None] = field(default_factory=dict)
 
+    @property
+    def awaits_verified(self) -> bool:
+        """Something is wanted only from those who have all of a layer."""
+        return any(self.holding.missing[layer] for layer in self.was_corrupt)
+
     def begin(self) -> None:
         """Its first byte comes. Layers that need no bytes are there with it. Idempotent."""
         if not self.has_begun:

@@ -28,13 +28,15 @@ from livescale.types import WorkerRef
 
 
 class Movement:
-    """All flows. `tell_arrived` is called for every piece that is in place: flow and layer."""
+    """All flows. `tell_arrived` is called for every piece that is in place: flow and layer.
+    `link_sharing` as in SimConfig."""
 
     def __init__(
         self,
         clock: Clock,
         topology: Topology,
         parameter_percent: int,
+        link_sharing: str,
         tell_arrived: Callable[[SimFlow, int], None],
     ) -> None:
         self.holdings: dict[HoldingKey, SimHolding] = {}
@@ -45,7 +47,7 @@ class Movement:
         self._clock = clock
         self._tell_arrived = tell_arrived
         self._links = SimLinks(topology, parameter_percent)
-        self._sharing = Sharing()
+        self._sharing = Sharing(link_sharing)
         self.serving = ServingTraffic(clock, self._links, self._sharing, self._settle_soon)
         self._supplies = SenderStock(self.holdings, self.receiving)
         #: members from which nothing comes until then. Touch what such a member sends

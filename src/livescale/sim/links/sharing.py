@@ -2,10 +2,10 @@
 Networks, §6.5.2), whole bytes per second.
 
 Serving traffic gets its rates first, as if there were no parameters; these get what is left. In
-each class all rates rise together. A flow stays where one of its links is full, or where all flows
-that bring its sender what it passes on have stopped. A change is followed only as far as it goes:
-the flows that are joined by links with those that changed, and then those that are held to a
-flow whose rate is another one now.
+each class all rates rise together. For comparison both can be one class ("equal"). A flow stays
+where one of its links is full, or where all flows that bring its sender what it passes on have
+stopped. A change is followed only as far as it goes: the flows that are joined by links with those
+that changed, and then those that are held to a flow whose rate is another one now.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from livescale.control.multicast.fabric import UNLIMITED
+from livescale.sim.config import EQUAL
 from livescale.sim.links.flows import Flow, ServingFlow, SimLink
 from livescale.sim.links.link_table import check_rates
 
@@ -23,9 +24,10 @@ everything is filled again with what it can get as its limit, so many times at m
 
 
 class Sharing:
-    """The active flows, and which of them need another look."""
+    """The active flows, and which of them need another look. `link_sharing` as in SimConfig."""
 
-    def __init__(self) -> None:
+    def __init__(self, link_sharing: str) -> None:
+        self._is_equal = link_sharing == EQUAL
         self._changed: dict[Flow, None] = {}
 
     @property
@@ -68,7 +70,7 @@ class Sharing:
             if is_last:
                 group = _joined({**done, **group}, is_downstream=True)
             wave = {}
-            for flow, rate in fair_rates(group).items():
+            for flow, rate in fair_rates(group, is_equal=self._is_equal).items():
                 if rate != flow.rate:
                     flow.advance(now_ns)
                     flow.rate = rate
@@ -83,27 +85,36 @@ class Sharing:
         return list(found)
 
 
-def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
-    """Rates of flows that share no limited link with others, in bytes per second."""
+def fair_rates(flows: Iterable[Flow], *, is_equal: bool) -> dict[Flow, int]:
+    """Rates of flows that share no limited link with others, in bytes per second. `is_equal`:
+    serving traffic and parameters are one class."""
+    if is_equal:
+        return _filled(flows, None)
     serving: list[Flow] = []
     parameters: list[Flow] = []
     for flow in flows:
         (serving if isinstance(flow, ServingFlow) else parameters).append(flow)
-    served_rates = _Filling(serving, {}, None).run() if serving else {}
+    served_rates = _filled(serving, None)
     served: dict[SimLink, int] = {}
     for flow, rate in served_rates.items():
         for link in flow.links:
             served[link] = served.get(link, 0) + rate
+    return {**served_rates, **_filled(parameters, served)}
+
+
+def _filled(flows: Iterable[Flow], served: Mapping[SimLink, int] | None) -> dict[Flow, int]:
+    """Rates of the flows of one class, beside what links carry for serving."""
+    flows = list(flows)
     caps: dict[Flow, int] = {}
     rates: dict[Flow, int] = {}
-    for _ in range(_ROUNDS_MAX if parameters else 0):
-        filling = _Filling(parameters, caps, served)
+    for _ in range(_ROUNDS_MAX if flows else 0):
+        filling = _Filling(flows, caps, served)
         rates = filling.run()
         late = {flow: filling.supply_of(flow) for flow in (*caps, *filling.late)}
         if not filling.late or late == caps:
             break
         caps = late
-    return {**served_rates, **rates}
+    return rates
 
 
 def _joined(flows: Mapping[Flow, None], is_downstream: bool) -> dict[Flow, None]:
@@ -131,7 +142,8 @@ def _links_of(flows: Iterable[Flow]) -> dict[SimLink, None]:
 
 class _Filling:
     """One progressive filling of flows of one class. `caps` are limits of single flows that are
-    known before; `served` is what links carry for serving (None: these flows are that)."""
+    known before; `served` is what links carry for serving, which goes before these (None: nothing
+    goes before these)."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class Slowdowns:
     def freeze(self, member: WorkerRef, until_ns: int) -> None:
         """Nothing leaves the member until then, though its connections stand."""
         self._moves.frozen[member] = max(until_ns, self._moves.frozen.get(member, 0))
-        self._expect_stalls(self._moves.sent_by(member))
+        self.expect_stalls(self._moves.sent_by(member))
         self._moves.touch_all(self._moves.sent_by(member))
         self._clock.at(until_ns, partial(self._thaw, member))
 
@@ -36,16 +36,10 @@ class Slowdowns:
         self._slow[member] = until_ns
         self._moves.set_nic(member, permille)
         if not permille:
-            self._expect_stalls([*self._moves.received_by(member), *self._moves.sent_by(member)])
+            self.expect_stalls([*self._moves.received_by(member), *self._moves.sent_by(member)])
         self._clock.at(until_ns, partial(self._speed_up, member))
 
-    def begins(self, flow: SimFlow, sender: WorkerRef) -> None:
-        """A flow that begins may wait from the start."""
-        ends = (sender, flow.reception.key[0])
-        if any(member in self._moves.frozen or member in self._slow for member in ends):
-            self._expect_stall(flow)
-
-    def _expect_stalls(self, flows: list[SimFlow]) -> None:
+    def expect_stalls(self, flows: list[SimFlow]) -> None:
         """Those who get these bytes, maybe through others, say so if none come."""
         found = dict.fromkeys(flows)
         ahead = list(found)
@@ -56,6 +50,12 @@ class Slowdowns:
                     found[reader] = None
                     ahead.append(reader)
 
+    def begins(self, flow: SimFlow, sender: WorkerRef) -> None:
+        """A flow that begins may wait from the start."""
+        ends = (sender, flow.reception.key[0])
+        if any(member in self._moves.frozen or member in self._slow for member in ends):
+            self._expect_stall(flow)
+
     def _expect_stall(self, flow: SimFlow) -> None:
         upstream = flow.feed.upstream
         if not isinstance(upstream, FromWorker):
@@ -65,7 +65,11 @@ class Slowdowns:
         before = flow.progress
 
         def look() -> None:
-            if flow.is_over or flow.is_active or flow.has_told_stall or flow.progress != before:
+            if flow.is_over or flow.has_told_stall:
+                return
+            if flow.is_active or flow.progress != before:
+                if flow.reception.awaits_verified:
+                    self._expect_stall(flow)
                 return
             if flow.next_wanted(0) is not None:
                 flow.has_told_stall = True

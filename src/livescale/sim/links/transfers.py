@@ -15,6 +15,7 @@ from livescale.chunks import ChunkGrid, Feed
 from livescale.clusters.topology import Topology
 from livescale.member import inputs
 from livescale.sim.clock import Clock
+from livescale.sim.config import SERVING_FIRST
 from livescale.sim.links.feeding import LayerPiece, all_chunks, bytes_in, pieces_of
 from livescale.sim.links.flows import HoldingKey, SimFlow, SimHolding, SimReception
 from livescale.sim.links.movement import Movement
@@ -32,7 +33,8 @@ class Transfers:
     after `stall_ns` without bytes a receiver reports a stall. With `load_ns` a device has all its
     layers after that time, whatever its feeds say. Members must be in the topology while
     they hold, receive or send something. Parameters take `parameter_percent` of a NIC's way out at
-    most. What workers send each other beside them is `moves.serving`.
+    most. What workers send each other beside them is `moves.serving`; `link_sharing` says which of
+    the two goes first, as in SimConfig.
     """
 
     def __init__(
@@ -43,12 +45,13 @@ class Transfers:
         stall_ns: int,
         load_ns: int | None = None,
         parameter_percent: int = 100,
+        link_sharing: str = SERVING_FIRST,
     ) -> None:
         self._clock = clock
         self._topology = topology
         self._wait_ns = wait_ns
         self._load_ns = load_ns
-        self.moves = Movement(clock, topology, parameter_percent, self._arrived)
+        self.moves = Movement(clock, topology, parameter_percent, link_sharing, self._arrived)
         self.slowdowns = Slowdowns(clock, self.moves, stall_ns)
         self._holdings = self.moves.holdings
         self._receiving = self.moves.receiving
@@ -266,6 +269,8 @@ class Transfers:
             # Who brought these is gone; any other may bring them.
             is_open[0].want_again(LayerPiece(layer, left))
         self.moves.touch_all([*readers, *is_open])
+        # Where members send to one another each may wait for another one to have it verified.
+        self.slowdowns.expect_stalls(is_open)
         for flow in wrong_twice:
             if not flow.is_over:
                 self._fail(flow, f"layer {layer} was corrupt for the second time")

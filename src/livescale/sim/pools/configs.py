@@ -14,7 +14,6 @@ from functools import cache
 import msgspec
 
 from livescale.clusters.files import NamedTopology
-from livescale.common.errors import UserError
 from livescale.common.settings import unknown
 from livescale.control.config import ControllerConfig
 from livescale.latency.accelerators import ACCELERATORS
@@ -23,6 +22,7 @@ from livescale.latency.roofline import RooflineLatency
 from livescale.latency.shapes import EXECUTED, PRESETS
 from livescale.policies import Bounds, ModelPolicy, SloAim
 from livescale.sim.config import SimConfig
+from livescale.sim.pools.limits import InstanceLimits, PooledModel, PoolError, limits_of
 from livescale.sim.pools.systems import System
 from livescale.types import ModelSpec, Value, WorkerRef
 
@@ -33,25 +33,6 @@ RESERVE_BYTES = 2_000_000_000
 _BLOCK_TOKENS = 16
 _GRACE_NS = 30 * 86_400_000_000_000
 """A pool that is far too small ends late: a month of virtual time, not a fault of the world."""
-
-
-class PoolError(UserError, ValueError):
-    """A cluster cannot run these models; the message names what is too large or not known."""
-
-
-class PooledModel(Value, frozen=True):
-    """A model that a pool serves: its name there, the preset that it is, ranks and limits.
-
-    `instances_max` None: as many as the pool has room for.
-    """
-
-    name: str
-    preset: str
-    tp_size: int = 1
-    instances_min: int = 1
-    instances_max: int | None = None
-    idle_ns: int = 60_000_000_000
-    priority: int = 0
 
 
 class _Constants(Value, frozen=True):
@@ -92,14 +73,13 @@ def build_config(
 ) -> SimConfig:
     """The pool of that cluster with these models, run as that system.
 
-    Where provisioning is fixed, devices are dealt among the models by `weights` (tokens asked of
-    each; None: equally), one instance each at least. Raises PoolError.
+    `weights` are tokens asked of each model (`limits.py`). Raises PoolError.
     """
     specs = [_spec(model) for model in models]
     kind = _only_kind(cluster)
     fitting = [_fitting(cluster, spec) for spec in specs]
     room = _room(cluster, kind, specs, system.resident_percent)
-    limits = _limits(cluster, models, fitting, system, weights)
+    limits = limits_of(len(cluster.topology.devices), models, fitting, system, weights)
     policies = tuple(
         _aimed(_policy(model, spec, limit, room), system.aim)
         for model, spec, limit in zip(models, specs, limits, strict=True)
@@ -112,6 +92,7 @@ def build_config(
         multicast=system.multicast,
         placement=system.placement,
         live_order=system.live_order,
+        teams=system.teams,
         warm_spares=system.warm_spares,
         spares_ahead=system.spares_ahead,
         drain=system.drain,
@@ -243,76 +224,17 @@ def _room(
     return _Room(kind, arena_bytes, resident_bytes, usable - arena_bytes)
 
 
-def _limits(
-    cluster: NamedTopology,
-    models: Sequence[PooledModel],
-    fitting: Sequence[int],
-    system: System,
-    weights: Mapping[str, int] | None,
-) -> list[tuple[int, int]]:
-    """Least and most instances of every model."""
-    if not system.is_fixed:
-        limits = []
-        for model, room in zip(models, fitting, strict=True):
-            most = room if model.instances_max is None else min(model.instances_max, room)
-            if not 0 <= model.instances_min <= most or most < 1:
-                raise PoolError(
-                    f"{model.name}: {model.instances_min} instances at least, and at most {most}"
-                    f" (the pool has room for {room})"
-                )
-            limits.append((model.instances_min, most))
-        return limits
-    if system.fixed_like is not None:
-        raise PoolError(f"{system.name} has no size before {system.fixed_like} has run")
-    if system.fixed_instances is not None:
-        counts = [system.fixed_instances] * len(models)
-    else:
-        devices = len(cluster.topology.devices) * (system.fixed_percent or 0) // 100
-        if system.fixed_devices is not None:
-            devices = system.fixed_devices
-        counts = _dealt(devices, models, fitting, weights)
-    needed = sum(c * model.tp_size for c, model in zip(counts, models, strict=True))
-    if needed > len(cluster.topology.devices) or any(
-        count > room for count, room in zip(counts, fitting, strict=True)
-    ):
-        raise PoolError(
-            f"{system.name} needs {needed} devices for {len(models)} models, and the cluster has"
-            f" {len(cluster.topology.devices)}"
-        )
-    return [(count, count) for count in counts]
-
-
-def _dealt(
-    devices: int,
-    models: Sequence[PooledModel],
-    fitting: Sequence[int],
-    weights: Mapping[str, int] | None,
-) -> list[int]:
-    """Instances by model: one each, then to the model with most weight per device (D'Hondt)."""
-    asked = [weights.get(m.name, 0) if weights is not None else 1 for m in models]
-    counts = [1] * len(models)
-    left = devices - sum(model.tp_size for model in models)
-    while True:
-        able = [
-            i for i, model in enumerate(models) if model.tp_size <= left and counts[i] < fitting[i]
-        ]
-        if not able:
-            return counts
-        chosen = max(able, key=lambda i: (asked[i] / models[i].tp_size / (counts[i] + 1), -i))
-        counts[chosen] += 1
-        left -= models[chosen].tp_size
-
-
 def _policy(
-    model: PooledModel, spec: ModelSpec, limits: tuple[int, int], room: _Room
+    model: PooledModel, spec: ModelSpec, limits: InstanceLimits, room: _Room
 ) -> ModelPolicy:
     """The authors' constants where they apply; else capacity is what the first instance shows."""
     policy = ModelPolicy(
         spec=spec,
-        instances_min=limits[0],
-        instances_max=limits[1],
+        instances_min=limits.least,
+        instances_max=limits.most,
         priority=model.priority,
         idle_ns=model.idle_ns,
+        roles=limits.roles,
     )
     known = _AUTHORS.get(model.preset)
     if known is None or known.tp_size != model.tp_size or room.kind not in _AUTHORS_KINDS:

@@ -57,17 +57,19 @@ class PoolRun:
                 counts[_place(load.upstream)] += 1
         return counts
 
-    def device_ns(self) -> int:
-        """How long instances held devices while there were requests, loading included."""
+    def device_ns(self, model: str | None = None) -> int:
+        """How long instances (of one model, or of all) held devices while there were requests,
+        loading included."""
         sizes = {policy.spec.name: policy.spec.tp_size for policy in self.config.policies}
         held: dict[str, int] = {}
         total, last_ns, stop_ns = 0, self.started_ns, self.ended_ns
         for count in self.result.instances:
+            if model not in (None, count.model):
+                continue
             at_ns = min(max(count.now_ns, self.started_ns), stop_ns)
             total += sum(held.values()) * (at_ns - last_ns)
             last_ns = at_ns
-            instances = count.loading + count.serving + count.draining
-            held[count.model] = instances * sizes[count.model]
+            held[count.model] = count.living * sizes[count.model]
         return total + sum(held.values()) * (stop_ns - last_ns)
 
 

@@ -21,10 +21,12 @@ from livescale.control.config import ANY_PAIR
 from livescale.load.slo import TIME, exact_ns
 from livescale.placements import AllCopies, CacheCopies, NoCopies, Placement, SpreadCopies
 from livescale.policies import Bounds, SloAim
+from livescale.sim.config import EQUAL, SERVING_FIRST
 from livescale.types import SEQUENCES_MAX, Value
 
 _NS_PER_S = 1_000_000_000
 _COUNT = re.compile(r"[1-9]\d{0,5}")
+_TWO_COUNTS = re.compile(rf"({_COUNT.pattern})\+({_COUNT.pattern})")
 
 
 class UnknownSystem(UserError):
@@ -34,16 +36,16 @@ class UnknownSystem(UserError):
 class System(Value, frozen=True):
     """One way to run a pool.
 
-    `multicast`, `placement`, `live_order`, `drain`, `binding`, `warm_spares` and `spares_ahead` are
-    the controller's. `load_ns` replaces transfers to devices by a fixed time. A system with
-    `fixed_percent` never scales: that share of the pool's instances is always there
-    (`fixed_instances`: so many of each model; `fixed_devices`: as many as so many devices hold;
-    `fixed_like`: the device time of the system of that name, which `equal_time` turns into
-    devices). Who receives from another member waits `group_setup_ns` before the first byte. Workers
-    keep first layers of models that they gave up in `resident_percent` of the largest model's size,
-    which KV lacks. `aim` replaces the bounds on queued prefill work that models scale by.
-    `controller` and `world` are fields of ControllerConfig and SimConfig that do not follow the
-    product's defaults.
+    `multicast`, `placement`, `live_order`, `teams`, `drain`, `binding`, `warm_spares` and
+    `spares_ahead` are the controller's. `load_ns` replaces transfers to devices by a fixed time. A
+    system with `fixed_percent` never scales: that share of the pool's instances is always there
+    (`fixed_instances`: so many of each model; `fixed_roles`: so many that prefill and so many that
+    decode; `fixed_devices`: as many as so many devices hold; `fixed_like`: the device time of the
+    system of that name, which `equal_time` turns into devices). Who receives from another member
+    waits `group_setup_ns` before the first byte. Workers keep first layers of models that they gave
+    up in `resident_percent` of the largest model's size, which KV lacks. `aim` replaces the bounds
+    on queued prefill work that models scale by. `controller` and `world` are fields of
+    ControllerConfig and SimConfig that do not follow the product's defaults.
     """
 
     name: str
@@ -51,6 +53,7 @@ class System(Value, frozen=True):
     multicast: str = "auto"
     placement: Placement = SpreadCopies()
     live_order: str = "stop-the-world"
+    teams: str | None = None
     drain: str = "finish"
     binding: Binding = LateBinding()
     load_ns: int | None = None
@@ -60,6 +63,7 @@ class System(Value, frozen=True):
     spares_ahead: bool = False
     fixed_percent: int | None = None
     fixed_instances: int | None = None
+    fixed_roles: tuple[int, int] | None = None
     fixed_devices: int | None = None
     fixed_like: str | None = None
     aim: SloAim | None = None
@@ -68,7 +72,13 @@ class System(Value, frozen=True):
 
     @property
     def is_fixed(self) -> bool:
-        sizes = (self.fixed_percent, self.fixed_instances, self.fixed_devices, self.fixed_like)
+        sizes = (
+            self.fixed_percent,
+            self.fixed_instances,
+            self.fixed_roles,
+            self.fixed_devices,
+            self.fixed_like,
+        )
         return any(size is not None for size in sizes)
 
     @property
@@ -108,11 +118,14 @@ BASELINE: Mapping[str, object] = {
     "drain": "finish",
     "warm_spares": "off",
     "spares_ahead": False,
+    "stage_placement": "as-models",
     "spare_idle_ns": _NS_PER_S,
     "live_over_ns": 100_000_000,
     "live_ahead_max": 8,
     "pairs": None,
     "chunk_bytes": 1 << 20,
+    "avoids_serving": True,
+    "mutations": True,
     "assumes_group_rate": False,
     "parameter_share_percent": 100,
 }
@@ -120,6 +133,7 @@ BASELINE: Mapping[str, object] = {
 product's defaults change, so that figures of different versions compare. Scaling follows bounds,
 requests are bound to instances early, and released devices keep nothing."""
 BASELINE_WORLD: Mapping[str, object] = {
+    "link_sharing": SERVING_FIRST,
     "run_tokens_max": 2048,
     "oldest_prompt_percent": 50,
     "growth_tokens": 64,
@@ -135,6 +149,8 @@ BASELINE_WORLD: Mapping[str, object] = {
         decodes_first=False,
         kv_holds_pulls=False,
         kv_follows=False,
+        kv_ahead=False,
+        kv_straight=False,
         move_factor=0,
     ),
 }
@@ -213,6 +229,21 @@ _ALL = (
         warm_spares="recent",
         controller={"pairs": ANY_PAIR},
     ),
+    System(
+        "livescale-interfering",
+        "livescale-bounds, but plans do not avoid links that rows and KV cross",
+        live_order="zigzag",
+        warm_spares="recent",
+        controller={"avoids_serving": False},
+    ),
+    System(
+        "livescale-interfering-equal",
+        "livescale-interfering, and rows and KV share links with parameters instead of going first",
+        live_order="zigzag",
+        warm_spares="recent",
+        controller={"avoids_serving": False},
+        world={"link_sharing": EQUAL},
+    ),
     System("livescale-stop-cold", "livescale-stop, and released devices keep nothing"),
     System(
         "best-effort",
@@ -259,12 +290,21 @@ _ALL = (
         multicast="host",
         placement=AllCopies(),
     ),
+    System(
+        "lambda-memory",
+        "allcache, but each device begins elsewhere in the model, and those that load serve in"
+        " teams, one of each copy's (λScale from host memory)",
+        multicast="host-k-way",
+        placement=AllCopies(),
+        teams="pairs",
+    ),
     System("fixed-full", "the whole pool serves all the time", fixed_percent=100),
     System("fixed-half", "half of the pool serves all the time", fixed_percent=50),
     System(
         "fixed",
-        "N instances of each model serve all the time (fixed:N); fixed:auto: the device time of"
-        " livescale (fixed:auto=NAME: of that system)",
+        "N instances of each model serve all the time (fixed:N), or P that prefill and D that"
+        " decode (fixed:P+D); fixed:auto: the device time of livescale (fixed:auto=NAME: of that"
+        " system)",
         fixed_instances=1,
     ),
     System("unicast", "one copy sends to every new instance over the network", multicast="unicast"),
@@ -276,6 +316,33 @@ _ALL = (
         group_setup_ns=_GROUP_SETUP_NS,
     ),
     System("binomial", "the binomial pipeline of blocks (λScale)", multicast="binomial"),
+    System(
+        "lambda",
+        "binomial, and instances that load serve in teams of as few as have the model (λScale)",
+        multicast="binomial",
+        teams="cover",
+    ),
+    System(
+        "lambda-pairs",
+        "binomial, and instances that load serve in teams, one of each source's (λScale's"
+        " Algorithm 2)",
+        multicast="binomial",
+        teams="pairs",
+    ),
+    System(
+        "lambda-zigzag",
+        "lambda, and overloaded instances finish what new ones began until these are a team",
+        multicast="binomial",
+        live_order="zigzag",
+        teams="cover",
+    ),
+    System(
+        "lambda-auto",
+        "livescale-cold, and loads for which teams have the shorter wait by prediction go by the"
+        " binomial pipeline, in teams of one of each source's",
+        live_order="zigzag",
+        teams="pairs",
+    ),
     System("storage", "every device reads storage", multicast="storage", placement=NoCopies()),
     System(
         "ideal",
@@ -293,9 +360,9 @@ SYSTEMS: dict[str, System] = {system.name: system for system in _ALL}
 
 
 def find_system(text: str) -> System:
-    """The system of that name; "fixed-delay:2s", "livescale-slo:300ms", "fixed:6" and "fixed:auto"
-    carry a parameter. With "+early" behind it an instance gets all requests at once that it has
-    room for.
+    """The system of that name; "fixed-delay:2s", "livescale-slo:300ms", "fixed:6", "fixed:5+3" and
+    "fixed:auto" carry a parameter. With "+early" behind it an instance gets all requests at once
+    that it has room for.
 
     Raises UnknownSystem.
     """
@@ -326,12 +393,7 @@ def find_system(text: str) -> System:
     if name == "fixed" and auto == "auto":
         return _fixed_like(text, find_system(like) if like else SYSTEMS["livescale"])
     if name == "fixed":
-        if _COUNT.fullmatch(parameter) is None:
-            hint = "write a number of instances, as in fixed:6, or fixed:auto"
-            raise UnknownSystem(f"'{text}': {hint}")
-        sentence = f"{parameter} instances of each model serve all the time"
-        count = int(parameter)
-        return msgspec.structs.replace(system, name=text, sentence=sentence, fixed_instances=count)
+        return _fixed(text, system, parameter)
     words = "only fixed-delay:TIME, livescale-slo:TIME and fixed:N have a parameter"
     raise UnknownSystem(f"'{text}': {words}")
 
@@ -346,6 +408,23 @@ def _time_ns(name: str, parameter: str) -> int:
         hint = f"write a time, as in {name}:2s or {name}:250ms"
         raise UnknownSystem(f"'{name}:{parameter}': {hint}")
     return exact_ns(found[1], found[2])
+
+
+def _fixed(text: str, system: System, parameter: str) -> System:
+    """Of "6", or of "5+3". Raises UnknownSystem."""
+    if _COUNT.fullmatch(parameter) is not None:
+        sentence = f"{parameter} instances of each model serve all the time"
+        count = int(parameter)
+        return msgspec.structs.replace(system, name=text, sentence=sentence, fixed_instances=count)
+    found = _TWO_COUNTS.fullmatch(parameter)
+    if found is None:
+        hint = "write a number of instances, as in fixed:6 or fixed:5+3, or fixed:auto"
+        raise UnknownSystem(f"'{text}': {hint}")
+    sentence = f"{found[1]} prefill and {found[2]} decode instances serve all the time"
+    counts = (int(found[1]), int(found[2]))
+    return msgspec.structs.replace(
+        system, name=text, sentence=sentence, fixed_instances=None, fixed_roles=counts
+    )
 
 
 def _fixed_like(text: str, other: System) -> System:

@@ -51,6 +51,7 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         decodes_first=random.Random(f"decodes {world.seed}").random() < 0.8,
         kv_holds_pulls=random.Random(f"kv {world.seed}").random() < 0.8,
         kv_follows=random.Random(f"kv follows {world.seed}").random() < 0.8,
+        kv_straight=random.Random(f"kv straight {world.seed}").random() < 0.8,
         pull_early_permille=random.Random(f"early {world.seed}").choice([0, 500, 2000]),
         move_factor=random.Random(f"moves {world.seed}").choice([0, 1, 16]),
     )
@@ -59,10 +60,10 @@ def with_live(world: SwarmWorld) -> SwarmWorld:
         for change in config.changes
     )
     world = world.changed(controller=controller, live=limits, changes=changes)
-    return _with_long_loads(world, rng) if rng.random() < 0.6 else world
+    return with_long_loads(world, rng) if rng.random() < 0.6 else world
 
 
-def _with_long_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
+def with_long_loads(world: SwarmWorld, rng: random.Random) -> SwarmWorld:
     """Links on which a load takes its time, room for the KV of many requests, and bursts that
     overload those that serve: there is something to help with while layers arrive."""
     config = world.config

@@ -19,6 +19,10 @@ from livescale.sim.swarm import additions
 from livescale.sim.swarm.drains import with_drains
 from livescale.sim.swarm.fabrics import with_fabric
 from livescale.sim.swarm.live import with_live
+from livescale.sim.swarm.roles import with_roles
+from livescale.sim.swarm.stage_cores import with_cores
+from livescale.sim.swarm.stages import with_stages
+from livescale.sim.swarm.teams import with_teams
 from livescale.sim.swarm.worlds import SwarmWorld, draw_flat_world
 from livescale.types import Outcome
 
@@ -53,7 +57,7 @@ def draw_narrow_world(seed: int) -> SwarmWorld:
     drawn = additions.with_clients(additions.with_changed_limits(drawn))
     drawn = with_drains(additions.with_spares_ahead(additions.with_binding(drawn)))
     drawn = additions.with_takeovers(additions.with_tight_arenas(drawn))
-    return additions.with_stays(drawn)
+    return with_cores(with_stages(with_teams(with_roles(additions.with_stays(drawn)))))
 
 
 def run_world(world: SwarmWorld, record_file: IO[bytes] | None = None) -> SimResult:

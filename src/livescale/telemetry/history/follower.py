@@ -15,7 +15,8 @@ from livescale.messages import commands, events
 from livescale.policies import ModelPolicy
 from livescale.telemetry.history import changes
 from livescale.telemetry.history.holdings import Ending, HoldingHistory, InstanceHistory
-from livescale.types import HoldingId, InstanceId, InstanceState, RequestId, WorkerRef
+from livescale.telemetry.history.requests import RequestsFollowed
+from livescale.types import HoldingId, InstanceId, InstanceState, WorkerRef
 
 _Joined = events.WorkerJoined | events.AgentJoined
 
@@ -28,10 +29,9 @@ class Follower:
         self.policies: dict[str, ModelPolicy] = {}
         #: instances of which a member holds something
         self.instances: dict[InstanceId, InstanceHistory] = {}
+        self._requests = RequestsFollowed()
         #: requests that were dispatched and have not ended, and where they are
-        self.running: dict[RequestId, WorkerRef] = {}
-        #: requests that were never dispatched, with their model and the time of arrival
-        self._waiting: dict[RequestId, tuple[str, int]] = {}
+        self.running = self._requests.running
         #: living members by number, as they joined
         self._members: dict[int, _Joined] = {}
         self._holdings: dict[HoldingId, HoldingHistory] = {}
@@ -46,21 +46,24 @@ class Follower:
             commands.ReleaseHolding: self._released,
             events.FirstByteArrived: self._first_byte,
             events.LiveStarted: self._live,
+            events.RoleChanged: self._has_role,
             events.LayerArrived: self._arrived,
             events.HoldingCompleted: self._completed,
             events.HoldingFailed: lambda event: self._gone(event, Ending.FAILED, event.reason),
             events.HoldingDropped: lambda event: self._gone(event, Ending.RELEASED),
             events.InstanceReported: self._reported,
             events.BatchTaken: self._taken,
+            events.KvTaken: self._kv_taken,
+            commands.ChangeDuty: self._told,
             commands.Drain: self._draining,
             commands.Resume: self._draining,
             events.ModelAdded: self._model_added,
             commands.ScaleDecided: self._decided,
-            events.RequestArrived: self._request_arrived,
-            commands.Dispatch: self._dispatched,
-            events.RequestEnded: self._request_over,
-            events.RequestCancelled: self._request_over,
-            commands.FailRequest: self._request_over,
+            events.RequestArrived: lambda event: self._requests.arrived(self._now_ns, event),
+            commands.Dispatch: self._requests.dispatched,
+            events.RequestEnded: self._requests.over,
+            events.RequestCancelled: self._requests.over,
+            commands.FailRequest: self._requests.over,
         }
 
     def begin(self, config: ControllerConfig) -> None:
@@ -125,8 +128,10 @@ class Follower:
             held = self._reported_holding(report)
             held.know(self._now_ns, is_known=True)
             held.watermark = max(held.watermark, report.watermark)
-            if held.instance is not None and order.duty is not None and order.duty.live_order:
-                held.instance.go_live(self._now_ns)
+            if held.instance is not None and order.duty is not None:
+                held.instance.tell(self._now_ns, order.duty)
+                if order.duty.live_order:
+                    held.instance.go_live(self._now_ns)
             if report.is_whole and not report.is_spare:
                 self._whole(held, self._now_ns if held.whole_ns is None else held.whole_ns)
 
@@ -150,10 +155,8 @@ class Follower:
         if event is None or _member_of(event) != ref:
             return
         del self._members[ref.worker]
-        requests = [request for request, worker in self.running.items() if worker == ref]
-        for request in requests:
-            del self.running[request]
-        self._changes.append(changes.MemberLost(ref, reason, tuple(lost), len(requests)))
+        requests = self._requests.lost(ref)
+        self._changes.append(changes.MemberLost(ref, reason, tuple(lost), requests))
 
     # -- holdings -------------------------------------------------------------------------------
 
@@ -265,20 +268,30 @@ class Follower:
             instance.first_token_ns = self._now_ns
             self._changes.append(changes.FirstToken(instance))
         instance.emitted_tokens = max(instance.emitted_tokens, event.emitted_tokens)
+        if event.stage is not None:
+            instance.visits.append((self._now_ns, event.stage))
+
+    def _told(self, command: commands.ChangeDuty) -> None:
+        held = self._holdings.get(command.holding)
+        if held is not None and held.instance is not None:
+            held.instance.tell(self._now_ns, command.duty)
+        self._changes.append(command)
+
+    def _has_role(self, event: events.RoleChanged) -> None:
+        held = self._holdings.get(event.holding)
+        if held is not None and held.instance is not None:
+            held.instance.has_role(self._now_ns, event.role)
 
     def _taken(self, event: events.BatchTaken) -> None:
-        for request, *_ in event.requests:
-            if request in self.running:
-                self.running[request] = event.worker
+        self._requests.taken(event)
         instance = self.instances.get(event.target)
-        if instance is None:
-            return
-        if instance.first_help_ns is None:
-            instance.first_help_ns = self._now_ns
-        layers = len(instance.holdings[0].layer_bytes)
-        # Requests that were moved when everything was there are no help of a loading one.
-        if not layers or event.next_layer < layers:
-            instance.taken.append((self._now_ns, event))
+        if instance is not None:
+            instance.hand_over(self._now_ns, event, self.instances.get(event.instance))
+
+    def _kv_taken(self, event: events.KvTaken) -> None:
+        instance = self.instances.get(event.instance)
+        if instance is not None:
+            instance.kv.append(event)
 
     def _draining(self, command: commands.Drain | commands.Resume) -> None:
         instance = self.instances.get(command.instance)
@@ -288,34 +301,16 @@ class Follower:
             instance.enter(self._now_ns, state)
         self._changes.append(command)
 
-    # -- models and requests --------------------------------------------------------------------
+    # -- models ---------------------------------------------------------------------------------
 
     def _model_added(self, event: events.ModelAdded) -> None:
         self.policies[event.policy.spec.name] = event.policy
         self._changes.append(event)
 
     def _decided(self, command: commands.ScaleDecided) -> None:
-        waiting = () if command.from_instances else self._waiting.items()
-        first = next(((r, at) for r, (m, at) in waiting if m == command.model), (None, None))
+        is_first = not command.from_instances
+        first = self._requests.first_waiting(command.model) if is_first else (None, None)
         self._changes.append(changes.Decided(command, *first))
-
-    def _request_arrived(self, event: events.RequestArrived) -> None:
-        if event.worker is None:
-            self._waiting[event.request] = (event.model, self._now_ns)
-        else:
-            self.running[event.request] = event.worker
-
-    def _dispatched(self, command: commands.Dispatch) -> None:
-        self._waiting.pop(command.request, None)
-        self.running[command.request] = command.worker
-
-    def _request_over(
-        self, message: events.RequestEnded | events.RequestCancelled | commands.FailRequest
-    ) -> None:
-        self.running.pop(message.request, None)
-        # A request whose attempt has ended elsewhere may still wait.
-        if not isinstance(message, events.RequestEnded):
-            self._waiting.pop(message.request, None)
 
 
 # -- helpers --------------------------------------------------------------------------------------

@@ -5,17 +5,22 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from livescale.chunks import Feed
 from livescale.messages.commands import StartHolding
-from livescale.messages.events import BatchTaken, HoldingReport
+from livescale.messages.events import BatchTaken, HoldingReport, KvTaken, StageCounts
 from livescale.routes import Duty
-from livescale.types import HoldingId, InstanceId, InstanceState, WorkerRef
+from livescale.types import HoldingId, InstanceId, InstanceState, Role, WorkerRef
+
+Kind = TypeVar("Kind")
 
 Stretch = tuple[InstanceState, int, int]
 """A state, and from when to when (ns)."""
+RoleStretch = tuple[Role, int, int]
+"""A role, and from when to when (ns)."""
 
 
 class Ending(enum.StrEnum):
@@ -140,11 +145,14 @@ class HoldingHistory:
     def as_report(self) -> HoldingReport:
         """What the member would report, but not from whom it gets the rest. Only an instance that
         takes requests while it loads has a live order."""
-        duty, instance = self.order.duty, self.instance
+        instance = self.instance
+        duty = self.order.duty if instance is None else instance.told
         if duty is not None and instance is not None and instance.state is not InstanceState.LIVE:
             duty = msgspec.structs.replace(duty, live_order=None, gives_to=())
         order = msgspec.structs.replace(self.order, feeds=(), duty=duty)
-        return HoldingReport(order, self.watermark, self.whole_ns is not None, self.is_spare)
+        is_whole, layers = self.whole_ns is not None, range(self.watermark, order.span.stop)
+        beyond = () if is_whole else tuple(n for n in layers if self.presence >> n & 1)
+        return HoldingReport(order, self.watermark, is_whole, self.is_spare, beyond)
 
 
 @dataclass(slots=True, eq=False)
@@ -152,9 +160,13 @@ class InstanceHistory:
     """One instance from the order to load it until nothing of it is left.
 
     `changes` are the states that it went through, LOADING (which begins with the order), LIVE,
-    SERVING and DRAINING, with the time of each. `taken` are the batches that others took over
-    while it loaded, with their times. `holdings` are its ranks', never empty. `ending` says how it
-    ended; empty while it is there.
+    SERVING and DRAINING, with the time of each; `roles` likewise those that it was told to have.
+    `role_changes` has each that it took on later, with the time from the order to that. `duty` is
+    the one of the order, `told` what it was told last. `taken` are the batches that others took
+    over while it loaded, `pulled` those that it took over from prefill instances, with their times;
+    `kv` is what came to it from others of requests that it took over. `visits` are, of an instance
+    of a stage, its sums as it reported them, with their times.
+    `holdings` are its ranks', never empty. `ending` says how it ended; empty while it is there.
     """
 
     duty: Duty
@@ -165,8 +177,18 @@ class InstanceHistory:
     first_token_ns: int | None = None
     first_help_ns: int | None = None
     taken: list[tuple[int, BatchTaken]] = field(default_factory=list)
+    pulled: list[tuple[int, BatchTaken]] = field(default_factory=list)
+    kv: list[KvTaken] = field(default_factory=list)
+    visits: list[tuple[int, StageCounts]] = field(default_factory=list)
+    roles: list[tuple[int, Role]] = field(init=False)
+    role_changes: list[tuple[Role, int]] = field(default_factory=list)
+    told: Duty = field(init=False)
     ended_ns: int | None = None
     ending: str = ""
+
+    def __post_init__(self) -> None:
+        self.told = self.duty
+        self.roles = [(self.changes[0][0], self.duty.role)]
 
     @property
     def number(self) -> InstanceId:
@@ -176,6 +198,11 @@ class InstanceHistory:
     def state(self) -> InstanceState:
         """Its last state, which an instance that has ended keeps."""
         return self.changes[-1][1]
+
+    @property
+    def role(self) -> Role:
+        """Its last one."""
+        return self.roles[-1][1]
 
     @property
     def is_ordered(self) -> bool:
@@ -222,13 +249,11 @@ class InstanceHistory:
 
     def stretches(self, until_ns: int) -> list[Stretch]:
         """Its states in order; one that lasts is cut at `until_ns`."""
-        end_ns = until_ns if self.ended_ns is None else self.ended_ns
-        stops = [at for at, _ in self.changes[1:]] + [end_ns]
-        return [
-            (state, start_ns, stop_ns)
-            for (start_ns, state), stop_ns in zip(self.changes, stops, strict=True)
-            if stop_ns > start_ns
-        ]
+        return _stretches(self.changes, until_ns if self.ended_ns is None else self.ended_ns)
+
+    def role_stretches(self, until_ns: int) -> list[RoleStretch]:
+        """Its roles in order; one that lasts is cut at `until_ns`."""
+        return _stretches(self.roles, until_ns if self.ended_ns is None else self.ended_ns)
 
     def serving_ns(self, until_ns: int) -> int:
         """How long it served; draining does not count."""
@@ -243,10 +268,43 @@ class InstanceHistory:
         if self.ended_ns is None and self.state is not state:
             self.changes.append((now_ns, state))
 
+    def hand_over(self, now_ns: int, event: BatchTaken, taker: InstanceHistory | None) -> None:
+        """Another instance (None: not known) has taken a batch over from this one."""
+        if self.first_help_ns is None:
+            self.first_help_ns = now_ns
+        layers = len(self.holdings[0].layer_bytes)
+        # Requests that were moved when everything was there are no help of a loading one.
+        if not layers or event.next_layer < layers:
+            self.taken.append((now_ns, event))
+        elif taker is not None and (self.role, taker.role) == (Role.PREFILL, Role.DECODE):
+            taker.pulled.append((now_ns, event))
+
+    def tell(self, now_ns: int, duty: Duty) -> None:
+        """Its duty is another one from now on."""
+        self.told = duty
+        if self.ended_ns is None and self.role is not duty.role:
+            self.roles.append((now_ns, duty.role))
+
+    def has_role(self, now_ns: int, role: Role) -> None:
+        """It says that it has this role now. One of an earlier order may be late."""
+        told_ns, told = self.roles[-1]
+        if told is role and len(self.role_changes) < len(self.roles) - 1:
+            self.role_changes.append((role, now_ns - told_ns))
+
     def go_live(self, now_ns: int) -> None:
         """It takes requests from now on, whatever of it is there."""
         if self.state is InstanceState.LOADING:
             self.enter(now_ns, InstanceState.LIVE)
+
+
+def _stretches(changes: Sequence[tuple[int, Kind]], end_ns: int) -> list[tuple[Kind, int, int]]:
+    """What held from when to when, without what held for no time."""
+    stops = [at for at, _ in changes[1:]] + [end_ns]
+    return [
+        (kind, start_ns, stop_ns)
+        for (start_ns, kind), stop_ns in zip(changes, stops, strict=True)
+        if stop_ns > start_ns
+    ]
 
 
 def sender_names(feeds: Sequence[Feed]) -> list[str]:

@@ -1,0 +1,88 @@
+"""What commands ask a running pool for, over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from livescale.common.errors import UserError
+from livescale.config.pool import PoolConfig
+from livescale.gateway.errors import ErrorBody
+
+_URL = f"http://{PoolConfig().host}:{PoolConfig().port}"
+_KEY_VARIABLE = "LIVESCALE_ADMIN_KEY"
+_CONNECT_TIMEOUT_S = 10.0
+_Answer = TypeVar("_Answer")
+
+
+def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the pool is, and the key that it asks for."""
+    parser.add_argument("--url", default=_URL, help=f"where the pool is (default: {_URL})")
+    parser.add_argument(
+        "--admin-key-file", type=Path, help=f"its first line is sent; or set {_KEY_VARIABLE}"
+    )
+
+
+def metrics_page(arguments: argparse.Namespace) -> str:
+    """The pool's figures of now. Raises UserError."""
+    url = arguments.url.rstrip("/")
+    try:
+        response = httpx.get(
+            f"{url}/metrics",
+            headers=_authorization(arguments),
+            timeout=_CONNECT_TIMEOUT_S,
+            trust_env=False,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"{url}: {error}") from error
+    if response.is_error:
+        raise UserError(f"{url}/metrics: status {response.status_code}")
+    return response.text
+
+
+def call_pool(
+    arguments: argparse.Namespace,
+    answer_type: type[_Answer],
+    method: str,
+    path: str,
+    body: dict[str, object] | None = None,
+) -> _Answer:
+    """What the pool answers. Raises UserError, with the pool's own words."""
+    url = arguments.url.rstrip("/")
+    try:
+        response = httpx.request(
+            method,
+            url + path,
+            json=body,
+            headers={"Content-Type": "application/json", **_authorization(arguments)},
+            # A new model is answered when the pool has its copy, however long that takes.
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"{url}: {error}") from error
+    try:
+        if response.is_error:
+            refused = msgspec.json.decode(response.content, type=ErrorBody)
+            raise UserError(f"{refused.error.message} ({url}, status {response.status_code})")
+        return msgspec.json.decode(response.content, type=answer_type)
+    except msgspec.MsgspecError:
+        status = response.status_code
+        raise UserError(f"{url}: is not a pool of LiveScale (status {status})") from None
+
+
+def _authorization(arguments: argparse.Namespace) -> dict[str, str]:
+    key = os.environ.get(_KEY_VARIABLE)
+    if arguments.admin_key_file is not None:
+        try:
+            lines = arguments.admin_key_file.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{arguments.admin_key_file}: {error}") from error
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        key = keys[0] if keys else None
+    return {} if key is None else {"Authorization": f"Bearer {key}"}

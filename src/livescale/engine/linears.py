@@ -1,0 +1,150 @@
+"""Linear layers as what computes them, and modules that compute with another one than their own.
+
+Which one is fastest differs between machines, types and numbers of rows (`linear_choice.py`); what
+is built of linears (`fused.py`) is given a way to make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from typing import Protocol
+
+import torch
+from torch import nn
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Linears of one module that are called with the same rows, in the order of the calls."""
+
+
+class Linear(Protocol):
+    """`x @ weight.T + bias`, and `added` on top if given: all shapes (..., out), x (..., in)."""
+
+    def __call__(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor: ...
+
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""Of a complete weight (out, in) and its bias (out)."""
+
+
+class Linears(Protocol):
+    """How the linears of a model are computed."""
+
+    def __call__(self, members: Sequence[nn.Linear]) -> Linear:
+        """One for all of these, which read the same rows: their outputs are beside each other."""
+        ...
+
+    def of_expert(self, weight: torch.Tensor) -> Linear | None:
+        """That of one of many experts, without a copy of its weight (out, in); None where nothing
+        is better than transformers' way."""
+        ...
+
+
+def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """torch's own, over the weight as it lies, on any device."""
+    weight = weight.detach()
+    offset = None if bias is None else bias.detach()
+
+    def call(x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        out = nn.functional.linear(x, weight, offset)
+        return out if added is None else out.add_(added)
+
+    return call
+
+
+def stacked(members: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One matrix and one bias (if they have any); a copy, unless the matrices lie above each
+    other."""
+    weights = [member.weight.detach() for member in members]
+    joined = _joined(weights)
+    return torch.cat(weights) if joined is None else joined, _biases(members)
+
+
+def in_place(members: Sequence[nn.Linear], make: MakeLinear) -> Linear:
+    """Made of the weights where they lie: one product if they lie above each other, else one for
+    each."""
+    joined = _joined([member.weight.detach() for member in members])
+    if joined is not None:
+        return make(joined, _biases(members))
+    parts = [make(member.weight, member.bias) for member in members]
+
+    def call(x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        out = torch.cat([part(x) for part in parts], dim=-1)
+        return out if added is None else out.add_(added)
+
+    return call
+
+
+def replace_linears(module: nn.Module, linears: Linears, but: Set[nn.Module] = frozenset()) -> None:
+    """Every plain `nn.Linear` inside the module is computed by `linears` from now on.
+
+    Its parameters stay what they are; changes to them may no longer be seen. Those in `but` are
+    left as they are.
+    """
+    for parent in list(module.modules()):
+        found = {
+            name: child
+            for name, child in parent.named_children()
+            if type(child) is nn.Linear and child not in but
+        }
+        for names in GROUPS:
+            if all(name in found for name in names):
+                _replace_group([found.pop(name) for name in names], linears)
+        for linear in found.values():
+            replace_forward(linear, linears([linear]))
+
+
+def replace_forward(module: nn.Module, call: Callable[..., object]) -> None:
+    """Calling the module calls `call`; the module keeps its parameters."""
+    # An attribute of the instance hides the method of the class.
+    setattr(module, "forward", call)  # noqa: B010 (a plain assignment is an error to mypy)
+
+
+# -- helpers, in the order used -----------------------------------------------------------------
+
+
+def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The matrices (out, in) as one, if they lie above each other in one memory."""
+    first, width_in = weights[0], weights[0].shape[1]
+    stop = first.data_ptr()
+    for weight in weights:
+        same = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or weight.data_ptr() != stop:
+            return None
+        stop += weight.nbytes
+    return first.as_strided((sum(len(weight) for weight in weights), width_in), (width_in, 1))
+
+
+def _biases(members: Sequence[nn.Linear]) -> torch.Tensor | None:
+    biases = [member.bias.detach() for member in members if member.bias is not None]
+    assert len(biases) in (0, len(members)), "some biases are missing"
+    return torch.cat(biases) if biases else None
+
+
+def _replace_group(members: Sequence[nn.Linear], linears: Linears) -> None:
+    group = _Group([member.out_features for member in members], linears(members))
+    for index, member in enumerate(members):
+        replace_forward(member, group.member(index))
+
+
+class _Group:
+    """Several linears as one product: the first one called computes for all, the others take."""
+
+    def __init__(self, widths: Sequence[int], product: Linear) -> None:
+        self._widths, self._product = list(widths), product
+        #: the rows that the outputs belong to; held, so that no other tensor can have its identity
+        self._rows: torch.Tensor | None = None
+        self._outputs: tuple[torch.Tensor, ...] = ()
+
+    def member(self, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        is_last = index == len(self._widths) - 1
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            if self._rows is not x:
+                self._outputs = torch.split(self._product(x), self._widths, dim=-1)
+                self._rows = x
+            out = self._outputs[index]
+            if is_last:
+                self._rows, self._outputs = None, ()
+            return out
+
+        return call

@@ -1,0 +1,120 @@
+"""Pipelines of stages: tokens are right whatever happens, and Runs that wait are merged."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from pipeline_worlds import StageWorld
+
+from effort import examples
+from livescale.batching.run import Segment
+from livescale.batching.visit_merging import count_merged
+from livescale.batching.visit_messages import Lead, Stop, Visit
+from livescale.routes import Partner
+from livescale.types import LayerSpan, SamplingParams, WorkerRef
+
+happenings = st.tuples(
+    st.integers(0, 8_000), st.sampled_from(("lose", "form", "cancel")), st.integers(0, 11)
+)
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=2, max_size=4),
+    st.lists(st.tuples(st.integers(1, 45), st.integers(1, 16)), min_size=1, max_size=14),
+    st.lists(happenings, max_size=4),
+    st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=examples(160), deadline=None)
+def test_whatever_happens_tokens_are_right_and_kv_is_freed(
+    counts: list[int],
+    sizes: list[tuple[int, int]],
+    happens: list[tuple[int, str, int]],
+    delays: list[int],
+    is_shared: bool,
+    merges: bool,
+) -> None:
+    """Instances are lost, pipelines are formed anew, clients go; prompts may begin alike."""
+    world = StageWorld(counts, merges=merges, delays=delays)
+    for number, (prompt, output) in enumerate(sizes):
+        first = 0 if is_shared else number
+        ask = partial(world.request, f"r{number}", number, range(first, first + prompt), output)
+        world.at(number * 37, ask)
+    for at_ns, what, which in happens:
+        if what == "lose":
+            world.at(at_ns, partial(world.lose, which))
+        elif what == "form":
+            world.at(at_ns, world.form)
+        else:
+            world.at(at_ns, partial(world.cancel, f"r{which % len(sizes)}"))
+    world.play()
+    world.check_end()
+    assert merges or not world.merged
+    event(f"merged: {min(world.merged // 10, 3) * 10} and more")
+
+
+def visit(leader: int, number: int, tokens: int, request: str) -> Visit:
+    partner = Partner(9, WorkerRef(9))
+    segment = Segment(
+        request=request,
+        attempt=leader,
+        first_position=0,
+        token_ids=(0,) * tokens,
+        block_table=(0,),
+        samples=True,
+        sampling=SamplingParams(1),
+    )
+    way = (Stop(partner, LayerSpan(3, 6)),)
+    return Visit(Lead(leader, 1), partner, number, way, (segment,))
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens_max", "count"),
+    [
+        ([(1, 5, "a")], 0, 1),
+        ([(1, 5, "a"), (2, 5, "b")], 0, 1),
+        ([(1, 5, "a"), (2, 5, "b")], 9, 1),
+        ([(1, 5, "a"), (2, 5, "b")], 10, 2),
+        ([(1, 5, "a"), (1, 5, "b"), (2, 5, "c")], 12, 2),
+        # the next ones do not pass the one that is too long
+        ([(1, 5, "a"), (2, 9, "b"), (3, 1, "c")], 12, 1),
+        # a request whose first leader was given up
+        ([(1, 5, "a"), (2, 5, "a"), (3, 5, "b")], 99, 1),
+        ([(1, 99, "a"), (2, 1, "b")], 64, 1),
+    ],
+)
+def test_what_is_merged(line: list[tuple[int, int, str]], tokens_max: int, count: int) -> None:
+    visits = [visit(leader, number, *rest) for number, (leader, *rest) in enumerate(line)]
+    assert count_merged(visits, tokens_max) == count
+
+
+@pytest.mark.parametrize("counts", [(3, 1), (4, 2, 1)])
+def test_what_a_run_costs_is_paid_once_for_those_that_wait(counts: tuple[int, ...]) -> None:
+    alone, merged = (_played(counts, merges=merges) for merges in (False, True))
+    assert alone.merged == 0
+    assert merged.executions < 0.8 * alone.executions
+    assert _last_ns(merged) < 0.7 * _last_ns(alone)
+
+
+def test_a_leader_with_members_of_its_own_has_little_to_merge() -> None:
+    """Where stages are even its Runs are apart."""
+    alone, merged = (_played((1, 2), merges=merges) for merges in (False, True))
+    assert _last_ns(merged) <= _last_ns(alone)
+
+
+def _played(counts: tuple[int, ...], *, merges: bool) -> StageWorld:
+    world = StageWorld(counts, merges=merges, run_ns=1000)
+    for number in range(12):
+        ask = partial(world.request, f"r{number}", number, range(number, number + 9), 20)
+        world.at(100, ask)
+    world.play()
+    world.check_end()
+    return world
+
+
+def _last_ns(world: StageWorld) -> int:
+    return max(transcript.finished_ns for transcript in world.transcripts.values())

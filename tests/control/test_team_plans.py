@@ -1,0 +1,135 @@
+"""The chain or teams, for one load: what is reckoned of both, and which plan comes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from effort import examples
+from livescale.clusters.topology import Device, Topology
+from livescale.control.multicast.planner import make_plan
+from livescale.control.multicast.request import PlanRequest, Source
+from livescale.control.team_plans import Queue, mean_live_ns, mean_teams_ns, teams_of
+from livescale.control.team_spans import TeamModel
+from livescale.plans import ScalePlan
+from livescale.types import WorkerRef
+
+MS = 1_000_000
+LAYERS = 16
+
+
+def played_ns(work_ns: int, rates: Sequence[tuple[int, float]]) -> float:
+    """The mean of when work is done, a thousandth of it after the other. `rates`: instances from a
+    time on, the first one from 0."""
+    bounds = [at_ns for at_ns, _ in rates[1:]] + [1 << 60]
+    done, total, parts = 0.0, 0.0, 1000
+    now, place = 0.0, 0
+    for _ in range(parts):
+        left = work_ns / parts
+        while left > 0:
+            room = (bounds[place] - now) * rates[place][1]
+            step = min(left, room)
+            now += step / rates[place][1]
+            left -= step
+            if left > 0:
+                place += 1
+        total += now
+        done += work_ns / parts
+    return total / parts
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.integers(1, 200),
+    st.integers(1, 6),
+    st.integers(2, 12),
+    st.integers(100, 9000),
+    st.lists(st.tuples(st.integers(0, 9000), st.integers(2, 4)), max_size=4),
+)
+def test_teams_are_reckoned_as_they_would_be_played(
+    prompts: int, serving: int, loading: int, load_ms: int, teams: list[tuple[int, int]]
+) -> None:
+    queue = Queue(prompts * 90 * MS, serving, 90 * MS)
+    load_ns = load_ms * MS
+    began = [(ready * MS, members) for ready, members in teams]
+    rates: list[tuple[int, float]] = [(0, serving)]
+    for ready_ns, members in sorted(began):
+        rates.append((min(ready_ns + 180 * MS, load_ns), rates[-1][1] + 0.9 * members))
+    rates.append((load_ns, serving + loading))
+    found = mean_teams_ns(queue, loading, load_ns, began)
+    assert found == pytest.approx(played_ns(queue.work_ns, rates), rel=0.01)
+
+
+@settings(max_examples=examples(100))
+@given(st.integers(1, 400), st.integers(1, 6), st.integers(1, 12), st.integers(0, 6), st.data())
+def test_live_instances_are_between_none_and_all_at_once(
+    prompts: int, serving: int, loading: int, pairs: int, data: st.DataObject
+) -> None:
+    """Never sooner than if all were loaded already, never later than if those that load did
+    nothing; and a longer load is no sooner."""
+    queue = Queue(prompts * 90 * MS, serving, 90 * MS)
+    pairs = min(pairs, serving, loading)
+    times = sorted(data.draw(st.lists(st.integers(1, 9000), min_size=2, max_size=4)))
+    found = [mean_live_ns(queue, loading, ms * MS, pairs) for ms in times]
+    at_once = queue.work_ns / (2 * (serving + loading))
+    for ms, mean_ns in zip(times, found, strict=True):
+        idle_ns = mean_teams_ns(queue, loading, ms * MS, ())
+        assert at_once * 0.999 - 1 <= mean_ns <= idle_ns + MS
+    assert all(later >= sooner - MS for sooner, later in pairwise(found))
+
+
+def planned(sources: int, targets: int) -> ScalePlan:
+    """Sixteen equal layers over equal links, by the binomial pipeline."""
+    refs = [WorkerRef(number) for number in range(sources + targets)]
+    rate = 10**9
+    devices = {
+        ref: Device("a100", f"h{ref.worker}", "leaf", 1 << 40, 1 << 30, rate, rate) for ref in refs
+    }
+    request = PlanRequest(
+        plan=1,
+        model="m",
+        layer_bytes=(0, *[1_000_000] * LAYERS, 0),
+        chunk_bytes=1_000_000,
+        instances=targets,
+        sources=tuple(Source((ref,)) for ref in refs[:sources]),
+        targets=tuple((ref,) for ref in refs[sources:]),
+    )
+    return make_plan(request, Topology(devices=devices), "binomial")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sources", "steps", "teams"),
+    [
+        ("pairs", 1, 18, [(16, 7)]),
+        ("pairs", 2, 17, [(9, 2), (9, 2), (10, 2)]),
+        ("cover", 2, 17, [(8, 4), (9, 2)]),
+        ("pairs", 4, 16, [(4, 4)]),
+    ],
+)
+def test_teams_of_a_plan_begin_when_their_layers_are_there(
+    strategy: str, sources: int, steps: int, teams: list[tuple[int, int]]
+) -> None:
+    """λScale §4.3, N = 8 and b = 16: a layer is a block, and takes a step of a millisecond."""
+    plan = planned(sources, 8 - sources)
+    assert plan.predicted_ns == steps * MS
+    found = teams_of(plan, strategy, TeamModel(LAYERS))
+    assert [(at_ns / MS, members) for at_ns, members in found] == teams
+
+
+def test_an_empty_plan_of_unknown_rates_has_no_teams() -> None:
+    plan = planned(2, 6)
+    unknown = tuple(msgspec.structs.replace(load, layer_ns=()) for load in plan.loads)
+    assert teams_of(msgspec.structs.replace(plan, loads=unknown), "pairs", TeamModel(LAYERS)) == []
+
+
+def test_prompts_of_unknown_length_bound_no_line() -> None:
+    """Nothing waits in the router, all with instances: their lengths are not known."""
+    known, unknown = (Queue(9_000 * MS, 3, prompt_ns) for prompt_ns in (90 * MS, 0))
+    idle_ns = mean_teams_ns(unknown, 5, 1_000 * MS, ())
+    assert mean_live_ns(unknown, 5, 1_000 * MS, 0) < idle_ns
+    assert mean_live_ns(unknown, 5, 1_000 * MS, 0) == mean_live_ns(known, 5, 1_000 * MS, 0)

@@ -1,0 +1,48 @@
+"""Ctrl-C in the middle of a command that runs other processes, or a testbed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Sequence
+
+import psutil
+
+from livescale.common.interpreter import module_words
+from livescale.testbed.commands import namespaces
+
+_WAIT_S = 200.0
+
+
+def check_interrupt(words: Sequence[str], line: str) -> None:
+    """As `check_processes_end`; and no namespace of a testbed is left."""
+    assert nothing_is_left(check_processes_end(words, line))
+
+
+def check_processes_end(words: Sequence[str], line: str) -> int:
+    """`livescale …` is interrupted when this line has come: one word of it, exit status 130, and
+    no process is left. The id that its process had."""
+    with subprocess.Popen(
+        module_words("livescale.cli.main", *words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for told in process.stdout:
+            if line in told:
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=_WAIT_S)
+    assert process.returncode == 130
+    assert error.strip().endswith("interrupted")
+    _, alive = psutil.wait_procs(children, 10)
+    assert alive == []
+    return process.pid
+
+
+def nothing_is_left(pid: int) -> bool:
+    """No namespace of a testbed of this process."""
+    return not any(name.startswith(f"livescale-{pid}.") for name in namespaces())
