@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before torch is imported anywhere: two test processes on two cores must not oversubscribe.
@@ -17,10 +15,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from filelock import FileLock
 from hypothesis import settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 import effort
+import slowness
+import stages
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec, TestbedError
 
@@ -28,22 +26,10 @@ from livescale.testbed.spec import NetworkSpec, TestbedError
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class PoolsTogether(LoadScopeScheduling):
-    """One test process runs every file that starts a pool or builds namespaces, one after the
-    other; the other one runs the rest meanwhile, and then both share it."""
+#: tests of the real stage that may pass at the second try, in one run
+FLAKY_MAX = 3
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "pools" if has_pools(self.config.rootpath / file) else nodeid
-
-
-@cache
-def has_pools(file: Path) -> bool:
-    return re.search(r"\bpytest\.mark\.(pool|chaos|netns)\b", file.read_text()) is not None
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return PoolsTogether(config, log)
+stages.hook()
 
 
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
@@ -77,7 +63,13 @@ def tiny_model(made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
-def network_namespaces() -> None:
+def machine() -> None:
+    """Whatever uses it belongs to the real stage, whose deadlines follow from how slow the machine
+    is (`slowness.patient`)."""
+
+
+@pytest.fixture(scope="session")
+def network_namespaces(machine: None) -> None:
     """Skips what asks for it where no testbed can be built, and says why: the smallest is tried."""
     try:
         with Testbed(NetworkSpec(hosts=1, link_bits_per_s=1_000_000_000)):
@@ -88,6 +80,7 @@ def network_namespaces() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="what make test leaves out, and only that")
+    parser.addoption("--stage", choices=(stages.DETERMINISTIC, stages.REAL), help="only this one")
     parser.addoption("--rounds", type=int, help="rounds of chaos (default: one, of hosts three)")
     parser.addoption("--seed", type=int, default=0, help="seed of the first round of chaos")
     parser.addoption("--faults", help="of chaos, in turn: comma-separated (default: all)")
@@ -112,7 +105,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --long what has no mark "long"; with it what has the mark, and whatever tries more
     then: all properties, and what is marked so."""
-    wanted = [item for item in items if _is_wanted(item, is_long=config.getoption("long"))]
+    stage = config.getoption("stage")
+    wanted = [
+        item
+        for item in items
+        if _is_wanted(item, is_long=config.getoption("long"))
+        and stage in (None, stages.stage_of(item))
+    ]
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
         items[:] = wanted
@@ -122,3 +121,33 @@ def _is_wanted(item: pytest.Item, *, is_long: bool) -> bool:
     if not is_long:
         return item.get_closest_marker("long") is None
     return any(item.get_closest_marker(name) for name in ("long", "more", "hypothesis"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if stages.stage_of(item) == stages.REAL:
+        slowness.measure()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if stages.stage_of(item) == stages.REAL:
+        return (yield)
+    with stages.deterministic():
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name in _flaky(terminalreporter):
+        terminalreporter.write_line(f"flaky: {name}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A rerun forgives a busy machine; one that forgives everything would hide a fault."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and exitstatus == 0 and len(_flaky(reporter)) > FLAKY_MAX:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _flaky(reporter: pytest.TerminalReporter) -> list[str]:
+    return sorted({report.nodeid for report in reporter.stats.get("rerun", [])})

@@ -266,9 +266,10 @@ def test_test_files_have_different_names() -> None:
     assert [name for name, files in names.items() if files > 1] == []
 
 
-def test_what_starts_a_pool_is_marked() -> None:
-    """Files with the mark run one at a time; two pools at once would starve one another."""
+def test_what_starts_a_pool_is_of_the_real_stage() -> None:
+    """Its tests run one at a time; two pools at once would starve one another."""
     for path in sorted(TESTS.rglob("test_*.py")):
         names = {name.split(".")[-1] for name, _ in imported(path)}
         if names & {"LocalPool", "ChaosPool"}:
-            assert "mark.pool" in path.read_text(), f"{path} starts a pool and is not marked"
+            uses = 'usefixtures("machine")' in path.read_text()
+            assert uses, f"{path} starts a pool and does not use the fixture machine"

@@ -14,7 +14,7 @@ SHORT = ("--rounds", "1", "--seconds", "1")
 NAMES = ("completion of 8 MiB", "500,000 members", "240,000 messages", "trailers", "do not end")
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 @pytest.mark.long
 def test_attacks_are_measured_beside_a_light_client(tmp_path: Path) -> None:
     """Whether the bounds are kept in so short a time is the machine's matter."""

@@ -304,7 +304,7 @@ def test_a_failing_request_fails_the_run(
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_a_real_pool_behaves_as_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from livescale.cli.main import main
 from livescale.common.errors import UserError
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_real_hosts_join_and_nothing_is_left(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     words = ("--real", "2", "--simulated", "0", "--json", str(file))
@@ -33,7 +33,7 @@ def test_real_hosts_join_and_nothing_is_left(tmp_path: Path) -> None:
     assert left == []
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_a_host_that_does_not_come_is_named() -> None:
     options = HostsBenchOptions(real=1, simulated=0, patience_s=1e-9)
     with pytest.raises(UserError, match=r"host0, one of 1, is not there .* its last words: "):

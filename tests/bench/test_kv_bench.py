@@ -94,8 +94,7 @@ def test_a_load_that_meets_kv_gets_what_that_leaves(bench: Bench, permille: int)
 
 
 @pytest.mark.long
-@pytest.mark.pool
-@pytest.mark.netns
+@pytest.mark.usefixtures("machine")
 @pytest.mark.usefixtures("network_namespaces")
 def test_hosts_play_the_same_scene(bench: Bench, tmp_path: Path) -> None:
     figures = bench("--folder", tmp_path / "run")

@@ -86,7 +86,7 @@ def quick(tmp_path: Path, kind: str) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_timed_workers_give_every_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +103,7 @@ def test_timed_workers_give_every_figure(
     assert "0 wrong of" in printed
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_some_orders_are_played_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "live.json"
     words = ["--quick", "--workers", "timed", "--order", "overlap,zigzag,overlap"]
@@ -115,7 +115,7 @@ def test_some_orders_are_played_alone(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_chain_and_teams_are_played_beside_stop_the_world(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +144,7 @@ def test_chain_and_teams_are_played_beside_stop_the_world(
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_workers_that_compute_give_right_tokens(tmp_path: Path) -> None:
     figures = quick(tmp_path, "cpu")
     # The figures at the top are those of timed workers.

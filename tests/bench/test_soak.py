@@ -63,8 +63,7 @@ def test_what_is_lost_or_hangs_is_not_good(end: SoakEnd) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.pool
-@pytest.mark.netns
+@pytest.mark.usefixtures("machine")
 def test_a_short_soak(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     words = ["--requests", "160", "--rate", "8", "--fault-every-s", "2", "--device", "timed"]

@@ -27,7 +27,7 @@ REQUESTS, STAGES, SLOW = 100, 3, 1
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_a_pool_and_its_simulation_are_played_by_both_policies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

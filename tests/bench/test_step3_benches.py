@@ -31,7 +31,6 @@ def figures_of(tmp_path: Path, *words: str) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_multicast_measures_strategies(tmp_path: Path) -> None:
     figures = figures_of(
@@ -59,7 +58,6 @@ def test_multicast_measures_strategies(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_modes_of_tls_take_turns(tmp_path: Path) -> None:
     figures = figures_of(
@@ -77,7 +75,6 @@ def test_modes_of_tls_take_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_a_chain_and_shards_cross_the_spine_once(tmp_path: Path) -> None:
     figures = figures_of(
@@ -91,7 +88,6 @@ def test_a_chain_and_shards_cross_the_spine_once(tmp_path: Path) -> None:
     assert 0.9 < sharded["spine_crossings"] < 1.3
 
 
-@pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_shards_use_the_links_of_all_devices(tmp_path: Path) -> None:
     # One leaf: across two, the link to the spine would hold shards to a chain's time.
@@ -106,7 +102,6 @@ def test_shards_use_the_links_of_all_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 def test_gloo_broadcasts_on_the_same_links() -> None:
     size = 1 << 20

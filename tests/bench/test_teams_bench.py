@@ -31,7 +31,7 @@ def table_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_a_pool_and_its_simulation_are_played_with_teams_and_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_pool_and_its_simulation_are_played_with_teams_and_without(
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_requests_that_decode_when_teams_end_pause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

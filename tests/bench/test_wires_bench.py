@@ -13,7 +13,7 @@ from livescale.cli.main import main
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_both_pools_answer_everything(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     before = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -77,7 +77,7 @@ def test_a_model_without_a_tokenizer(model: Path) -> None:
     assert "tokenizer.json" in error
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_a_process_that_cannot_start_is_named_without_a_traceback(model: Path) -> None:
     (model / "tokenizer.json").write_text("{}")
     code, _, error = livescale_process("serve", model, "--port", 0, "--device", "timed")

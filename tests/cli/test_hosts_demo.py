@@ -25,8 +25,7 @@ def words(model: Path, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.pool
-@pytest.mark.netns
+@pytest.mark.usefixtures("machine")
 @pytest.mark.usefixtures("network_namespaces")
 def test_hosts_join_scale_are_lost_and_leave(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -50,8 +49,7 @@ def test_hosts_join_scale_are_lost_and_leave(
 
 
 @pytest.mark.long
-@pytest.mark.pool
-@pytest.mark.netns
+@pytest.mark.usefixtures("machine")
 @pytest.mark.usefixtures("network_namespaces")
 def test_ctrl_c_in_the_middle_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
     check_interrupt(words(tiny_model, tmp_path / "run"), "the first instance serves")

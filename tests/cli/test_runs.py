@@ -54,7 +54,7 @@ def test_simulate_writes_figures_and_a_record_that_replays(tmp_path: Path) -> No
     assert replay(read_record(record)).steps > 0
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("device", mostly_long(["cpu", "timed"], ["timed"]))
 def test_the_demo_checks_every_token_and_joins_the_clients_times(
     tiny_model: Path, tmp_path: Path, device: str
@@ -85,7 +85,7 @@ def test_the_demo_checks_every_token_and_joins_the_clients_times(
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_the_demo_plays_prefill_and_decode_on_their_own_instances(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ def test_the_demo_plays_prefill_and_decode_on_their_own_instances(
 
 
 @pytest.mark.long
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 def test_the_demo_shows_a_burst_with_and_without_live_scaling(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 WAIT_S = 120
 # A stream of so many tokens, each of which takes so long at least, is still running when everything
 # else has happened; and it has time to end, however busy the machine is.

@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 WAIT_S = 240.0
 LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) (.*)")
 TIMED = ("--device", "timed", "--arena-bytes", "8MiB", "--kv-bytes", "8MiB")

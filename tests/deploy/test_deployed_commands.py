@@ -29,7 +29,7 @@ from deployed import (
 
 from livescale.common.interpreter import module_words
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 WAIT_S = 60.0
 # Timed workers: what they compute is not looked at here, and they need no imports of torch.

@@ -23,8 +23,7 @@ from livescale.testbed.ray_cluster import RayCluster
 from livescale.testbed.spec import NetworkSpec
 
 pytestmark = [
-    pytest.mark.pool,
-    pytest.mark.netns,
+    pytest.mark.usefixtures("machine"),
     pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]

@@ -21,8 +21,7 @@ from livescale.testbed.ray_cluster import RayCluster
 HTTP_PORT = 8000
 _WAIT_S = 180.0
 NEEDS_RAY = [
-    pytest.mark.pool,
-    pytest.mark.netns,
+    pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 TWO_HOSTS = """

@@ -32,7 +32,7 @@ from livescale.telemetry.replay import replay
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec, TestbedError, goodput_bytes_per_s
 
-pytestmark = [pytest.mark.pool, pytest.mark.chaos]
+pytestmark = pytest.mark.usefixtures("machine")
 ROUNDS = 1
 HOSTS = {"timed": 4, "real": 3, "pair": 3, "roles": 4, "teams": 4, "stages": 4, "parts": 7}
 # The workers of "stages" compute, those of "parts" are timed.

@@ -17,7 +17,7 @@ from effort import mostly_long
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
 
-pytestmark = [pytest.mark.pool, pytest.mark.chaos, pytest.mark.netns]
+pytestmark = pytest.mark.usefixtures("machine")
 ROUNDS = 3
 
 

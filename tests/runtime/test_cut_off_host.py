@@ -16,7 +16,7 @@ from livescale.telemetry.record import StepLine, read_record
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
 
-pytestmark = [pytest.mark.pool, pytest.mark.netns]
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(scope="module")

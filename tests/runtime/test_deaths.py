@@ -17,7 +17,7 @@ from livescale.engine.oracle import GreedyOracle
 from livescale.telemetry.record import read_record
 from livescale.telemetry.replay import replay
 
-pytestmark = [pytest.mark.pool, pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 LINK_BYTES_PER_S = 10_000_000
 STREAMS = 60
 DEATHS = 5

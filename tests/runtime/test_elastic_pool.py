@@ -18,7 +18,7 @@ from livescale.messages.events import AgentJoined
 from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 AT_ZERO = "    min_replicas: 0\n    idle_s: 1\n    prefill_tokens_per_s: 500\n"
 
 

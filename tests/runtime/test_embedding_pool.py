@@ -17,7 +17,7 @@ from stage_pools import pipelines, stage_pool
 from livescale.engine.oracle import GreedyOracle
 from mean_rows import assert_close, mean_rows
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 TOKENS = 24
 SIZES = {"run_tokens_max": 64, "sequences_max": 16, "lost_after_ms": 30_000}
 

@@ -11,7 +11,7 @@ from pool_thread import LocalPool, wait_until
 
 from livescale.runtime.supervisor import PoolFailed
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 WAIT_S = 120.0
 
 

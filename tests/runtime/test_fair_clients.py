@@ -15,7 +15,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.messages.events import RequestArrived
 from livescale.telemetry.record import StepLine, read_record
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 LIGHT, HEAVY = "127.0.0.2", "127.0.0.1"
 ROUNDS, REQUESTS = 2, 3
 CHOICES, STREAMS = 128, 8

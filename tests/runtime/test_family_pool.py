@@ -13,7 +13,7 @@ from pool_thread import LocalPool
 from livescale.engine.make import FAMILY_NAMES, Preset
 from livescale.engine.oracle import GreedyOracle
 
-pytestmark = [pytest.mark.pool, pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 VOCABULARY = 512
 TOKENS = 40  # longer than a made model's window
 LONG = "Tell me, at some length, how layers travel from host to host. " * 3

@@ -22,7 +22,7 @@ from livescale.runtime.forking import ForkServer, ForkServerError
 from livescale.runtime.pool_process import STATUS_BYTES_MAX, Child, child_environment
 
 pytestmark = [
-    pytest.mark.pool,
+    pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(sys.platform != "linux", reason="other systems start workers without forks"),
 ]
 

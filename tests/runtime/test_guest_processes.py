@@ -26,7 +26,7 @@ from livescale.runtime.token import read_token
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import FromWorker, Manifest, WorkerRef
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(scope="module")

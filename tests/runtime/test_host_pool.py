@@ -26,7 +26,7 @@ HOSTS = 3
 TOKENS = 30
 
 
-pytestmark = [pytest.mark.pool, pytest.mark.netns]
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(scope="module")

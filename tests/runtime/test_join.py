@@ -22,7 +22,7 @@ from livescale.messages.events import WorkerJoined
 from livescale.runtime.token import make_token
 from livescale.telemetry.record import StepLine, read_record
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from livescale.runtime.pool_layout import PoolLayout, local_layout
 from livescale.testbed.bed import CONTROL, Testbed
 from livescale.testbed.spec import NetworkSpec
 
-pytestmark = [pytest.mark.pool, pytest.mark.netns]
+pytestmark = pytest.mark.usefixtures("machine")
 TOKENS = 48
 
 

@@ -15,7 +15,7 @@ from joiners import JoinedGateway, Joiner, closing, is_running
 from pool_thread import LocalPool, wait_until
 from running_streams import TOKENS, are_given_up, check, nothing, right_tokens_of, streams_while
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.cli.main import main
 from livescale.common.settings import ConfigError
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 JSON = {"Content-Type": "application/json"}
 WAIT_S = 120.0
 BODY = {"model": "new", "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}

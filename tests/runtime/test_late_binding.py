@@ -13,7 +13,7 @@ from livescale.bench.fidelity_runs import play_real
 from livescale.load.traces import TraceRow
 from livescale.telemetry.record import AnyLine, RequestLine
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 TRAIN = [TraceRow(0, 256, 16) for _ in range(24)]
 WORKERS, LOAD_S = 4, 0.3

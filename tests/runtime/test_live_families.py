@@ -16,7 +16,7 @@ from livescale.messages.events import BatchTaken, LiveStarted, RequestEnded
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import Outcome
 
-pytestmark = [pytest.mark.pool, pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 #: a load takes half a second
 LINK_BYTES_PER_S = 2_000_000
 SETTINGS = "    prefill_tokens_per_s: 1000\n    min_replicas: 0\n"

@@ -20,7 +20,7 @@ from livescale.telemetry.record import StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.types import HoldingId, InstanceId
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 # About 3.4 MB at this rate: a load takes a second.
 LINK_BYTES_PER_S = 3_500_000
 STREAMS, TOKENS = 40, 24

@@ -15,7 +15,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.messages.commands import StartHolding
 from livescale.telemetry.record import RequestLine, StepLine, read_record
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 JSON = {"Content-Type": "application/json"}
 WAIT_S = 120.0
 

@@ -15,7 +15,7 @@ from livescale.messages.commands import Drain, ScaleDecided, StartHolding
 from livescale.telemetry.record import RequestLine, ScaleLine, StepLine, read_record
 from livescale.types import Outcome
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 REQUESTS = 120
 # A model keeps what it has until others need it, however long this machine pauses between bursts.
 KEPT = {"scaling_policy": "bounds", "scale_down_timeout_ms": 600_000}

@@ -32,7 +32,7 @@ from livescale.config.pool import PoolConfig
 from livescale.runtime.news import News, PoolProgress
 from livescale.runtime.own_gateways import OwnGateways, with_share_of_line
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 NAMES = ("gateway 0", "gateway 1")
 LONG_STREAMS, LONG_TOKENS = 16, 1000
 

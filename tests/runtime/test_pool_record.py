@@ -21,7 +21,7 @@ from livescale.telemetry.record import RequestLine, read_record, starts_of
 from livescale.telemetry.record_parts import parts_of
 from livescale.telemetry.replay import replay
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def ask(pool: LocalPool, requests: int = 1, tokens: int = 4, choices: int = 1) -> None:

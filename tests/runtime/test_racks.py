@@ -11,7 +11,7 @@ from pool_thread import LocalPool, wait_until
 from livescale.messages.events import WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def leaves(record: Path) -> dict[str, str]:

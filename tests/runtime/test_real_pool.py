@@ -27,7 +27,7 @@ from livescale.telemetry.record import (
 from livescale.telemetry.replay import replay
 from livescale.types import Outcome
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 # About 3.4 MB at this rate: a load takes a third of a second.
 LINK_BYTES_PER_S = 10_000_000
 STREAMS, TRIES = 40, 5

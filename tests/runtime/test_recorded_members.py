@@ -28,7 +28,7 @@ from livescale.member.inputs import (
 from livescale.runtime.supervisor import Pool
 from livescale.telemetry.member_record import MemberStepLine, read_member_record
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 VICTIMS = ("worker 0", "controller", "worker 1", "agent 0", "worker 2", "worker 3", "agent 0")
 #: four workers and one agent
 MEMBERS = 5

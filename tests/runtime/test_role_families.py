@@ -14,7 +14,7 @@ from livescale.engine.make import FAMILY_NAMES
 from livescale.messages.events import BatchTaken
 from livescale.telemetry.record import StepLine, read_record
 
-pytestmark = [pytest.mark.pool, pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 ROLES = (
     "    prefill_tokens_per_s: 1000\n"
     "    roles:\n"

@@ -26,7 +26,7 @@ from livescale.telemetry.history.reading import read_history
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import RequestId
 
-pytestmark = [pytest.mark.pool, pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 LIMITS = (
     "    roles: {prefill: {max_replicas: 1}, decode: {max_replicas: 1}}\n"
     "    prefill_tokens_per_s: 5000\n"

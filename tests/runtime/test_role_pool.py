@@ -28,7 +28,7 @@ from livescale.telemetry.record import RunLine, StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.types import InstanceId, Role
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 LIMITS = "    roles: {prefill: {max_replicas: 1}, decode: {max_replicas: 1}}\n"
 CAPACITY = "    prefill_tokens_per_s: 5000\n"
 

@@ -21,7 +21,7 @@ from running_streams import check, nothing, right_tokens_of, streams_while
 
 from livescale.runtime.token import JoinToken, make_token
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 POLICY = "    min_replicas: 1\n    prefill_tokens_per_s: 5000\n"
 
 

@@ -55,7 +55,7 @@ from livescale.runtime.token import JoinToken
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import HoldingId, Outcome, WorkerRef
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from running_streams import (
 from livescale.messages.events import WorkerLost
 from livescale.telemetry.record import StepLine, read_record
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 LOST_AFTER_MS = 1000
 #: of one run; a stream takes a few seconds, in which everything happens
 RUN_US = 20_000

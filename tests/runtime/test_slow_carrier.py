@@ -17,7 +17,7 @@ from livescale.plans import ScalePlan
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import HoldingId
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 STREAMS = 30
 TOKENS = 20
 RATE = "5000000"

@@ -16,7 +16,7 @@ from livescale.messages.commands import CoresDecided, ScaleDecided, SetCores
 from livescale.messages.events import CoresChanged
 from livescale.policies import CoresModel
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 PROMPT, REQUESTS, PER_S = 64, 180, 20
 #: the second one takes three times as long as the first
 SPANS = "0-2 2-6"

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from effort import mostly_long
 from livescale.engine.oracle import GreedyOracle
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.mark.parametrize(("few", "many"), mostly_long([(1, 2), (2, 3)], short=[(2, 3)]))

@@ -31,7 +31,7 @@ from livescale.telemetry.member_record import (
 from livescale.telemetry.record import RequestLine, read_record
 from livescale.types import RequestId, WorkerRef
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 MATRIX = list(itertools.product(range(1, 5), range(1, 4)))
 SHORT = [(2, 3)]
 

@@ -16,7 +16,7 @@ from livescale.cli.main import main
 from livescale.messages.commands import ScaleDecided
 from livescale.messages.events import InstanceReported
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 PROMPT, REQUESTS, PER_S = 64, 300, 60
 #: the middle one takes twice as long as each of the others
 SPANS = "0-2 2-4 4-6"

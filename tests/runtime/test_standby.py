@@ -21,7 +21,7 @@ from livescale.common.settings import ConfigError
 from livescale.config.pool import PoolConfig
 from livescale.runtime.supervisor import Pool
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 LIMITS = "    min_replicas: 2\n    prefill_tokens_per_s: 5000\n"
 JSON = {"Content-Type": "application/json"}
 

@@ -18,7 +18,7 @@ from livescale.messages.commands import StartHolding
 from livescale.messages.events import HoldingCompleted
 from livescale.types import FromWorker
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def test_hosts_load_their_own_copies_in_teams(tiny_model: Path, tmp_path: Path) -> None:

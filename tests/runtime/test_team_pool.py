@@ -21,7 +21,7 @@ from livescale.routes import Team
 from livescale.telemetry.record import read_record
 from livescale.telemetry.replay import replay
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 # About 3.4 MB at this rate: a load takes most of a second.
 LINK_BYTES_PER_S = 5_000_000
 STREAMS, TOKENS = 160, 24

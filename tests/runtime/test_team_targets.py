@@ -16,7 +16,7 @@ from livescale.engine.make import Preset, make_model
 from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import LayerArrived
 
-pytestmark = [pytest.mark.pool, pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.long]
 WORKERS = 6
 SHAPE = Preset(16, 64, 128, 4, 4, 1024)
 # About 3.2 MB at this rate: a load takes six seconds, and teams begin after half of it.

@@ -16,7 +16,7 @@ from livescale.messages.commands import ScaleDecided, StartHolding
 from livescale.messages.events import AgentJoined, HoldingCompleted, LinkMeasured, WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 TOKENS = 30
 STREAMS = 40
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from pool_thread import LocalPool, wait_until
 
-pytestmark = pytest.mark.pool
+pytestmark = pytest.mark.usefixtures("machine")
 WAIT_S = 120.0
 BODY = {"model": "tiny", "prompt": [11, 12, 13], "max_tokens": 5, "ignore_eos": True}
 AT_ZERO = "    min_replicas: 0\n    idle_s: 1\n"

@@ -21,7 +21,7 @@ def script(path: Path, *lines: str) -> str:
     return str(path)
 
 
-@pytest.mark.pool
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("device", ["cpu", "timed"])
 def test_workers_run_in_it_and_nothing_else_does(
     tiny_model: Path, tmp_path: Path, device: str

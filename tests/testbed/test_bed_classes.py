@@ -14,7 +14,7 @@ from bed_planes import MODEL_BYTES, BedPlanes, Pair, check_two_classes, planes
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("network_namespaces")]
+pytestmark = pytest.mark.usefixtures("network_namespaces")
 
 LINK = 200_000_000
 RATE = goodput_bytes_per_s(LINK) * 95 // 100

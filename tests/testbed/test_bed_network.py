@@ -18,7 +18,7 @@ from livescale.testbed.commands import existing_testbeds, namespaces, remove_lef
 from livescale.testbed.spec import NetworkSpec, TestbedError
 from livescale.types import WorkerRef, agent_ref
 
-pytestmark = [pytest.mark.netns, pytest.mark.usefixtures("network_namespaces")]
+pytestmark = pytest.mark.usefixtures("network_namespaces")
 
 MBIT = 1_000_000
 LINK = 200 * MBIT

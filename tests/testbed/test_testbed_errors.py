@@ -27,7 +27,6 @@ def test_wrong_flags_are_named(
     assert named in capsys.readouterr().err
 
 
-@pytest.mark.netns
 @pytest.mark.usefixtures("network_namespaces")
 @pytest.mark.parametrize(
     ("words", "named"),

@@ -12,7 +12,7 @@ from livescale.cli.main import main
 
 PYTHON = vllm_python()
 pytestmark = [
-    pytest.mark.pool,
+    pytest.mark.usefixtures("machine"),
     # Three servers and an engine each import vLLM.
     pytest.mark.long,
     pytest.mark.skipif(PYTHON is None, reason=REASON),

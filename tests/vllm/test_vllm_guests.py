@@ -23,7 +23,7 @@ from livescale.vllm_engine.environment import DEFAULTS, FIXED
 
 PYTHON = vllm_python()
 pytestmark = [
-    pytest.mark.pool,
+    pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(PYTHON is None, reason=REASON),
     # vLLM alone takes half a minute to import.
     pytest.mark.timeout(900),

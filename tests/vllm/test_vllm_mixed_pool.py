@@ -20,7 +20,7 @@ from livescale.telemetry.record import StepLine, read_record
 
 PYTHON = vllm_python()
 pytestmark = [
-    pytest.mark.pool,
+    pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(PYTHON is None, reason=REASON),
     pytest.mark.timeout(900),
 ]

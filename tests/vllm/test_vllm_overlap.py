@@ -19,7 +19,7 @@ from livescale.telemetry.record import StepLine, read_record
 
 PYTHON = vllm_python()
 pytestmark = [
-    pytest.mark.pool,
+    pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(PYTHON is None, reason=REASON),
     # vLLM alone takes half a minute to import.
     pytest.mark.timeout(900),

@@ -28,7 +28,7 @@ from livescale.types import FromWorker, WorkerRef
 
 PYTHON = vllm_python()
 pytestmark = [
-    pytest.mark.pool,
+    pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(PYTHON is None, reason=REASON),
     # vLLM alone takes half a minute to import.
     pytest.mark.timeout(900),
