@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ _FORBIDDEN = frozenset(
 )
 #: what the test that runs now did of that; None where it may
 _done: list[str] | None = None
+#: threads that fixtures of other tests keep alive
+_strangers: frozenset[int | None] = frozenset()
 
 
 def stage_of(item: pytest.Item) -> str:
@@ -41,19 +44,23 @@ def hook() -> None:
 
 
 def _heed(event: str, args: tuple[Any, ...]) -> None:
-    if _done is not None and event in _FORBIDDEN:
+    if event in _FORBIDDEN:
         _note(event)
 
 
 def _note(what: str) -> None:
-    assert _done is not None
-    _done.append(what)
+    if _done is not None and threading.get_ident() not in _strangers:
+        _done.append(what)
 
 
 @contextmanager
 def deterministic() -> Iterator[None]:
     """Whatever waits for time, another process or a peer inside fails at its end, by name."""
-    global _done
+    global _done, _strangers
+    others = (
+        thread for thread in threading.enumerate() if thread is not threading.current_thread()
+    )
+    _strangers = frozenset(thread.ident for thread in others)
     sleep, sleep_in_loop = time.sleep, asyncio.sleep
 
     def noted_sleep(seconds: float) -> None:

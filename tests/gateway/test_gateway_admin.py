@@ -42,6 +42,8 @@ from livescale.gateway.metrics import UNKNOWN_MODEL, Metrics
 from livescale.gateway.served import ServedModels
 from livescale.load.slo import SloAbsolute
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 SLO = SloAbsolute(ttft_ns=60_000_000_000, tbt_ns=None)
 JSON = {"Content-Type": "application/json"}
 KEY = "sk-admin"

@@ -273,6 +273,7 @@ def test_refusals_are_counted_as_the_pools_fault(
     assert unavailable() == before + 2
 
 
+@pytest.mark.usefixtures("machine")
 def test_tokenizing_a_long_prompt_does_not_stop_other_streams(
     backend: ScriptedBackend, tokenizer: Tokenizer
 ) -> None:

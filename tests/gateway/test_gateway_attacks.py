@@ -38,6 +38,8 @@ from livescale.gateway.limits import HEADERS_MAX, Limits
 from livescale.gateway.pacing import PACED_BYTES_PER_S
 from livescale.gateway.text import TextCodec, TextWork
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 GROWTH_BYTES_MAX = 200 << 20
 
 

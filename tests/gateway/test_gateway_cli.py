@@ -13,6 +13,8 @@ from livescale.cli.main import main
 from livescale.gateway.backend import ModelCard, ModelRefused, NewModel
 from livescale.gateway.keys import digest_of
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 KEY = "sk-cli"
 
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from livescale.gateway.backend import Client
 from livescale.gateway.keys import KeyDigests, KeyRing, client_at, digest_of
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 KEYS = {"sk-light": 1, "sk-heavy": 3}
 BODY = {"model": "tiny", "prompt": [5, 6], "max_tokens": 1, "n": 2}
 

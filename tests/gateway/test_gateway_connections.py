@@ -126,6 +126,7 @@ def test_the_first_chunk_waits_for_the_first_token_only(
         assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
+@pytest.mark.usefixtures("machine")
 def test_serve_drains(backend: ScriptedBackend) -> None:
     """What runs may finish; new connections are refused; then `serve` returns."""
     gate = asyncio.Event()
@@ -160,6 +161,7 @@ def test_serve_drains(backend: ScriptedBackend) -> None:
         server.join()
 
 
+@pytest.mark.usefixtures("machine")
 def test_serve_cancels_what_does_not_finish(
     backend: ScriptedBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,6 +191,7 @@ def test_serve_cancels_what_does_not_finish(
     assert "Traceback" not in caplog.text
 
 
+@pytest.mark.usefixtures("machine")
 def test_serve_answers_a_request_that_was_never_complete(backend: ScriptedBackend) -> None:
     with running(backend, drain_s=0.1) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as sock:
@@ -199,6 +202,7 @@ def test_serve_answers_a_request_that_was_never_complete(backend: ScriptedBacken
         server.join()
 
 
+@pytest.mark.usefixtures("machine")
 def test_serve_stops_when_idle_and_leaves_signals_alone(backend: ScriptedBackend) -> None:
     async def main() -> None:
         handler = signal.getsignal(signal.SIGTERM)

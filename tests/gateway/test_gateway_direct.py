@@ -33,6 +33,8 @@ from livescale.gateway.app import create_app
 from livescale.gateway.backend import GenerationFailed
 from livescale.runtime.cluster_folder import ClusterFolder
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 relaxed = settings(
     max_examples=examples(80),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -27,6 +27,8 @@ from starlette.types import Receive, Scope, Send
 from livescale.gateway.backend import QueueFull
 from livescale.gateway.limits import HEAD_BYTES_MAX
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 PROMPT = {"model": "tiny", "prompt": "x", "max_tokens": 190}
 #: short enough for a test, long enough for a request that is in time
 SHORT_S = 0.3

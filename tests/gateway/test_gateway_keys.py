@@ -16,6 +16,8 @@ from effort import examples
 from livescale.common.settings import ConfigError
 from livescale.gateway.keys import digest_of, read_key_weights
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 KEYS = ("sk-first", "sk-second-1234567890")
 BODY = {"model": "tiny", "prompt": "x"}
 sendable = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)

@@ -25,6 +25,8 @@ from livescale.gateway.metrics import (
 from livescale.gateway.metrics_page import HELP, PREFIX, VLLM_NAMES, VLLM_PREFIX
 from livescale.load.slo import RequestTiming, SloAbsolute
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 SLO = SloAbsolute(ttft_ns=450_000_000, tbt_ns=150_000_000)
 MS = 1_000_000
 Key = tuple[str, frozenset[tuple[str, str]]]

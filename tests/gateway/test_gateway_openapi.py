@@ -17,6 +17,8 @@ from schemathesis.generation import GenerationMode
 from effort import examples
 from livescale.gateway.keys import digest_of
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 KEY = "a-key"
 METHODS = {"get", "post", "patch", "delete"}
 bounded = settings(

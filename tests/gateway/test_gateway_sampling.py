@@ -110,6 +110,7 @@ def test_seeds(http: httpx.Client, backend: ScriptedBackend) -> None:
         assert len({*first, *again}) == 8, "a request without a seed gets fresh ones"
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_models_defaults_fill_what_a_request_leaves_open(
     model_directory: Path, text_ids: list[int]
 ) -> None:

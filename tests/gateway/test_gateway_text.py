@@ -110,6 +110,7 @@ async def encode_chat(codec: TextCodec, messages: list[Message]) -> tuple[int, .
     return await codec.encode(await codec.render_chat(messages), add_special_tokens=False)
 
 
+@pytest.mark.usefixtures("machine")
 def test_long_text_gives_the_same_ids_off_the_loop(
     model_directory: Path, tokenizer: Tokenizer
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
         TextCodec.load(tmp_path, WORK)
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_vocabulary_is_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
     directory = build_model_directory(tmp_path)
     assert TextCodec.load(directory, WORK).vocabulary == tokenizer.get_vocab_size()

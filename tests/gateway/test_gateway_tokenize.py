@@ -75,6 +75,7 @@ def test_messages_are_what_a_chat_gets(http: httpx.Client, backend: ScriptedBack
     assert twice == [0, *prompt_ids]
 
 
+@pytest.mark.usefixtures("machine")
 def test_long_texts(shared_backend: ScriptedBackend, tokenizer: Tokenizer) -> None:
     text = "the quick brown fox " * (OFF_LOOP_CHARS // 10)
     card = dataclasses.replace(shared_backend.models()[0], model_tokens_max=1 << 20)
@@ -125,6 +126,7 @@ def test_mistakes_are_named(
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_only_model_needs_no_name(shared_backend: ScriptedBackend) -> None:
     only = ScriptedBackend(shared_backend.models()[:1], [])
     with running(only) as server:

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import httpx
 import msgspec
+import pytest
 from gateway_double import WAIT_S, ScriptedBackend, running
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from livescale.gateway.backend import Reading
 from livescale.gateway.kept_counts import KeptCounts, SiblingCounts
 from livescale.gateway.metrics import FINISHED_REASONS, Metrics, ModelCounts
 from livescale.load.slo import SloAbsolute
+
+pytestmark = pytest.mark.usefixtures("machine")
 
 SLO = SloAbsolute(ttft_ns=450_000_000, tbt_ns=150_000_000)
 TINY = (("model", "tiny"),)

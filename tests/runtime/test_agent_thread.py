@@ -40,6 +40,8 @@ from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import HoldingId, LayerSpan, Manifest, WorkerRef, agent_ref
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 ROOM_BYTES = 16 << 20
 
 

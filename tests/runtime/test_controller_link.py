@@ -20,6 +20,8 @@ from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 WAIT_S = 20.0
 OWN = WorkerRef(0)
 

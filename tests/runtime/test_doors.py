@@ -33,6 +33,8 @@ from livescale.runtime.protocol import (
 )
 from livescale.runtime.wire_channel import Wire, open_wire
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 WAIT_S = 30.0
 HOST = "127.0.0.1"
 SECRET = "a pool's secret, of 128 bits"

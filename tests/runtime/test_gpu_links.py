@@ -96,6 +96,7 @@ def test_what_is_no_such_table(text: str, words: str) -> None:
         parse_gpus(text)
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_program_is_asked(tmp_path: Path) -> None:
     assert nvlink_groups(read_gpus(make_program(tmp_path / "smi", switched()))) == (ALL,)
     with pytest.raises(GpuLinksError, match="ended with 9: No devices were found"):

@@ -20,6 +20,8 @@ from livescale.runtime.protocol import Address
 from livescale.runtime.wire_channel import Wire, open_wire
 from livescale.types import RequestId
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 WAIT_S = 60.0
 DOOR = "wires of a test"
 LOST_AFTER_MS = 300

@@ -146,6 +146,7 @@ def test_a_missing_file_is_an_error_at_the_start(tmp_path: Path) -> None:
         watch(None, None, LIVESCALE_ADMIN_KEY="")
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_gateway_serves_by_the_keys_that_it_was_told_last() -> None:
     """Also by those that it was told before it could heed them."""
     asyncio.run(asyncio.wait_for(gateway_story(), WAIT_S))

@@ -21,6 +21,8 @@ from livescale.control.lease import LeaseClaim, LeaseRecord, LeaseTerms
 from livescale.runtime.lease_keeper import LeaseKeeper
 from livescale.runtime.lease_stores import FileLease, KubernetesLease, LeaseStore, lease_store
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 TERMS = LeaseTerms(300_000_000)
 SLOW = LeaseTerms(1_500_000_000)
 

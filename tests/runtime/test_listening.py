@@ -8,6 +8,8 @@ import pytest
 
 from livescale.runtime.listening import listen
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_socket_listens_where_it_is_told(host: str) -> None:

@@ -50,6 +50,8 @@ from livescale.transfer.data_plane import DataPlane
 from livescale.types import Outcome, SamplingParams, WorkerRef
 from mean_rows import assert_close, mean_rows
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 ARENA_BYTES = 8 << 20
 # A load takes about half a second, and one that must not be over too soon three times as long.
 UPLINK_BYTES_PER_S, SLOW_BYTES_PER_S = 7_000_000, 2_500_000

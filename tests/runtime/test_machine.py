@@ -99,6 +99,7 @@ def test_this_machine_tells_of_itself(tmp_path: Path) -> None:
     assert loopback.bytes_per_s is None
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_machine_with_gpus(tmp_path: Path) -> None:
     table = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV2\t0-3\nGPU1\tNV2\t X \t0-3\n"
     program = make_program(tmp_path / "smi", table)

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import msgspec
 import psutil
+import pytest
 from boot_messages import lonely_agent
 from pool_thread import wait_until
+
+pytestmark = pytest.mark.usefixtures("machine")
 
 #: starts a child as a supervisor does, says when it is ready, and lives on
 PARENT = """

@@ -42,6 +42,8 @@ from livescale.transfer.arena import Arena
 from livescale.transfer.data_plane import DataPlane
 from livescale.types import Outcome, SamplingParams, WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 SOURCE, TARGET = 1, 2
 # Nothing in these tests is to wait for an answer that does not come.
 LIMITS = LiveLimits(batch_tokens_max=64, answer_ns=1_000_000_000_000)

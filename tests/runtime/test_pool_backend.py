@@ -80,6 +80,8 @@ from livescale.types import (
     WorkerRef,
 )
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 WAIT_S = 20.0
 REQUESTS_MAX, TOKENS_MAX = 4, 40
 MODELS = ("a", "b")

@@ -11,6 +11,8 @@ import pytest
 
 from livescale.runtime.pool_directory import PoolDirectory
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 OWNER = (
     "from livescale.runtime.pool_directory import PoolDirectory\n"
     "directory = PoolDirectory()\n"

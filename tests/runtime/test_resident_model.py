@@ -14,6 +14,8 @@ from livescale.engine.oracle import GreedyOracle
 from livescale.messages.events import FirstByteArrived, HoldingDropped, LayerArrived
 from livescale.types import Manifest
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 PROMPT = tuple(range(5, 40))
 
 

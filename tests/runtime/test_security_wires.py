@@ -26,6 +26,8 @@ from livescale.runtime.protocol import (
 )
 from livescale.runtime.wire_channel import Wire, open_wire
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 HOST = "127.0.0.1"
 SECRET = "a pool's secret, of 128 bits"
 DOOR = "controller"

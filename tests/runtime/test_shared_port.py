@@ -15,6 +15,8 @@ from livescale.runtime import shared_port
 from livescale.runtime.listening import listen
 from livescale.runtime.shared_port import SharedPort
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 SOCKETS = 4
 CONNECTIONS = 24
 

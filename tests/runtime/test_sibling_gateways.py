@@ -15,6 +15,8 @@ from livescale.runtime import sibling_gateways
 from livescale.runtime.boot import GatewayPlace
 from livescale.runtime.sibling_gateways import SiblingGateways
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 NOTHING = KeptCounts()
 
 

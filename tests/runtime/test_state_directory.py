@@ -65,6 +65,7 @@ def test_a_second_pool_is_refused_until_the_first_is_gone(tmp_path: Path) -> Non
     StateDirectory(tmp_path).close()
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time, pathlib\n"

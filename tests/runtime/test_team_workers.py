@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from pathlib import Path
 
+import pytest
 from test_peer_lines import PartnerPlane
 from thread_workers import ThreadWorker, all_from
 
@@ -16,6 +17,8 @@ from livescale.messages.events import HoldingCompleted, InstanceReported
 from livescale.runtime.live_parcels import Letter, pack
 from livescale.runtime.protocol import Submit, Tokens
 from livescale.types import LayerSpan, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("machine")
 
 INSTANCE, LEADER = 1, 5
 SHARED = 16

@@ -12,6 +12,8 @@ from pool_thread import LocalPool
 
 from livescale.runtime.worker_python import WorkerPythonError, check_worker_python
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MARK = "IN_THE_INTERPRETER_OF_WORKERS"
 
 

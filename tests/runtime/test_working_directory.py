@@ -16,6 +16,8 @@ from livescale.runtime.listening import listen_inside
 from livescale.runtime.pool_process import Child
 from livescale.runtime.protocol import Address
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 WAIT_S = 60
 # A command that runs another one, as `ip netns exec` does.
 PREFIX = ("env",)

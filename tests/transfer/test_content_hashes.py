@@ -16,6 +16,8 @@ from livescale.chunks import ChunkRange
 from livescale.transfer.orders import ContentChecks
 from livescale.types import Manifest
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MIB = 1 << 20
 CHUNK = 64 << 10
 LAYERS = [300_000, 0, 700_000, 200_000]

@@ -20,6 +20,8 @@ from effort import examples
 from livescale.transfer.frames import HEADER_BYTES, Frame, FrameKind, decode_header
 from livescale.types import WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MIB = 1 << 20
 CHUNK = 64 << 10
 SECRET = "a pool's secret"

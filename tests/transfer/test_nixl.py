@@ -26,6 +26,8 @@ from livescale.transfer.tcp import TcpCarrier
 from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import FromWorker, Manifest, WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MIB = 1 << 20
 KIB = 1 << 10
 CHUNK = 16 * KIB

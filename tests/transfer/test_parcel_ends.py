@@ -11,6 +11,8 @@ from transfer_world import WAIT_S, World
 from livescale.transfer.orders import TransferError
 from livescale.types import WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MIB = 1 << 20
 
 

@@ -18,6 +18,8 @@ from effort import examples
 from livescale.transfer.frames import Frame, FrameKind, WantedChunks, copy_id
 from livescale.types import Manifest, WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 KIB = 1 << 10
 MIB = 1 << 20
 RATE = 20_000_000

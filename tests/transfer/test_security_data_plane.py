@@ -20,6 +20,8 @@ from livescale.transfer.orders import ContentChecks, TransferError
 from livescale.transfer.sealing import Protection
 from livescale.types import Manifest
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MIB = 1 << 20
 CHUNK = 300_000
 LAYERS = [300_000, 0, 700_000, 200_000]

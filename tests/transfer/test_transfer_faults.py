@@ -42,6 +42,8 @@ from livescale.transfer.tcp import TcpChannel
 from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import FromStorage, FromWorker, Manifest, WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MIB = 1 << 20
 KIB = 1 << 10
 CHUNK = 16 * KIB

@@ -14,6 +14,8 @@ from livescale.chunks import ChunkRange, ranges_of
 from livescale.transfer.orders import TransferError
 from livescale.types import Manifest, WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
+
 MIB = 1 << 20
 KIB = 1 << 10
 CHUNK = 64 * KIB
