@@ -124,6 +124,7 @@ def test_long_text_gives_the_same_ids_off_the_loop(
 
 @given(texts=st.lists(unicode_text, max_size=4), special=st.booleans())
 @relaxed
+@pytest.mark.usefixtures("machine")
 def test_several_texts_are_encoded_like_one(
     texts: list[str], special: bool, model_directory: Path, tokenizer: Tokenizer
 ) -> None:
