@@ -115,6 +115,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
         items[:] = wanted
+    for item in items:
+        if item.get_closest_marker("hypothesis"):
+            # An example that failed once has shown a fault.
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 def _is_wanted(item: pytest.Item, *, is_long: bool) -> bool:

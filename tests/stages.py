@@ -61,7 +61,7 @@ def deterministic() -> Iterator[None]:
         thread for thread in threading.enumerate() if thread is not threading.current_thread()
     )
     _strangers = frozenset(thread.ident for thread in others)
-    sleep, sleep_in_loop = time.sleep, asyncio.sleep
+    sleep, sleep_in_loop, done_before = time.sleep, asyncio.sleep, _done
 
     def noted_sleep(seconds: float) -> None:
         _note(f"time.sleep({seconds})")
@@ -78,7 +78,7 @@ def deterministic() -> Iterator[None]:
         yield
         done = sorted(set(_done))
     finally:
-        _done = None
+        _done = done_before
         time.sleep, asyncio.sleep = sleep, sleep_in_loop
     if done:
         pytest.fail(
