@@ -80,6 +80,7 @@ def steps_of(file: Path) -> list[MemberStepLine]:
     return [line for line in read_member_record(file) if isinstance(line, MemberStepLine)]
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_records_replay_whatever_the_hash_seed(seed: int, tmp_path: Path) -> None:
     files = record_seed(seed, tmp_path)

@@ -289,6 +289,7 @@ def test_a_claimed_record_is_refused_to_all_others_and_stays_as_it_is(
     assert path.read_bytes() == before
 
 
+@pytest.mark.usefixtures("machine")
 def test_the_claim_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
     holds = (
