@@ -10,8 +10,7 @@ import psutil
 
 from livescale.common.interpreter import module_words
 from livescale.testbed.commands import namespaces
-
-_WAIT_S = 200.0
+from slowness import patient
 
 
 def check_interrupt(words: Sequence[str], line: str) -> None:
@@ -35,10 +34,10 @@ def check_processes_end(words: Sequence[str], line: str) -> int:
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=_WAIT_S)
+        _, error = process.communicate(timeout=patient(60))
     assert process.returncode == 130
     assert error.strip().endswith("interrupted")
-    _, alive = psutil.wait_procs(children, 10)
+    _, alive = psutil.wait_procs(children, patient(10))
     assert alive == []
     return process.pid
 

@@ -168,6 +168,7 @@ def test_ray_is_imported_in_its_place_alone() -> None:
             assert own.match("runtime/ray_*.py") or own.match("bench/peers/ray_*.py"), path
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     "process",
     ["gateway_process", "controller_process", "worker_process", "agent_process", "prepare_process"],

@@ -162,6 +162,7 @@ def test_a_models_draws_depend_on_its_name_and_the_seed_alone(tmp_path: Path) ->
     assert list(fixed[0].rows) == list(fixed[1].rows) == burst_trace(4)
 
 
+@pytest.mark.usefixtures("machine")
 def test_processes_with_other_hash_seeds_draw_the_same() -> None:
     code = (
         "import hashlib, msgspec, sys; from pathlib import Path;"

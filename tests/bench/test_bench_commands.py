@@ -35,6 +35,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_engine_compares_ours_with_both_ways_of_transformers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +62,7 @@ def test_engine_compares_ours_with_both_ways_of_transformers(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_engine_runs_bfloat16_and_may_leave_others_out(tmp_path: Path) -> None:
     lengths = ("--prompt-tokens", "12", "--output-tokens", "6", "--concurrency", "2")
     figures = bench(tmp_path, "engine", *TINY, *lengths, "--engines", "livescale")
@@ -95,6 +97,7 @@ def test_gateway_holds_streams_beside_some_that_never_read(tmp_path: Path) -> No
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_coldstart_tells_phases_and_ratios(tmp_path: Path) -> None:
     figures = bench(tmp_path, "coldstart", *TINY, "--prompt-tokens", "12")
     cold, warm = figures["cold_ms"], figures["warm_ms"]
@@ -121,16 +124,28 @@ def test_coldstart_tells_phases_and_ratios(tmp_path: Path) -> None:
         (["engine", "--engines", "livescale,other"], "other"),
         (["engine", "--engines", "vllm_cpu"], "--vllm-python"),
         (["engine", "--repetitions", "0"], "--repetitions"),
-        (["engine", "--vllm-python", "/nowhere/python"], "/nowhere/python"),
-        (["engine", "--vllm-python", sys.executable], "no vLLM"),
         (["gateway", "--streams", "0"], "--streams"),
         (["gateway", "--gateways", "0"], "--gateways"),
         (["gateway", "--seconds", "0"], "--seconds"),
         (["coldstart", "--shape", "x"], "x"),
-        (["coldstart", "--vllm-python", "/nowhere/python"], "/nowhere/python"),
     ],
 )
 def test_wrong_flags_are_named(
+    capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    assert named in refused(capsys, *words)
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["engine", "--vllm-python", "/nowhere/python"], "/nowhere/python"),
+        (["engine", "--vllm-python", sys.executable], "no vLLM"),
+        (["coldstart", "--vllm-python", "/nowhere/python"], "/nowhere/python"),
+    ],
+)
+def test_an_interpreter_that_cannot_be_used_is_named(
     capsys: pytest.CaptureFixture[str], words: list[str], named: str
 ) -> None:
     assert named in refused(capsys, *words)

@@ -21,6 +21,7 @@ from livescale.bench.peers import judge
 from livescale.bench.peers.line_server import closed_loop
 from livescale.engine.model_files import read_manifest
 from livescale.load.slo import percentile
+from slowness import patient
 
 SHAPE = BenchShape(64, 2)
 
@@ -160,23 +161,25 @@ def test_the_headline_ratios_are_those_of_one_shape_and_absent_where_not_measure
 ECHO = "import sys\nfor line in sys.stdin: print(line.strip(), flush=True)"
 
 
+@pytest.mark.usefixtures("machine")
 def test_lines_go_out_and_come_back() -> None:
     with LineProcess("echo", [sys.executable, "-c", ECHO], {}) as process:
         for number in range(3):
-            assert process.ask({"number": number}, 60) == {"number": number}
+            assert process.ask({"number": number}, patient(60)) == {"number": number}
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         ("raise SystemExit('it broke')", ["ended early", "it broke"]),
-        ("import time; time.sleep(60)", ["no answer within"]),
+        ("import time; time.sleep(600)", ["no answer within"]),
     ],
 )
 def test_a_process_that_fails_is_named_with_what_it_said(code: str, words: list[str]) -> None:
     with LineProcess("the peer", [sys.executable, "-c", code], {}) as process:
         with pytest.raises(BenchError) as caught:
-            process.receive(2)
+            process.receive(patient(2))
         assert all(word in str(caught.value) for word in ["the peer", *words])
 
 
@@ -188,9 +191,10 @@ time.sleep(600)
 """
 
 
+@pytest.mark.usefixtures("machine")
 def test_what_a_guarded_command_started_ends_with_it() -> None:
     words = (sys.executable, "-c", PARENT)
     with bench_process("the server", "peers.guarded", *words) as process:
-        child = psutil.Process(process.receive(60)["pid"])
+        child = psutil.Process(process.receive(patient(60))["pid"])
         assert child.is_running()
-    child.wait(60)
+    child.wait(patient(60))

@@ -18,6 +18,7 @@ CPUS = len(os.sched_getaffinity(0))
 
 @pytest.mark.long
 @pytest.mark.skipif(CPUS < 2, reason="a profile needs two cores")
+@pytest.mark.usefixtures("machine")
 def test_each_number_of_cores_is_timed_and_the_file_can_be_read(tmp_path: Path) -> None:
     out, figures = tmp_path / "cores.json", tmp_path / "figures.json"
     tiny = ["--shape", "64x2", "--vocabulary", "512", "--prompt-tokens", "8", "--rounds", "2"]

@@ -113,7 +113,10 @@ def test_hosts_play_the_same_scene(bench: Bench, tmp_path: Path) -> None:
     plays = emulated["plays"]
     assert plays["planned"]["source"] == "decode"
     assert plays["interfering"]["source"] == plays["interfering_shared"]["source"] == "prefill"
-    assert plays["interfering"]["load_ratio"] > plays["planned"]["load_ratio"]
+    for play in plays.values():
+        assert play["load_ratio"] == pytest.approx(play["load_beside_kv_s"] / play["load_alone_s"])
+    assert emulated["interfering_load_ratio"] == plays["interfering"]["load_ratio"]
+    assert emulated["load_share_of_bandwidth"] == pytest.approx(1 / plays["planned"]["load_ratio"])
     assert set(figures["difference_percent"]) == KEYS - OF_MUTATION
     assert nothing_is_left(psutil.Process().pid)
 

@@ -44,6 +44,7 @@ from livescale.sim.pair.player import LivePlay, loaded_every, play
 from livescale.types import SamplingParams
 
 LAYERS, UNIT_NS = 16, 20_000_000
+TRIES = 5
 KEYS = {
     "last_ttft_ratio_to_stop",
     "first_help_fraction_of_load",
@@ -116,14 +117,20 @@ def test_some_orders_are_played_alone(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.long
 @pytest.mark.usefixtures("machine")
+@pytest.mark.timeout(1500)
 def test_chain_and_teams_are_played_beside_stop_the_world(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "lambda.json"
-    assert main(["bench", "live", "--quick", "--order", "lambda", "--json", str(file)]) == 0
-    table = capsys.readouterr().out
-    figures: dict[str, Any] = json.loads(file.read_text())
-    assert figures["token_mismatches"] == 0
+    for _ in range(TRIES):
+        assert main(["bench", "live", "--quick", "--order", "lambda", "--json", str(file)]) == 0
+        table = capsys.readouterr().out
+        figures: dict[str, Any] = json.loads(file.read_text())
+        assert figures["token_mismatches"] == 0
+        has_teams = {name: bool(plays[0]["teams"]) for name, plays in figures["plays"].items()}
+        # On a busy machine all may be loaded before a team is made.
+        if has_teams["lambda"] and has_teams["both"]:
+            break
     ways = ["stop", "chain", "lambda", "both", "auto"]
     assert figures["tokens"] == len(ways) * figures["prompts"]
     assert list(figures["ways"]) == list(figures["plays"]) == ways
@@ -132,7 +139,6 @@ def test_chain_and_teams_are_played_beside_stop_the_world(
         for found in (way, way["simulated"]):
             assert 0 < found["ttft_mean_s"] < found["ttft_p99_s"]
             assert found["load_s"] > 0
-    has_teams = {name: bool(plays[0]["teams"]) for name, plays in figures["plays"].items()}
     assert has_teams.pop("auto") in (True, False)
     assert has_teams == {"stop": False, "chain": False, "lambda": True, "both": True}
     stop, *others = [way["simulated"] for way in figures["ways"].values()]

@@ -18,6 +18,7 @@ SMALL = ("bench", "packing", "--model", "tiny", "--seconds", "0.2")
 NAMES = ["none", "pre_alloc", "packing", "in_place"]
 
 
+@pytest.mark.usefixtures("machine")
 def test_every_step_has_figures_in_the_order_of_what_they_add(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +55,7 @@ def test_tensors_of_well_known_models_have_the_bytes_of_a_decoder_layer() -> Non
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_ctrl_c_leaves_nothing() -> None:
     check_processes_end((*SMALL[:-1], "60"), "blocks of")
 

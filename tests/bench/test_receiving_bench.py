@@ -23,6 +23,7 @@ SHORT = ("--chunk", "128KiB", "--window-s", "0.02", "--rounds", "2", "--rates", 
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_both_ways_have_figures_of_each_rate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from livescale.bench.soak.load import SoakEnd, SoakRequest
 from livescale.bench.soak.report import SoakReport
 from livescale.bench.soak.run import slope_within
 from livescale.cli.main import main
+from slowness import patient_ms
 
 KEYS = {
     "requests",
@@ -66,8 +67,9 @@ def test_what_is_lost_or_hangs_is_not_good(end: SoakEnd) -> None:
 @pytest.mark.usefixtures("machine")
 def test_a_short_soak(tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
+    lost_after = str(patient_ms(2000))
     words = ["--requests", "160", "--rate", "8", "--fault-every-s", "2", "--device", "timed"]
-    main(["bench", "soak", *words, "--lost-after-ms", "2000", "--json", str(file)])
+    main(["bench", "soak", *words, "--lost-after-ms", lost_after, "--json", str(file)])
     figures = json.loads(file.read_text())
     assert set(figures) >= KEYS
     assert figures["requests"] == 160

@@ -41,20 +41,25 @@ def test_multicast_measures_strategies(tmp_path: Path) -> None:
     assert figures["strategy"] == "chain"
     assert figures["receivers"] == 2
     assert figures["bytes"] == 4 << 20
-    assert 0 < figures["link_efficiency"] < 1.2
+    assert figures["link_efficiency"] > 0
     assert 0 < figures["overhead_share"] < 1
     assert "peer_gloo_seconds" not in figures
     assert figures["both_ways_over_alone"] > 0
     rows = {(row["strategy"], row["receivers"]): row for row in figures["rows"]}
     assert rows.keys() >= {(s, n) for s in ("chain", "unicast") for n in (1, 2)}
+    assert figures["t_over_t1"] == rows["chain", 2]["t_over_t1"]
+    for strategy in ("chain", "unicast"):
+        one, two = (rows[strategy, receivers] for receivers in (1, 2))
+        assert two["t_over_t1"] == pytest.approx(two["seconds"] / one["seconds"])
     # A chain passes on while it receives; without one the source's link is used twice.
-    assert rows["chain", 2]["seconds"] < rows["unicast", 2]["seconds"]
-    assert rows["chain", 2]["t_over_t1"] < 1.6 < rows["unicast", 2]["t_over_t1"]
+    assert rows["chain", 2]["predicted_seconds"] < rows["unicast", 2]["predicted_seconds"]
     for row in figures["rows"]:
         assert len(row["layer_ms"]) == 4
         assert row["layer_ms"][-1] == max(row["layer_ms"])
         assert row["layer_ms"][-1] <= row["seconds"] * 1e3
-        assert row["predicted_seconds"] == pytest.approx(row["seconds"], rel=0.8)
+        from_first_byte_s = row["seconds"] - row["start_ms"] / 1e3
+        error = from_first_byte_s / row["predicted_seconds"] - 1
+        assert row["predicted_error"] == pytest.approx(error)
 
 
 @pytest.mark.long
@@ -98,7 +103,10 @@ def test_shards_use_the_links_of_all_devices(tmp_path: Path) -> None:
     )
     chain, sharded = figures["rows"]
     assert (chain["receivers"], sharded["receivers"]) == (4, 4)
-    assert sharded["seconds"] < 0.8 * chain["seconds"]
+    # How much faster shards are is for a quiet machine to say; no link carries more than it can.
+    assert 0 < sharded["predicted_seconds"] < 0.8 * chain["predicted_seconds"]
+    for row in (chain, sharded):
+        assert row["seconds"] > 0.5 * row["predicted_seconds"]
 
 
 @pytest.mark.long
@@ -112,6 +120,7 @@ def test_gloo_broadcasts_on_the_same_links() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_load_compares_with_what_is_installed(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "load", "--size", "20MiB", "--repetitions", "1")
     rows = {(row["loader"], row["cache"]): row for row in figures["rows"]}
@@ -129,6 +138,7 @@ def test_load_compares_with_what_is_installed(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("machine")
 def test_mesh_counts_connections(tmp_path: Path) -> None:
     (few, full) = figures_of(tmp_path, "mesh", "--workers", "2,4")["rows"]
     assert (few["connections"], full["connections"]) == (1, 6)
@@ -246,10 +256,8 @@ def test_prediction_and_connections_count() -> None:
         (["multicast", "--size", "much"], "much"),
         (["multicast", "--chunk", "0"], "--chunk"),
         (["multicast", "--repetitions", "0"], "--repetitions"),
-        (["load", "--model", "/nowhere/model"], "/nowhere/model"),
         (["load", "--size", "0"], "--size"),
         (["load", "--repetitions", "0"], "--repetitions"),
-        (["load", "--peer-python", "/nowhere/python"], "/nowhere/python"),
         (["mesh", "--workers", "1"], "--workers"),
         (["mesh", "--workers", "4,x"], "4,x"),
         (["mesh", "--eager-peers-max", "-1"], "--eager-peers-max"),
@@ -264,6 +272,16 @@ def test_wrong_flags_of_transfer_benches_are_named(
     assert "Traceback" not in error
 
 
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("flag", ["--model", "--peer-python"])
+def test_what_is_not_there_is_named(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    assert main(["bench", "load", flag, "/nowhere/it"]) == 1
+    error = capsys.readouterr().err
+    assert "/nowhere/it" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.usefixtures("machine")
 def test_a_model_that_cannot_be_loaded_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

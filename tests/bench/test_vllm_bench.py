@@ -16,6 +16,7 @@ import pytest
 from livescale.bench.line_process import bench_process
 from livescale.bench.vllm_serving import OURS, PLAIN, ServingFigures, ServingRow
 from livescale.cli.main import main
+from slowness import patient
 
 TOKENS = 5
 #: what a prompt begins with says how it is answered
@@ -81,21 +82,24 @@ def odd_server(seed: int) -> Iterator[OddServer]:
     server = OddServer(seed)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
-    assert server.is_up.wait(60)
+    assert server.is_up.wait(patient(60))
     try:
         yield server
     finally:
         server.end()
-        thread.join(60)
+        thread.join(patient(60))
 
 
+@pytest.mark.usefixtures("machine")
 def test_answers_are_read_however_they_come_and_what_is_cut_off_is_lost() -> None:
     kinds = [WHOLE, WHOLE, REFUSED, WHOLE, CUT, WHOLE, WHOLE, WHOLE]
     prompts = [[kind, 100 * number] for number, kind in enumerate(kinds)]
     with odd_server(seed=1) as server, bench_process("load", "peers.completion_rounds") as load:
-        load.ask({}, 60)
-        job = {"host": "127.0.0.1", "port": server.port, "model": "m", "patience_s": 60}
-        answer = load.ask(job | {"in_flight": 3, "output_tokens": TOKENS, "prompts": prompts}, 120)
+        load.ask({}, patient(60))
+        job = {"host": "127.0.0.1", "port": server.port, "model": "m", "patience_s": patient(60)}
+        answer = load.ask(
+            job | {"in_flight": 3, "output_tokens": TOKENS, "prompts": prompts}, patient(120)
+        )
     right = [[100 * n + i for i in range(TOKENS)] for n in range(len(kinds))]
     found = answer["token_ids"]
     for number, kind in enumerate(kinds):
@@ -140,7 +144,6 @@ def test_figures_are_ratios_to_the_plain_server() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--vllm-python", "/no/python"], "--vllm-python /no/python: cannot be run"),
         (["--vllm-python", "x", "--parts", "speed"], "--parts: unknown 'speed', there are serving"),
         (["--vllm-python", "x", "--streams", "1"], "--streams must be at least 2"),
         (["--vllm-python", "x", "--link-gbit", "0"], "--link-gbit must be above 0"),
@@ -151,3 +154,9 @@ def test_what_cannot_be_run_is_refused_at_once(
 ) -> None:
     assert main(["bench", "vllm", *words]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("machine")
+def test_an_interpreter_that_cannot_be_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "vllm", "--vllm-python", "/no/python"]) == 1
+    assert "--vllm-python /no/python: cannot be run" in capsys.readouterr().err

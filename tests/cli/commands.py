@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 from livescale.cli.main import main
 from livescale.common.interpreter import module_words
+from slowness import patient
 
-_END_S = 120
 Ended = tuple[int, str, str]
 
 
@@ -40,7 +40,7 @@ def livescale_process(*words: object, environ: Mapping[str, str] | None = None) 
         module_words("livescale.cli.main", *map(str, words)),
         capture_output=True,
         text=True,
-        timeout=_END_S,
+        timeout=patient(60),
         env=environ_of(environ),
         check=False,
     )

@@ -86,6 +86,7 @@ def test_a_process_that_cannot_start_is_named_without_a_traceback(model: Path) -
     assert "tokenizer.json" in error
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_port_in_use(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -126,6 +127,7 @@ def test_a_testbed_around_the_pool_is_no_setting(model: Path, tmp_path: Path) ->
     assert "LIVESCALE_TESTBED" not in error
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("command", ["serve", "demo", "simulate"])
 def test_ctrl_c_while_modules_are_imported(command: str, tmp_path: Path) -> None:
     # The first module that the command imports and that is not the program's own.
@@ -150,6 +152,7 @@ def test_an_slo_that_cannot_be_read(model: Path) -> None:
     assert "fast" in error
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_record_that_cannot_be_written_or_read(model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, error = livescale("serve", model, "--port", 0, "--record", tmp_path / "file" / "r")

@@ -10,7 +10,9 @@ import pytest
 
 from interrupted import check_interrupt, nothing_is_left
 from livescale.cli.main import main
+from slowness import patient_ms
 
+TRIES = 5
 KEYS = (
     *("hosts", "joined_s", "requests", "failed", "token_mismatches", "scale_up_s"),
     *("silent_loss_noticed_s", "healed_s"),
@@ -21,30 +23,36 @@ def words(model: Path, folder: Path, *more: str) -> list[str]:
     return [
         *("testbed", "demo", "--hosts", "4", "--device", "timed", "--model", str(model)),
         *("--folder", str(folder), "--seconds", "12", "--link", "100mbit", *more),
+        *("--lost-after-ms", str(patient_ms(2000))),
     ]
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("machine")
 @pytest.mark.usefixtures("network_namespaces")
+@pytest.mark.timeout(1500)
 def test_hosts_join_scale_are_lost_and_leave(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = tmp_path / "figures.json"
-    code = main(words(tiny_model, tmp_path / "run", "--json", str(figures)))
-    told = capsys.readouterr().out
+    for number in range(TRIES):
+        run, figures = tmp_path / f"run-{number}", tmp_path / f"figures-{number}.json"
+        code = main(words(tiny_model, run, "--json", str(figures)))
+        told = capsys.readouterr().out
+        found = json.loads(figures.read_text())
+        assert found["hosts"] == 4
+        assert found["failed"] == found["token_mismatches"] == 0, told
+        # On a busy machine streams may have ended before their host went.
+        if found["lost_host_streams"] > 0 and found["left_host_streams"] > 0 and code == 0:
+            break
     assert code == 0, told
-    found = json.loads(figures.read_text())
     assert all(key in found for key in KEYS), found
-    assert found["hosts"] == 4
-    assert found["failed"] == found["token_mismatches"] == 0
     assert found["lost_host_streams"] > 0
     assert found["healed_s"] >= found["silent_loss_noticed_s"]
     for host in ("h1", "h2", "h3"):
         assert f"{host}: has joined" in told
     assert "has left in order" in told
-    assert (tmp_path / "run" / "hosts.svg").stat().st_size > 0
-    assert (tmp_path / "run" / "report.html").stat().st_size > 0
+    assert (run / "hosts.svg").stat().st_size > 0
+    assert (run / "report.html").stat().st_size > 0
     assert nothing_is_left(psutil.Process().pid)
 
 

@@ -25,6 +25,7 @@ from livescale.common.settings import ConfigError
 from livescale.runtime.cluster_folder import ClusterFolder
 from livescale.runtime.head_talk import JoinError
 from livescale.runtime.token import make_token, read_token
+from slowness import patient
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def token(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def silent_port() -> Iterator[int]:
+def silent_port(machine: None) -> Iterator[int]:
     """A port where nothing listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -62,6 +63,7 @@ def test_no_server_listens(command: str, token: Path, silent_port: int) -> None:
     assert said == f"livescale {command}: {head}: Connection refused"
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_name_that_no_machine_has(token: Path) -> None:
     flags = ("--token-file", token, "--patience-s", 0.1)
     assert "nowhere.invalid:7000: " in refusal("nowhere.invalid:7000", *flags, command="gateway")
@@ -76,6 +78,7 @@ def test_what_is_no_patience(command: str, patience: str, token: Path) -> None:
     assert f"--patience-s: '{patience}' is no number of seconds" in said
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -95,7 +98,6 @@ def test_what_the_machine_does_not_have(token: Path, flags: tuple[str, ...], wor
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--host", "203.0.113.7"), "cannot listen on 203.0.113.7:0: Cannot assign"),
         (("--host", "nowhere.invalid"), "cannot listen on nowhere.invalid:0: "),
         (("--host", ""), "host is empty"),
         (("--port", "65536"), "port is 65536, above the largest value 65535"),
@@ -116,6 +118,14 @@ def test_what_a_gateway_cannot_use(token: Path, flags: tuple[str, ...], words: s
     assert words in refusal("127.0.0.1:1", "--token-file", token, *flags, command="gateway")
 
 
+@pytest.mark.usefixtures("machine")
+def test_an_address_that_this_machine_does_not_have(token: Path) -> None:
+    flags = ("--token-file", token, "--host", "203.0.113.7")
+    said = refusal("127.0.0.1:1", *flags, command="gateway")
+    assert "cannot listen on 203.0.113.7:0: Cannot assign" in said
+
+
+@pytest.mark.usefixtures("machine")
 def test_a_port_that_is_taken(token: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -130,6 +140,7 @@ def test_an_address_that_is_not_given(token: Path) -> None:
     assert error.strip().endswith("the following arguments are required: --join")
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("gpus", "words"), [(0, "has no GPU that torch"), (2, "has 2 GPUs")])
 def test_gpus_that_are_not_there(
     token: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, words: str
@@ -143,6 +154,7 @@ def test_gpus_that_are_not_there(
         join.run(parser.parse_args(["127.0.0.1:1", *flags]))
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("command", mostly_long(COMMANDS, short=["join"]))
 def test_what_is_sent_is_dropped_on_the_way(command: str, token: Path) -> None:
     """A full queue of connections drops what comes, as a firewall does."""
@@ -169,6 +181,7 @@ class Answerer(socketserver.BaseRequestHandler):
         self.request.sendall(self.answer)
 
 
+@pytest.mark.usefixtures("machine")
 @each_command
 @pytest.mark.parametrize(
     ("answer", "words"),
@@ -190,24 +203,28 @@ def test_something_else_listens(command: str, answer: bytes, words: str, token: 
     assert words in said
 
 
+@pytest.mark.usefixtures("machine")
 @each_command
 def test_the_head_is_asked_again_until_it_is_there(command: str, token: Path) -> None:
     """For as long as it was told; what answers then without the secret ends that at once."""
+    patience_s = round(patient(100))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         head = f"127.0.0.1:{listener.getsockname()[1]}"
-        flags = ("--token-file", token, "--patience-s", 100)
+        flags = ("--token-file", token, "--patience-s", patience_s)
         words = map(str, (command, *COMMANDS[command], head, *flags))
         process = module_words("livescale.cli.main", *words)
         with subprocess.Popen(process, stderr=subprocess.PIPE, text=True) as asking:
             assert asking.stderr is not None
-            assert "Connection refused; trying again for 100 s" in asking.stderr.readline()
+            assert (
+                f"Connection refused; trying again for {patience_s} s" in asking.stderr.readline()
+            )
             listener.listen()
             caller, _ = listener.accept()
             with caller:
                 caller.sendall(100 * b".")
                 said = asking.stderr.read().strip().splitlines()
-            assert asking.wait(60) == 2
+            assert asking.wait(patient(60)) == 2
     assert "another pool, or an old token file?" in said[-1]
 
 
@@ -233,6 +250,7 @@ def test_token_files(command: str, tmp_path: Path, token: Path) -> None:
     assert "this is no token" in said()
 
 
+@pytest.mark.usefixtures("machine")
 @each_command
 def test_tokens_and_certificates_belong_together(command: str, tmp_path: Path, token: Path) -> None:
     cluster, other = ClusterFolder(tmp_path / "pool"), ClusterFolder(tmp_path / "other")

@@ -19,6 +19,7 @@ def refusal(*words: object) -> tuple[int, str]:
     return code, error.strip().splitlines()[-1]
 
 
+@pytest.mark.usefixtures("machine")
 def test_nothing_listens_there(tiny_model: Path) -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

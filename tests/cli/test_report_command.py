@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -25,14 +23,7 @@ from livescale.telemetry.record_file import RecordClaim
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "chain.jsonl"
     words = ["simulate", "gamma:rate=30,cv=2,seconds=4,input=2000,output=4", "--record", str(path)]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "livescale.cli.main", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert main(words) == 0
     return path
 
 

@@ -19,12 +19,21 @@ import httpx
 import psutil
 import pytest
 
+from slowness import patient, patient_ms
+
 pytestmark = pytest.mark.usefixtures("machine")
-WAIT_S = 120
-# A stream of so many tokens, each of which takes so long at least, is still running when everything
-# else has happened; and it has time to end, however busy the machine is.
-LONG = 4000
-STEADY = ("--device", "timed", "--timed-run-us", 2000, "--drain-timeout-s", WAIT_S)
+LONG = 2000
+
+
+def wait_s() -> float:
+    return patient(60)
+
+
+def steady() -> tuple[object, ...]:
+    """A stream of LONG tokens, each of which takes so long at least, is still running when
+    everything else has happened; and it has time to end, however busy the machine is."""
+    timed = ("--device", "timed", "--timed-run-us", 1000 * patient_ms(2))
+    return (*timed, "--drain-timeout-s", round(wait_s()))
 
 
 class Serve:
@@ -67,7 +76,7 @@ class Serve:
 @contextlib.contextmanager
 def serve(*words: object, **environ: str) -> Iterator[Serve]:
     running = Serve(*words, **environ)
-    killer = threading.Timer(WAIT_S, running.process.kill)
+    killer = threading.Timer(wait_s(), running.process.kill)
     killer.start()
     try:
         running.url = running.wait_until_printed(r"http://[\d.:]+")[0]
@@ -89,7 +98,7 @@ def body(max_tokens: int, stream: bool = True) -> dict[str, object]:
 
 
 def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path) -> None:
-    small = (*STEADY, "--workers", 1, "--sequences-max", 1, "--dispatched-ahead-max", 1)
+    small = (*steady(), "--workers", 1, "--sequences-max", 1, "--dispatched-ahead-max", 1)
     with serve(tiny_model, "--port", 0, *small, "--queue-requests-max", 1) as running:
         children = running.children()
         assert running.own_children() == 4  # controller, gateway, one agent, one worker
@@ -100,41 +109,42 @@ def test_a_full_queue_is_refused_and_ctrl_c_lets_streams_finish(tiny_model: Path
         def stream(number: int, count: int) -> None:
             tokens = answers.setdefault(number, [])
             with httpx.stream(
-                "POST", f"{running.url}/v1/completions", json=body(count), timeout=WAIT_S
+                "POST", f"{running.url}/v1/completions", json=body(count), timeout=wait_s()
             ) as response:
                 statuses.append(response.status_code)
                 for line in response.iter_lines():
                     if line.startswith("data: {"):
                         if number == 0 and not tokens:
-                            started.wait(WAIT_S)
+                            started.wait(wait_s())
                         for choice in json.loads(line[6:])["choices"]:
                             tokens += choice.get("token_ids") or []
 
         def wait_for_gauge(row: str) -> None:
-            while f"livescale_{row}\n" not in httpx.get(f"{running.url}/metrics").text:
-                assert len(answers[0]) < LONG, f"never came true: {row}"
+            with httpx.Client(timeout=wait_s()) as client:
+                while f"livescale_{row}\n" not in client.get(f"{running.url}/metrics").text:
+                    assert len(answers[0]) < LONG, f"never came true: {row}"
 
         threads = [threading.Thread(target=stream, args=(0, LONG))]
         threads[0].start()
-        started.wait(WAIT_S)  # it runs: the instance is full now
+        started.wait(wait_s())  # it runs: the instance is full now
         # One after the other: the second would be refused while the first is not dispatched.
         for number, row in ((1, 'running{model="tiny"} 2.0'), (2, 'waiting{model="tiny"} 1.0')):
             threads.append(threading.Thread(target=stream, args=(number, 5)))
             threads[-1].start()
             wait_for_gauge(f"num_requests_{row}")
-        refused = httpx.post(f"{running.url}/v1/completions", json=body(1), timeout=WAIT_S)
+        refused = httpx.post(f"{running.url}/v1/completions", json=body(1), timeout=wait_s())
         assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) >= 1
         assert refused.json()["error"]["message"]
         running.process.send_signal(signal.SIGINT)
         running.wait_until_printed("draining")
         for thread in threads:
-            thread.join(WAIT_S)
+            thread.join(wait_s())
         running.wait_until_printed("stopped")
-        assert running.process.wait(WAIT_S) == 0
+        assert running.process.wait(wait_s()) == 0
         assert statuses == [200] * 3
         assert [len(answers[n]) for n in range(3)] == [LONG, 5, 5]
-        gone, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        gone, alive = psutil.wait_procs(children, timeout=wait_s())
         assert not alive
         assert len(gone) == len(children)
 
@@ -150,16 +160,16 @@ def test_keys_are_asked_for_and_never_written_down(
         LIVESCALE_API_KEY="sk-of-the-environment",
     ) as running:
         url = f"{running.url}/v1/completions"
-        assert httpx.post(url, json=body(1), timeout=WAIT_S).status_code == 401
+        assert httpx.post(url, json=body(1), timeout=wait_s()).status_code == 401
         for key in ("sk-of-the-file", "sk-of-the-environment"):
             headers = {"Authorization": f"Bearer {key}"}
-            answer = httpx.post(url, json=body(20, False), headers=headers, timeout=WAIT_S)
+            answer = httpx.post(url, json=body(20, False), headers=headers, timeout=wait_s())
             assert answer.status_code == 200
         keys.write_text("sk-of-another-file\n")
         models = f"{running.url}/v1/models"
         wait_for_status(models, "sk-of-another-file", 200)
         wait_for_status(models, "sk-of-the-file", 401)
-        metrics = httpx.get(f"{running.url}/metrics", timeout=WAIT_S).text
+        metrics = httpx.get(f"{running.url}/metrics", timeout=wait_s()).text
         labels = '{engine="0",model_name="tiny"}'
         assert f"vllm:generation_tokens_total{labels} 40.0" in metrics
         assert f"vllm:num_preemptions_total{labels} 0.0" in metrics
@@ -168,7 +178,7 @@ def test_keys_are_asked_for_and_never_written_down(
             assert "sk-of" not in " ".join([*child.cmdline(), *child.environ().values()])
         running.process.send_signal(signal.SIGTERM)
         running.wait_until_printed("stopped")
-        assert running.process.wait(WAIT_S) == 0
+        assert running.process.wait(wait_s()) == 0
     logged = capfd.readouterr().err
     assert "answered with 401" in logged
     written = record.read_text() + "".join(running.printed) + logged
@@ -178,9 +188,9 @@ def test_keys_are_asked_for_and_never_written_down(
 
 def wait_for_status(url: str, key: str, status: int) -> None:
     """The key gets this answer, soon."""
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + wait_s()
     headers = {"Authorization": f"Bearer {key}"}
-    while httpx.get(url, headers=headers, timeout=WAIT_S).status_code != status:
+    while httpx.get(url, headers=headers, timeout=wait_s()).status_code != status:
         assert time.monotonic() < deadline_s
 
 
@@ -196,7 +206,7 @@ def test_killing_the_supervisor_leaves_no_process_and_the_next_one_removes_its_d
             assert running.own_children() == 5  # controller, gateway, one agent, two workers
             [directory] = Path(temporary).glob("livescale-*")
             running.process.kill()
-            _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+            _, alive = psutil.wait_procs(children, timeout=wait_s())
             assert not alive
         with serve(*flags, TMPDIR=temporary) as first, serve(*flags, TMPDIR=temporary) as second:
             assert not directory.exists()
@@ -212,13 +222,13 @@ def test_ctrl_c_while_the_pool_is_starting(tiny_model: Path) -> None:
     running.wait_until_printed("starting")
     running.process.send_signal(signal.SIGINT)
     running.wait_until_printed("stopped")
-    assert running.process.wait(WAIT_S) == 0
+    assert running.process.wait(wait_s()) == 0
     running.end()
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(tiny_model: Path) -> None:
     words = ("--port", 0, "--workers", 1, "--gateways", 2)
-    with serve(tiny_model, *words, *STEADY) as running:
+    with serve(tiny_model, *words, *steady()) as running:
         children = running.children()
         first_token = threading.Event()
         ended = threading.Event()
@@ -227,7 +237,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tiny_model: Path) -> None:
             with (
                 contextlib.suppress(httpx.HTTPError),
                 httpx.stream(
-                    "POST", f"{running.url}/v1/completions", json=body(LONG), timeout=WAIT_S
+                    "POST", f"{running.url}/v1/completions", json=body(LONG), timeout=wait_s()
                 ) as response,
             ):
                 for _ in response.iter_lines():
@@ -235,12 +245,12 @@ def test_a_second_ctrl_c_ends_everything_at_once(tiny_model: Path) -> None:
             ended.set()
 
         threading.Thread(target=stream).start()
-        assert first_token.wait(WAIT_S)
+        assert first_token.wait(wait_s())
         running.process.send_signal(signal.SIGINT)
         running.wait_until_printed("draining")
         running.process.send_signal(signal.SIGINT)
         running.wait_until_printed("stopped")
-        assert running.process.wait(WAIT_S) == 0
-        assert ended.wait(WAIT_S)
-        _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+        assert running.process.wait(wait_s()) == 0
+        assert ended.wait(wait_s())
+        _, alive = psutil.wait_procs(children, timeout=wait_s())
         assert not alive

@@ -20,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from slowness import patient
+
 DONE = "data: [DONE]\n\n"
 
 
@@ -82,7 +84,7 @@ class ScriptedServer:
         traceback: TracebackType | None,
     ) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=patient(10))
         assert not self._thread.is_alive()
 
     def _serve(self) -> None:

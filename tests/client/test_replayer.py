@@ -16,6 +16,7 @@ from livescale.client.replayer import (
     replay,
 )
 from livescale.load.traces import TraceRow
+from slowness import patient, patient_ms
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -30,13 +31,15 @@ def prompts(*scripts: Script) -> PromptIdsFor:
 
 
 def replayed(
-    url: str, rows: list[TraceRow], *scripts: Script, drain_ns_max: int = 120_000 * MS
+    url: str, rows: list[TraceRow], *scripts: Script, drain_ms_max: int | None = None
 ) -> list[ReplayResult]:
+    drain_ns_max = (drain_ms_max or patient_ms(60_000)) * MS
     return asyncio.run(
         replay(url, "tiny", rows, prompt_ids_for=prompts(*scripts), drain_ns_max=drain_ns_max)
     )
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_request_is_sent_as_agreed_and_recorded_exactly() -> None:
     with ScriptedServer() as server:
         (result,) = replayed(server.url, rows_at(20 * MS), Script.NORMAL)
@@ -60,6 +63,7 @@ def test_a_request_is_sent_as_agreed_and_recorded_exactly() -> None:
     assert repr(result) == "<ReplayResult 0 ok, 3/3 tokens>"
 
 
+@pytest.mark.usefixtures("machine")
 def test_tokens_of_one_event_have_one_time_each() -> None:
     with ScriptedServer() as server:
         (result,) = replayed(server.url, rows_at(0), Script.BUNDLED)
@@ -69,6 +73,7 @@ def test_tokens_of_one_event_have_one_time_each() -> None:
     assert result.timing().tbt_ns == (0, 0)
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_slow_server_delays_no_later_send() -> None:
     # No request ends before the last one has arrived: a closed loop would stop at its limit.
     count = 150
@@ -86,6 +91,7 @@ def test_a_slow_server_delays_no_later_send() -> None:
     assert all(result.sent_ns >= result.scheduled_ns for result in results)
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
     ("script", "status", "tokens", "error"),
     [
@@ -117,6 +123,7 @@ def test_a_failure_becomes_a_result_and_spares_its_neighbours(
     assert not failed.timing().ok
 
 
+@pytest.mark.usefixtures("machine")
 def test_nobody_listening_is_a_failed_result() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, so that nobody else listens there
@@ -127,14 +134,16 @@ def test_nobody_listening_is_a_failed_result() -> None:
     assert (result.status, result.request_id, result.timing().request) == (None, None, "row-0")
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_replay_ends_a_bounded_time_after_its_last_arrival() -> None:
     with ScriptedServer() as server:
-        (result,) = replayed(server.url, rows_at(0), Script.HELD, drain_ns_max=300 * MS)
-        assert server.stream_closed.wait(10)
+        (result,) = replayed(server.url, rows_at(0), Script.HELD, drain_ms_max=300)
+        assert server.stream_closed.wait(patient(10))
     assert result.error == "not finished when the replay's time was over"
-    assert result.finished_ns - result.scheduled_ns < 10 * S
+    assert result.finished_ns - result.scheduled_ns < patient(10) * S
 
 
+@pytest.mark.usefixtures("machine")
 def test_cancelling_closes_every_connection() -> None:
     complete: list[ReplayResult] = []
 
@@ -148,17 +157,18 @@ def test_cancelling_closes_every_connection() -> None:
                 on_progress=complete.append,
             )
         )
-        assert await asyncio.to_thread(server.first_arrived.wait, 10)
+        assert await asyncio.to_thread(server.first_arrived.wait, patient(10))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     with ScriptedServer() as server:
         asyncio.run(cancelled())
-        assert server.stream_closed.wait(10)
+        assert server.stream_closed.wait(patient(10))
     assert complete == []
 
 
+@pytest.mark.usefixtures("machine")
 def test_progress_reports_each_complete_result_once() -> None:
     complete: list[ReplayResult] = []
 

@@ -28,12 +28,16 @@ from deployed import (
 )
 
 from livescale.common.interpreter import module_words
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 
-WAIT_S = 60.0
 # Timed workers: what they compute is not looked at here, and they need no imports of torch.
-SMALL = {"device": "timed", "arena_bytes": "64MiB", "kv_bytes": "4MiB", "lost_after_ms": 2000}
+SMALL = {"device": "timed", "arena_bytes": "64MiB", "kv_bytes": "4MiB"}
+
+
+def wait_s() -> float:
+    return patient(60)
 
 
 @contextlib.contextmanager
@@ -48,7 +52,7 @@ def run(words: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         if process.poll() is None:
             process.kill()
-        process.wait(WAIT_S)
+        process.wait(wait_s())
 
 
 def free_ports(count: int) -> list[int]:
@@ -60,7 +64,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for_status(url: str, status: int, *processes: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + wait_s()
     while True:
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(url).status_code == status:
@@ -78,6 +82,7 @@ class Here:
         token.write_text(TOKEN)
         token.chmod(0o400)
         settings = yaml.safe_load(pool_yaml(objects)) | SMALL
+        settings["lost_after_ms"] = patient_ms(2000)
         settings["models"][0]["path"] = str(model)
         pool.write_text(yaml.safe_dump(settings))
         self._files = {
@@ -97,14 +102,14 @@ class Here:
 def ask(url: str, model: Path) -> None:
     """A request is answered."""
     body = {"model": model.name, "prompt": "a", "max_tokens": 3}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT_S)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=wait_s())
     assert answer.status_code == 200, answer.text
 
 
 def end(process: subprocess.Popen[bytes], log: Path, word: str) -> None:
     """SIGTERM ends it in order."""
     process.send_signal(signal.SIGTERM)
-    assert process.wait(WAIT_S) == 0
+    assert process.wait(wait_s()) == 0
     assert word in log.read_text()
 
 
@@ -173,7 +178,7 @@ def test_the_standby_of_the_chart_takes_over(tiny_model: Path, tmp_path: Path) -
             wait_for_status(f"{url}/health", 200, head, *others)
             ask(url, tiny_model)
         head.kill()
-        head.wait(WAIT_S)
+        head.wait(wait_s())
         for url in urls[1:]:
             wait_for_status(f"{url}/health", 200, *others)
             ask(url, tiny_model)

@@ -21,15 +21,20 @@ from deployed import RAY, of_kind, ray_objects, ray_scripts
 from livescale.testbed.bed import CONTROL, Testbed
 from livescale.testbed.ray_cluster import RayCluster
 from livescale.testbed.spec import NetworkSpec
+from slowness import patient
 
 pytestmark = [
     pytest.mark.usefixtures("machine"),
     pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
-WAIT_S = 180.0
 CLIENT = Path(__file__).parents[1] / "ray_hosts" / "ray_client.py"
 SMALL = {"device": "timed", "arena_bytes": "64MiB", "kv_bytes": "4MiB"}
+
+
+def wait_s() -> float:
+    """Ray takes its time for everything."""
+    return patient(90)
 
 
 def start_command(cluster: RayCluster, host: str, group: dict[str, Any]) -> str:
@@ -61,7 +66,7 @@ def run(
 
 
 def wait(condition: Callable[[], object], logs: list[Path]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + wait_s()
     while not condition():
         assert time.monotonic() < deadline_s, "\n".join(log.read_text() for log in logs)
         time.sleep(0.1)
@@ -96,7 +101,7 @@ def test_the_scripts_serve_and_end_in_order(
                 ],
                 capture_output=True,
                 text=True,
-                timeout=WAIT_S,
+                timeout=wait_s(),
                 check=False,
             )
             logged = "\n".join(log.read_text() for log in logs)
@@ -106,10 +111,10 @@ def test_the_scripts_serve_and_end_in_order(
             members = cluster.members("h0")
             assert members
             head.send_signal(signal.SIGTERM)
-            assert head.wait(WAIT_S) == 0, logs[0].read_text()
+            assert head.wait(wait_s()) == 0, logs[0].read_text()
             assert "stopped" in logs[0].read_text()
-            _, alive = psutil.wait_procs(members, WAIT_S)
+            _, alive = psutil.wait_procs(members, wait_s())
             assert alive == []
         finally:
             cluster.close()
-        host.wait(WAIT_S)
+        host.wait(wait_s())

@@ -118,6 +118,7 @@ def test_layers_run_as_soon_as_they_are_there(
     )
 
 
+@pytest.mark.usefixtures("machine")
 def test_spans_take_their_share_of_the_time(manifests: dict[bool, Manifest]) -> None:
     manifest = manifests[False]
     latency = LinearLatency(base_ns=10_000_000, per_token_ns=500_000)

@@ -17,9 +17,11 @@ import pytest
 from livescale.common.interpreter import module_words
 from livescale.testbed.bed import CONTROL, Testbed
 from livescale.testbed.ray_cluster import RayCluster
+from slowness import patient
 
 HTTP_PORT = 8000
-_WAIT_S = 180.0
+#: Ray takes its time for everything
+_END_S = 90.0
 NEEDS_RAY = [
     pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
@@ -85,7 +87,7 @@ class RayBed(RayCluster):
         """Ctrl-C; the exit status."""
         assert self.pool is not None
         self.pool.send_signal(signal.SIGINT)
-        return self.pool.wait(_WAIT_S)
+        return self.pool.wait(patient(_END_S))
 
     def logged(self, *words: str) -> bool:
         """A line has all of these words."""
@@ -96,10 +98,11 @@ class RayBed(RayCluster):
         return sum(all(word in line for word in words) for line in lines)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline_s = time.monotonic() + _WAIT_S
+        wait_s = patient(_END_S)
+        deadline_s = time.monotonic() + wait_s
         while not condition():
             assert self.pool is None or self.pool.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline_s, f"not within {_WAIT_S} s: {what}\n" + (
+            assert time.monotonic() < deadline_s, f"not within {wait_s} s: {what}\n" + (
                 self.log.read_text()
             )
             time.sleep(0.05)
@@ -116,6 +119,6 @@ class RayBed(RayCluster):
 
     def answers(self, client: subprocess.Popen[str]) -> Any:
         """What its streams brought."""
-        output, _ = client.communicate(timeout=_WAIT_S)
+        output, _ = client.communicate(timeout=patient(_END_S))
         assert client.returncode == 0
         return json.loads(output.splitlines()[-1])

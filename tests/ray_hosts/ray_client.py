@@ -38,7 +38,8 @@ async def main(url: str, count: int, tokens: int) -> None:
                     print(json.dumps("begun"), flush=True)
         return ["".join(texts), str(choice["finish_reason"])]
 
-    async with httpx.AsyncClient(timeout=120) as client:
+    # Whoever has started this ends it.
+    async with httpx.AsyncClient(timeout=None) as client:
         answers = await asyncio.gather(*(read(client, number) for number in range(count)))
     print(json.dumps(answers), flush=True)
 

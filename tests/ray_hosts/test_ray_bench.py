@@ -11,6 +11,7 @@ from ray_bed import NEEDS_RAY
 
 from interrupted import check_interrupt, nothing_is_left
 from livescale.cli.main import main
+from slowness import patient, patient_ms
 
 pytestmark = [
     *NEEDS_RAY,
@@ -23,13 +24,14 @@ RAY_PATIENCE = ("--ray-patience-s", "1")
 
 def words(model: Path, folder: Path, *more: str) -> list[str]:
     own = ("--device", "timed", "--model", str(model), "--folder", str(folder))
-    return ["bench", "ray", *own, *RAY_PATIENCE, *more]
+    lost_after = ("--lost-after-ms", str(patient_ms(2000)))
+    return ["bench", "ray", *own, *RAY_PATIENCE, *lost_after, *more]
 
 
 def test_three_losses(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     # How long pauses are on a machine that does other things, too, is not tested.
-    more = ("--json", str(file), "--pause-s-max", "60")
+    more = ("--json", str(file), "--pause-s-max", str(patient(60)))
     code = main(words(tiny_model, tmp_path / "run", *more))
     told = capsys.readouterr()
     log = (tmp_path / "run" / "pool.log").read_text(errors="replace")

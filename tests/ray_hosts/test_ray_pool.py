@@ -14,15 +14,16 @@ from livescale.messages.events import WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec
+from slowness import patient, patient_ms
 
 pytestmark = NEEDS_RAY
 STREAMS, TOKENS = 4, 300
 CONFIG = """
 device: timed
-timed_run_us: 8000
+timed_run_us: {run_us}
 arena_bytes: 8MiB
 kv_bytes: 8MiB
-lost_after_ms: 1500
+lost_after_ms: {lost_after_ms}
 record: {record}
 ray: {{rack_label: rack}}
 request_attempts_max: 4
@@ -39,7 +40,13 @@ def cluster(
     network_namespaces: None, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RayBed]:
     scratch = tmp_path_factory.mktemp("ray")
-    config = CONFIG.format(model=tiny_model, record=scratch / "record.jsonl")
+    config = CONFIG.format(
+        model=tiny_model,
+        record=scratch / "record.jsonl",
+        # Streams last until something is lost.
+        run_us=1000 * patient_ms(8),
+        lost_after_ms=patient_ms(1500),
+    )
     with (
         Testbed(NetworkSpec(hosts=2, link_bits_per_s=1_000_000_000)) as bed,
         RayBed(bed, scratch, config) as made,
@@ -106,5 +113,5 @@ def test_ctrl_c_leaves_nothing(cluster: RayBed) -> None:
     there: list[psutil.Process] = cluster.members("h0") + cluster.members("h1")
     there += cluster.found("h0", "ray::HostActor") + cluster.found("h1", "ray::HostActor")
     assert cluster.stop() == 0
-    _, alive = psutil.wait_procs(there, timeout=60)
+    _, alive = psutil.wait_procs(there, timeout=patient(60))
     assert alive == []

@@ -248,6 +248,7 @@ def test_the_price_is_that_of_the_device_time() -> None:
     assert run.figures["dollars"] == run.dollars
 
 
+@pytest.mark.usefixtures("machine")
 def test_nothing_is_drawn_before_a_report_is_made() -> None:
     code = "import sys, livescale.report.html, livescale.report.comparison; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from bed_planes import MODEL_BYTES, BedPlanes, Pair, check_two_classes, planes
+from bed_streams import slowed
 
 from livescale.testbed.bed import Testbed
 from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
@@ -17,13 +18,20 @@ from livescale.testbed.spec import NetworkSpec, goodput_bytes_per_s
 pytestmark = pytest.mark.usefixtures("network_namespaces")
 
 LINK = 200_000_000
-RATE = goodput_bytes_per_s(LINK) * 95 // 100
 
 
 @pytest.fixture(scope="module")
 def bed_planes(network_namespaces: None) -> Iterator[BedPlanes]:
-    with Testbed(NetworkSpec(3, LINK)) as bed, planes(bed, RATE, MODEL_BYTES) as made:
+    link = slowed(LINK)
+    with (
+        Testbed(NetworkSpec(3, link)) as bed,
+        planes(bed, rate_of(link), MODEL_BYTES) as made,
+    ):
         yield made
+
+
+def rate_of(link: int) -> int:
+    return goodput_bytes_per_s(link) * 95 // 100
 
 
 @pytest.mark.parametrize("parcels", [Pair(0, 1), Pair(0, 2), Pair(2, 1)])
@@ -31,4 +39,4 @@ def test_kv_takes_as_long_as_alone_and_parameters_half_as_long_again(
     bed_planes: BedPlanes, parcels: Pair
 ) -> None:
     """To the worker that loads or to another one; from the same sender or from another one."""
-    check_two_classes(bed_planes, Pair(0, 1), parcels, RATE)
+    check_two_classes(bed_planes, Pair(0, 1), parcels, bed_planes.rates[0])

@@ -129,6 +129,7 @@ def test_settings_that_do_not_go_with_it(
         load_config(**settings(tmp_path, tiny_model, entry, **given))
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_pool_whose_interpreter_is_not_there_does_not_begin(
     tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_pool_whose_interpreter_is_not_there_does_not_begin(
         Pool(config)
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.skipif(not NONE_HERE, reason="this interpreter has vLLM")
 def test_a_pool_whose_interpreter_has_no_vllm_does_not_begin(
     tmp_path: Path, tiny_model: Path
