@@ -34,6 +34,7 @@ def settings_of(unit: Path) -> dict[str, str]:
     return {name: value for name, _, value in (row.partition("=") for row in rows)}
 
 
+@pytest.mark.usefixtures("machine")
 @each_unit
 def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
@@ -67,6 +68,7 @@ def test_units_end_in_order(unit: Path) -> None:
     assert int(settings["TimeoutStopSec"]) >= PoolConfig().drain_timeout_s + GRACE_S
 
 
+@pytest.mark.usefixtures("machine")
 @each_recipe
 def test_hadolint_takes_the_recipe(recipe: Path) -> None:
     beside_python = Path(sys.executable).parent
@@ -93,6 +95,7 @@ def test_images_hold_what_they_need_and_run_as_a_user(recipe: Path) -> None:
     assert "runAsUser: 10001" in (DEPLOY / "kubernetes" / "head.yaml").read_text()
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(("build", "version"), [("cpu", "+cpu"), ("cuda", "")])
 def test_images_get_the_build_of_torch_that_they_ask_for(
     build: str, version: str, tmp_path: Path

@@ -339,6 +339,7 @@ def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
 
+@pytest.mark.usefixtures("machine")
 def test_kustomize_renders_the_same(tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
@@ -355,6 +356,7 @@ def test_kustomize_renders_the_same(tmp_path: Path) -> None:
         assert pod["containers"][0]["image"] == "livescale:latest"
 
 
+@pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
 def test_helm_renders_the_same(values: Object, tmp_path: Path) -> None:
     if shutil.which("helm") is None:

@@ -85,6 +85,7 @@ def test_it_is_attention(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_it_runs_where_nothing_can_be_written() -> None:
     """As in a container with read-only files and no home: Numba finds no place for its cache."""
     code = """

@@ -29,6 +29,7 @@ from livescale.engine.make import Preset, make_model
 from livescale.engine.span_memory import SpanMemory
 from livescale.engine.span_rows import SpanRows, span_rows
 from livescale.types import LayerSpan
+from slowness import patient
 
 
 @compiled()
@@ -253,6 +254,7 @@ def test_a_vector_is_the_memory_itself() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("limit", ["SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_BF16"])
+@pytest.mark.usefixtures("machine")
 def test_products_heed_what_onednn_may_use(limit: str) -> None:
     """Asked for more than that, oneDNN ends the process."""
     tests = str(Path(__file__).with_name("test_compiled_span.py"))
@@ -264,7 +266,7 @@ def test_products_heed_what_onednn_may_use(limit: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=patient(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout

@@ -177,6 +177,7 @@ def test_without_a_place_for_the_file_times_are_taken(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_limits_of_instructions_are_another_machine() -> None:
     program = "from livescale.engine.linear_timing import machine_key; print(machine_key())"
     limits = ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ATEN_CPU_CAPABILITY": "avx2"})

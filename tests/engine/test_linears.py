@@ -29,6 +29,7 @@ from livescale.engine.linears import replace_linears
 from livescale.engine.make import FAMILY_NAMES
 from livescale.engine.packing import ROWS_STEP, can_pack
 from livescale.engine.row_norms import RowNorm
+from slowness import patient
 
 CPU = torch.device("cpu")
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -293,6 +294,7 @@ def test_fp16_stays_with_torch(layout: Any) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_a_cpu_without_products_in_bf16() -> None:
     """Libraries that are told so compute the same: loops of our own, and torch's in fp32."""
     limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -303,6 +305,6 @@ def test_a_cpu_without_products_in_bf16() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=patient(150),
     )
     assert done.returncode == 0, done.stdout[-2000:]

@@ -14,19 +14,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from livescale.engine.errors import ModelError
 from livescale.engine.make import END_ID, PRESETS, SPECIAL_TOKENS, make_model
+from slowness import patient
 
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
+@pytest.mark.usefixtures("machine")
 def test_same_seed_same_bytes_even_in_another_process(tmp_path: Path) -> None:
     make_model(tmp_path / "a", "tiny", seed=3)
     program = (
         "import sys, pathlib; from livescale.engine.make import make_model;"
         "make_model(pathlib.Path(sys.argv[1]), 'tiny', seed=3)"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "b")], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "b")], check=True, timeout=patient(60)
+    )
     make_model(tmp_path / "c", "tiny", seed=4)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert contents(tmp_path / "a") != contents(tmp_path / "c")
@@ -129,9 +133,10 @@ def test_refuses_to_overwrite_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.usefixtures("machine")
 def test_no_torch_is_imported_to_make_or_read_models() -> None:
     program = (
         "import sys, livescale.engine.make, livescale.engine.model_files;"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patient(60))

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from slowness import patient
+
 FILES = ("test_greedy", "test_families", "test_live_tokens", "test_stages", "test_team_tokens")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.usefixtures("machine")
 def test_tokens_are_right_with_two_threads(name: str) -> None:
     tests = Path(__file__).with_name(f"{name}.py")
     done = subprocess.run(
@@ -22,6 +25,6 @@ def test_tokens_are_right_with_two_threads(name: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=900,
+        timeout=patient(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from slowness import patient
+
 
 @pytest.mark.long
+@pytest.mark.usefixtures("machine")
 def test_the_modules_of_every_family_are_imported() -> None:
     program = (
         "import sys; from livescale.engine.warm_up import warm_up; warm_up();"
@@ -19,6 +22,10 @@ def test_the_modules_of_every_family_are_imported() -> None:
         "print(sorted(name for name in set(sys.modules) - before if '.models.' in name))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patient(60),
     )
     assert done.stdout.strip() == "[]"

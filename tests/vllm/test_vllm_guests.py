@@ -20,6 +20,7 @@ from livescale.messages.commands import StartHolding
 from livescale.telemetry.record import StepLine, read_record
 from livescale.types import FromWorker, WorkerRef
 from livescale.vllm_engine.environment import DEFAULTS, FIXED
+from slowness import patient, patient_ms
 
 PYTHON = vllm_python()
 pytestmark = [
@@ -65,7 +66,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         workers=1,
         listen="127.0.0.1:0",
         host_memory_bytes=0,
-        lost_after_ms=30_000,
+        lost_after_ms=patient_ms(30_000),
         uplink_bytes_per_s=350_000,
         downlink_bytes_per_s=100_000_000,
     ) as local:
@@ -121,7 +122,7 @@ class Server:
 
     def close(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.communicate(timeout=30)
+            self.process.communicate(timeout=patient(30))
         self.process.kill()
         self.process.wait()
 

@@ -17,6 +17,7 @@ from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import Dispatch
 from livescale.messages.events import WorkerJoined
 from livescale.telemetry.record import StepLine, read_record
+from slowness import patient
 
 PYTHON = vllm_python()
 pytestmark = [
@@ -48,12 +49,12 @@ def test_a_machine_with_vllm_joins_and_all_greedy_tokens_are_right(
         words = ("join", pool.pool.join_address, "--token-file", str(token), *own)
         machine = Machine("other", tmp_path, words)
         try:
-            wait_until(lambda: pool.serving() == 2, "both serve", 300)
+            wait_until(lambda: pool.serving() == 2, "both serve", patient(100))
             asked = [Answer(prompt(number, 60 + number)) for number in range(STREAMS)]
 
             async def burst() -> None:
                 limits = httpx.Limits(max_connections=None)
-                async with httpx.AsyncClient(timeout=300, limits=limits) as client:
+                async with httpx.AsyncClient(timeout=patient(100), limits=limits) as client:
                     await asyncio.gather(*(one.read(pool.url, client, TOKENS) for one in asked))
 
             asyncio.run(burst())

@@ -16,6 +16,7 @@ from livescale.engine.oracle import GreedyOracle
 from livescale.messages.commands import Dispatch, StartHolding
 from livescale.messages.events import HoldingCompleted, LayerArrived
 from livescale.telemetry.record import StepLine, read_record
+from slowness import patient
 
 PYTHON = vllm_python()
 pytestmark = [
@@ -61,11 +62,11 @@ def test_the_request_that_wakes_a_model_waits_inside_a_step(
         storage_bytes_per_s=STORAGE_BYTES_PER_S,
         scale_down_timeout_ms=600_000,
     ) as pool:
-        wait_until(lambda: pool.gauge("workers") == 1, "the worker is there", 300)
+        wait_until(lambda: pool.gauge("workers") == 1, "the worker is there", patient(100))
         asked = [Answer(prompt(number, 60 + number)) for number in range(STREAMS)]
 
         async def burst() -> None:
-            async with httpx.AsyncClient(timeout=300) as client:
+            async with httpx.AsyncClient(timeout=patient(100)) as client:
                 await asyncio.gather(*(a.read(pool.url, client, TOKENS) for a in asked))
 
         asyncio.run(burst())

@@ -12,6 +12,7 @@ from installed import REASON, greedy_tokens, vllm_python
 from livescale.engine.make import make_model
 
 pytestmark = [
+    pytest.mark.usefixtures("machine"),
     pytest.mark.skipif(vllm_python() is None, reason=REASON),
     # vLLM alone takes half a minute to import, and much longer on busy cores.
     pytest.mark.timeout(1200),

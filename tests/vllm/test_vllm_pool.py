@@ -25,6 +25,7 @@ from livescale.messages.events import HoldingCompleted, WorkerJoined, WorkerLost
 from livescale.telemetry.record import AnyLine, StepLine, read_record
 from livescale.telemetry.replay import replay
 from livescale.types import FromWorker, WorkerRef
+from slowness import patient, patient_ms
 
 PYTHON = vllm_python()
 pytestmark = [
@@ -48,7 +49,7 @@ AT_ZERO = """\
 """
 OTHERS = ("first", "second")
 FAULT_FILES = Path(__file__).with_name("plugins")
-COMEBACK_S = 300.0
+COMEBACK_S = 100.0
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +123,7 @@ def pool(
         warm_spares="off",
         scale_down_timeout_ms=1000,
         # Of a step: what stays in it longer hangs.
-        stuck_after_ms=5000,
+        stuck_after_ms=patient_ms(5000),
     ) as local:
         yield local
 
@@ -141,8 +142,8 @@ def enough(pool: LocalPool) -> LocalPool:
 
 
 def when(pool: LocalPool, workers: int) -> LocalPool:
-    wait_until(lambda: pool.gauge("workers") >= workers, "workers are there", COMEBACK_S)
-    wait_until(lambda: pool.serving() == 1, "there is one instance", COMEBACK_S)
+    wait_until(lambda: pool.gauge("workers") >= workers, "workers are there", patient(COMEBACK_S))
+    wait_until(lambda: pool.serving() == 1, "there is one instance", patient(COMEBACK_S))
     return pool
 
 
@@ -233,7 +234,7 @@ def test_models_at_zero_wake_on_one_worker_in_turns(
         prompt_ids = PROMPTS[0]
         body = {"model": path.name, "prompt": prompt_ids, "max_tokens": 20, "temperature": 0}
         more = {"ignore_eos": True, "return_token_ids": True}
-        answer = httpx.post(f"{whole.url}/v1/completions", json=body | more, timeout=120)
+        answer = httpx.post(f"{whole.url}/v1/completions", json=body | more, timeout=patient(60))
         (choice,) = answer.json()["choices"]
         assert choice["token_ids"] == own_tokens[path][tuple(prompt_ids)][:20]
         wait_until(lambda: whole.gauge("instances") == 1, "it is at zero again")
@@ -255,7 +256,7 @@ def test_nothing_of_vllm_listens_to_other_machines(whole: LocalPool) -> None:
 def test_a_client_that_leaves_frees_its_kv(whole: LocalPool) -> None:
     async def leave() -> None:
         answer = Answer(prompt(50, 100))
-        async with httpx.AsyncClient(timeout=300) as client:
+        async with httpx.AsyncClient(timeout=patient(100)) as client:
             async for count in answer.stream(whole.url, client, 300):
                 if count == 3:
                     return
@@ -266,7 +267,7 @@ def test_a_client_that_leaves_frees_its_kv(whole: LocalPool) -> None:
 
 def test_an_embedding_is_refused_by_name(whole: LocalPool) -> None:
     body = {"model": "tiny", "input": [[5, 6, 7]]}
-    refused = httpx.post(f"{whole.url}/v1/embeddings", json=body, timeout=60)
+    refused = httpx.post(f"{whole.url}/v1/embeddings", json=body, timeout=patient(60))
     assert refused.status_code >= 400
     assert "embeddings: the engine of this model gives none" in refused.text
 
