@@ -42,6 +42,7 @@ from livescale.transfer.tcp import TcpChannel
 from livescale.transfer.token_bucket import TokenBucket
 from livescale.types import FromStorage, FromWorker, Manifest, WorkerRef
 
+pytestmark = pytest.mark.usefixtures("machine")
 MIB = 1 << 20
 KIB = 1 << 10
 CHUNK = 16 * KIB
@@ -181,7 +182,8 @@ def test_a_holder_that_hangs_up_right_after_the_greeting_fails_its_feed_every_ti
         thread.join(WAIT_S)
 
 
-def test_a_stall_is_told_once_and_the_feed_goes_on_by_itself() -> None:
+def test_a_feed_that_stalls_goes_on_by_itself_and_may_stall_again() -> None:
+    """How often that is told: `test_patience.py`."""
     with World(3, 4 * MIB, stall_s=0.05) as world:
         manifest = write_model(world.arenas[0], [MIB, MIB])
         filling = world.planes[0].fill(manifest, CHUNK)
@@ -189,11 +191,9 @@ def test_a_stall_is_told_once_and_the_feed_goes_on_by_itself() -> None:
         assert recorder.wait("feed_stalled")[1] == world.refs[0]
         filling.layer_done(0)
         recorder.wait("layer_arrived")
-        # It stalls again, and that is told again; many ticks have passed meanwhile.
         recorder.wait("feed_stalled", count=2)
         filling.layer_done(1)
         recorder.check_completed(manifest)
-        assert [news[0] for news in recorder.news].count("feed_stalled") == 2
 
 
 # -- corrupt bytes --------------------------------------------------------------------------------
