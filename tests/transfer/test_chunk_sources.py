@@ -34,7 +34,7 @@ class _World:
             if part[0] < part[1]:
                 upstream = FromWorker(WorkerRef(holder % HOLDERS))
                 feeds.append(Feed(upstream, (ChunkRange(*part),), 1 + window % 4))
-        self.sources.assign(tuple(feeds))
+        self.sources.assign(tuple(feeds), now_ns=0)
 
     def ask(self) -> None:
         for intake in self.sources.asking():

@@ -183,7 +183,8 @@ def test_a_holder_that_hangs_up_right_after_the_greeting_fails_its_feed_every_ti
         thread.join(WAIT_S)
 
 
-def test_a_stall_is_told_once_and_the_feed_goes_on_by_itself() -> None:
+def test_a_feed_that_stalls_goes_on_by_itself_and_may_stall_again() -> None:
+    """How often that is told: `test_patience.py`."""
     with World(3, 4 * MIB, stall_s=0.05) as world:
         manifest = write_model(world.arenas[0], [MIB, MIB])
         filling = world.planes[0].fill(manifest, CHUNK)
@@ -191,11 +192,9 @@ def test_a_stall_is_told_once_and_the_feed_goes_on_by_itself() -> None:
         assert recorder.wait("feed_stalled")[1] == world.refs[0]
         filling.layer_done(0)
         recorder.wait("layer_arrived")
-        # It stalls again, and that is told again; many ticks have passed meanwhile.
         recorder.wait("feed_stalled", count=2)
         filling.layer_done(1)
         recorder.check_completed(manifest)
-        assert [news[0] for news in recorder.news].count("feed_stalled") == 2
 
 
 # -- corrupt bytes --------------------------------------------------------------------------------

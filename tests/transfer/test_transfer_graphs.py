@@ -295,9 +295,8 @@ def test_a_hop_through_shared_memory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_probe_measures_the_rate() -> None:
-    rate = 20_000_000
-    with World(2, 4 * MIB, uplink_bytes_per_s=rate) as world:
-        measured = world.planes[1].probe(world.refs[0], 4 * MIB)
-        assert measured == pytest.approx(rate, rel=0.2)
+def test_a_probe_is_answered_and_its_bytes_are_thrown_away() -> None:
+    """What it measures: `test_probe.py`."""
+    with World(2, 4 * MIB, uplink_bytes_per_s=20_000_000) as world:
+        assert world.planes[1].probe(world.refs[0], 4 * MIB) > 0
         assert world.planes[1].usage().discarded_bytes == 4 * MIB

@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import collections
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 from livescale.chunks import CHUNK_RANGES_MAX, ChunkRange, Feed, ranges_of
@@ -102,14 +101,14 @@ class ChunkSources:
         # By intake and layer: how often the layer was wrong.
         self._corrupt: dict[tuple[int, int], int] = {}
 
-    def assign(self, feeds: tuple[Feed, ...]) -> list[tuple[Intake, list[int]]]:
+    def assign(self, feeds: tuple[Feed, ...], now_ns: int) -> list[tuple[Intake, list[int]]]:
         """These feeds, and no others, bring what is missing: every chunk comes from the first feed
         that lists it. Returns, by intake, chunks that were asked for and that others are to bring
         now."""
         self._owner = array.array("i", [_NO_INTAKE]) * len(self._owner)
         listed: dict[int, collections.deque[int]] = {}
         for feed in feeds:
-            index = self._index_of_open(holder_of(feed))
+            index = self._index_of_open(holder_of(feed), now_ns)
             intake = self.intakes[index]
             intake.window = feed.window
             to_ask = listed.setdefault(index, collections.deque())
@@ -123,12 +122,12 @@ class ChunkSources:
             intake.is_closed = index not in listed
         return [(i, self._drop_unowned(index, i)) for index, i in enumerate(self.intakes)]
 
-    def _index_of_open(self, upstream: WorkerRef) -> int:
+    def _index_of_open(self, upstream: WorkerRef, now_ns: int) -> int:
         """The intake that gets chunks from this holder; a holder that failed may try again."""
         for index, intake in enumerate(self.intakes):
             if intake.upstream == upstream and not intake.is_closed:
                 return index
-        self.intakes.append(Intake(upstream, time.monotonic_ns()))
+        self.intakes.append(Intake(upstream, now_ns))
         return len(self.intakes) - 1
 
     def _drop_unowned(self, index: int, intake: Intake) -> list[int]:

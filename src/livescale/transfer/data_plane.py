@@ -135,7 +135,7 @@ class DataPlane:
             worker=worker,
             receptions=self._receptions.all,
             store=self._store,
-            exchange=self._exchange,
+            is_introduced=self._exchange.is_introduced,
             stall_ns=int(stall_s * 1e9),
             order_wait_ns=int(order_wait_s * 1e9),
         )

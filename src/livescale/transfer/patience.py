@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from livescale.transfer.exchange import Exchange
 from livescale.transfer.reception import Reception
 from livescale.transfer.store import Store
 from livescale.types import WorkerRef
@@ -25,16 +24,18 @@ class Patience:
         worker: WorkerRef,
         receptions: Callable[[], list[Reception]],
         store: Store,
-        exchange: Exchange,
+        is_introduced: Callable[[WorkerRef], bool],
         *,
         stall_ns: int,
         order_wait_ns: int,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._receptions = receptions
         self._store = store
-        self._exchange = exchange
+        self._is_introduced = is_introduced
         self._stall_ns = stall_ns
         self._order_wait_ns = order_wait_ns
+        self._now_ns = now_ns
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=f"{worker} waits", daemon=True)
@@ -54,6 +55,16 @@ class Patience:
             self._changed.notify()
         self._thread.join()
 
+    def look(self) -> None:
+        """What has waited for too long by now is reported."""
+        now_ns = self._now_ns()
+        self._store.expire(now_ns - self._order_wait_ns)
+        for reception in self._receptions():
+            reception.check_stalls(now_ns, self._stall_ns)
+            for peer in reception.unconnected(now_ns - self._order_wait_ns):
+                if not self._is_introduced(peer):
+                    reception.unreachable(peer, f"{peer} was not introduced")
+
     def _run(self) -> None:
         tick_s = min(self._stall_ns, self._order_wait_ns) / 1e9 / _TICKS_PER_WAIT
         while True:
@@ -62,12 +73,4 @@ class Patience:
                     return
                 is_needed = self._receptions() or self._store.has_early_wants
                 self._changed.wait(tick_s if is_needed else None)
-            self._look(time.monotonic_ns())
-
-    def _look(self, now_ns: int) -> None:
-        self._store.expire(now_ns - self._order_wait_ns)
-        for reception in self._receptions():
-            reception.check_stalls(now_ns, self._stall_ns)
-            for peer in reception.unconnected(now_ns - self._order_wait_ns):
-                if not self._exchange.is_introduced(peer):
-                    reception.unreachable(peer, f"{peer} was not introduced")
+            self.look()

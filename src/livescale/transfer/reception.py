@@ -51,6 +51,7 @@ class Reception:
         reach: Callable[[WorkerRef], Connection | None],
         tell_over: Callable[[Reception], None],
         contents: ContentHashes,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.order = order
         self.held = ModelBytes(order.manifest, order.chunk_bytes, order.offset_bytes)
@@ -63,6 +64,7 @@ class Reception:
         self._observer = observer
         self._reach = reach
         self._tell_over = tell_over
+        self._now_ns = now_ns
         grid = self.held.grid
         self._lock = threading.Lock()
         self._chunks = ChunkSources(grid.chunks)
@@ -100,7 +102,7 @@ class Reception:
         with self._lock:
             if self.is_over:
                 return
-            for intake, dropped in self._chunks.assign(feeds):
+            for intake, dropped in self._chunks.assign(feeds, self._now_ns()):
                 if dropped and intake.connection is not None:
                     for word in stop_words(self.order, self._worker, dropped):
                         intake.connection.outbox.put(word)
@@ -169,7 +171,7 @@ class Reception:
         # Before hashing: a peer that wants the chunk gets it as early as possible, and verifies it.
         self._store.mark(self.held, chunk)
         if self._observer is not None:
-            self._observer(self.order.plan, chunk, arrival.size_bytes, time.monotonic_ns())
+            self._observer(self.order.plan, chunk, arrival.size_bytes, self._now_ns())
         self._checks.chunk_came(arrival.layer)
 
     def refused(self, peer: WorkerRef, reason: str) -> None:
@@ -188,7 +190,7 @@ class Reception:
         with self._lock:
             on_it = [i for i in self._chunks.intakes if i.connection is connection]
             for intake in on_it:
-                self._chunks.take_back(intake, time.monotonic_ns())
+                self._chunks.take_back(intake, self._now_ns())
                 intake.connection = None
             owing = [i for i in on_it if i.to_ask and not i.is_closed]
         for intake in owing:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from livescale.chunks import ChunkRange
 from livescale.transfer.arena import ArenaError
@@ -23,10 +24,16 @@ _WANTS_MAX = 64
 class Store:
     """Thread-safe; one lock guards copies, wants and outboxes, because each touches the others."""
 
-    def __init__(self, worker: WorkerRef, writes: OpenWrites) -> None:
+    def __init__(
+        self,
+        worker: WorkerRef,
+        writes: OpenWrites,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         """`writes` of others into the memory, which no copy is put under."""
         self._worker = worker
         self._writes = writes
+        self._now_ns = now_ns
         self.lock = threading.RLock()
         self._released = threading.Condition(self.lock)
         self._copies: dict[bytes, ModelBytes] = {}
@@ -172,7 +179,7 @@ class Store:
     def _new_want(self, outbox: Outbox, plan: PlanId, attempt: int, first: WantedChunks) -> Want:
         if outbox.is_closed or len(outbox.wants) >= _WANTS_MAX:
             raise FrameError(f"{outbox.peer} wants for more than {_WANTS_MAX} plans")
-        want = Want(outbox, plan, attempt, first, time.monotonic_ns())
+        want = Want(outbox, plan, attempt, first, self._now_ns())
         outbox.wants[plan] = want
         self._wants.setdefault(first.copy, []).append(want)
         held = self._copies.get(first.copy)

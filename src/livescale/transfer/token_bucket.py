@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _SLICE_BYTES_MIN = 16 << 10
 _SLICES_PER_S = 200
@@ -48,8 +48,11 @@ class TokenBucket:
         burst_bytes: int | None = None,
         parameter_share_percent: int = 100,
         is_fresh_when_idle: bool = False,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        changed: threading.Condition | None = None,
     ) -> None:
-        """`burst_bytes`: credit that an idle line collects at most; by default 10 ms of rate."""
+        """`burst_bytes`: credit that an idle line collects at most; by default 10 ms of rate. Its
+        time is `now_ns`, and its threads wait on `changed`, by default on one of its own."""
         if bytes_per_s is not None and bytes_per_s < 1:
             raise ValueError(f"a rate of {bytes_per_s} bytes per second carries nothing")
         if burst_bytes is not None and burst_bytes < 0:
@@ -63,7 +66,8 @@ class TokenBucket:
         if bytes_per_s is not None:
             burst = bytes_per_s // _BURSTS_PER_S if burst_bytes is None else burst_bytes
             self._burst_ns = burst * _S_NS // bytes_per_s
-        self._changed = threading.Condition()
+        self._now_ns = now_ns
+        self._changed = changed or threading.Condition()
         self._clear_ns = 0
         self._parameter_clear_ns = 0
         # Parameters wait until then for a parcel that may follow.
@@ -138,7 +142,7 @@ class TokenBucket:
         """Parameters wait until then for urgent bytes that are on their way, unless they have
         waited for 100 ms. The latest call counts."""
         with self._changed:
-            now_ns = time.monotonic_ns()
+            now_ns = self._now_ns()
             if not self._line:
                 self._open_ns = now_ns
             if now_ns - self._open_ns < _S_NS // _TURNS_PER_S:
@@ -164,7 +168,7 @@ class TokenBucket:
 
     def _start_ns(self, clear_ns: int) -> int:
         """When a take may be booked on a line that is busy until then."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._now_ns()
         if self._is_fresh_when_idle and now_ns - clear_ns > _IDLE_NS:
             return now_ns
         # An idle line collects credit for one burst, not for all the time it was idle.
@@ -177,7 +181,7 @@ class TokenBucket:
         try:
             while self._line[0] is not ticket:
                 self._wait()
-            while (rest_ns := self._free_ns() - time.monotonic_ns()) > 0:
+            while (rest_ns := self._free_ns() - self._now_ns()) > 0:
                 self._wait(rest_ns / _S_NS)
             start_ns = self._start_ns(self._parameter_clear_ns)
             self._parameter_clear_ns = start_ns + line_ns * 100 // self._share_percent
@@ -192,7 +196,7 @@ class TokenBucket:
         return max(self._clear_ns, self._parameter_clear_ns, self._kept_until_ns)
 
     def _wait_until(self, at_ns: int) -> None:
-        while not self._is_closed and (rest_ns := at_ns - time.monotonic_ns()) > 0:
+        while not self._is_closed and (rest_ns := at_ns - self._now_ns()) > 0:
             self._changed.wait(rest_ns / _S_NS)
         if self._is_closed:
             raise BucketClosedError("the token bucket is closed")
