@@ -31,10 +31,12 @@ from running_streams import (
 from livescale.config.pool import PoolConfig
 from livescale.runtime.news import News, PoolProgress
 from livescale.runtime.own_gateways import OwnGateways, with_share_of_line
+from slowness import patient, patient_ms
 
 pytestmark = pytest.mark.usefixtures("machine")
 NAMES = ("gateway 0", "gateway 1")
 LONG_STREAMS, LONG_TOKENS = 16, 1000
+TRIES = 5
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         workers=2,
         gateways=2,
         timed_run_us=5_000,
-        lost_after_ms=2000,
+        lost_after_ms=patient_ms(2000),
     ) as made:
         yield made
 
@@ -76,7 +78,7 @@ def total(page: str, name: str) -> float:
 
 
 def page_of(pool: LocalPool) -> str:
-    return httpx.get(f"{pool.url}/metrics", timeout=60).text
+    return httpx.get(f"{pool.url}/metrics", timeout=patient(60)).text
 
 
 def is_whole(pool: LocalPool) -> bool:
@@ -119,7 +121,8 @@ def test_every_page_has_the_requests_of_both(pool: LocalPool) -> None:
         # What the controller tells both is not added.
         assert (total(page, "workers"), total(page, "instances")) == (2, 2)
     usages = [
-        httpx.get(f"{pool.url}/admin/models/tiny", timeout=60).json()["usage"] for _ in range(12)
+        httpx.get(f"{pool.url}/admin/models/tiny", timeout=patient(60)).json()["usage"]
+        for _ in range(12)
     ]
     assert {usage["generation_tokens"] for usage in usages} == {
         total(pages[-1], "generation_tokens_total")
@@ -129,12 +132,16 @@ def test_every_page_has_the_requests_of_both(pool: LocalPool) -> None:
 def test_running_requests_of_both_are_shown(pool: LocalPool) -> None:
     async def look() -> set[str]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
-            answers = [Answer(prompt(number, 20)) for number in range(LONG_STREAMS)]
-            tasks = [
-                asyncio.create_task(answer.read(pool.url, client, LONG_TOKENS))
-                for answer in answers
-            ]
+        async with httpx.AsyncClient(timeout=patient(60), limits=limits) as client:
+            answers: list[Answer] = []
+
+            async def ask(number: int) -> None:
+                """One after the other: where the last one begins late, the first goes on."""
+                while True:
+                    answers.append(Answer(prompt(number, 20)))
+                    await answers[-1].read(pool.url, client, LONG_TOKENS)
+
+            tasks = [asyncio.create_task(ask(number)) for number in range(LONG_STREAMS)]
             await asyncio.to_thread(
                 wait_until,
                 lambda: pool.gauge("num_requests_running") == LONG_STREAMS,
@@ -143,9 +150,9 @@ def test_running_requests_of_both_are_shown(pool: LocalPool) -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            return {number_of(answer.request) for answer in answers}
+            return {number_of(answer.request) for answer in answers if answer.request}
 
-    assert asyncio.run(look()) >= {"0", "1"}
+    assert asyncio.run(look()) == {"0", "1"}
     wait_until(lambda: pool.gauge("num_requests_running") == 0, "their clients have left")
 
 
@@ -159,14 +166,24 @@ def test_a_gateway_that_dies_takes_its_own_streams_alone(
     async def kill() -> None:
         pool.kill("gateway 0")
 
-    with Callers(pool) as callers:
-        answers = asyncio.run(streams_while(pool, kill))
-        wait_until(lambda: is_whole(pool), "it is replaced")
-        callers.wait_for(lambda: callers.lives["0.1"] > 0, "the next one gets clients, too")
-    lost = [answer for answer in answers if answer.error]
-    assert {number_of(answer.request) for answer in lost} == {"0"}
-    check_these([answer for answer in answers if not answer.error], right)
-    assert callers.problems == []
+    for life in range(1, TRIES + 1):
+        with Callers(pool) as callers:
+            answers = asyncio.run(streams_while(pool, kill))
+            wait_until(lambda: is_whole(pool), "it is replaced")
+            next_life = f"0.{life}"
+            callers.wait_for(
+                lambda here=callers, name=next_life: here.lives[name] > 0,
+                "the next one gets clients, too",
+            )
+        assert callers.problems == []
+        lost = {number_of(answer.request) for answer in answers if answer.error}
+        assert lost <= {"0"}
+        check_these([answer for answer in answers if not answer.error], right)
+        # On busy cores the first streams are over when the last ones begin.
+        if lost:
+            break
+    else:
+        raise AssertionError("it never had a stream")
     later = page_of(pool)
     back = [
         key
@@ -198,7 +215,7 @@ class Callers:
         body = {"model": "tiny", "prompt": prompt(1, 20), "max_tokens": 2}
         while not self._is_over.is_set():
             try:
-                answer = httpx.post(self._url, json=body, timeout=60)
+                answer = httpx.post(self._url, json=body, timeout=patient(60))
             except (httpx.RemoteProtocolError, httpx.ReadError):
                 continue
             except httpx.TransportError as error:
