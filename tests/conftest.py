@@ -133,8 +133,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if stages.stage_of(item) == stages.REAL:
         slowness.measure()
         mark = item.get_closest_marker("timeout")
-        seconds = float(mark.args[0] if mark else item.config.getini("timeout"))
-        item.add_marker(pytest.mark.timeout(slowness.patient(seconds)), append=False)
+        seconds = mark.args[0] if mark else item.config.getini("timeout")
+        if seconds:
+            deadline = pytest.mark.timeout(slowness.patient(float(seconds)))
+            item.add_marker(deadline, append=False)
     return (yield)
 
 

@@ -170,7 +170,7 @@ class ChaosPool:
         return answers, hit
 
     async def _first_plan(self, streams: asyncio.Future) -> ScalePlan | None:
-        for _ in range(int(PLAN_WAIT_S / LOOK_S)):
+        for _ in range(int(patient(PLAN_WAIT_S) / LOOK_S)):
             plans = self._new_plans()
             if plans or streams.done():
                 return plans[-1] if plans else None
